@@ -1,0 +1,1 @@
+"""replicax: the tf.distribute programming model on JAX."""

@@ -1,0 +1,41 @@
+"""The exceptions of replicax.
+
+Each is also the built-in that TensorFlow raises in the same place, so that an ``except`` clause
+written for TensorFlow keeps working::
+
+    ReplicaxError
+    |-- PlacementError (ValueError)        a device that does not exist, or is named twice
+    |-- ScopeError (RuntimeError)          a verb called in the wrong context
+    |-- ReplicaError (RuntimeError)        replicas that do not agree on what they do
+    |-- DivergenceError (ValueError)       replicas that write different values
+    |-- TracingError (TypeError)           Python that cannot be traced
+    `-- VariableError (ValueError)         a variable used in a way its declaration forbids
+"""
+
+
+class ReplicaxError(Exception):
+    """Base class of every error that replicax raises on purpose."""
+
+
+class PlacementError(ReplicaxError, ValueError):
+    """A device that does not exist, is named twice, or does not fit the others."""
+
+
+class ScopeError(ReplicaxError, RuntimeError):
+    """A verb was called in a context where it has no meaning."""
+
+
+class ReplicaError(ReplicaxError, RuntimeError):
+    """The replicas do not agree: one waits for a collective that another never calls."""
+
+
+class DivergenceError(ReplicaxError, ValueError):
+    """Replicas wrote different values to a variable that must be equal on all of them."""
+
+
+class TracingError(ReplicaxError, TypeError):
+    """Python code that needs a concrete value where only its shape and dtype are known."""
+
+
+class VariableError(ReplicaxError, ValueError):
+    """A variable is used in a way that its declaration forbids."""
