@@ -1,0 +1,50 @@
+# Needs python3 and make; everything else goes into .venv by itself.
+#
+#   make demo       train a small model on 4 virtual replicas
+#   make test       every check and every test
+#   make lint       the checks alone
+#   make test-slow  the tests that `make test` leaves out
+#   make bench      the speed table
+
+PYTHON ?= python3
+PYTEST_WORKERS ?= 2
+
+VENV := .venv
+RUN := $(CURDIR)/$(VENV)/bin
+export PATH := $(RUN):$(PATH)
+# The installed pyright is the one we want: no look-up of a newer one.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.PHONY: demo test lint pytest test-slow bench clean
+
+demo: $(VENV)/.demo
+	python examples/digits.py
+
+test: lint pytest
+
+lint: $(VENV)/.dev
+	ruff check
+	ruff format --check
+	mypy
+	pyright
+	lint-imports
+
+pytest: $(VENV)/.dev
+	python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow"
+
+test-slow: $(VENV)/.dev
+	python -m pytest -q -m slow
+
+bench: $(VENV)/.dev
+	python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+
+# One stamp per set of extras; constraints.txt pins every version, the build tools included.
+$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+$(VENV)/pyvenv.cfg:
+	$(PYTHON) -m venv $(VENV)

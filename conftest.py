@@ -1,0 +1,68 @@
+"""Test set-up for the whole tree, here at the root so that doctests in src/ get it too."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+# Before JAX reads them: the developer's own device count must not reach the tests.
+for _name in ("REPLICAX_CPU_DEVICES", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
+    os.environ.pop(_name, None)
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import replicax as rx  # noqa: E402
+
+jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
+jax.config.update("jax_num_cpu_devices", 8)
+
+_CLUSTER_VARIABLES = ("TF_CONFIG", "SLURM_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR_", "REPLICAX_")
+_THREAD_PATIENCE = 5.0  # seconds that a thread may take to end after its test
+
+
+@pytest.fixture(autouse=True)
+def _doctest_names(doctest_namespace: dict[str, object]) -> None:
+    doctest_namespace.update(rx=rx, jax=jax, jnp=jnp, np=np)
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(_CLUSTER_VARIABLES):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def _enough_devices(request: pytest.FixtureRequest) -> None:
+    marker = request.node.get_closest_marker("multi_device")
+    if marker is not None and jax.device_count() < marker.args[0]:
+        pytest.skip(f"needs {marker.args[0]} devices, this machine has {jax.device_count()}")
+
+
+@pytest.fixture(autouse=True)
+def _no_open_scope() -> Iterator[None]:
+    yield
+    distribute = getattr(rx, "distribute", None)
+    if distribute is not None:
+        assert not distribute.has_strategy(), "the test left a strategy scope open"
+
+
+@pytest.fixture(autouse=True)
+def _no_thread_left() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    deadline = time.monotonic() + _THREAD_PATIENCE
+    while left := _own_threads() - before:
+        if time.monotonic() > deadline:
+            names = ", ".join(sorted(thread.name for thread in left))
+            pytest.fail(f"the test left threads running: {names}")
+        time.sleep(0.01)
+
+
+def _own_threads() -> set[threading.Thread]:
+    # A thread of XLA that once called back into Python shows up as a dummy until XLA ends it.
+    return {t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
