@@ -1,0 +1,181 @@
+"""Shape and dtype of a value, without the value.
+
+The lowest layer: pure NumPy, imports nothing of replicax.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+Shape = tuple[int | None, ...]
+
+
+class TypeSpec(ABC):
+    """What is known about a value before it exists.
+
+    `TensorSpec` is the usual one; `rx.data.DatasetSpec` describes a nested dataset.
+
+    Example:
+        >>> isinstance(rx.TensorSpec(shape=(None, 3), dtype=np.float32), rx.TypeSpec)
+        True
+    """
+
+    @abstractmethod
+    def is_compatible_with(self, spec_or_value: Any, /) -> bool:
+        """Whether a value, or every value of another spec, may stand where this spec is asked for.
+
+        Args:
+            spec_or_value: A `TypeSpec` or a value.
+
+        Returns:
+            True if dtypes are equal and no known dimension differs.
+
+        Example:
+            >>> spec = rx.TensorSpec(shape=(None, 3), dtype=np.float32)
+            >>> spec.is_compatible_with(np.zeros((8, 3), np.float32))
+            True
+            >>> spec.is_compatible_with(np.zeros((8, 4), np.float32))
+            False
+        """
+
+
+class TensorSpec(TypeSpec):
+    """Shape and dtype of an array; immutable, and equal by value.
+
+    Args:
+        shape: Sizes, with ``None`` for a size that is not known; ``None`` for an unknown rank.
+        dtype: Anything NumPy takes for a dtype. Strings and bytes are ``object``, as NumPy arrays
+            on the host hold them.
+        name: A name for messages.
+
+    Example:
+        >>> rx.TensorSpec(shape=(None, 3), dtype=np.float32)
+        TensorSpec(shape=(None, 3), dtype=dtype('float32'), name=None)
+    """
+
+    __slots__ = ("_dtype", "_name", "_shape")
+
+    def __init__(
+        self,
+        shape: Iterable[int | None] | int | None,
+        dtype: DTypeLike = np.float32,
+        name: str | None = None,
+    ) -> None:
+        self._shape = _to_shape(shape)
+        self._dtype = _to_dtype(dtype)
+        self._name = name
+
+    @classmethod
+    def from_tensor(cls, tensor: Any, name: str | None = None) -> Self:
+        """The spec of one array.
+
+        Args:
+            tensor: An array, or what NumPy can make one of.
+            name: A name for messages.
+
+        Returns:
+            A spec with every size known.
+
+        Example:
+            >>> rx.TensorSpec.from_tensor(np.zeros((2, 3), np.int32))
+            TensorSpec(shape=(2, 3), dtype=dtype('int32'), name=None)
+        """
+        if not (hasattr(tensor, "shape") and hasattr(tensor, "dtype")):
+            tensor = np.asarray(tensor)
+        return cls(tensor.shape, tensor.dtype, name)
+
+    @property
+    def shape(self) -> Any:
+        """A tuple of sizes with ``None`` where unknown, or ``None`` for an unknown rank.
+
+        Example:
+            >>> rx.TensorSpec([None, 3]).shape
+            (None, 3)
+        """
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The NumPy dtype.
+
+        Example:
+            >>> rx.TensorSpec([3], jnp.bfloat16).dtype
+            dtype(bfloat16)
+        """
+        return self._dtype
+
+    @property
+    def name(self) -> str | None:
+        """The name for messages, if any.
+
+        Example:
+            >>> rx.TensorSpec([3], name="x").name
+            'x'
+        """
+        return self._name
+
+    def is_compatible_with(self, spec_or_value: Any, /) -> bool:
+        """Whether a value, or every value of another spec, may stand where this spec is asked for.
+
+        Args:
+            spec_or_value: A `TensorSpec`, an array, or what NumPy can make one of.
+
+        Returns:
+            True if dtypes are equal and no known dimension differs.
+
+        Example:
+            >>> rx.TensorSpec([None]).is_compatible_with(rx.TensorSpec([5]))
+            True
+        """
+        if isinstance(spec_or_value, TypeSpec) and not isinstance(spec_or_value, TensorSpec):
+            return False
+        if isinstance(spec_or_value, TensorSpec):
+            other = spec_or_value
+        else:
+            try:
+                other = TensorSpec.from_tensor(spec_or_value)
+            except (TypeError, ValueError):
+                return False
+        return self._dtype == other.dtype and _shapes_agree(self._shape, other.shape)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, TensorSpec):
+            return NotImplemented
+        return self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def __repr__(self) -> str:
+        return f"TensorSpec(shape={self._shape}, dtype={self._dtype!r}, name={self._name!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._shape, self._dtype, self._name)
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._shape, self._dtype, self._name
+
+
+def _to_shape(shape: Iterable[int | None] | int | None) -> Shape | None:
+    if shape is None:
+        return None
+    if isinstance(shape, (int, np.integer)):
+        return (int(shape),)
+    return tuple(None if size is None else int(size) for size in shape)
+
+
+def _to_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    result = np.dtype(object) if dtype in (str, bytes) else np.dtype(dtype)
+    # NumPy's fixed-width strings drop trailing zero bytes; on the host a string is an object.
+    return np.dtype(object) if result.kind in "SU" else result
+
+
+def _shapes_agree(left: Shape | None, right: Shape | None) -> bool:
+    if left is None or right is None:
+        return True
+    if len(left) != len(right):
+        return False
+    return all(a is None or b is None or a == b for a, b in zip(left, right, strict=True))
