@@ -1,0 +1,218 @@
+"""Devices: the name of a device, in any spelling -> the `jax.Device` of this process."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from typing import Any
+
+import jax
+
+from replicax._errors import PlacementError
+
+KINDS = ("GPU", "TPU", "CPU")  # in the order in which a strategy prefers them
+
+_NAME = re.compile(
+    r"(/job:(?P<job>\w+))?(/replica:\d+)?(/task:(?P<task>\d+))?"
+    r"/?(device:)?(?P<kind>CPU|GPU|TPU)(:(?P<index>\d+))?",
+    re.IGNORECASE,
+)
+
+_VIRTUAL_DEVICES = (
+    "To try several devices without the hardware, start Python with REPLICAX_CPU_DEVICES=8 in the"
+    " environment, or call `jax.config.update('jax_num_cpu_devices', 8)` before the first JAX"
+    " computation."
+)
+
+_current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", default=None)
+
+
+@contextmanager
+def device(name: str | jax.Device | None) -> Iterator[jax.Device | None]:
+    """Create arrays on a device of your choice until the block ends.
+
+    Args:
+        name: A device, in any spelling that `MirroredStrategy` takes, or ``None`` to return to the
+            default device inside an outer block.
+
+    Yields:
+        The chosen `jax.Device`, or ``None``.
+
+    Raises:
+        PlacementError: This process has no such device.
+
+    Example:
+        >>> with rx.device("CPU:1"):
+        ...     x = jnp.ones(3)
+        >>> rx.device_name(x)
+        '/job:localhost/replica:0/task:0/device:CPU:1'
+    """
+    chosen = None if name is None else resolve(name)
+    token = _current_device.set(chosen)
+    try:
+        with jax.default_device(chosen):
+            yield chosen
+    finally:
+        _current_device.reset(token)
+
+
+def current_device() -> jax.Device | None:
+    """The device of the innermost `device` block, or ``None`` outside of one."""
+    return _current_device.get()
+
+
+def device_name(x: Any) -> str:
+    """The full name of a device, or of the device that holds a value.
+
+    Args:
+        x: A device, a device name in any spelling, an array on one device, or anything whose
+            ``device`` attribute is a name, such as a `Variable`.
+
+    Returns:
+        The name as TensorFlow spells it.
+
+    Raises:
+        PlacementError: ``x`` has no device, or more than one.
+
+    Example:
+        >>> rx.device_name("cpu:1")
+        '/job:localhost/replica:0/task:0/device:CPU:1'
+        >>> rx.device_name(jnp.zeros(2))
+        '/job:localhost/replica:0/task:0/device:CPU:0'
+    """
+    if isinstance(x, jax.core.Tracer):
+        raise PlacementError(
+            f"{x} is being traced: a value inside a compiled function has no device yet. Ask for"
+            " the device of what the function returns."
+        )
+    if isinstance(x, str):
+        return _canonical_name(resolve(x))
+    if isinstance(x, jax.Device):
+        return _canonical_name(x)
+    if isinstance(x, jax.Array):
+        return _canonical_name(_only_device(x))
+    if isinstance(name := getattr(x, "device", None), str):
+        return name
+    raise PlacementError(
+        f"Expected a device, a device name or an array, but got {x!r} ({type(x).__name__}),"
+        " which lies on no device."
+    )
+
+
+def default_devices() -> tuple[jax.Device, ...]:
+    """The devices a strategy takes if told nothing: all GPUs, else all TPUs, else all CPUs."""
+    return next(devices for kind in KINDS if (devices := local_devices(kind)))
+
+
+def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
+    """The devices called ``devices``: of one kind and each named once, in this order.
+
+    Example:
+        >>> from replicax.topology._devices import resolve_all
+        >>> [d.id for d in resolve_all(["cpu:1", "/device:CPU:0"])]
+        [1, 0]
+    """
+    resolved = tuple(map(resolve, devices))
+    names = [_short_name(d) for d in resolved]
+    if repeated := [name for name, times in Counter(names).items() if times > 1]:
+        raise PlacementError(
+            f"Duplicate devices {', '.join(repeated)} in {_listed(devices)}. Each replica needs a"
+            f" device of its own: name every device once. {_what_exists()}"
+        )
+    if len(kinds := sorted({_kind(d) for d in resolved})) > 1:
+        raise PlacementError(
+            f"Devices of different kinds ({' and '.join(kinds)}) in {_listed(devices)}. Replicas"
+            f" run one program on equal devices: keep those of one kind. {_what_exists()}"
+        )
+    return resolved
+
+
+def resolve(device: str | jax.Device) -> jax.Device:
+    """The device of this process called ``device``.
+
+    Every spelling of TensorFlow is understood: ``"/gpu:0"``, ``"GPU:0"``, ``"gpu"``,
+    ``"/device:CPU:1"``, ``"/job:localhost/replica:0/task:0/device:CPU:0"``. The number counts the
+    devices of that kind in this process.
+
+    Example:
+        >>> from replicax.topology._devices import resolve
+        >>> resolve("/job:localhost/replica:0/task:0/device:CPU:1") == jax.devices("cpu")[1]
+        True
+    """
+    if isinstance(device, jax.Device):
+        return _require_local(device)
+    match = _NAME.fullmatch(device) if isinstance(device, str) else None
+    if match is None:
+        raise PlacementError(
+            f"{device!r} is not a device name. Write for example 'CPU:0', '/gpu:1' or"
+            f" '/job:localhost/replica:0/task:0/device:GPU:0'. {_what_exists()}"
+        )
+    job, task = (match["job"] or "localhost"), int(match["task"] or 0)
+    if job.lower() != "localhost" and task != jax.process_index():
+        raise PlacementError(
+            f"{device!r} belongs to task {task}, and this process is task {jax.process_index()}."
+            f" A process names only its own devices. {_what_exists()}"
+        )
+    local, index = local_devices(match["kind"].upper()), int(match["index"] or 0)
+    if index >= len(local):
+        raise PlacementError(f"There is no device {device!r}. {_what_exists()} {_VIRTUAL_DEVICES}")
+    return local[index]
+
+
+def local_devices(kind: str) -> tuple[jax.Device, ...]:
+    """The devices of this process of one kind; none is no error."""
+    jax.local_devices()  # a backend that cannot start raises here, with its own reason
+    try:
+        return tuple(jax.local_devices(backend=kind.lower()))
+    except RuntimeError:  # how JAX says that it has no backend of this kind
+        return ()
+
+
+def _require_local(device: jax.Device) -> jax.Device:
+    if device.process_index != jax.process_index():
+        raise PlacementError(
+            f"{device} belongs to process {device.process_index}, and this is process"
+            f" {jax.process_index()}. A process names only its own devices. {_what_exists()}"
+        )
+    return device
+
+
+def _only_device(x: jax.Array) -> jax.Device:
+    devices = x.devices()
+    if len(devices) != 1:
+        raise PlacementError(
+            f"An array of shape {x.shape} lies on {len(devices)} devices, not on one. Take the"
+            " part of each replica with `strategy.experimental_local_results(value)` first."
+        )
+    return next(iter(devices))
+
+
+@cache
+def _canonical_name(device: jax.Device) -> str:
+    job = "localhost" if jax.process_count() == 1 else "worker"
+    return f"/job:{job}/replica:0/task:{device.process_index}/device:{_short_name(device)}"
+
+
+def _short_name(device: jax.Device) -> str:
+    peers = jax.local_devices(process_index=device.process_index, backend=device.platform)
+    return f"{_kind(device)}:{peers.index(device)}"
+
+
+def _kind(device: jax.Device) -> str:
+    platform = device.platform.upper()
+    return "GPU" if platform in ("CUDA", "ROCM") else platform
+
+
+def _listed(devices: Sequence[str | jax.Device]) -> str:
+    return f"[{', '.join(map(repr, devices))}]"
+
+
+def _what_exists() -> str:
+    """One sentence about the devices of this process, short even for hundreds of them."""
+    ranges = []
+    for kind in KINDS:
+        if count := len(local_devices(kind)):
+            ranges.append(f"{kind}:0" + (f" to {kind}:{count - 1}" if count > 1 else ""))
+    return f"This process has {' and '.join(ranges)}."
