@@ -1,0 +1,378 @@
+"""ClusterResolver, the interface, and the two resolvers that read no environment."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from typing import Any
+
+import jax
+
+from replicax.cluster._errors import ClusterConflictError, ClusterError, ClusterTypeError
+from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._values import show
+
+
+class ClusterResolver(ABC):
+    """Finds the cluster, and this process's task in it.
+
+    Subclass it to read a cluster manager of your own: implement `cluster_spec` and `master`, and
+    set ``self._task_type`` and ``self._task_id`` (or override the properties).
+
+    Example:
+        >>> from replicax.cluster._resolver import ClusterResolver
+        >>> from replicax.cluster._spec import ClusterSpec
+        >>> class TwoHosts(ClusterResolver):
+        ...     def __init__(self, index):
+        ...         self._task_type, self._task_id = "worker", index
+        ...
+        ...     def cluster_spec(self):
+        ...         return ClusterSpec({"worker": ["alpha:8888", "beta:8888"]})
+        ...
+        ...     def master(self, task_type=None, task_id=None, rpc_layer=None):
+        ...         return ""
+        >>> resolver = TwoHosts(1)
+        >>> resolver.cluster_spec().task_address(resolver.task_type, resolver.task_id)
+        'beta:8888'
+    """
+
+    _task_type: str | None = None
+    _task_id: int | None = None
+
+    @abstractmethod
+    def cluster_spec(self) -> ClusterSpec:
+        """Describe the cluster as it is now; ask anew each time, do not cache."""
+
+    @abstractmethod
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Give the address of a task, this one's by default.
+
+        Args:
+            task_type: The job of the task.
+            task_id: The index of the task in its job.
+            rpc_layer: A protocol to put before the address, as in ``grpc://host:port``.
+
+        Returns:
+            The address, or an empty string where the program needs none.
+        """
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Count the accelerators of a task by kind; CPU devices do not count.
+
+        This starts JAX's devices. In a cluster, create the strategy first.
+
+        Args:
+            task_type: The job of the task.
+            task_id: The index of the task in its job. Only this process's devices can be seen,
+                so that any other task has none.
+            config_proto: Ignored.
+
+        Returns:
+            Such as ``{"GPU": 8}``, or an empty dictionary.
+
+        Example:
+            >>> from replicax.cluster._resolver import SimpleClusterResolver
+            >>> from replicax.cluster._spec import ClusterSpec
+            >>> resolver = SimpleClusterResolver(ClusterSpec({}), num_accelerators={"GPU": 4})
+            >>> resolver.num_accelerators()
+            {'GPU': 4}
+        """
+        del config_proto
+        asked, own = (task_type, task_id), (self.task_type, self.task_id)
+        if None not in asked and None not in own and asked != own:
+            return {}
+        return local_accelerators()
+
+    @property
+    def environment(self) -> str | None:
+        """A word for the surroundings; empty unless a resolver says otherwise.
+
+        Example:
+            >>> from replicax.cluster._resolver import SimpleClusterResolver
+            >>> from replicax.cluster._spec import ClusterSpec
+            >>> SimpleClusterResolver(ClusterSpec({}), environment="lab").environment
+            'lab'
+        """
+        return ""
+
+    @property
+    def task_type(self) -> str | None:
+        """The job of this process: 'chief', 'worker', 'evaluator' or 'ps'; None if unknown.
+
+        Example:
+            >>> from replicax.cluster._resolver import SimpleClusterResolver
+            >>> from replicax.cluster._spec import ClusterSpec
+            >>> resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}))
+            >>> resolver.task_type = "worker"
+            >>> resolver.task_type
+            'worker'
+        """
+        return self._task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The index of this process in its job; None if unknown.
+
+        Example:
+            >>> from replicax.cluster._resolver import SimpleClusterResolver
+            >>> from replicax.cluster._spec import ClusterSpec
+            >>> resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}))
+            >>> resolver.task_id = 0
+            >>> resolver.task_id
+            0
+        """
+        return self._task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+
+def local_accelerators() -> dict[str, int]:
+    """Count the accelerators of this process, by kind.
+
+    Example:
+        >>> from replicax.cluster._resolver import local_accelerators
+        >>> "CPU" in local_accelerators()
+        False
+    """
+    kinds = Counter(device.platform.upper() for device in jax.local_devices())
+    return {kind: count for kind, count in kinds.items() if kind != "CPU"}
+
+
+def format_master(address: str, rpc_layer: str | None) -> str:
+    """Put the protocol, if there is one, before an address.
+
+    Example:
+        >>> from replicax.cluster._resolver import format_master
+        >>> format_master("a:1", "grpc"), format_master("a:1", None)
+        ('grpc://a:1', 'a:1')
+    """
+    return f"{rpc_layer}://{address}" if rpc_layer else address
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """A resolver that answers what it is given.
+
+    Args:
+        cluster_spec: The cluster.
+        master: The answer of `master` when no task is named.
+        task_type: The job of this process.
+        task_id: The index of this process in its job.
+        environment: A word for the surroundings.
+        num_accelerators: The answer of `num_accelerators`.
+        rpc_layer: The protocol to put before addresses.
+
+    Raises:
+        ClusterTypeError: ``cluster_spec`` is no `ClusterSpec`, or ``master`` is no text.
+
+    Example:
+        >>> from replicax.cluster._resolver import SimpleClusterResolver
+        >>> from replicax.cluster._spec import ClusterSpec
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:2"]})
+        >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=1, rpc_layer="grpc")
+        >>> resolver.master("worker", 1)
+        'grpc://b:2'
+    """
+
+    def __init__(  # noqa: PLR0913 - TensorFlow's signature
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: dict[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise ClusterTypeError(
+                f"cluster_spec is {show(cluster_spec)}, a {type(cluster_spec).__name__};"
+                " it must be a ClusterSpec: write rx.train.ClusterSpec(...) around it."
+            )
+        if not isinstance(master, str):
+            raise ClusterTypeError(
+                f"master is {show(master)}, a {type(master).__name__}; it must be text,"
+                " such as 'host:8888'."
+            )
+        self._cluster_spec = cluster_spec
+        self._master = master
+        self._task_type = task_type
+        self._task_id = task_id
+        self._environment = environment
+        self._num_accelerators = num_accelerators
+        self.rpc_layer = rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Give the cluster that the constructor was given."""
+        return self._cluster_spec
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Give the address of the named task, else the constructor's ``master``."""
+        address = self._master
+        if task_type is not None and task_id is not None:
+            address = self._cluster_spec.task_address(task_type, task_id)
+        return format_master(address, rpc_layer or self.rpc_layer)
+
+    @property
+    def environment(self) -> str:
+        """The constructor's ``environment``."""
+        return self._environment
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Give the constructor's ``num_accelerators``, whatever the task."""
+        del task_type, task_id, config_proto
+        return {} if self._num_accelerators is None else self._num_accelerators
+
+
+class UnionResolver(ClusterResolver):
+    """Several resolvers as one: their clusters merged, the rest from the first.
+
+    Args:
+        *args: The resolvers.
+        **kwargs: ``task_type``, ``task_id`` and ``rpc_layer``, to override the first resolver's.
+
+    Raises:
+        ClusterError: There is no resolver, or a keyword is unknown.
+        ClusterTypeError: An argument is no resolver.
+
+    Example:
+        >>> from replicax.cluster._resolver import SimpleClusterResolver, UnionResolver
+        >>> from replicax.cluster._spec import ClusterSpec
+        >>> one = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker")
+        >>> two = SimpleClusterResolver(ClusterSpec({"worker": ["b:2"], "ps": ["c:3"]}))
+        >>> union = UnionResolver(one, two)
+        >>> union.cluster_spec().as_dict(), union.task_type
+        ({'worker': ['a:1', 'b:2'], 'ps': ['c:3']}, 'worker')
+    """
+
+    def __init__(self, *args: ClusterResolver, **kwargs: Any) -> None:
+        self._task_type = kwargs.pop("task_type", None)
+        self._task_id = kwargs.pop("task_id", None)
+        self._rpc_layer = kwargs.pop("rpc_layer", None)
+        if kwargs:
+            raise ClusterError(
+                f"UnionResolver does not know {', '.join(sorted(kwargs))};"
+                " its keywords are task_type, task_id and rpc_layer."
+            )
+        if not args:
+            raise ClusterError("UnionResolver needs at least one resolver; it was given none.")
+        for resolver in args:
+            if not isinstance(resolver, ClusterResolver):
+                raise ClusterTypeError(
+                    f"UnionResolver was given {show(resolver)}, a {type(resolver).__name__};"
+                    " every argument must be a ClusterResolver."
+                )
+        self._resolvers = args
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Merge the clusters.
+
+        Returns:
+            A job that several resolvers list without gaps is the concatenation of their lists;
+            where one of them gives indices, all keep their own.
+
+        Raises:
+            ClusterConflictError: Two resolvers give an address for the same task.
+        """
+        parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
+        merged: dict[str, list[str] | dict[int, str]] = {}
+        for job in dict.fromkeys(job for part in parts for job in part):
+            groups = [part[job] for part in parts if job in part]
+            lists = [group for group in groups if isinstance(group, list)]
+            if len(lists) == len(groups):
+                merged[job] = [address for group in lists for address in group]
+            else:
+                merged[job] = _merge_indexed(job, groups)
+        return ClusterSpec(merged)
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Give the address of the named task, else the first resolver's ``master``."""
+        if task_type is not None and task_id is not None:
+            address = self.cluster_spec().task_address(task_type, task_id)
+            return format_master(address, rpc_layer or self._rpc_layer)
+        return self._resolvers[0].master(rpc_layer=rpc_layer)
+
+    @property
+    def task_type(self) -> str | None:
+        """The overriding task type, else the first resolver's."""
+        return self._task_type if self._task_type is not None else self._resolvers[0].task_type
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """The overriding task index, else the first resolver's."""
+        return self._task_id if self._task_id is not None else self._resolvers[0].task_id
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """The overriding protocol, else the first resolver's."""
+        first: str | None = getattr(self._resolvers[0], "rpc_layer", None)
+        return self._rpc_layer or first
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+    @property
+    def environment(self) -> str | None:
+        """The first resolver's environment."""
+        return self._resolvers[0].environment
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Give the first resolver's answer."""
+        return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
+
+
+def _merge_indexed(job: str, groups: list[list[str] | dict[int, str]]) -> dict[int, str]:
+    merged: dict[int, str] = {}
+    for group in groups:
+        tasks = dict(enumerate(group)) if isinstance(group, list) else group
+        twice = sorted(merged.keys() & tasks.keys())
+        if twice:
+            raise ClusterConflictError(
+                f"Two resolvers of the union both have a task {twice[0]} in job {job!r}:"
+                f" {merged[twice[0]]!r} and {tasks[twice[0]]!r}. Give them different indices,"
+                " or list the addresses without indices, which appends them."
+            )
+        merged.update(tasks)
+    return merged

@@ -1,0 +1,126 @@
+"""Checks that every resolver shares: indices, names and addresses."""
+
+import re
+from typing import NamedTuple
+
+from replicax.cluster._errors import ClusterError, ClusterTypeError
+
+_LARGEST_INDEX = 2**31 - 1
+_LARGEST_PORT = 2**16 - 1
+
+
+def show(value: object, limit: int = 60) -> str:
+    """Write a value for an error message, on one line and not longer than ``limit``.
+
+    Example:
+        >>> from replicax.cluster._values import show
+        >>> show("worker")
+        "'worker'"
+    """
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a deeply nested {type(value).__name__}"
+    return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def to_index(value: object, where: str) -> int:
+    """Read a task index: a whole number from 0 on, also as text.
+
+    Args:
+        value: What was given.
+        where: How to name it in an error, such as ``TF_CONFIG["task"]["index"]``.
+
+    Returns:
+        The index.
+
+    Example:
+        >>> from replicax.cluster._values import to_index
+        >>> to_index("3", "task_id"), to_index(2, "task_id")
+        (3, 2)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ClusterTypeError(
+            f"{where} is {show(value)}, a {type(value).__name__}; it must be a whole number"
+            " from 0 on, such as 0 for the first worker."
+        )
+    number = _whole_number(value)
+    if number is None or not 0 <= number <= _LARGEST_INDEX:
+        raise ClusterError(
+            f"{where} is {show(value)}; it must be a whole number from 0 to {_LARGEST_INDEX},"
+            " such as 0 for the first worker."
+        )
+    return number
+
+
+def _whole_number(value: float | str) -> int | None:
+    if isinstance(value, str):
+        # int() would also take "1_0", " ٣" and 5,000 digits.
+        return int(value) if re.fullmatch(r" *[0-9]{1,10} *", value) else None
+    return int(value) if value == value // 1 and abs(value) < 2**53 else None
+
+
+def to_name(value: object, where: str) -> str:
+    """Read the name of a job or of a task type: text that is not empty.
+
+    Example:
+        >>> from replicax.cluster._values import to_name
+        >>> to_name("worker", "task_type")
+        'worker'
+    """
+    if not isinstance(value, str):
+        raise ClusterTypeError(
+            f"{where} is {show(value)}, a {type(value).__name__}; it must be text,"
+            " such as 'worker' or 'chief'."
+        )
+    if not value:
+        raise ClusterError(f"{where} is empty; write a name, such as 'worker' or 'chief'.")
+    return value
+
+
+class Address(NamedTuple):
+    """A host and a port, taken from ``host:port``.
+
+    Example:
+        >>> from replicax.cluster._values import Address
+        >>> Address("10.0.0.1", 8888).port
+        8888
+    """
+
+    host: str
+    port: int
+
+
+def parse_address(text: str, where: str) -> Address:
+    """Split ``host:port`` (or ``[ipv6]:port``) and check both halves.
+
+    Args:
+        text: The address.
+        where: Whose it is, for the error message.
+
+    Returns:
+        The host, without brackets, and the port.
+
+    Example:
+        >>> from replicax.cluster._values import parse_address
+        >>> parse_address("[::1]:8888", "worker 0")
+        Address(host='::1', port=8888)
+    """
+    if "://" in text:
+        raise ClusterError(
+            f"{where} has the address {show(text)}, which starts with a protocol;"
+            f" write only host:port, such as {show(text.split('://', 1)[1])}."
+        )
+    match = re.fullmatch(r"(\[[^\[\]\s/@]+\]|[^\[\]\s/@:]+):([0-9]{1,5})", text)
+    if match is None:
+        raise ClusterError(
+            f"{where} has the address {show(text)}; it must be host:port,"
+            " such as 'localhost:12345', '10.0.0.1:8888' or '[::1]:8888'."
+        )
+    port = int(match[2])
+    if not 1 <= port <= _LARGEST_PORT:
+        raise ClusterError(
+            f"{where} has the address {show(text)} with port {port};"
+            f" a port is a number from 1 to {_LARGEST_PORT}."
+        )
+    return Address(match[1].strip("[]"), port)
