@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import jax
+from jax.core import Tracer
 
 from replicax._errors import PlacementError
 
@@ -82,7 +83,7 @@ def device_name(x: Any) -> str:
         >>> rx.device_name(jnp.zeros(2))
         '/job:localhost/replica:0/task:0/device:CPU:0'
     """
-    if isinstance(x, jax.core.Tracer):
+    if isinstance(x, Tracer):
         raise PlacementError(
             f"{x} is being traced: a value inside a compiled function has no device yet. Ask for"
             " the device of what the function returns."

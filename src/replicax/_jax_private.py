@@ -1,0 +1,75 @@
+"""The one module that touches JAX internals; each use is guarded and tested.
+
+Every function here has a public fallback, slower or less precise, for a JAX that moved things.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+_xla_bridge: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import xla_bridge as _xla_bridge
+
+_ArrayImpl: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src.array import ArrayImpl as _ArrayImpl
+
+
+def uncommitted(x: jax.Array) -> jax.Array:
+    """The one-device array ``x``, free to meet arrays of other devices.
+
+    JAX refuses to combine arrays that are *committed* to different devices, which would break
+    ordinary programs such as ``sum(strategy.experimental_local_results(x))``. An uncommitted array
+    stays where it is and moves when it meets another one. No copy is made.
+    """
+    if not x.committed:
+        return x
+    if _ArrayImpl is None:  # pragma: no cover - a JAX that moved it
+        with jax.default_device(next(iter(x.devices()))):
+            return jax.numpy.asarray(jax.device_get(x))
+    buffers = x._arrays  # type: ignore[attr-defined]
+    freed: jax.Array = _ArrayImpl(x.aval, x.sharding, buffers, committed=False, _skip_checks=True)
+    return freed
+
+
+def setting(name: str) -> Any:
+    """The value of a setting of JAX; its types know only ``update``."""
+    return getattr(jax.config, name)
+
+
+def backend_is_initialized() -> bool:
+    """Whether JAX has started, after which the number of its devices is fixed."""
+    if (started := getattr(_xla_bridge, "backends_are_initialized", None)) is not None:
+        return bool(started())
+    return _refuses_another_device_count()  # pragma: no cover - a JAX that moved it
+
+
+def _refuses_another_device_count() -> bool:
+    """The same, by a rule that JAX documents: this setting cannot change after the start."""
+    count = setting("jax_num_cpu_devices")
+    try:
+        jax.config.update("jax_num_cpu_devices", max(count, 0) + 1)
+    except RuntimeError:
+        return True
+    jax.config.update("jax_num_cpu_devices", count)
+    return False
+
+
+def surround_cpu_start(surroundings: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
+    """Have JAX start its CPU client inside ``surroundings()``; False if this JAX offers no way."""
+    factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
+    registration: Any = factories.get("cpu")
+    if not hasattr(registration, "factory"):  # pragma: no cover - a JAX that moved it
+        return False
+    start = registration.factory
+
+    def start_inside() -> Any:
+        with surroundings():
+            return start()
+
+    factories["cpu"] = dataclasses.replace(registration, factory=start_inside)
+    return True

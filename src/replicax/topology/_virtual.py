@@ -1,0 +1,124 @@
+"""Virtual CPU devices: how many are asked for -> a JAX that starts with them and cannot deadlock.
+
+XLA runs every virtual device on one pool of threads, as many as the machine has cores, and a thread
+that waits in a collective is not free for others. Two devices on two cores stop for ever as soon as
+two steps are under way; XLA ends the process after 40 seconds. The size of the pool is read from
+the environment when JAX starts its CPU backend, so replicax puts a large enough number there, for
+just that moment and only if there are several devices: 256 idle threads would cost a one-device
+process 50 ms and 50 MB.
+"""
+
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import jax
+
+from replicax._errors import PlacementError
+from replicax._jax_private import backend_is_initialized, setting, surround_cpu_start
+from replicax.topology._devices import local_devices
+
+COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
+
+# XLA reads NPROC first. The second name is the one it would keep if it dropped the first.
+_POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
+# Measured on 2 cores: 2 threads for each device pass and 1.5 hang, whatever else runs.
+_THREADS_PER_DEVICE = 4
+_FEWEST_THREADS = 16
+_XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
+
+
+def prepare_environment() -> None:
+    """Have JAX start with the virtual devices that were asked for, and threads enough for them.
+
+    ``import replicax`` calls this. It starts no backend. Devices may still be asked for later, by
+    `rx.config` or JAX's own settings, for as long as no backend has started.
+
+    Raises:
+        PlacementError: ``REPLICAX_CPU_DEVICES`` is not a positive number.
+
+    Example:
+        >>> from replicax.topology._virtual import prepare_environment
+        >>> prepare_environment()
+    """
+    requested = _requested_devices()
+    if backend_is_initialized():
+        _warn_if_too_late(requested)
+    elif requested is not None:
+        jax.config.update("jax_num_cpu_devices", requested)
+    if not surround_cpu_start(_enough_threads):  # pragma: no cover - a JAX that moved it
+        os.environ.setdefault("NPROC", str(threads_needed(64)))
+
+
+def planned_cpu_devices() -> int | None:
+    """The number of CPU devices that JAX is told to start with; ``None`` if it is told nothing."""
+    if (count := setting("jax_num_cpu_devices")) >= 0:
+        return int(count)
+    counts = _XLA_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
+    return int(counts[-1]) if counts else None
+
+
+def threads_needed(devices: int) -> int:
+    """How many threads let ``devices`` virtual devices wait for each other."""
+    return max(_FEWEST_THREADS, _THREADS_PER_DEVICE * devices)
+
+
+def _requested_devices() -> int | None:
+    text = os.environ.get(COUNT_VARIABLE, "").strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) > 0):
+        raise PlacementError(
+            f"{COUNT_VARIABLE}={text!r} is not a number of devices. Expected 1 or more, for example"
+            f" {COUNT_VARIABLE}=8; unset it to run on one CPU device."
+        )
+    return int(text)
+
+
+@contextmanager
+def _enough_threads() -> Iterator[None]:
+    needed = threads_needed(devices := planned_cpu_devices() or 1)
+    if devices == 1 or _pool_size() >= needed:
+        yield
+        return
+    outer = {name: os.environ.get(name) for name in _POOL_VARIABLES}
+    os.environ.update(dict.fromkeys(_POOL_VARIABLES, str(needed)))
+    try:
+        yield
+    finally:
+        for name, value in outer.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _pool_size() -> int:
+    """The number of threads that XLA gives to all CPU devices together."""
+    for name in _POOL_VARIABLES:
+        if (value := os.environ.get(name, "")).isdigit():
+            return int(value)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _warn_if_too_late(requested: int | None) -> None:
+    devices = len(local_devices("CPU"))
+    if requested not in (None, devices):
+        warnings.warn(
+            f"{COUNT_VARIABLE}={requested} comes too late: JAX has started with {devices} CPU"
+            " device(s). Import replicax before the first JAX computation of the program.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    if devices > 1 and (threads := _pool_size()) < _THREADS_PER_DEVICE * devices:
+        needed = threads_needed(devices)
+        warnings.warn(
+            f"JAX has started with {devices} virtual CPU devices and only {threads} thread(s) for"
+            " them, so that collectives can wait for each other for ever. Import replicax before"
+            " the first JAX computation of the program: it then gives them"
+            f" {needed} threads. Or start Python with NPROC={needed} in the environment.",
+            RuntimeWarning,
+            stacklevel=3,
+        )
