@@ -100,7 +100,7 @@ class GCEClusterResolver(ClusterResolver):
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
         raise ClusterStateError(
-            f"The task type of a GCEClusterResolver is the job of its machines ({self._task_type!r})"
+            f"The task type of GCEClusterResolver is the job of its machines ({self._task_type!r})"
             f" and cannot be changed; make a new resolver with task_type={task_type!r}."
         )
 
