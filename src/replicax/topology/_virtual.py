@@ -13,6 +13,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import jax
 
@@ -30,11 +31,12 @@ _FEWEST_THREADS = 16
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 
 
+@cache
 def prepare_environment() -> None:
     """Have JAX start with the virtual devices that were asked for, and threads enough for them.
 
-    ``import replicax`` calls this. It starts no backend. Devices may still be asked for later, by
-    `rx.config` or JAX's own settings, for as long as no backend has started.
+    ``import replicax`` calls this; a second call does nothing. It starts no backend. Devices may
+    still be asked for later, by `rx.config` or JAX's own settings, while no backend has started.
 
     Raises:
         PlacementError: ``REPLICAX_CPU_DEVICES`` is not a positive number.

@@ -1,0 +1,236 @@
+import os
+import subprocess
+import textwrap
+
+import jax
+import pytest
+from tests.fresh_process import run_fresh
+
+from replicax._errors import PlacementError
+from replicax.topology import _virtual
+
+# XLA's own patience is 40 s; then, as here, it ends the process.
+_PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=15"
+
+# Two cores, whatever the machine has: what the pool of threads is sized by.
+_TWO_CORES = """
+import os
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+"""
+
+# Steps that follow each other without waiting: the first waits in a collective, the next come in.
+_STEPS = """
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.sharding.Mesh(jax.devices(), ("replica",))
+step = jax.jit(jax.shard_map(
+    lambda x: jax.lax.psum(x, "replica"), mesh=mesh, in_specs=P("replica"), out_specs=P("replica")
+))
+x = jax.device_put(jnp.ones((len(jax.devices()), 64)), NamedSharding(mesh, P("replica")))
+totals = [step(x) for _ in range(100)]
+print(len(jax.devices()), *{float(total.sum()) for total in totals})
+"""
+
+_IMPORT = "import replicax as rx\n"
+
+_BY_JAX = """
+import jax
+jax.config.update("jax_num_cpu_devices", {devices})
+"""
+
+_BY_CONFIG = """
+[cpu] = rx.config.list_physical_devices("CPU")
+entries = [rx.config.LogicalDeviceConfiguration()] * {devices}
+rx.config.set_logical_device_configuration(cpu, entries)
+"""
+
+
+def run(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    flags = f"{environment.pop('XLA_FLAGS', '')} {_PATIENCE}"
+    return run_fresh(_TWO_CORES + textwrap.dedent(script), XLA_FLAGS=flags, **environment)
+
+
+def assert_steps_end(result: subprocess.CompletedProcess[str], devices: int) -> None:
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert result.stdout.split() == [str(devices), str(64.0 * devices * devices)]
+
+
+two_cores = pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity"), reason="the number of cores cannot be limited here"
+)
+
+
+@two_cores
+@pytest.mark.parametrize("devices", [2, 8, 64])
+def test_unblocked_steps_end_with_devices_from_our_variable(devices):
+    result = run(_IMPORT + _STEPS, REPLICAX_CPU_DEVICES=str(devices))
+
+    assert_steps_end(result, devices)
+
+
+@two_cores
+@pytest.mark.parametrize("devices", [2, 64])
+def test_unblocked_steps_end_with_devices_from_an_xla_flag(devices):
+    flag = f"--xla_force_host_platform_device_count={devices}"
+
+    result = run(_IMPORT + _STEPS, XLA_FLAGS=flag)
+
+    assert_steps_end(result, devices)
+
+
+@two_cores
+@pytest.mark.parametrize("devices", [2, 64])
+def test_unblocked_steps_end_with_devices_asked_of_jax_after_the_import(devices):
+    result = run(_IMPORT + _BY_JAX.format(devices=devices) + _STEPS)
+
+    assert_steps_end(result, devices)
+
+
+@two_cores
+@pytest.mark.parametrize("devices", [2, 64])
+def test_unblocked_steps_end_with_devices_from_rx_config(devices):
+    result = run(_IMPORT + _BY_CONFIG.format(devices=devices) + _STEPS)
+
+    assert_steps_end(result, devices)
+
+
+@two_cores
+def test_unblocked_steps_end_though_the_shell_asks_for_few_threads():
+    result = run(_IMPORT + _STEPS, JAX_NUM_CPU_DEVICES="8", NPROC="2", PJRT_NPROC="2")
+
+    assert_steps_end(result, 8)
+
+
+@two_cores
+@pytest.mark.slow
+def test_xla_still_stops_for_ever_without_our_cure():
+    result = run(_BY_JAX.format(devices=64) + _STEPS)
+
+    assert result.returncode != 0, "XLA has no deadlock any more: remove `_virtual._enough_threads`"
+    assert "waiting for all" in result.stderr.replace("`", "") or "rendezvous" in result.stderr
+
+
+def test_importing_starts_no_backend_and_leaves_the_environment_alone():
+    result = run("""
+        import jax  # which sets variables of its own
+        before = dict(os.environ)
+        import replicax
+        from replicax._jax_private import backend_is_initialized
+        print(backend_is_initialized(), dict(os.environ) == before)
+        jax.config.update("jax_num_cpu_devices", 4)
+        print(len(jax.devices()), dict(os.environ) == before)
+    """)
+
+    assert result.stdout.split() == ["False", "True", "4", "True"], result.stderr
+
+
+def test_one_device_keeps_the_threads_that_jax_gives_it():
+    result = run("""
+        import replicax, jax
+        from replicax.topology import _virtual
+        with _virtual._enough_threads():
+            print(os.environ.get("NPROC"), os.environ.get("PJRT_NPROC"))
+    """)
+
+    assert result.stdout.split() == ["None", "None"], result.stderr
+
+
+def test_the_pool_is_enlarged_while_the_backend_starts_and_restored_after(monkeypatch):
+    monkeypatch.setenv("NPROC", "2")
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+
+    with _virtual._enough_threads():
+        inside = os.environ["NPROC"], os.environ["PJRT_NPROC"]
+
+    assert inside == ("32", "32")  # conftest.py plans 8 devices
+    assert os.environ["NPROC"] == "2"
+    assert "PJRT_NPROC" not in os.environ
+
+
+def test_a_large_enough_pool_of_the_user_is_kept(monkeypatch):
+    monkeypatch.setenv("NPROC", "48")
+
+    with _virtual._enough_threads():
+        assert os.environ["NPROC"] == "48"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "x", "2.5", "\u0661"])
+def test_a_device_count_that_is_no_number_names_the_variable_and_the_value(monkeypatch, text):
+    monkeypatch.setenv("REPLICAX_CPU_DEVICES", text)
+
+    with pytest.raises(
+        PlacementError, match=r"REPLICAX_CPU_DEVICES=.* Expected 1 or more"
+    ) as error:
+        _virtual._requested_devices()
+
+    assert repr(text) in str(error.value)
+
+
+def test_importing_with_a_bad_device_count_fails_with_that_message():
+    result = run(_IMPORT, REPLICAX_CPU_DEVICES="many")
+
+    assert result.returncode != 0
+    assert "REPLICAX_CPU_DEVICES='many' is not a number of devices" in result.stderr
+
+
+def test_an_empty_device_count_means_none(monkeypatch):
+    monkeypatch.setenv("REPLICAX_CPU_DEVICES", "")
+
+    assert _virtual._requested_devices() is None
+
+
+def test_our_variable_wins_over_an_xla_flag():
+    result = run(
+        _IMPORT + "import jax; print(len(jax.devices()))",
+        REPLICAX_CPU_DEVICES="3",
+        XLA_FLAGS="--xla_force_host_platform_device_count=5",
+    )
+
+    assert result.stdout.split() == ["3"], result.stderr
+
+
+def test_importing_too_late_with_too_few_threads_warns_what_to_do():
+    result = run("import jax; jax.devices(); import replicax", JAX_NUM_CPU_DEVICES="8", NPROC="2")
+
+    assert result.returncode == 0, result.stderr
+    assert "8 virtual CPU devices and only 2 thread(s)" in result.stderr
+    assert "Import replicax before the first JAX computation" in result.stderr
+    assert "NPROC=32" in result.stderr
+
+
+def test_importing_too_late_with_enough_threads_is_silent():
+    result = run("import jax; jax.devices(); import replicax", JAX_NUM_CPU_DEVICES="4", NPROC="16")
+
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_device_count_that_comes_too_late_warns():
+    result = run("import jax; jax.devices(); import replicax", REPLICAX_CPU_DEVICES="4")
+
+    assert result.returncode == 0, result.stderr
+    assert "REPLICAX_CPU_DEVICES=4 comes too late" in result.stderr
+    assert "started with 1 CPU device(s)" in result.stderr
+
+
+def test_the_last_of_several_xla_flags_counts(monkeypatch):
+    monkeypatch.setattr(_virtual, "setting", lambda name: -1)
+    flag = "--xla_force_host_platform_device_count"
+    monkeypatch.setenv("XLA_FLAGS", f"{flag}=2 --xla_other=7 {flag}=5")
+
+    assert _virtual.planned_cpu_devices() == 5
+
+
+def test_nothing_planned_is_none(monkeypatch):
+    monkeypatch.setattr(_virtual, "setting", lambda name: -1)
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+
+    assert _virtual.planned_cpu_devices() is None
+
+
+@pytest.mark.parametrize(("devices", "threads"), [(2, 16), (4, 16), (8, 32), (64, 256)])
+def test_four_threads_for_each_device_and_never_fewer_than_sixteen(devices, threads):
+    assert _virtual.threads_needed(devices) == threads
+
+
+def test_these_tests_run_on_eight_devices():
+    assert jax.local_device_count() == 8
