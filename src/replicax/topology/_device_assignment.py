@@ -153,10 +153,6 @@ class DeviceAssignment:
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
         """Look up where a logical core of a replica lies.
 
-        Args:
-            replica: The replica.
-            logical_core: The core within the replica.
-
         Returns:
             The x, y, z and core number.
 
@@ -179,10 +175,6 @@ class DeviceAssignment:
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
         """List the replicas that have a logical core on a task.
-
-        Args:
-            task_id: The task.
-            logical_core: The core within its replica.
 
         Returns:
             The replicas, in order.
