@@ -1,5 +1,211 @@
+"""The rules of the tree: layers, sizes, public lists, documented names."""
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
 import replicax
+from tests.fresh_process import run_fresh
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = Path(replicax.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+MOST_LINES = 400
+MOST_LINES_OF_AN_EXAMPLE = 300
+
+# Packages that are there for users: lists of names. All others are private.
+NAMESPACES = (
+    "replicax",
+    "replicax.compat",
+    "replicax.compat.v1",
+    "replicax.compat.v1.data",
+    "replicax.compat.v1.distribute",
+    "replicax.compat.v1.distribute.experimental",
+    "replicax.config",
+    "replicax.data",
+    "replicax.data.experimental",
+    "replicax.debug",
+    "replicax.distribute",
+    "replicax.distribute.cluster_resolver",
+    "replicax.distribute.coordinator",
+    "replicax.distribute.experimental",
+    "replicax.errors",
+    "replicax.io",
+    "replicax.nest",
+    "replicax.nn",
+    "replicax.random",
+    "replicax.saved_model",
+    "replicax.testing",
+    "replicax.tpu",
+    "replicax.tpu.experimental",
+    "replicax.train",
+    "replicax.train.experimental",
+)
+
+OPTIONAL_PACKAGES = ("flax", "keras", "optax", "rich", "sklearn", "tensorflow", "torch")
 
 
-def test_the_package_imports():
-    assert replicax.__doc__
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def existing_namespaces() -> list[str]:
+    inits = {module_name(path) for path in MODULES if path.name == "__init__.py"}
+    return [name for name in NAMESPACES if name in inits]
+
+
+def public_objects(namespace: str) -> Iterator[tuple[str, Any]]:
+    """Classes and functions of ours in the list of a namespace, with their full names."""
+    module = importlib.import_module(namespace)
+    for name in getattr(module, "__all__", ()):
+        obj = getattr(module, name, None)
+        if isinstance(obj, ModuleType) or not (inspect.isclass(obj) or inspect.isroutine(obj)):
+            continue
+        if (obj.__module__ or "").startswith("replicax"):
+            yield f"{namespace}.{name}", obj
+
+
+def public_members(cls: type) -> Iterator[tuple[str, Any]]:
+    """Methods and properties that the class and its bases of ours define."""
+    for base in cls.__mro__:
+        if base.__module__.startswith("replicax"):
+            for name, member in vars(base).items():
+                plain = inspect.unwrap(getattr(member, "__func__", member))
+                is_member = inspect.isroutine(plain) or inspect.isdatadescriptor(plain)
+                if not name.startswith("_") and is_member:
+                    yield name, getattr(cls, name)
+
+
+ALL_PUBLIC = [pair for namespace in existing_namespaces() for pair in public_objects(namespace)]
+
+
+def test_imports_point_down_the_layers():
+    result = subprocess.run(
+        [sys.executable, "-c", "from importlinter import cli; cli.lint_imports_command()"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_module_is_long(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_no_example_is_long(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES_OF_AN_EXAMPLE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_one_module_alone_touches_the_internals_of_jax(path):
+    assert path.name == "_jax_private.py" or "jax._src" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_no_module_prints_or_leaves_something_to_do(path):
+    text = path.read_text()
+    calls = [node.func for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+
+    assert not [f for f in calls if isinstance(f, ast.Name) and f.id == "print"]
+    assert "TODO" not in text
+    assert "FIXME" not in text
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_every_module_says_what_it_is(path):
+    assert ast.get_docstring(ast.parse(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name == "__init__.py"], ids=relative
+)
+def test_a_package_is_a_list_of_names(path):
+    for node in ast.parse(path.read_text()).body[1:]:
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                continue
+            case ast.Assign(targets=[ast.Name(id="__all__" | "__version__")]):
+                continue
+            case ast.FunctionDef(name="__getattr__" | "__dir__"):
+                continue
+            case ast.Expr(value=ast.Call(func=ast.Name(id="prepare_environment"))):
+                continue
+        pytest.fail(f"line {node.lineno} is neither an import nor the list of names")
+
+
+@pytest.mark.parametrize(
+    "path", [path for path in MODULES if path.name != "__init__.py"], ids=relative
+)
+def test_implementation_modules_are_private(path):
+    assert path.name.startswith("_")
+
+
+def test_every_list_of_names_is_a_known_namespace():
+    lists = [
+        module_name(path)
+        for path in MODULES
+        if path.name == "__init__.py" and "__all__" in path.read_text()
+    ]
+
+    assert set(lists) <= set(NAMESPACES)
+
+
+@pytest.mark.parametrize("namespace", existing_namespaces())
+def test_the_names_of_a_namespace_exist_and_are_sorted(namespace):
+    module = importlib.import_module(namespace)
+    names = list(getattr(module, "__all__", ()))
+
+    assert [name for name in names if not hasattr(module, name)] == []
+    assert names == sorted(set(names), key=_list_order)
+
+
+def _list_order(name: str) -> tuple[int, str]:
+    """Constants, then classes, then functions: the order that ruff keeps too."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2), name
+
+
+@pytest.mark.parametrize(("name", "obj"), ALL_PUBLIC, ids=[name for name, _ in ALL_PUBLIC])
+def test_a_public_name_is_documented_with_an_example(name, obj):
+    text = inspect.getdoc(obj) or ""
+
+    assert text, f"{name} has no docstring"
+    assert not text.startswith(f"{name.rpartition('.')[2]}("), f"{name} has a generated docstring"
+    assert ">>>" in text, f"{name} has no example"
+
+
+@pytest.mark.parametrize(
+    ("name", "cls"),
+    [(name, obj) for name, obj in ALL_PUBLIC if inspect.isclass(obj)],
+    ids=[name for name, obj in ALL_PUBLIC if inspect.isclass(obj)],
+)
+def test_every_method_of_a_public_class_is_documented(name, cls):
+    assert [member for member, value in public_members(cls) if not inspect.getdoc(value)] == []
+
+
+def test_importing_needs_no_optional_package():
+    result = run_fresh(f"""
+        import sys
+        import replicax
+        print(*(set(sys.modules) & {set(OPTIONAL_PACKAGES)}))
+    """)
+
+    assert (result.returncode, result.stdout.split()) == (0, []), result.stderr

@@ -1,9 +1,9 @@
 import pytest
-from tests.fresh_process import run_fresh
 
 import replicax as rx
 from replicax._errors import PlacementError, ScopeError
 from replicax.topology import _config
+from tests.fresh_process import run_fresh
 
 CPU = rx.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
 ONE = rx.config.LogicalDeviceConfiguration()

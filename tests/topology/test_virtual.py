@@ -4,10 +4,10 @@ import textwrap
 
 import jax
 import pytest
-from tests.fresh_process import run_fresh
 
 from replicax._errors import PlacementError
 from replicax.topology import _virtual
+from tests.fresh_process import run_fresh
 
 # XLA's own patience is 40 s; then, as here, it ends the process.
 _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=15"
