@@ -30,7 +30,7 @@ lint: $(VENV)/.dev
 	lint-imports
 
 pytest: $(VENV)/.dev
-	python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow"
+	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow"
 
 test-slow: $(VENV)/.dev
 	python -m pytest -q -m slow

@@ -11,6 +11,7 @@ import pytest
 for _name in ("REPLICAX_CPU_DEVICES", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
     os.environ.pop(_name, None)
 
+import hypothesis  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
@@ -19,6 +20,10 @@ import replicax as rx  # noqa: E402
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
+
+# The first call of a function compiles it, so that no time limit for one example makes sense.
+hypothesis.settings.register_profile("replicax", deadline=None)
+hypothesis.settings.load_profile("replicax")
 
 _CLUSTER_VARIABLES = ("TF_CONFIG", "SLURM_", "KUBERNETES_", "TPU_", "JAX_COORDINATOR_", "REPLICAX_")
 _THREAD_PATIENCE = 5.0  # seconds that a thread may take to end after its test
