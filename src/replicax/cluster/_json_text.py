@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 
 from replicax.cluster._errors import ClusterError, ClusterTypeError
@@ -105,7 +106,8 @@ def _hint(text: str, position: int) -> str:
         return "JSON wants double quotes: make the text with json.dumps, not with str."
     if rest.startswith(("True", "False", "None")):
         return "JSON writes true, false and null: make the text with json.dumps, not with str."
-    if rest.startswith(("}", "]")):
+    # Python 3.13 points at the comma, earlier ones at the bracket.
+    if re.search(r",\s*$", text[: position + 1].rstrip("}]")) and re.match(r",?\s*[}\]]", rest):
         return "A comma before a closing bracket is not allowed in JSON."
     if not rest:
         return "The text ends too early; is a closing bracket or quote missing?"

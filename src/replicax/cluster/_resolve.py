@@ -162,10 +162,10 @@ def _training_addresses(spec: ClusterSpec, source: str) -> tuple[str, ...]:
     addresses: list[str] = []
     for job in _TRAINING:
         indices = spec.task_indices(job) if job in spec.jobs else []
-        missing = sorted(set(range(max(indices, default=-1) + 1)) - set(indices))
-        if missing:
+        gap = next((at for at, index in enumerate(indices) if at != index), None)
+        if gap is not None:
             raise ClusterError(
-                f"The cluster of {source} has no address for task {missing[0]} of job {job!r};"
+                f"The cluster of {source} has no address for task {gap} of job {job!r};"
                 f" every worker must be listed, without a gap, and the indices are {show(indices)}."
             )
         for index in indices:

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from replicax.cluster._errors import ClusterError, ClusterTypeError
 
-_LARGEST_INDEX = 2**31 - 1
+_LARGEST_INDEX = 999_999  # more is a slip, and lists of that length are made
 _LARGEST_PORT = 2**16 - 1
 
 

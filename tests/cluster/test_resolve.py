@@ -1,0 +1,251 @@
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicax._errors import ReplicaxError
+from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._resolve import resolve_cluster
+from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
+from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tf_config import TFConfigClusterResolver
+from replicax.cluster._tpu import TPUClusterResolver
+
+# The cluster of the page: ps and evaluator are listed, and nobody waits for them.
+PAGE = {"worker": ["localhost:12345", "localhost:23456"], "ps": ["localhost:34567"]}
+FULL = {
+    "chief": ["c:1"],
+    "worker": ["w:1", "w:2"],
+    "ps": ["p:1"],
+    "evaluator": ["e:1"],
+}
+
+
+def resolve(cluster, task_type=None, task_id=None):
+    spec = ClusterSpec(cluster)
+    return resolve_cluster(SimpleClusterResolver(spec, task_type=task_type, task_id=task_id))
+
+
+def test_without_a_cluster_there_is_one_worker():
+    facts = resolve_cluster()
+
+    assert (facts.num_workers, facts.index, facts.is_chief) == (1, 0, True)
+    assert (facts.addresses, facts.coordinator) == ((), None)
+    assert (facts.task_type, facts.task_id, facts.source) == (None, None, "no cluster")
+
+
+def test_the_page_example_has_two_workers_and_no_parameter_server(set_tf_config):
+    for index in (0, 1):
+        set_tf_config({"cluster": PAGE, "task": {"type": "worker", "index": index}})
+
+        facts = resolve_cluster()
+
+        assert (facts.num_workers, facts.index) == (2, index)
+        assert facts.addresses == ("localhost:12345", "localhost:23456")
+        assert facts.is_chief == (index == 0)
+        assert facts.coordinator == "localhost:12345"
+        assert facts.source == "TF_CONFIG"
+        assert facts.describe(1) == "worker 1 (localhost:23456)"
+
+
+@pytest.mark.parametrize(
+    ("task_type", "task_id", "index"), [("chief", 0, 0), ("worker", 0, 1), ("worker", 1, 2)]
+)
+def test_the_chief_is_first_and_the_workers_follow(task_type, task_id, index):
+    facts = resolve(FULL, task_type, task_id)
+
+    assert facts.addresses == ("c:1", "w:1", "w:2")
+    assert (facts.num_workers, facts.index) == (3, index)
+    assert (facts.task_type, facts.task_id) == (task_type, task_id)
+    assert facts.is_chief == (task_type == "chief")
+    assert facts.coordinator == "c:1"
+
+
+def test_an_evaluator_is_a_cluster_of_its_own():
+    listed = resolve(FULL, "evaluator", 0)
+    unlisted = resolve(PAGE, "evaluator", 0)
+
+    assert (listed.num_workers, listed.index, listed.is_chief) == (1, 0, True)
+    assert (listed.addresses, listed.coordinator) == (("e:1",), None)
+    assert (unlisted.num_workers, unlisted.addresses) == (1, ())
+
+
+def test_a_chief_alone_is_a_cluster_of_one():
+    facts = resolve({"chief": ["c:1"]}, "chief", 0)
+
+    assert (facts.num_workers, facts.coordinator) == (1, "c:1")
+
+
+def test_a_resolver_wins_over_tf_config(set_tf_config):
+    set_tf_config({"cluster": PAGE, "task": {"type": "worker", "index": 1}})
+
+    facts = resolve({"worker": ["x:1"]}, "worker", 0)
+
+    assert (facts.addresses, facts.source) == (("x:1",), "SimpleClusterResolver")
+
+
+def test_a_malformed_tf_config_is_not_looked_at_when_a_resolver_is_given(set_tf_config):
+    set_tf_config("{oops")
+
+    assert resolve({"worker": ["x:1"]}, "worker", 0).num_workers == 1
+    with pytest.raises(ClusterError, match="TF_CONFIG is not JSON"):
+        resolve_cluster()
+
+
+def test_tf_config_wins_over_a_scheduler(set_tf_config, monkeypatch):
+    monkeypatch.setenv("COORDINATOR_ADDRESS", "h:1")
+    monkeypatch.setenv("NUM_PROCESSES", "5")
+    monkeypatch.setenv("PROCESS_ID", "4")
+    assert (resolve_cluster().num_workers, resolve_cluster().index) == (5, 4)
+
+    set_tf_config({"cluster": PAGE, "task": {"type": "worker", "index": 1}})
+
+    assert (resolve_cluster().num_workers, resolve_cluster().index) == (2, 1)
+
+
+def test_an_empty_cluster_means_one_worker(set_tf_config):
+    set_tf_config({"cluster": {}, "task": {"type": "worker", "index": 3}})
+
+    assert resolve_cluster().num_workers == 1
+    assert resolve_cluster(TPUClusterResolver("")).source == "TPUClusterResolver"
+    assert resolve_cluster(TPUClusterResolver("")).addresses == ()
+
+
+def test_a_text_index_counts_as_a_number(set_tf_config):
+    set_tf_config({"cluster": PAGE, "task": {"type": "worker", "index": "1"}})
+
+    assert resolve_cluster(TFConfigClusterResolver()).index == 1
+
+
+class Late(ClusterResolver):
+    """Knows its task only once the cluster was asked for, as Slurm's does."""
+
+    def cluster_spec(self):
+        self._task_type, self._task_id = "worker", 1
+        return {"worker": ["a:1", "b:1"]}
+
+    def master(self, task_type=None, task_id=None, rpc_layer=None):
+        return ""
+
+
+def test_the_task_is_read_after_the_cluster_which_may_be_a_dictionary():
+    assert resolve_cluster(Late()).index == 1
+
+
+@pytest.mark.parametrize("answer", [None, 5, "worker", ["a:1"]], ids=repr)
+def test_a_resolver_that_answers_something_else_is_refused(answer):
+    resolver = Late()
+    resolver.cluster_spec = lambda: answer
+
+    with pytest.raises(ClusterTypeError, match=r"cluster_spec\(\) of Late returned"):
+        resolve_cluster(resolver)
+
+
+@pytest.mark.parametrize("resolver", [5, "TF_CONFIG", PAGE, ClusterSpec(PAGE)], ids=repr)
+def test_something_that_is_no_resolver_is_refused(resolver):
+    with pytest.raises(ClusterTypeError, match="it must be a ClusterResolver"):
+        resolve_cluster(resolver)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "task_id", "missing"),
+    [
+        (None, None, "task_type and task_id"),
+        ("worker", None, "task_id is missing"),
+        (None, 0, "task_type is missing"),
+    ],
+)
+def test_a_cluster_without_a_task_is_refused(task_type, task_id, missing):
+    with pytest.raises(ClusterError, match=missing):
+        resolve(PAGE, task_type, task_id)
+
+
+def test_a_parameter_server_is_told_not_to_start():
+    with pytest.raises(ClusterError, match=r"parameter server.*Do not start this process"):
+        resolve(PAGE, "ps", 0)
+
+
+BAD = [
+    (PAGE, "chief", 0, r"no such job; its jobs are \['ps', 'worker'\]"),
+    (PAGE, "worker", 2, r"task 2 of job 'worker', which has 2 tasks"),
+    (PAGE, "worker", -1, "task_id of SimpleClusterResolver is -1"),
+    (PAGE, "worker", "x", "task_id of SimpleClusterResolver is 'x'"),
+    (PAGE, "worker", 1.5, "task_id of SimpleClusterResolver is 1.5"),
+    (PAGE, "master", 0, "task_type of SimpleClusterResolver is 'master'"),
+    (PAGE, "Worker", 0, "task types that train are"),
+    (PAGE, "", 0, "task_type of SimpleClusterResolver is empty"),
+    ({"worker": ["a:1"], "gpu": ["b:1"]}, "worker", 0, "a job 'gpu'; the jobs of a training"),
+    ({"workers": ["a:1"]}, "workers", 0, "a job 'workers'"),
+    ({"chief": ["a:1", "b:1"]}, "chief", 0, "2 tasks in job 'chief'"),
+    ({**PAGE, "evaluator": ["a:1", "b:1"]}, "worker", 0, "2 tasks in job 'evaluator'"),
+    ({**PAGE, "evaluator": ["a:1"]}, "evaluator", 1, "task 1 of job 'evaluator'"),
+    ({"worker": {0: "a:1", 2: "b:1"}}, "worker", 0, "no address for task 1 of job 'worker'"),
+    ({"worker": {1: "a:1"}}, "worker", 1, "no address for task 0 of job 'worker'"),
+    ({"worker": {1: "a:1"}}, "worker", 0, r"with the indices \[1\]"),
+    ({"worker": {0: "a:1", 999_999: "b:1"}}, "worker", 0, "no address for task 1 of"),
+    ({"chief": {3: "a:1"}}, "chief", 3, "no address for task 0 of job 'chief'"),
+    ({"worker": []}, "worker", 0, "which has 0 tasks"),
+    ({"worker": ["a:1", "a:1"]}, "worker", 0, "worker 0 and worker 1 the same address 'a:1'"),
+    ({"chief": ["a:1"], "worker": ["a:01"]}, "chief", 0, "chief 0 and worker 0 the same address"),
+    ({"worker": ["a:1", "b"]}, "worker", 0, "worker 1 has the address 'b'; it must be host:port"),
+    ({"worker": ["a:0"]}, "worker", 0, "with port 0"),
+    ({"worker": ["a:70000"]}, "worker", 0, "with port 70000"),
+    ({"worker": ["grpc://a:1"]}, "worker", 0, "starts with a protocol"),
+    ({"worker": [" a:1"]}, "worker", 0, "must be host:port"),
+    ({"chief": ["x"], "worker": ["a:1"]}, "worker", 0, "chief 0 has the address 'x'"),
+]
+
+
+@pytest.mark.parametrize(("cluster", "task_type", "task_id", "message"), BAD)
+def test_a_cluster_or_task_that_makes_no_sense_is_refused(cluster, task_type, task_id, message):
+    with pytest.raises(ClusterError, match=message):
+        resolve(cluster, task_type, task_id)
+
+
+def test_a_parameter_server_needs_no_address_that_could_be_reached():
+    assert resolve({"worker": ["a:1"], "ps": ["later"]}, "worker", 0).num_workers == 1
+
+
+@given(chief=st.booleans(), workers=st.integers(0, 5), ps=st.integers(0, 2))
+def test_every_training_task_has_an_index_of_its_own(chief, workers, ps):
+    cluster = {
+        "ps": [f"p:{i + 1}" for i in range(ps)],
+        "worker": [f"w:{i + 1}" for i in range(workers)],
+        **({"chief": ["c:1"]} if chief else {}),
+    }
+    tasks = [("chief", 0)] * chief + [("worker", i) for i in range(workers)]
+
+    facts = [resolve(cluster, *task) for task in tasks]
+
+    assert [fact.index for fact in facts] == list(range(len(tasks)))
+    assert [fact.is_chief for fact in facts] == [i == 0 for i in range(len(tasks))]
+    assert len({(fact.num_workers, fact.addresses, fact.coordinator) for fact in facts}) <= 1
+    for task, fact in zip(tasks, facts, strict=True):
+        assert ClusterSpec(cluster).task_address(*task) == fact.addresses[fact.index]
+
+
+addresses = st.lists(st.sampled_from(["a:1", "b:2", "c", "d:0", "[::1]:5"]), max_size=3)
+jobs = st.sampled_from(["chief", "worker", "ps", "evaluator", "other"])
+
+
+@given(
+    cluster=st.dictionaries(jobs, addresses, max_size=4),
+    task_type=st.one_of(st.none(), jobs, st.integers(), st.text()),
+    task_id=st.one_of(st.none(), st.integers(-1, 4), st.text(), st.floats()),
+)
+def test_any_cluster_and_task_is_answered_or_refused(cluster, task_type, task_id):
+    try:
+        facts = resolve(cluster, task_type, task_id)
+    except ReplicaxError as error:
+        kind = type(error)
+    else:
+        assert 0 <= facts.index < facts.num_workers
+        return
+    assert kind in (ClusterError, ClusterTypeError)
+
+
+def test_facts_cannot_be_changed():
+    with pytest.raises(AttributeError):
+        resolve_cluster().index = 3
+    assert len(set(itertools.repeat(resolve_cluster(), 2))) == 1

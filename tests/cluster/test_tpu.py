@@ -1,0 +1,67 @@
+import jax
+import pytest
+
+from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._resolver import ClusterResolver
+from replicax.cluster._tpu import TPUClusterResolver
+
+
+@pytest.mark.parametrize("tpu", [None, "", "local"])
+def test_this_machine_is_a_cluster_without_addresses(tpu):
+    resolver = TPUClusterResolver(tpu=tpu)
+
+    assert isinstance(resolver, ClusterResolver)
+    assert resolver.is_local
+    assert not resolver.cluster_spec()
+    assert (resolver.task_type, resolver.task_id, resolver.environment) == ("worker", 0, "")
+    assert (resolver.master(), resolver.master("worker", 0, "x")) == ("", "")
+    assert (resolver.get_master(), resolver.get_job_name()) == ("", "worker")
+
+
+def test_tpus_are_those_of_this_process():
+    expected = sum(device.platform == "tpu" for device in jax.local_devices())
+
+    assert TPUClusterResolver(tpu="").num_accelerators() == {"TPU": expected}
+
+
+def test_a_remote_tpu_can_be_described():
+    resolver = TPUClusterResolver("grpc://10.0.0.1:8470", job_name="w")
+
+    assert not resolver.is_local
+    assert resolver.cluster_spec().as_dict() == {"w": ["10.0.0.1:8470"]}
+    assert resolver.master() == "grpc://10.0.0.1:8470"
+    assert resolver.master("w", 0) == "grpc://10.0.0.1:8470"
+    assert resolver.get_job_name() == "w"
+
+
+def test_several_endpoints_and_a_coordinator_are_listed():
+    resolver = TPUClusterResolver(
+        "grpc://a:1,grpc://b:2", coordinator_name="c", coordinator_address="d:3"
+    )
+
+    assert resolver.cluster_spec().as_dict() == {"worker": ["a:1", "b:2"], "c": ["d:3"]}
+    assert resolver.master("c", 0) == "grpc://d:3"
+
+
+@pytest.mark.parametrize("tpu", [None, "", "local"])
+def test_connect_gives_a_resolver_of_this_machine(tpu):
+    assert TPUClusterResolver.connect(tpu).is_local
+
+
+@pytest.mark.parametrize("tpu", ["my-tpu", "10.0.0.1:8470", "grpc://", "http://a:1", "Local"])
+def test_a_tpu_elsewhere_is_refused_with_the_way_to_use_it(tpu):
+    with pytest.raises(ClusterError, match=r"not attached to this machine.*tpu='local'"):
+        TPUClusterResolver(tpu)
+    with pytest.raises(ClusterError, match=r"in us-west1 in my-project is not attached"):
+        TPUClusterResolver.connect(tpu, "us-west1", "my-project")
+
+
+def test_connecting_to_a_remote_tpu_is_refused():
+    with pytest.raises(ClusterError, match="not attached"):
+        TPUClusterResolver.connect("grpc://10.0.0.1:8470")
+
+
+@pytest.mark.parametrize("tpu", [5, True, ["local"], b"local"], ids=repr)
+def test_something_that_is_no_text_is_a_type_error(tpu):
+    with pytest.raises(ClusterTypeError, match="tpu is"):
+        TPUClusterResolver(tpu)
