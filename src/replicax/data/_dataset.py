@@ -1,0 +1,185 @@
+"""Dataset: source -> host batches (hop 1 of a batch's way to the devices)."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._iterator import DatasetIterator
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
+from replicax.data._nodes._annotate import OptionsNode
+from replicax.data._options import Options
+from replicax.data._surface._batches import Batches
+from replicax.data._surface._elements import Elements
+from replicax.data._surface._order import Order
+from replicax.data._surface._sources import Sources
+
+
+class Dataset(Sources, Elements, Batches, Order):
+    """A stream of elements, described by an immutable graph of transformations.
+
+    Nothing is read or computed before the dataset is iterated; each ``iter(dataset)`` is a new
+    pass. Elements are NumPy values on the host: arrays, scalars, ``bytes`` for strings, in tuples,
+    named tuples and dicts.
+
+    Args:
+        node: The last node of the graph. Make datasets with `from_tensor_slices` and its kin.
+
+    Example:
+        >>> x = np.arange(6, dtype=np.float32)
+        >>> dataset = rx.data.Dataset.from_tensor_slices(x).map(lambda v: v / 2).batch(4)
+        >>> list(dataset)
+        [array([0. , 0.5, 1. , 1.5], dtype=float32), array([2. , 2.5], dtype=float32)]
+    """
+
+    def __init__(self, node: Node) -> None:
+        if not isinstance(node, Node):
+            raise InvalidArgumentError(
+                f"Dataset({type(node).__name__}) is not how datasets are made. Use"
+                " `Dataset.from_tensor_slices(arrays)`, `Dataset.from_generator(function)`,"
+                " `Dataset.range(n)` or `rx.data.TFRecordDataset(files)`."
+            )
+        self._node = node
+
+    @staticmethod
+    def _wrap(node: Node) -> "Dataset":
+        return Dataset(node)
+
+    @property
+    def node(self) -> Node:
+        """The last node of the graph, for tools that walk it (`inputs`) or rewrite it.
+
+        Example:
+            >>> type(rx.data.Dataset.range(3).batch(2).node).__name__
+            'BatchNode'
+        """
+        return self._node
+
+    def __iter__(self) -> DatasetIterator:
+        return DatasetIterator(self._node)
+
+    def __len__(self) -> int:
+        count = self._node.cardinality
+        if count == INFINITE_CARDINALITY:
+            raise TypeError(
+                "The dataset is infinite: it has a `repeat()` without a count. Use `take(n)`."
+            )
+        if count == UNKNOWN_CARDINALITY:
+            raise TypeError(
+                "The dataset length is unknown before it is read (files, generators, `filter`,"
+                " `flat_map`). Count with `dataset.reduce(0, lambda n, _: n + 1)`."
+            )
+        return count
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        parts = " < ".join(type(part).__name__.removesuffix("Node") for part in walk(self._node))
+        return f"<{type(self).__name__} {parts}>"
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of elements, with a `rx.TensorSpec` for each part.
+
+        After a `map` it is learnt by calling the function on the first element.
+
+        Example:
+            >>> rx.data.Dataset.range(5).batch(2).element_spec
+            TensorSpec(shape=(None,), dtype=dtype('int64'), name=None)
+        """
+        return self._node.element_spec
+
+    def cardinality(self, name: str | None = None) -> np.int64:
+        """The number of elements, as far as it is known without reading.
+
+        Args:
+            name: Ignored.
+
+        Returns:
+            The number, ``rx.data.INFINITE_CARDINALITY`` or ``rx.data.UNKNOWN_CARDINALITY``.
+
+        Example:
+            >>> int(rx.data.Dataset.range(5).batch(2).cardinality())
+            3
+        """
+        del name
+        return np.int64(self._node.cardinality)
+
+    def options(self) -> Options:
+        """The options attached to this dataset and to those it is made of.
+
+        Returns:
+            New options, the later winning.
+
+        Example:
+            >>> rx.data.Dataset.range(5).options().deterministic is None
+            True
+        """
+        merged = Options()
+        for node in reversed(list(walk(self._node))):
+            if isinstance(node, OptionsNode):
+                merged = merged.merge(node.options)
+        return merged
+
+    def with_options(self, options: Options, name: str | None = None) -> "Dataset":
+        """This dataset with options attached.
+
+        Args:
+            options: What to attach; a copy is kept.
+            name: Ignored.
+
+        Returns:
+            A dataset of the same elements.
+
+        Example:
+            >>> options = rx.data.Options()
+            >>> options.deterministic = True
+            >>> rx.data.Dataset.range(5).with_options(options).options().deterministic
+            True
+        """
+        del name
+        if not isinstance(options, Options):
+            raise InvalidArgumentError(
+                f"with_options() needs rx.data.Options, got {type(options).__name__}."
+            )
+        return Dataset(OptionsNode(self._node, copy.deepcopy(options)))
+
+    def as_numpy_iterator(self) -> Iterator[Any]:
+        """An iterator over the elements, which are NumPy values already.
+
+        Returns:
+            The same as ``iter(dataset)``.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(3).as_numpy_iterator()]
+            [0, 1, 2]
+        """
+        return iter(self)
+
+    def get_single_element(self, name: str | None = None) -> Any:
+        """The only element of a dataset that has exactly one.
+
+        Args:
+            name: Ignored.
+
+        Returns:
+            The element.
+
+        Raises:
+            InvalidArgumentError: There is none, or a second one.
+
+        Example:
+            >>> rx.data.Dataset.range(3).batch(3).get_single_element()
+            array([0, 1, 2])
+        """
+        del name
+        found = list(self.take(2))
+        if len(found) != 1:
+            raise InvalidArgumentError(
+                f"get_single_element() needs exactly one element; the dataset has"
+                f" {'none' if not found else 'more than one'}."
+            )
+        return found[0]

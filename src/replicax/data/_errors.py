@@ -1,0 +1,65 @@
+"""The exceptions of datasets, with TensorFlow's names.
+
+Each is also the built-in that says the same::
+
+    ReplicaxError
+    |-- OutOfRangeError (EOFError)              the dataset has no further element
+    |-- DataLossError (OSError)                 a file is corrupt or cut off
+    |-- NotFoundError (FileNotFoundError)       a file does not exist
+    |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
+    `-- StructureError (TypeError, ValueError)  elements that are not built alike
+"""
+
+from replicax._errors import ReplicaxError
+
+
+class OutOfRangeError(ReplicaxError, EOFError):
+    """The dataset has no further element.
+
+    Example:
+        >>> iterator = iter(rx.data.Dataset.range(0))
+        >>> iterator.get_next()
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.OutOfRangeError: End of sequence: ...
+    """
+
+
+class DataLossError(ReplicaxError, OSError):
+    """A file is corrupt or cut off; the message names file, byte offset and what was wrong.
+
+    Example:
+        >>> issubclass(rx.errors.DataLossError, OSError)
+        True
+    """
+
+
+class NotFoundError(ReplicaxError, FileNotFoundError):
+    """A file does not exist.
+
+    Example:
+        >>> list(rx.data.TextLineDataset("/no/such/file"))
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.NotFoundError: There is no file '/no/such/file' ...
+    """
+
+
+class InvalidArgumentError(ReplicaxError, ValueError):
+    """A value that cannot be worked with: a batch size of zero, shapes that do not fit.
+
+    Example:
+        >>> rx.data.Dataset.range(3).batch(0)
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.InvalidArgumentError: batch(batch_size=0): ...
+    """
+
+
+class StructureError(ReplicaxError, TypeError, ValueError):
+    """Elements of one dataset that are not built alike.
+
+    Example:
+        >>> issubclass(rx.errors.StructureError, TypeError)
+        True
+    """

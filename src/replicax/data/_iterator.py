@@ -1,0 +1,204 @@
+"""One pass over a dataset, element by element, that can be stopped and continued elsewhere."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from replicax.data._errors import InvalidArgumentError, OutOfRangeError
+from replicax.data._node import Node, Stream, walk
+from replicax.data._optional import Optional
+from replicax.data._seeds import Run, Seeds
+
+_ROWS_AHEAD = 256
+_STATE_VERSION = 1
+
+
+class DatasetIterator(Iterator[Any]):
+    """Elements of a dataset in order; made by ``iter(dataset)``.
+
+    Threads that read ahead end with the iterator: at the end of the dataset, at an exception, by
+    `close`, or when the iterator is garbage collected.
+
+    Example:
+        >>> iterator = iter(rx.data.Dataset.range(3))
+        >>> int(next(iterator))
+        0
+    """
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._random = _random_nodes(node)
+        self._seeds = [(seeds.seed, seeds.begin()) for seeds in self._random]
+        self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
+        self._position = 0
+        self._stream: Stream | None = None
+        self._ready: Iterator[Any] = iter(())
+        self._is_done = False
+
+    def __iter__(self) -> "DatasetIterator":
+        return self
+
+    def __next__(self) -> Any:
+        for element in self._ready:
+            self._position += 1
+            return element
+        if not self._advance():
+            raise StopIteration
+        self._position += 1
+        return next(self._ready)
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Returns:
+            The element.
+
+        Raises:
+            OutOfRangeError: The dataset has no further element.
+
+        Example:
+            >>> int(iter(rx.data.Dataset.range(3)).get_next())
+            0
+        """
+        for element in self:
+            return element
+        raise OutOfRangeError(
+            f"End of sequence: the dataset has given all its {self._position} elements. Iterate"
+            " with `for element in dataset`, or start again with `iter(dataset)`."
+        )
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an empty optional at the end.
+
+        Returns:
+            An optional; ask it with ``has_value()`` and ``get_value()``.
+
+        Example:
+            >>> bool(iter(rx.data.Dataset.range(0)).get_next_as_optional().has_value())
+            False
+        """
+        for element in self:
+            return Optional.from_value(element)
+        return Optional.empty()
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of the elements.
+
+        Example:
+            >>> iter(rx.data.Dataset.range(3)).element_spec
+            TensorSpec(shape=(), dtype=dtype('int64'), name=None)
+        """
+        return self._node.element_spec
+
+    def save_state(self) -> dict[str, Any]:
+        """Where this iterator stands: a small dict that JSON can hold.
+
+        It has the number of elements given so far and the seeds, drawn ones too. Continuing is
+        exact with `shuffle` and `repeat`; it reads again what must be read (files up to the place,
+        generators from their start), and calls no `map` function for elements that are passed.
+
+        Returns:
+            The state, for `restore_state` of an iterator over the same pipeline.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(10).shuffle(10).repeat(2)
+            >>> iterator = iter(dataset)
+            >>> _ = [next(iterator) for _ in range(7)]
+            >>> state = iterator.save_state()
+            >>> rest = list(iterator)
+            >>> again = iter(dataset)
+            >>> again.restore_state(state)
+            >>> list(again) == rest
+            True
+        """
+        return {
+            "version": _STATE_VERSION,
+            "position": self._position,
+            "seeds": [list(pair) for pair in self._seeds],
+            "graph": _describe(self._node),
+        }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go to the place that `save_state` described.
+
+        Args:
+            state: What `save_state` returned, also of another process.
+
+        Raises:
+            InvalidArgumentError: The state belongs to another pipeline.
+
+        Example:
+            >>> iterator = iter(rx.data.Dataset.range(10))
+            >>> iterator.restore_state({**iterator.save_state(), "position": 8})
+            >>> [int(x) for x in iterator]
+            [8, 9]
+        """
+        graph = _describe(self._node)
+        if state.get("version") != _STATE_VERSION or state.get("graph") != graph:
+            raise InvalidArgumentError(
+                f"This state was saved by the pipeline {state.get('graph')!r} (version"
+                f" {state.get('version')}), but the iterator belongs to {graph!r} (version"
+                f" {_STATE_VERSION}). Build the dataset as it was when the state was saved."
+            )
+        self._stop()
+        self._is_done = False
+        self._seeds = [(int(seed), int(number)) for seed, number in state["seeds"]]
+        self._stream = self._open()
+        wanted = int(state["position"])
+        self._position = self._stream.skip(wanted)
+        if self._position < wanted:
+            raise InvalidArgumentError(
+                f"The state stands after {wanted} elements, but the dataset has only"
+                f" {self._position} now: its files or arrays have changed."
+            )
+
+    def close(self) -> None:
+        """End the pass and its threads; there is no element after it.
+
+        Example:
+            >>> iterator = iter(rx.data.Dataset.range(3).prefetch(2))
+            >>> iterator.close()
+            >>> list(iterator)
+            []
+        """
+        self._is_done = True
+        self._stop()
+
+    def __del__(self) -> None:
+        if getattr(self, "_stream", None) is not None:
+            self._stop()
+
+    def _advance(self) -> bool:
+        if self._is_done:
+            return False
+        if self._stream is None:
+            self._stream = self._open()
+        try:
+            block = self._stream.pull(self._limit)
+        except BaseException:
+            self.close()
+            raise
+        if block is None:
+            self.close()
+            return False
+        self._ready = iter(block.elements())
+        return True
+
+    def _open(self) -> Stream:
+        pairs = zip(self._random, self._seeds, strict=True)
+        return self._node.open(Run({id(seeds): pair for seeds, pair in pairs}))
+
+    def _stop(self) -> None:
+        stream, self._stream = self._stream, None
+        self._ready = iter(())
+        if stream is not None:
+            stream.close()
+
+
+def _random_nodes(node: Node) -> Sequence[Seeds]:
+    unique = {id(seeds): seeds for part in walk(node) if (seeds := part.random) is not None}
+    return list(unique.values())
+
+
+def _describe(node: Node) -> str:
+    return " < ".join(type(part).__name__.removesuffix("Node") for part in walk(node))

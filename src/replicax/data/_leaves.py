@@ -1,0 +1,168 @@
+"""What a user hands over -> the NumPy leaves of an element.
+
+Python floats become float32 and ints int32 (int64 if they do not fit), as TensorFlow converts
+them; NumPy arrays keep their dtype. Strings are ``bytes``, in arrays of dtype ``object``.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from replicax._tensor_spec import Shape, TensorSpec, TypeSpec
+from replicax.data._dataset_spec import DatasetSpec
+from replicax.data._errors import InvalidArgumentError
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_OBJECT = np.dtype(object)
+_INT32 = np.iinfo(np.int32)
+
+
+def to_leaf(value: Any) -> Any:
+    """One leaf of an element: an array, a NumPy scalar, ``bytes`` or a nested dataset."""
+    if isinstance(value, np.ndarray):
+        if value.dtype.kind in "SU" or value.dtype.kind == "O":
+            value = _to_bytes_array(value)
+        return value if value.ndim else value[()]
+    if isinstance(value, (np.bool_, np.number, bytes)):
+        return bytes(value) if isinstance(value, bytes) else value
+    if isinstance(value, str):
+        return value.encode()
+    if hasattr(value, "node"):
+        return value
+    return _convert(value)
+
+
+def to_array(value: Any) -> Array:
+    """Like `to_leaf`, but always an array, also for scalars and strings."""
+    leaf = to_leaf(value)
+    if isinstance(leaf, bytes):
+        result = np.empty((), _OBJECT)
+        result[()] = leaf
+        return result
+    return np.asarray(leaf)
+
+
+def leaf_spec(leaf: Any) -> TypeSpec:
+    """The spec of one leaf as `to_leaf` made it."""
+    if isinstance(leaf, bytes):
+        return TensorSpec((), _OBJECT)
+    if hasattr(leaf, "node"):
+        return DatasetSpec(leaf.node.element_spec)
+    return TensorSpec(leaf.shape, leaf.dtype)
+
+
+def stack(leaves: Sequence[Any], what: str = "batch") -> Array:
+    """Leaves of equal shape and dtype -> one array with a leading axis."""
+    first = leaves[0]
+    if isinstance(first, bytes):
+        column = np.empty(len(leaves), _OBJECT)
+        column[:] = leaves
+        return column
+    if hasattr(first, "node"):
+        raise InvalidArgumentError(
+            f"Cannot {what} nested datasets. Turn each into arrays first, for example with"
+            " `flat_map(lambda window: window.batch(n))`."
+        )
+    shape, dtype = first.shape, first.dtype
+    for position, leaf in enumerate(leaves):
+        if getattr(leaf, "shape", ()) != shape or getattr(leaf, "dtype", _OBJECT) != dtype:
+            raise _uneven(first, leaf, position, what)
+    if not shape:
+        return np.array(leaves, dtype)
+    return np.stack(leaves)
+
+
+def is_stackable(leaves: Sequence[Any]) -> bool:
+    """Whether `stack` would work."""
+    first = leaves[0]
+    if hasattr(first, "node"):
+        return False
+    shape, dtype = getattr(first, "shape", ()), getattr(first, "dtype", _OBJECT)
+    return all(
+        getattr(leaf, "shape", ()) == shape and getattr(leaf, "dtype", _OBJECT) == dtype
+        for leaf in leaves
+    )
+
+
+def common_shape(left: Any, right: Any) -> Shape | None:
+    """The most precise shape that both agree with."""
+    if left is None or right is None or len(left) != len(right):
+        return None
+    return tuple(a if a == b else None for a, b in zip(left, right, strict=True))
+
+
+def _convert(value: Any) -> Any:
+    array = np.asarray(value)
+    if array.dtype.kind in "SUO":
+        array = _to_bytes_array(_as_object(value))
+    elif not hasattr(value, "dtype") and _is_python_number(value):
+        array = _narrow(array)
+    return array if array.ndim else array[()]
+
+
+def _as_object(value: Any) -> Array:
+    # Through NumPy's fixed-width strings, trailing zero bytes would be lost.
+    array = np.asarray(value, _OBJECT)
+    if any(isinstance(item, (list, tuple, np.ndarray)) for item in array.flat):
+        raise InvalidArgumentError(
+            f"A list of parts with different lengths is not an array: {_short(value)}."
+            " Pad the parts to one length, or make each part an element of its own."
+        )
+    return array
+
+
+def _to_bytes_array(array: Array) -> Array:
+    if array.dtype == _OBJECT and all(type(item) is bytes for item in array.flat):
+        return array
+    result = np.empty(array.shape, _OBJECT)
+    flat = result.reshape(-1)
+    for position, item in enumerate(array.flat):
+        flat[position] = _to_bytes(item)
+    return result
+
+
+def _to_bytes(item: Any) -> bytes:
+    if isinstance(item, str):
+        return item.encode()
+    if isinstance(item, bytes):
+        return bytes(item)
+    raise InvalidArgumentError(
+        f"A dataset element cannot hold {_short(item)} of type {type(item).__name__}."
+        " Elements are numbers, booleans, strings, bytes and arrays of these, in tuples,"
+        " named tuples or dicts."
+    )
+
+
+def _is_python_number(value: Any) -> bool:
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (bool, int, float, list, tuple))
+
+
+def _narrow(array: Array) -> Array:
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and (
+        not array.size or (array.min() >= _INT32.min and array.max() <= _INT32.max)
+    ):
+        return array.astype(np.int32)
+    return array
+
+
+def _uneven(first: Any, other: Any, position: int, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"Cannot {what} elements of different shape or dtype: the first is {_form(first)},"
+        f" element {position} of this {what} is {_form(other)}."
+        " Use `padded_batch` for parts of different length, or bring them to one shape in a `map`."
+    )
+
+
+def _form(leaf: Any) -> str:
+    return f"{getattr(leaf, 'dtype', 'bytes')}{list(getattr(leaf, 'shape', ()))}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

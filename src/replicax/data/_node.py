@@ -1,0 +1,168 @@
+"""The graph: immutable nodes that open into streams.
+
+A node says what a transformation is; a stream is one pass over it. Tools walk the graph by
+`Node.inputs` and rewrite it by `Node.with_inputs`; nothing else holds the graph together.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from replicax.data._blocks import Block, join
+from replicax.data._seeds import Run, Seeds
+
+INFINITE_CARDINALITY = -1
+UNKNOWN_CARDINALITY = -2
+AUTOTUNE = -1
+
+
+class Stream(ABC):
+    """One pass over a node, in order, in blocks of the size that the consumer asks for.
+
+    Rows that come before an error are delivered before the error is raised.
+    """
+
+    @abstractmethod
+    def pull(self, limit: int) -> Block | None:
+        """The next 1 to ``limit`` elements, or None at the end."""
+
+    def skip(self, count: int) -> int:
+        """Pass over ``count`` elements as cheaply as possible; how many there were."""
+        done = 0
+        while done < count:
+            block = self.pull(count - done)
+            if block is None:
+                break
+            done += len(block)
+        return done
+
+    def close(self) -> None:
+        """End threads and close files; pulling afterwards is undefined."""
+
+
+class Node(ABC):
+    """One transformation, or a source."""
+
+    @property
+    @abstractmethod
+    def inputs(self) -> tuple["Node", ...]:
+        """The nodes that this one reads from."""
+
+    @abstractmethod
+    def with_inputs(self, *inputs: "Node") -> "Node":
+        """The same transformation over other inputs."""
+
+    @property
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """The structure of elements, with a `TypeSpec` for each leaf."""
+
+    @property
+    @abstractmethod
+    def cardinality(self) -> int:
+        """The number of elements, or one of the two negative constants."""
+
+    @abstractmethod
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+
+    @property
+    def random(self) -> Seeds | None:
+        """The seeds of this very node, if it is random."""
+        return None
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Whether reading ahead would run a user's function earlier than asked for."""
+        return any(node.calls_user_code for node in self.inputs)
+
+
+class SourceNode(Node):
+    """A node without inputs."""
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """None."""
+        return ()
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The node itself: there is nothing to replace."""
+        if inputs:
+            raise TypeError(f"{type(self).__name__} reads from no other node.")
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class UnaryNode(Node):
+    """A node with one input; elements and their number stay as they are, unless overridden."""
+
+    input: Node
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The one input."""
+        return (self.input,)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same transformation over another input."""
+        (node,) = inputs
+        return replace(self, input=node)
+
+    @property
+    def element_spec(self) -> Any:
+        """As in the input."""
+        return self.input.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """As in the input."""
+        return self.input.cardinality
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """Every node once, this one first, inputs in order."""
+    seen: set[int] = set()
+    pending = [node]
+    while pending:
+        current = pending.pop()
+        if id(current) not in seen:
+            seen.add(id(current))
+            yield current
+            pending.extend(reversed(current.inputs))
+
+
+class Buffered:
+    """A stream read with a push-back: for consumers that cannot use all rows at once."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.stream = stream
+        self._left: Block | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        """The next 1 to ``limit`` elements."""
+        block = self._left
+        if block is None:
+            return self.stream.pull(limit)
+        self._left = None
+        if len(block) > limit:
+            self._left = block.slice(limit, len(block))
+            return block.slice(0, limit)
+        return block
+
+    def push_back(self, block: Block) -> None:
+        """Give back rows; the next `pull` returns them first."""
+        if len(block):
+            self._left = block if self._left is None else join([block, self._left])
+
+    def skip(self, count: int) -> int:
+        """Pass over elements."""
+        done = 0
+        if self._left is not None:
+            block = self.pull(count)
+            done = 0 if block is None else len(block)
+        return done + self.stream.skip(count - done) if done < count else done
+
+    def close(self) -> None:
+        """Close the stream."""
+        self.stream.close()

@@ -1,0 +1,148 @@
+"""One of several datasets for each element: chosen by a dataset of numbers, or at random."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._blocks import Block, ColumnBlock, as_structure, join
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Buffered,
+    SourceNode,
+    Stream,
+)
+from replicax.data._nodes._combine import ConcatenateNode, ManyNode
+from replicax.data._seeds import Run, Seeds
+from replicax.data._structure import LEAF
+
+_DRAWS = 1024
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ChooseNode(ManyNode):
+    """The first branch gives numbers; each says which of the others gives the next element."""
+
+    stop_on_empty_dataset: bool
+
+    @property
+    def element_spec(self) -> Any:
+        """What all branches have in common."""
+        spec = self.branches[1].element_spec
+        for node in self.branches[2:]:
+            spec = ConcatenateNode.of(self.branches[1], node).element_spec
+        return spec
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before the choices are."""
+        sizes = [node.cardinality for node in self.branches]
+        if all(size == INFINITE_CARDINALITY for size in sizes):
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        choices, *streams = (node.open(run.at(k)) for k, node in enumerate(self.branches))
+        return _ChooseStream(choices, streams, stop_on_empty=self.stop_on_empty_dataset)
+
+
+@final
+class _ChooseStream(Stream):
+    def __init__(self, choices: Stream, streams: Sequence[Stream], *, stop_on_empty: bool) -> None:
+        self._choices = Buffered(choices)
+        self._streams = list(streams)
+        self._open = [True] * len(streams)
+        self._stop_on_empty = stop_on_empty
+        self._is_done = False
+        self._error: Exception | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        blocks: list[Block] = []
+        if self._error is not None:
+            raise self._error
+        try:
+            while len(blocks) < limit and not self._is_done:
+                block = self._next()
+                if block is not None:
+                    blocks.append(block)
+        except Exception as error:
+            if not blocks:
+                raise
+            self._error = error
+        if not blocks:
+            return None
+        structure = blocks[0].structure
+        return join([as_structure(block, structure) for block in blocks])
+
+    def close(self) -> None:
+        self._choices.close()
+        for stream in self._streams:
+            stream.close()
+
+    def _next(self) -> Block | None:
+        choice = self._choices.pull(1)
+        if choice is None:
+            self._is_done = True
+            return None
+        number = int(choice.elements()[0])
+        if not 0 <= number < len(self._streams):
+            raise InvalidArgumentError(
+                f"choose_from_datasets() got the choice {number}, but there are"
+                f" {len(self._streams)} datasets, numbered from 0 to {len(self._streams) - 1}."
+            )
+        if not self._open[number]:
+            return None
+        block = self._streams[number].pull(1)
+        if block is None:
+            self._open[number] = False
+            self._is_done = self._stop_on_empty or not any(self._open)
+        return block
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RandomChoiceNode(SourceNode):
+    """Numbers drawn with the given weights, without end."""
+
+    weights: tuple[float, ...]
+    seeds: Seeds
+
+    @property
+    def random(self) -> Seeds:
+        """The seeds of the draws."""
+        return self.seeds
+
+    @property
+    def element_spec(self) -> TensorSpec:
+        """One int64."""
+        return TensorSpec((), np.int64)
+
+    @property
+    def cardinality(self) -> int:
+        """Without end."""
+        return INFINITE_CARDINALITY
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _RandomChoiceStream(self.weights, run.generator(self.seeds))
+
+
+@final
+class _RandomChoiceStream(Stream):
+    def __init__(self, weights: Sequence[float], generator: np.random.Generator) -> None:
+        total = sum(weights)
+        self._weights = [weight / total for weight in weights]
+        self._generator = generator
+        self._drawn = np.empty(0, np.int64)
+
+    def pull(self, limit: int) -> Block | None:
+        if not len(self._drawn):
+            self._drawn = self._generator.choice(len(self._weights), _DRAWS, p=self._weights)
+        drawn, self._drawn = self._drawn[:limit], self._drawn[limit:]
+        return ColumnBlock(LEAF, [drawn], len(drawn))

@@ -1,0 +1,207 @@
+"""Transformations over several inputs in step or in turn: zip, concatenate."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, final
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._blocks import Block, ColumnBlock, RowBlock, as_structure
+from replicax.data._errors import StructureError
+from replicax.data._leaves import common_shape
+from replicax.data._node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Buffered,
+    Node,
+    Stream,
+)
+from replicax.data._seeds import Run
+from replicax.data._structure import Structure, flatten, tuple_of
+
+
+@dataclass(frozen=True, eq=False)
+class ManyNode(Node):
+    """A node with any number of inputs."""
+
+    branches: tuple[Node, ...]
+
+    @property
+    def inputs(self) -> tuple[Node, ...]:
+        """The branches."""
+        return self.branches
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same transformation over other branches."""
+        return replace(self, branches=inputs)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ZipNode(ManyNode):
+    """Elements of all branches side by side, until the shortest ends.
+
+    ``nesting`` says how the branches are nested in an element; its leaves are the branches.
+    """
+
+    nesting: Structure
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs, nested like the branches."""
+        return self.nesting.unflatten([node.element_spec for node in self.branches])
+
+    @property
+    def cardinality(self) -> int:
+        """The shortest."""
+        sizes = [node.cardinality for node in self.branches]
+        finite = [size for size in sizes if size != INFINITE_CARDINALITY]
+        if not finite:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if min(finite) < 0 else min(finite)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        streams = [node.open(run.at(k)) for k, node in enumerate(self.branches)]
+        return _ZipStream(streams, self.nesting)
+
+
+@final
+class _ZipStream(Stream):
+    def __init__(self, streams: Sequence[Stream], nesting: Structure) -> None:
+        self._streams = [Buffered(stream) for stream in streams]
+        self._nesting = nesting
+        self._structure: Structure | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        blocks: list[Block] = []
+        for stream in self._streams:
+            block = stream.pull(limit)
+            if block is None:
+                return None
+            limit = min(limit, len(block))
+            blocks.append(block)
+        for position, (stream, block) in enumerate(zip(self._streams, blocks, strict=True)):
+            if len(block) > limit:
+                stream.push_back(block.slice(limit, len(block)))
+                blocks[position] = block.slice(0, limit)
+        return self._side_by_side(blocks, limit)
+
+    def skip(self, count: int) -> int:
+        return min(stream.skip(count) for stream in self._streams)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def _side_by_side(self, blocks: Sequence[Block], size: int) -> Block:
+        if self._structure is None:
+            self._structure = _nest(self._nesting, [block.structure for block in blocks])
+        if any(isinstance(block, RowBlock) for block in blocks):
+            parts = zip(*(block.rows() for block in blocks), strict=True)
+            return RowBlock(self._structure, [sum(rows, ()) for rows in parts])
+        columns = [column for block in blocks for column in block.columns()]
+        return ColumnBlock(self._structure, columns, size)
+
+
+def _nest(nesting: Structure, parts: Sequence[Structure]) -> Structure:
+    placeholders = [part.unflatten([0] * part.num_leaves) for part in parts]
+    if nesting.is_flat_tuple:
+        return tuple_of(parts)
+    return flatten(nesting.unflatten(placeholders))[0]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ConcatenateNode(ManyNode):
+    """The branches one after the other."""
+
+    @classmethod
+    def of(cls, *branches: Node) -> "ConcatenateNode":
+        """Check that elements are built alike."""
+        first, second = (node.element_spec for node in branches)
+        problem = _difference(first, second)
+        if problem:
+            raise StructureError(
+                f"concatenate() joins datasets with elements built alike, but {problem}:"
+                f" {first} and {second}. Bring one to the form of the other with `map`."
+            )
+        return cls(branches)
+
+    @property
+    def element_spec(self) -> Any:
+        """What both have in common."""
+        first, second = (node.element_spec for node in self.branches)
+        structure, left = flatten(first)
+        right = structure.leaves_of(second)
+        return structure.unflatten([_join(a, b) for a, b in zip(left, right, strict=True)])
+
+    @property
+    def cardinality(self) -> int:
+        """The sum."""
+        sizes = [node.cardinality for node in self.branches]
+        if INFINITE_CARDINALITY in sizes:
+            return INFINITE_CARDINALITY
+        return UNKNOWN_CARDINALITY if min(sizes) < 0 else sum(sizes)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _ConcatenateStream(self.branches, run)
+
+
+@final
+class _ConcatenateStream(Stream):
+    def __init__(self, nodes: Sequence[Node], run: Run) -> None:
+        self._nodes = nodes
+        self._run = run
+        self._turn = 0
+        self._stream: Stream | None = None
+        self._structure: Structure | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        while (stream := self._current()) is not None:
+            block = stream.pull(limit)
+            if block is not None:
+                self._structure = self._structure or block.structure
+                return as_structure(block, self._structure)
+            self._next_branch()
+        return None
+
+    def skip(self, count: int) -> int:
+        done = 0
+        while done < count and (stream := self._current()) is not None:
+            done += stream.skip(count - done)
+            if done < count:
+                self._next_branch()
+        return done
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.close()
+
+    def _current(self) -> Stream | None:
+        if self._stream is None and self._turn < len(self._nodes):
+            self._stream = self._nodes[self._turn].open(self._run.at(self._turn))
+        return self._stream
+
+    def _next_branch(self) -> None:
+        self.close()
+        self._stream = None
+        self._turn += 1
+
+
+def _difference(first: Any, second: Any) -> str:
+    structure, left = flatten(first)
+    try:
+        right = structure.leaves_of(second)
+    except StructureError as error:
+        return f"their nesting differs ({error})"
+    for a, b in zip(left, right, strict=True):
+        if getattr(a, "dtype", None) != getattr(b, "dtype", None):
+            return f"dtypes differ ({getattr(a, 'dtype', a)} and {getattr(b, 'dtype', b)})"
+    return ""
+
+
+def _join(left: Any, right: Any) -> Any:
+    if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
+        return TensorSpec(common_shape(left.shape, right.shape), left.dtype)
+    return left

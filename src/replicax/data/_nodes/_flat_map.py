@@ -1,0 +1,162 @@
+"""A dataset for each element, one after the other or in turn: flat_map and interleave."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+from replicax.data._blocks import Block, as_structure
+from replicax.data._errors import StructureError
+from replicax.data._functions import ElementFunction
+from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
+from replicax.data._nodes._prefetch import PrefetchStream
+from replicax.data._probe import first_element
+from replicax.data._seeds import Run, Seeds, derived_seeds
+from replicax.data._structure import Structure
+
+OpenInner = Callable[[Any, int], Stream]
+
+_READ_AHEAD = 1024
+
+
+@dataclass(frozen=True, eq=False)
+class NestingNode(UnaryNode):
+    """A node whose function returns a dataset for each element."""
+
+    function: ElementFunction
+    seeds: Seeds
+
+    @property
+    def random(self) -> Seeds:
+        """The source of seeds for random datasets that the function makes."""
+        return self.seeds
+
+    @property
+    def element_spec(self) -> Any:
+        """That of the first inner dataset."""
+        if self.function.spec is None:
+            self.function.spec = self.first_inner().element_spec
+        return self.function.spec
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before all inner datasets are made."""
+        return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Yes: the function."""
+        return True
+
+    def first_inner(self) -> Node:
+        """The graph that the function makes for the first element."""
+        structure, leaves = first_element(self.input)
+        return self.inner(structure.unflatten(leaves), 0, Run())
+
+    def inner(self, element: Any, index: int, run: Run) -> Node:
+        """The graph that the function makes for one element."""
+        with derived_seeds(run.at(index).generator(self.seeds)):
+            result = self.function.call(element, index)
+        node = getattr(result, "node", None)
+        if not isinstance(node, Node):
+            raise StructureError(
+                f"The function given to {self.function.name}() must return a Dataset, but for"
+                f" element {index} it returned {result!r} of type {type(result).__name__}. Return"
+                " `rx.data.Dataset.from_tensor_slices(...)`, or use `map` for single values."
+            )
+        return node
+
+    def opener(self, run: Run) -> OpenInner:
+        """How to open the dataset of an element."""
+        return lambda element, index: self.inner(element, index, run).open(run.at(index))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FlatMapNode(NestingNode):
+    """The inner datasets one after the other."""
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return InterleaveStream(self.input.open(run), self.opener(run), cycle=1, block=1 << 62)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class InterleaveNode(NestingNode):
+    """``block`` elements from each of ``cycle`` inner datasets in turn."""
+
+    cycle: int
+    block: int
+    num_parallel_calls: int | None = None
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        opener = self.opener(run)
+        if self.num_parallel_calls not in (None, 1):
+            opener = ahead(opener)
+        return InterleaveStream(self.input.open(run), opener, cycle=self.cycle, block=self.block)
+
+
+def ahead(opener: OpenInner) -> OpenInner:
+    """Read each inner dataset ahead in a thread of its own."""
+    return lambda element, index: PrefetchStream(opener(element, index), _READ_AHEAD)
+
+
+@final
+class InterleaveStream(Stream):
+    """Inner streams in turn; a slot whose stream has ended is filled at its next turn."""
+
+    def __init__(self, stream: Stream, opener: OpenInner, *, cycle: int, block: int) -> None:
+        self._stream = stream
+        self._open = opener
+        self._block = block
+        self._slots: list[Stream | None] = [None] * cycle
+        self._slot = 0
+        self._left = block  # elements that the current slot may still give in this turn
+        self._index = 0
+        self._is_input_done = False
+        self._structure: Structure | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        while (inner := self._current()) is not None:
+            block = inner.pull(min(limit, self._left))
+            if block is None:
+                inner.close()
+                self._slots[self._slot] = None
+                self._next_slot()
+                continue
+            self._left -= len(block)
+            if not self._left:
+                self._next_slot()
+            self._structure = self._structure or block.structure
+            return as_structure(block, self._structure)
+        return None
+
+    def close(self) -> None:
+        for inner in self._slots:
+            if inner is not None:
+                inner.close()
+        self._stream.close()
+
+    def _current(self) -> Stream | None:
+        """The stream whose turn it is, or None when all have ended."""
+        for _ in range(len(self._slots)):
+            inner = self._slots[self._slot]
+            if inner is None and not self._is_input_done:
+                inner = self._slots[self._slot] = self._next_inner()
+            if inner is not None:
+                return inner
+            self._next_slot()
+        return None
+
+    def _next_inner(self) -> Stream | None:
+        block = self._stream.pull(1)
+        if block is None:
+            self._is_input_done = True
+            return None
+        self._index += 1
+        return self._open(block.elements()[0], self._index - 1)
+
+    def _next_slot(self) -> None:
+        self._slot = (self._slot + 1) % len(self._slots)
+        self._left = self._block

@@ -1,0 +1,150 @@
+"""Batches of elements with different lengths, padded to a common shape."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from replicax._tensor_spec import Shape, TensorSpec
+from replicax.data._blocks import Block, Row, RowBlock, join
+from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._leaves import Array, to_array
+from replicax.data._node import Stream, UnaryNode
+from replicax.data._nodes._batch import add_axis, batches_of
+from replicax.data._seeds import Run
+from replicax.data._structure import Structure, flatten
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PaddedBatchNode(UnaryNode):
+    """``size`` elements, each padded at the end of every axis.
+
+    ``shapes`` and ``values`` are nested like elements, or None for the longest of each batch and
+    for zeros.
+    """
+
+    size: int
+    shapes: Any
+    values: Any
+    drop_remainder: bool
+
+    @property
+    def element_spec(self) -> Any:
+        """The padded shapes with a leading axis."""
+        leading = self.size if self.drop_remainder else None
+        structure, specs = flatten(self.input.element_spec)
+        if self.shapes is not None:
+            shapes = padded_shapes(structure, self.shapes)
+            specs = [TensorSpec(s, spec.dtype) for s, spec in zip(shapes, specs, strict=True)]
+        return add_axis(structure.unflatten(specs), leading)
+
+    @property
+    def cardinality(self) -> int:
+        """The number of batches."""
+        return batches_of(self.input.cardinality, self.size, drop_remainder=self.drop_remainder)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _PaddedBatchStream(self.input.open(run), self)
+
+
+@final
+class _PaddedBatchStream(Stream):
+    def __init__(self, stream: Stream, node: PaddedBatchNode) -> None:
+        self._stream = stream
+        self._node = node
+
+    def pull(self, limit: int) -> Block | None:
+        node, blocks, count = self._node, [], 0
+        while count < node.size:
+            block = self._stream.pull(node.size - count)
+            if block is None:
+                break
+            blocks.append(block)
+            count += len(block)
+        if not count or (count < node.size and node.drop_remainder):
+            return None
+        whole = join(blocks)
+        return RowBlock(whole.structure, [self._pad(whole.structure, whole.rows())])
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _pad(self, structure: Structure, rows: Sequence[Row]) -> Row:
+        node = self._node
+        columns = list(zip(*rows, strict=True))
+        shapes: list[Shape | None] = [None] * len(columns)
+        if node.shapes is not None:
+            shapes = list(padded_shapes(structure, node.shapes))
+        values = _padding_values(structure, node.values)
+        return tuple(
+            _pad_leaf(leaves, shape, value)
+            for leaves, shape, value in zip(columns, shapes, values, strict=True)
+        )
+
+
+def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
+    """The shape for each leaf; lists and tuples of numbers are shapes, -1 and None are open."""
+    if structure.kind == "leaf":
+        return [_to_shape(shapes)]
+    try:
+        parts = _leaves_with_shapes(structure, shapes)
+    except (StructureError, TypeError, KeyError, ValueError) as error:
+        raise StructureError(
+            f"padded_shapes={shapes!r} is not nested like the elements, which are {structure}."
+            " Give one shape for each part, for example `([None], [])` for pairs."
+        ) from error
+    return [_to_shape(part) for part in parts]
+
+
+def _leaves_with_shapes(structure: Structure, shapes: Any) -> list[Any]:
+    if structure.kind == "leaf":
+        return [shapes]
+    by_key = structure.kind == "dict"
+    children = [shapes[key] for key in structure.keys] if by_key else list(shapes)
+    parts = zip(structure.children, children, strict=True)
+    return [leaf for child, part in parts for leaf in _leaves_with_shapes(child, part)]
+
+
+def _to_shape(shape: Any) -> Shape:
+    sizes = shape.shape if isinstance(shape, TensorSpec) else shape
+    return tuple(None if size is None or size < 0 else int(size) for size in sizes)
+
+
+def _padding_values(structure: Structure, values: Any) -> list[Any]:
+    if values is None:
+        return [None] * structure.num_leaves
+    if not isinstance(values, (tuple, dict)):
+        return [values] * structure.num_leaves
+    return structure.leaves_of(values)
+
+
+def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
+    arrays = [to_array(leaf) for leaf in leaves]
+    ranks = {array.ndim for array in arrays} | (set() if shape is None else {len(shape)})
+    if len(ranks) > 1:
+        raise InvalidArgumentError(
+            f"Cannot pad elements of different rank in one batch: shapes"
+            f" {[array.shape for array in arrays]}, padded_shapes {shape}."
+        )
+    longest = tuple(max(sizes) for sizes in zip(*(a.shape for a in arrays), strict=True))
+    target = (
+        longest
+        if shape is None
+        else tuple(
+            most if size is None else size for size, most in zip(shape, longest, strict=True)
+        )
+    )
+    if any(most > size for most, size in zip(longest, target, strict=True)):
+        raise InvalidArgumentError(
+            f"An element of shape {longest} does not fit into padded_shapes {shape}:"
+            " padding only adds. Cut it in a `map`, or use None for the longest of each batch."
+        )
+    dtype = arrays[0].dtype
+    fill = (b"" if dtype.kind == "O" else 0) if value is None else to_array(value)[()]
+    result = np.full((len(arrays), *target), fill, dtype)
+    for place, array in enumerate(arrays):
+        result[place][tuple(slice(size) for size in array.shape)] = array
+    return result

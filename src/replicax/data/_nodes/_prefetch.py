@@ -1,0 +1,144 @@
+"""Reading ahead in a thread that ends with its stream."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import final
+
+from replicax.data._blocks import Block
+from replicax.data._node import Stream, UnaryNode
+from replicax.data._seeds import Run
+
+_AUTOTUNE_SIZE = 8
+_JOIN_SECONDS = 1.0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PrefetchNode(UnaryNode):
+    """Up to ``buffer_size`` elements are made before they are asked for."""
+
+    buffer_size: int
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass; the thread starts with the first pull."""
+        stream = self.input.open(run)
+        if self.buffer_size == 0:
+            return stream
+        return PrefetchStream(stream, self.buffer_size if self.buffer_size > 0 else _AUTOTUNE_SIZE)
+
+
+class _Shared:
+    """What thread and consumer share; it must not refer to the consumer's stream.
+
+    Otherwise the thread would keep that stream alive, and garbage collection could not end it.
+    """
+
+    def __init__(self, stream: Stream, capacity: int) -> None:
+        self.stream = stream
+        self.capacity = capacity
+        self.ready: deque[Block] = deque()
+        self.count = 0
+        self.changed = threading.Condition()
+        self.is_done = False
+        self.is_stopped = False
+        self.error: BaseException | None = None
+
+    def room(self) -> int:
+        """Wait for room; how many elements, 0 when stopped."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.is_stopped or self.count < self.capacity)
+            return 0 if self.is_stopped else self.capacity - self.count
+
+    def put(self, block: Block) -> None:
+        """Add a block."""
+        with self.changed:
+            self.ready.append(block)
+            self.count += len(block)
+            self.changed.notify_all()
+
+    def finish(self, error: BaseException | None) -> None:
+        """No more blocks."""
+        with self.changed:
+            self.is_done, self.error = True, error
+            self.changed.notify_all()
+
+    def stop(self) -> None:
+        """Ask the thread to end."""
+        with self.changed:
+            self.is_stopped = True
+            self.ready.clear()
+            self.changed.notify_all()
+
+
+@final
+class PrefetchStream(Stream):
+    """The input's blocks, made in a thread."""
+
+    def __init__(self, stream: Stream, capacity: int) -> None:
+        self._shared = _Shared(stream, capacity)
+        self._thread: threading.Thread | None = None
+        self._left: Block | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        """Wait for a block."""
+        if self._thread is None:
+            self._start()
+        block = self._left if self._left is not None else self._take()
+        self._left = None
+        if block is not None and len(block) > limit:
+            self._left = block.slice(limit, len(block))
+            block = block.slice(0, limit)
+        return block
+
+    def skip(self, count: int) -> int:
+        """Before the thread starts the input skips by itself."""
+        if self._thread is None:
+            return self._shared.stream.skip(count)
+        return super().skip(count)
+
+    def close(self) -> None:
+        """End the thread, which closes the input."""
+        self._shared.stop()
+        if self._thread is None:
+            self._shared.stream.close()
+        elif self._thread is not threading.current_thread():
+            self._thread.join(_JOIN_SECONDS)
+
+    def __del__(self) -> None:
+        self._shared.stop()
+
+    def _start(self) -> None:
+        self._thread = threading.Thread(
+            target=_read_ahead, args=(self._shared,), name="replicax-prefetch", daemon=True
+        )
+        self._thread.start()
+
+    def _take(self) -> Block | None:
+        shared = self._shared
+        with shared.changed:
+            shared.changed.wait_for(lambda: shared.ready or shared.is_done)
+            if shared.ready:
+                block = shared.ready.popleft()
+                shared.count -= len(block)
+                shared.changed.notify_all()
+                return block
+            error, shared.error = shared.error, None
+        if error is not None:
+            raise error
+        return None
+
+
+def _read_ahead(shared: _Shared) -> None:
+    error: BaseException | None = None
+    try:
+        while room := shared.room():
+            block = shared.stream.pull(room)
+            if block is None:
+                break
+            shared.put(block)
+            del block  # or this frame would keep one batch more alive than was asked for
+    except BaseException as caught:
+        error = caught
+    shared.stream.close()
+    shared.finish(error)

@@ -1,0 +1,165 @@
+"""Transformations that leave elements out: take, skip, shard."""
+
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from replicax.data._blocks import Block
+from replicax.data._node import INFINITE_CARDINALITY, Stream, UnaryNode
+from replicax.data._seeds import Run
+
+SHARD_HINT = -1
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TakeNode(UnaryNode):
+    """The first ``count`` elements; all of them if it is negative."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        """At most ``count``."""
+        size = self.input.cardinality
+        if self.count < 0:
+            return size
+        if size == INFINITE_CARDINALITY:
+            return self.count
+        return min(size, self.count) if size >= 0 else (size if self.count else 0)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        stream = self.input.open(run)
+        return stream if self.count < 0 else _TakeStream(stream, self.count)
+
+
+@final
+class _TakeStream(Stream):
+    def __init__(self, stream: Stream, count: int) -> None:
+        self._stream = stream
+        self._left = count
+
+    def pull(self, limit: int) -> Block | None:
+        if self._left <= 0:
+            return None
+        block = self._stream.pull(min(limit, self._left))
+        if block is not None:
+            self._left -= len(block)
+        return block
+
+    def skip(self, count: int) -> int:
+        done = self._stream.skip(min(count, self._left))
+        self._left -= done
+        return done
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SkipNode(UnaryNode):
+    """Everything after the first ``count`` elements; nothing if it is negative."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        """What is left."""
+        size = self.input.cardinality
+        if self.count < 0:
+            return 0
+        return max(size - self.count, 0) if size >= 0 else size
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        if self.count < 0:
+            return _TakeStream(self.input.open(run), 0)
+        return _SkipStream(self.input.open(run), self.count)
+
+
+@final
+class _SkipStream(Stream):
+    def __init__(self, stream: Stream, count: int) -> None:
+        self._stream = stream
+        self._before = count
+
+    def pull(self, limit: int) -> Block | None:
+        self._pass_over()
+        return self._stream.pull(limit)
+
+    def skip(self, count: int) -> int:
+        self._pass_over()
+        return self._stream.skip(count)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _pass_over(self) -> None:
+        if self._before:
+            self._stream.skip(self._before)
+            self._before = 0
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ShardNode(UnaryNode):
+    """Every ``num_shards``-th element, from ``index`` on.
+
+    With ``num_shards`` equal to `SHARD_HINT` it marks the place where a distribution strategy
+    shards, and does nothing otherwise.
+    """
+
+    num_shards: int
+    index: int
+
+    @property
+    def cardinality(self) -> int:
+        """A part of the input's."""
+        size = self.input.cardinality
+        if size < 0 or self.num_shards == SHARD_HINT:
+            return size
+        return (size - self.index + self.num_shards - 1) // self.num_shards if size else 0
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        stream = self.input.open(run)
+        if self.num_shards in (1, SHARD_HINT):
+            return stream
+        return _ShardStream(stream, self.num_shards, self.index)
+
+
+@final
+class _ShardStream(Stream):
+    def __init__(self, stream: Stream, num_shards: int, index: int) -> None:
+        self._stream = stream
+        self._num_shards = num_shards
+        self._index = index
+        self._gap = index  # elements of other shards before the next one of ours
+
+    def pull(self, limit: int) -> Block | None:
+        while True:
+            if self._gap and self._stream.skip(self._gap) < self._gap:
+                return None
+            self._gap = 0
+            block = self._stream.pull(1 + (limit - 1) * self._num_shards)
+            if block is None:
+                return None
+            mine = np.arange(0, len(block), self._num_shards)
+            self._gap = int(mine[-1]) + self._num_shards - len(block)
+            return block if len(block) == 1 else block.take(mine)
+
+    def skip(self, count: int) -> int:
+        if not count or (self._gap and self._stream.skip(self._gap) < self._gap):
+            return 0
+        self._gap = 0
+        wanted = 1 + (count - 1) * self._num_shards
+        done = self._stream.skip(wanted)
+        mine = (done + self._num_shards - 1) // self._num_shards
+        self._gap = mine * self._num_shards - done
+        return mine
+
+    def close(self) -> None:
+        self._stream.close()

@@ -1,0 +1,148 @@
+"""Windows: small datasets of consecutive elements."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from replicax.data._blocks import Block, Row, RowBlock, join
+from replicax.data._dataset_spec import DatasetSpec
+from replicax.data._leaves import Array, leaf_spec
+from replicax.data._node import Node, SourceNode, Stream, UnaryNode
+from replicax.data._nodes._source import ArraySource, SlicesNode
+from replicax.data._seeds import Run
+from replicax.data._structure import LEAF, map_leaves
+
+Wrap = Callable[[Node], Any]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WindowNode(UnaryNode):
+    """Each leaf of a window is a dataset of ``size`` elements, ``stride`` apart.
+
+    Windows start ``shift`` elements after each other.
+    """
+
+    size: int
+    shift: int
+    stride: int
+    drop_remainder: bool
+    wrap: Wrap
+
+    @property
+    def element_spec(self) -> Any:
+        """Nested datasets."""
+        return map_leaves(DatasetSpec, self.input.element_spec)
+
+    @property
+    def cardinality(self) -> int:
+        """The number of windows."""
+        count = self.input.cardinality
+        if count < 0:
+            return count
+        if self.drop_remainder:
+            return max(0, (count - self.reach) // self.shift + 1)
+        return (count + self.shift - 1) // self.shift
+
+    @property
+    def reach(self) -> int:
+        """Elements from the first of a window to its last."""
+        return (self.size - 1) * self.stride + 1
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _WindowStream(self.input.open(run), self)
+
+
+@final
+class _WindowStream(Stream):
+    def __init__(self, stream: Stream, node: WindowNode) -> None:
+        self._stream = stream
+        self._node = node
+        self._waiting: Block | None = None
+        self._gap = 0  # elements to pass over before the next window, if windows are apart
+
+    def pull(self, limit: int) -> Block | None:
+        node = self._node
+        block = self._collect(node.reach)
+        if block is None or (len(block) < node.reach and node.drop_remainder):
+            return None
+        here = min(node.reach, len(block))
+        window = block.take(np.arange(0, here, node.stride))
+        used = min(node.shift, len(block))
+        self._waiting = block.slice(used, len(block)) if used < len(block) else None
+        self._gap = node.shift - used
+        return RowBlock(block.structure, [self._datasets(window)])
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _collect(self, wanted: int) -> Block | None:
+        if self._gap and self._stream.skip(self._gap) < self._gap:
+            return None
+        self._gap = 0
+        blocks = [] if self._waiting is None else [self._waiting]
+        count = sum(len(block) for block in blocks)
+        while count < wanted:
+            block = self._stream.pull(wanted - count)
+            if block is None:
+                break
+            blocks.append(block)
+            count += len(block)
+        return join(blocks) if blocks else None
+
+    def _datasets(self, window: Block) -> Row:
+        if window.is_columnar():
+            return tuple(self._node.wrap(_column_node(c)) for c in window.columns())
+        leaves = zip(*window.rows(), strict=True)
+        return tuple(self._node.wrap(RowsNode(list(part))) for part in leaves)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RowsNode(SourceNode):
+    """Leaves of any form, in memory."""
+
+    leaves: list[Any]
+
+    @property
+    def element_spec(self) -> Any:
+        """That of the first."""
+        return leaf_spec(self.leaves[0])
+
+    @property
+    def cardinality(self) -> int:
+        """How many there are."""
+        return len(self.leaves)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return BlocksStream([RowBlock(LEAF, [(leaf,) for leaf in self.leaves])])
+
+
+@final
+class BlocksStream(Stream):
+    """Blocks that exist already."""
+
+    def __init__(self, blocks: list[Block]) -> None:
+        self._blocks = blocks
+        self._next = 0
+        self._left: Block | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        """The next block, cut to size."""
+        block = self._left
+        if block is None:
+            if self._next == len(self._blocks):
+                return None
+            block = self._blocks[self._next]
+            self._next += 1
+        self._left = block.slice(limit, len(block)) if len(block) > limit else None
+        return block.slice(0, limit) if len(block) > limit else block
+
+
+def _column_node(column: Array) -> SlicesNode:
+    spec = leaf_spec(column[0])
+    return SlicesNode(ArraySource(LEAF, [column]), spec, len(column))

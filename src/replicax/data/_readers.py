@@ -1,0 +1,154 @@
+"""Datasets over files."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from replicax.data._dataset import Dataset
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._functions import ElementFunction
+from replicax.data._node import Node
+from replicax.data._nodes._flat_map import FlatMapNode
+from replicax.data._nodes._readers import FileFormat, ReaderNode
+from replicax.data._records._chunks import to_compression
+from replicax.data._records._text import FixedLengthFormat, TextFormat
+from replicax.data._records._tfrecord import TFRecordFormat
+from replicax.data._seeds import Seeds
+from replicax.data._surface._root import to_int
+
+FileNames = str | bytes | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset
+
+
+class TFRecordDataset(Dataset):
+    """The records of TFRecord files, as bytes; every checksum is verified.
+
+    Args:
+        filenames: A file, several, or a dataset of names.
+        compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
+        buffer_size: Ignored; files are read in large pieces.
+        num_parallel_reads: How many files to read at once; records then come in turns, one from
+            each. One file after the other if None.
+        name: Ignored.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a.tfrecord")
+        >>> with rx.io.TFRecordWriter(path) as writer:
+        ...     writer.write(b"one")
+        >>> list(rx.data.TFRecordDataset([path, path]))
+        [b'one', b'one']
+    """
+
+    def __init__(
+        self,
+        filenames: FileNames,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        del buffer_size, name
+        compression = to_compression(compression_type, "TFRecordDataset")
+        super().__init__(
+            _reader(filenames, TFRecordFormat(compression), num_parallel_reads, "TFRecordDataset")
+        )
+
+
+class TextLineDataset(Dataset):
+    """The lines of text files, as bytes without their ends.
+
+    Args:
+        filenames: A file, several, or a dataset of names.
+        compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
+        buffer_size: Ignored; files are read in large pieces.
+        num_parallel_reads: How many files to read at once; lines then come in turns.
+        name: Ignored.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.txt")
+        >>> _ = path.write_text("one\\ntwo\\n")
+        >>> list(rx.data.TextLineDataset(path))
+        [b'one', b'two']
+    """
+
+    def __init__(
+        self,
+        filenames: FileNames,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        del buffer_size, name
+        compression = to_compression(compression_type, "TextLineDataset")
+        super().__init__(
+            _reader(filenames, TextFormat(compression), num_parallel_reads, "TextLineDataset")
+        )
+
+
+class FixedLengthRecordDataset(Dataset):
+    """Pieces of a fixed length from binary files, as bytes.
+
+    Args:
+        filenames: A file, several, or a dataset of names.
+        record_bytes: The length of a piece.
+        header_bytes: Bytes to leave out at the start of each file.
+        footer_bytes: Bytes to leave out at its end.
+        buffer_size: Ignored; files are read in large pieces.
+        compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
+        num_parallel_reads: How many files to read at once; pieces then come in turns.
+        name: Ignored.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.bin")
+        >>> _ = path.write_bytes(b"Haaabbb")
+        >>> list(rx.data.FixedLengthRecordDataset(path, 3, header_bytes=1))
+        [b'aaa', b'bbb']
+    """
+
+    def __init__(  # noqa: PLR0913
+        self,
+        filenames: FileNames,
+        record_bytes: int,
+        header_bytes: int | None = None,
+        footer_bytes: int | None = None,
+        buffer_size: int | None = None,
+        compression_type: str | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        del buffer_size, name
+        verb = "FixedLengthRecordDataset"
+        record_format = FixedLengthFormat(
+            to_int(record_bytes, verb, "record_bytes", least=1),
+            to_int(header_bytes or 0, verb, "header_bytes", least=0),
+            to_int(footer_bytes or 0, verb, "footer_bytes", least=0),
+            to_compression(compression_type, verb),
+        )
+        super().__init__(_reader(filenames, record_format, num_parallel_reads, verb))
+
+
+def _reader(
+    filenames: FileNames, file_format: FileFormat, num_parallel_reads: int | None, verb: str
+) -> Node:
+    if isinstance(filenames, Dataset):
+        return FlatMapNode(
+            filenames.node,
+            ElementFunction(lambda name: Dataset(ReaderNode((_path(name),), file_format)), verb),
+            Seeds(None),
+        )
+    if isinstance(filenames, (str, bytes, os.PathLike)):
+        names: list[Any] = [filenames]
+    else:
+        names = list(filenames)
+    return ReaderNode(tuple(_path(name) for name in names), file_format, num_parallel_reads)
+
+
+def _path(name: Any) -> str:
+    if isinstance(name, (str, bytes, os.PathLike)):
+        return os.fsdecode(name)
+    raise InvalidArgumentError(
+        f"A file name is a str, bytes or a path, got {name!r} of type {type(name).__name__}."
+    )

@@ -1,0 +1,120 @@
+"""TFRecord files: for each record its length, a checksum of that, the data, a checksum of it."""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+
+from replicax.data._errors import DataLossError
+from replicax.data._leaves import Array
+from replicax.data._records._chunks import chunks
+from replicax.data._records._crc32c import checksums, masked
+
+_LENGTH = struct.Struct("<Q")
+_HEADER = 12  # the length and its checksum
+_FOOTER = 4  # the checksum of the data
+
+
+@final
+@dataclass(frozen=True)
+class TFRecordFormat:
+    """Records of bytes; every checksum is verified."""
+
+    compression: str = ""
+
+    def read(self, path: str) -> Iterator[list[bytes]]:
+        """Lists of records; the good ones before a bad one come first."""
+        parts: list[bytes] = []
+        have, need, base = 0, _HEADER, 0
+        for chunk in chunks(path, self.compression):
+            parts.append(chunk)
+            have += len(chunk)
+            if have < need:
+                continue
+            data = b"".join(parts)
+            frames = _frames(data)
+            yield from _verified(data, frames, path, base)
+            used = int(frames[-1].sum()) + _HEADER + _FOOTER if len(frames) else 0
+            rest = data[used:]
+            base += used
+            need = _needed(rest, path, base)
+            parts, have = [rest], len(rest)
+        if have:
+            raise _cut_off(b"".join(parts), path, base)
+
+
+def _frames(data: bytes) -> Array:
+    """Offset and length of each complete record, one row for each."""
+    frames: list[tuple[int, int]] = []
+    offset, size = 0, len(data)
+    unpack = _LENGTH.unpack_from
+    while size - offset >= _HEADER:
+        (length,) = unpack(data, offset)
+        end = offset + length + _HEADER + _FOOTER
+        if end > size:
+            break
+        frames.append((offset, length))
+        offset = end
+    return np.array(frames, np.int64).reshape(-1, 2)
+
+
+def _verified(data: bytes, frames: Array, path: str, base: int) -> Iterator[list[bytes]]:
+    if not len(frames):
+        return
+    starts, lengths = frames[:, 0], frames[:, 1]
+    content = np.frombuffer(data, np.uint8)
+    is_good_length = _good_lengths(data, content, starts)
+    bodies = starts + _HEADER
+    stored = _stored(content, bodies + lengths)
+    is_good_data = masked(checksums(data, bodies, lengths)) == stored
+    bad = np.flatnonzero(~(is_good_length & is_good_data))
+    good = int(bad[0]) if len(bad) else len(frames)
+    ends = bodies + lengths
+    if good:
+        pairs = zip(bodies[:good].tolist(), ends[:good].tolist(), strict=True)
+        yield [data[start:end] for start, end in pairs]
+    if len(bad):
+        what = "data" if is_good_length[good] else "length"
+        raise _corrupt(path, base + int(starts[good]), what, int(lengths[good]))
+
+
+def _needed(rest: bytes, path: str, base: int) -> int:
+    """How many bytes the next record needs; its length must be believed first."""
+    if len(rest) < _HEADER:
+        return _HEADER
+    (length,) = _LENGTH.unpack_from(rest, 0)
+    if not _good_lengths(rest, np.frombuffer(rest, np.uint8), np.array([0]))[0]:
+        raise _corrupt(path, base, "length", length)
+    return int(length) + _HEADER + _FOOTER
+
+
+def _good_lengths(data: bytes, content: Array, starts: Array) -> Array:
+    found = masked(checksums(data, starts, np.full(len(starts), _LENGTH.size)))
+    result: Array = found == _stored(content, starts + _LENGTH.size)
+    return result
+
+
+def _stored(content: Array, offsets: Array) -> Array:
+    return np.ascontiguousarray(content[offsets[:, None] + np.arange(4)]).view("<u4")[:, 0]
+
+
+def _corrupt(path: str, offset: int, what: str, length: int) -> DataLossError:
+    return DataLossError(
+        f"{path!r} is corrupt: the checksum of the {what} of the record at byte {offset} is wrong"
+        f" (it says to be {length} bytes long). The records before it were delivered; write the"
+        " file again, or check `compression_type`."
+    )
+
+
+def _cut_off(rest: bytes, path: str, offset: int) -> DataLossError:
+    if len(rest) < _HEADER:
+        expected = f"its header needs {_HEADER}"
+    else:
+        (length,) = _LENGTH.unpack_from(rest, 0)
+        expected = f"it needs {length + _HEADER + _FOOTER}"
+    return DataLossError(
+        f"{path!r} is cut off: the record at byte {offset} has {len(rest)} bytes, but {expected}."
+        " The records before it were delivered; copy or write the file again."
+    )

@@ -1,0 +1,133 @@
+"""Nested elements as flat lists of leaves, and back.
+
+Tuples, named tuples, dicts and ``None`` are structure; everything else, lists too, is a leaf.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from replicax.data._errors import StructureError
+
+_Kind = Literal["leaf", "none", "tuple", "named", "dict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """The shape of nesting, without the leaves; equal by value."""
+
+    kind: _Kind
+    children: tuple["Structure", ...] = ()
+    keys: tuple[Any, ...] = ()
+    factory: Callable[..., Any] | None = None
+    num_leaves: int = 1
+    is_flat_tuple: bool = False
+
+    def unflatten(self, leaves: Sequence[Any]) -> Any:
+        """Leaves in order -> the nested value."""
+        if self.kind == "leaf":
+            return leaves[0]
+        if self.is_flat_tuple:
+            return tuple(leaves)
+        return self.build(iter(leaves))
+
+    def leaves_of(self, value: Any) -> list[Any]:
+        """The nested value -> its leaves, or `StructureError` if it is built differently."""
+        if self.kind == "leaf" and not isinstance(value, (tuple, dict)):
+            return [value]
+        leaves: list[Any] = []
+        self.collect(value, leaves, value)
+        return leaves
+
+    def __str__(self) -> str:
+        return _describe(self.unflatten(["*"] * self.num_leaves))
+
+    def build(self, leaves: Iterable[Any]) -> Any:
+        """Take as many leaves as are needed, and nest them."""
+        if self.kind == "leaf":
+            return next(leaves)  # type: ignore[call-overload]
+        if self.kind == "none":
+            return None
+        parts = [child.build(leaves) for child in self.children]
+        if self.kind == "dict":
+            return dict(zip(self.keys, parts, strict=True))
+        return tuple(parts) if self.factory is None else self.factory(*parts)
+
+    def collect(self, value: Any, leaves: list[Any], whole: Any) -> None:
+        """Add the leaves of a part of ``whole``."""
+        if self.kind == "leaf":
+            if value is None or isinstance(value, (tuple, Mapping)):
+                raise self._mismatch(whole)
+            leaves.append(value)
+            return
+        for child, part in zip(self.children, self._parts_of(value, whole), strict=True):
+            child.collect(part, leaves, whole)
+
+    def _parts_of(self, value: Any, whole: Any) -> Iterable[Any]:
+        if self.kind == "none" and value is None:
+            return ()
+        if self.kind == "dict" and isinstance(value, Mapping) and value.keys() == set(self.keys):
+            return [value[key] for key in self.keys]
+        is_tuple = self.kind in ("tuple", "named") and isinstance(value, tuple)
+        if is_tuple and len(value) == len(self.children):
+            parts: Iterable[Any] = value
+            return parts
+        raise self._mismatch(whole)
+
+    def _mismatch(self, value: Any) -> StructureError:
+        return StructureError(f"expected {self}, got {_describe(value)}")
+
+
+LEAF = Structure("leaf")
+
+
+def flatten(value: Any) -> tuple[Structure, list[Any]]:
+    """A nested value -> its structure and its leaves in order (dicts in their own order)."""
+    leaves: list[Any] = []
+    return _flatten_into(value, leaves), leaves
+
+
+def tuple_of(children: Iterable[Structure]) -> Structure:
+    """The structure of a tuple with these parts."""
+    return _tuple(tuple(children), "tuple", None)
+
+
+def map_leaves(function: Callable[..., Any], value: Any) -> Any:
+    """The same nesting with ``function`` applied to each leaf."""
+    structure, leaves = flatten(value)
+    return structure.unflatten([function(leaf) for leaf in leaves])
+
+
+def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
+    if isinstance(value, tuple):
+        children = tuple(_flatten_into(part, leaves) for part in value)
+        named = hasattr(value, "_fields")
+        return _tuple(children, "named" if named else "tuple", type(value) if named else None)
+    if isinstance(value, Mapping):
+        children = tuple(_flatten_into(part, leaves) for part in value.values())
+        return Structure("dict", children, tuple(value), None, _count(children))
+    if value is None:
+        return Structure("none", num_leaves=0)
+    leaves.append(value)
+    return LEAF
+
+
+def _tuple(
+    children: tuple[Structure, ...], kind: _Kind, factory: Callable[..., Any] | None
+) -> Structure:
+    is_flat = factory is None and all(child.kind == "leaf" for child in children)
+    return Structure(kind, children, (), factory, _count(children), is_flat)
+
+
+def _count(children: tuple[Structure, ...]) -> int:
+    return sum(child.num_leaves for child in children)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{k!r}: {_describe(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        inner = ", ".join(_describe(part) for part in value)
+        name = type(value).__name__ if hasattr(value, "_fields") else ""
+        return f"{name}({inner},)" if len(value) == 1 else f"{name}({inner})"
+    return "None" if value is None else "*"

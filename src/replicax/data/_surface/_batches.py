@@ -1,0 +1,159 @@
+"""Part of `Dataset`: elements together and apart."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._nodes._batch import BatchNode
+from replicax.data._nodes._padded_batch import PaddedBatchNode
+from replicax.data._nodes._unbatch import RebatchNode, UnbatchNode
+from replicax.data._nodes._window import WindowNode
+from replicax.data._surface._root import Root, to_int
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
+
+
+class Batches(Root):
+    """Transformations between elements and batches."""
+
+    def batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,  # noqa: FBT001
+        name: str | None = None,
+    ) -> "Dataset":
+        """Consecutive elements as one element with a leading axis.
+
+        Args:
+            batch_size: Elements of a batch; at least 1.
+            drop_remainder: Whether a smaller last batch is left out.
+            num_parallel_calls: Ignored: a batch is one copy.
+            deterministic: Ignored.
+            name: Ignored.
+
+        Returns:
+            A dataset of batches.
+
+        Example:
+            >>> list(rx.data.Dataset.range(5).batch(3))
+            [array([0, 1, 2]), array([3, 4])]
+        """
+        del num_parallel_calls, deterministic, name
+        size = to_int(batch_size, "batch", "batch_size", least=1)
+        return self._wrap(BatchNode(self.node, size, bool(drop_remainder)))
+
+    def padded_batch(
+        self,
+        batch_size: int,
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """Batches of elements with different lengths, padded at their ends.
+
+        Args:
+            batch_size: Elements of a batch; at least 1.
+            padded_shapes: One shape for each part, nested like elements; None (or -1) on an axis,
+                or instead of it all, for the longest of each batch.
+            padding_values: What to fill with, nested like elements; zeros and empty strings if
+                None.
+            drop_remainder: Whether a smaller last batch is left out.
+            name: Ignored.
+
+        Returns:
+            A dataset of batches.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(1, 4).map(lambda n: np.full(n, n))
+            >>> next(iter(dataset.padded_batch(3)))
+            array([[1, 0, 0],
+                   [2, 2, 0],
+                   [3, 3, 3]])
+        """
+        del name
+        size = to_int(batch_size, "padded_batch", "batch_size", least=1)
+        node = PaddedBatchNode(self.node, size, padded_shapes, padding_values, bool(drop_remainder))
+        return self._wrap(node)
+
+    def unbatch(self, name: str | None = None) -> "Dataset":
+        """Batches taken apart along their first axis.
+
+        Args:
+            name: Ignored.
+
+        Returns:
+            A dataset of the elements inside the batches.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(5).batch(3).unbatch()]
+            [0, 1, 2, 3, 4]
+        """
+        del name
+        return self._wrap(UnbatchNode(self.node))
+
+    def rebatch(
+        self,
+        batch_size: int | Sequence[int],
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """Batches cut again to other sizes.
+
+        Args:
+            batch_size: The new size, or several sizes to take in turn.
+            drop_remainder: Whether an incomplete last batch is left out.
+            name: Ignored.
+
+        Returns:
+            A dataset of batches.
+
+        Example:
+            >>> list(rx.data.Dataset.range(6).batch(4).rebatch([2, 1]))
+            [array([0, 1]), array([2]), array([3, 4]), array([5])]
+        """
+        del name
+        sizes = [batch_size] if not isinstance(batch_size, Sequence) else list(batch_size)
+        numbers = [to_int(size, "rebatch", "batch_size", least=1) for size in sizes]
+        if not numbers:
+            raise InvalidArgumentError("rebatch(batch_size=[]): give at least one size.")
+        return self._wrap(RebatchNode(self.node, tuple(numbers), bool(drop_remainder)))
+
+    def window(
+        self,
+        size: int,
+        shift: int | None = None,
+        stride: int = 1,
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """Small datasets of consecutive elements, which may overlap.
+
+        Args:
+            size: Elements of a window.
+            shift: From the start of a window to that of the next; ``size`` if None.
+            stride: From an element of a window to the next.
+            drop_remainder: Whether incomplete windows at the end are left out.
+            name: Ignored.
+
+        Returns:
+            A dataset whose elements have a dataset for each part.
+
+        Example:
+            >>> windows = rx.data.Dataset.range(5).window(3, shift=1, drop_remainder=True)
+            >>> [[int(x) for x in window] for window in windows]
+            [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
+        """
+        del name
+        node = WindowNode(
+            self.node,
+            to_int(size, "window", "size", least=1),
+            to_int(size if shift is None else shift, "window", "shift", least=1),
+            to_int(stride, "window", "stride", least=1),
+            bool(drop_remainder),
+            self._wrap,
+        )
+        return self._wrap(node)

@@ -1,0 +1,207 @@
+"""Part of `Dataset`: functions of elements."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from replicax.data._functions import ElementFunction
+from replicax.data._node import AUTOTUNE
+from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode
+from replicax.data._nodes._map import FilterNode, MapNode
+from replicax.data._nodes._take_while import TakeWhileNode
+from replicax.data._seeds import Seeds
+from replicax.data._structure import flatten
+from replicax.data._surface._root import Root, to_int
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
+
+# Fixed, unlike TensorFlow's, which follows the number of cores: an order that depends on the
+# machine cannot be restored on another.
+_DEFAULT_CYCLE = 16
+
+
+class Elements(Root):
+    """Transformations that call a user's function."""
+
+    def map(  # noqa: PLR0913
+        self,
+        map_func: Callable[..., Any],
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,  # noqa: FBT001
+        synchronous: bool | None = None,  # noqa: FBT001
+        use_unbounded_threadpool: bool | None = None,  # noqa: FBT001
+        name: str | None = None,
+        *,
+        vectorize: bool | None = None,
+    ) -> "Dataset":
+        """A function of each element.
+
+        The function works on NumPy values on the host. Where it may, it is called on whole blocks
+        of elements: this is tried once, with the first rows and with made-up ones, and used only if
+        every bit agrees with calling it for each element alone. Randomness inside the function is
+        the function's own: seed it there, and by worker if workers must differ.
+
+        Args:
+            map_func: Takes an element; the parts of a tuple as separate arguments.
+            num_parallel_calls: Threads for a function that is called element by element; they help
+                where it waits or leaves Python. ``rx.data.AUTOTUNE`` decides by its time.
+            deterministic: Ignored: the order is always that of the input.
+            synchronous: Ignored.
+            use_unbounded_threadpool: Ignored.
+            name: Ignored.
+            vectorize: False calls it for each element alone, without trying; True always gives it
+                whole blocks, untried.
+
+        Returns:
+            A dataset of the results.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(3).map(lambda x: x * 2)
+            >>> [int(x) for x in dataset]
+            [0, 2, 4]
+        """
+        del deterministic, synchronous, use_unbounded_threadpool, name
+        function = ElementFunction(map_func, "map", vectorize=vectorize)
+        return self._wrap(MapNode(self.node, function, _workers(num_parallel_calls, "map")))
+
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset":
+        """The elements for which a function is true.
+
+        Args:
+            predicate: Takes an element, returns one bool.
+            name: Ignored.
+
+        Returns:
+            A dataset of those elements.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(6).filter(lambda x: x % 2 == 1)]
+            [1, 3, 5]
+        """
+        del name
+        return self._wrap(FilterNode(self.node, ElementFunction(predicate, "filter")))
+
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset":
+        """The elements before the first for which a function is false.
+
+        Args:
+            predicate: Takes an element, returns one bool.
+            name: Ignored.
+
+        Returns:
+            A dataset of those elements.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(6).take_while(lambda x: x < 2)]
+            [0, 1]
+        """
+        del name
+        return self._wrap(TakeWhileNode(self.node, ElementFunction(predicate, "take_while")))
+
+    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> "Dataset":
+        """A dataset for each element, one after the other.
+
+        Args:
+            map_func: Takes an element, returns a `Dataset`.
+            name: Ignored.
+
+        Returns:
+            A dataset of the elements of all those datasets.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(3).flat_map(rx.data.Dataset.range)
+            >>> [int(x) for x in dataset]
+            [0, 0, 1]
+        """
+        del name
+        return self._wrap(
+            FlatMapNode(self.node, ElementFunction(map_func, "flat_map"), Seeds(None))
+        )
+
+    def interleave(  # noqa: PLR0913
+        self,
+        map_func: Callable[..., Any],
+        cycle_length: int | None = None,
+        block_length: int | None = None,
+        num_parallel_calls: int | None = None,
+        deterministic: bool | None = None,  # noqa: FBT001
+        name: str | None = None,
+    ) -> "Dataset":
+        """A dataset for each element, several of them in turn.
+
+        Args:
+            map_func: Takes an element, returns a `Dataset`.
+            cycle_length: How many are open at a time; 16 if None or ``rx.data.AUTOTUNE``.
+            block_length: Elements from each before the next one's turn; 1 if None.
+            num_parallel_calls: Anything but None or 1 reads each in a thread of its own.
+            deterministic: Ignored: the order is always the same.
+            name: Ignored.
+
+        Returns:
+            A dataset of the elements of all those datasets.
+
+        Example:
+            >>> def tens(k):
+            ...     return rx.data.Dataset.range(10 * k, 10 * k + 3)
+            >>> [int(x) for x in rx.data.Dataset.range(2).interleave(tens, cycle_length=2)]
+            [0, 10, 1, 11, 2, 12]
+        """
+        del deterministic, name
+        cycle = _DEFAULT_CYCLE if cycle_length in (None, AUTOTUNE) else cycle_length
+        node = InterleaveNode(
+            self.node,
+            ElementFunction(map_func, "interleave"),
+            Seeds(None),
+            to_int(cycle, "interleave", "cycle_length", least=1),
+            to_int(
+                1 if block_length is None else block_length, "interleave", "block_length", least=1
+            ),
+            _workers(num_parallel_calls, "interleave"),
+        )
+        return self._wrap(node)
+
+    def reduce(
+        self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None
+    ) -> Any:
+        """All elements folded into one value.
+
+        Args:
+            initial_state: The value to begin with.
+            reduce_func: Takes the state and an element, returns the next state.
+            name: Ignored.
+
+        Returns:
+            The last state.
+
+        Example:
+            >>> int(rx.data.Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
+            10
+        """
+        del name
+        state = initial_state
+        structure, _ = flatten(initial_state)
+        for element in self._wrap(self.node):
+            state = reduce_func(state, element)
+            structure.leaves_of(state)
+        return state
+
+    def apply(self, transformation_func: Callable[["Dataset"], "Dataset"]) -> "Dataset":
+        """A function of the whole dataset.
+
+        Args:
+            transformation_func: Takes this dataset, returns another.
+
+        Returns:
+            What the function returned.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(5).apply(lambda d: d.take(2))]
+            [0, 1]
+        """
+        return transformation_func(self._wrap(self.node))
+
+
+def _workers(num_parallel_calls: int | None, verb: str) -> int | None:
+    if num_parallel_calls is None or num_parallel_calls == AUTOTUNE:
+        return num_parallel_calls
+    return to_int(num_parallel_calls, verb, "num_parallel_calls", least=1)

@@ -1,0 +1,209 @@
+"""Part of `Dataset`: which elements, in which order, how often, and when."""
+
+import os
+from typing import TYPE_CHECKING
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY
+from replicax.data._nodes._annotate import EnumerateNode
+from replicax.data._nodes._cache import CacheNode
+from replicax.data._nodes._combine import ConcatenateNode
+from replicax.data._nodes._prefetch import PrefetchNode
+from replicax.data._nodes._repeat import RepeatNode
+from replicax.data._nodes._select import SHARD_HINT, ShardNode, SkipNode, TakeNode
+from replicax.data._nodes._shuffle import ShuffleNode
+from replicax.data._seeds import Seeds
+from replicax.data._surface._root import Root, node_of, to_int
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
+
+
+class Order(Root):
+    """Transformations that leave elements as they are."""
+
+    def shuffle(
+        self,
+        buffer_size: int,
+        seed: int | None = None,
+        reshuffle_each_iteration: bool = True,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """Random order through a buffer.
+
+        Args:
+            buffer_size: Elements to choose from; all of them for
+                ``rx.data.UNKNOWN_CARDINALITY``. A buffer as large as the dataset gives every
+                order the same chance.
+            seed: The seed; drawn once if None (see `rx.data.set_seed_source`).
+            reshuffle_each_iteration: False for the same order in each pass.
+            name: Ignored.
+
+        Returns:
+            A dataset of the same elements.
+
+        Example:
+            >>> sorted(int(x) for x in rx.data.Dataset.range(5).shuffle(5, seed=3))
+            [0, 1, 2, 3, 4]
+        """
+        del name
+        size = to_int(buffer_size, "shuffle", "buffer_size")
+        if size < 1 and size != UNKNOWN_CARDINALITY:
+            raise InvalidArgumentError(
+                f"shuffle(buffer_size={size}): buffer_size must be at least 1, or"
+                " rx.data.UNKNOWN_CARDINALITY to hold the whole dataset."
+            )
+        seeds = Seeds(seed, reshuffle=reshuffle_each_iteration is not False)
+        return self._wrap(ShuffleNode(self.node, size, seeds))
+
+    def repeat(self, count: int | None = None, name: str | None = None) -> "Dataset":
+        """Several passes, one after the other.
+
+        Args:
+            count: How many; without end if None or -1.
+            name: Ignored.
+
+        Returns:
+            A dataset of all those passes.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(2).repeat(2)]
+            [0, 1, 0, 1]
+        """
+        del name
+        number = -1 if count is None else to_int(count, "repeat", "count")
+        return self._wrap(RepeatNode(self.node, max(number, -1)))
+
+    def take(self, count: int, name: str | None = None) -> "Dataset":
+        """The first elements.
+
+        Args:
+            count: How many; all if -1.
+            name: Ignored.
+
+        Returns:
+            A dataset of at most ``count`` elements.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(9).take(2)]
+            [0, 1]
+        """
+        del name
+        return self._wrap(TakeNode(self.node, to_int(count, "take", "count")))
+
+    def skip(self, count: int, name: str | None = None) -> "Dataset":
+        """Everything after the first elements.
+
+        Args:
+            count: How many to leave out; all if -1.
+            name: Ignored.
+
+        Returns:
+            A dataset of the rest.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(5).skip(3)]
+            [3, 4]
+        """
+        del name
+        return self._wrap(SkipNode(self.node, to_int(count, "skip", "count")))
+
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> "Dataset":
+        """Every ``num_shards``-th element, from ``index`` on.
+
+        Args:
+            num_shards: The number of parts, or `rx.data.experimental.SHARD_HINT` to mark the place
+                where a strategy with policy HINT shards.
+            index: Which part.
+            name: Ignored.
+
+        Returns:
+            A dataset of one part.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(7).shard(3, 1)]
+            [1, 4]
+        """
+        del name
+        parts, place = to_int(num_shards, "shard", "num_shards"), to_int(index, "shard", "index")
+        if parts != SHARD_HINT and not 0 <= place < parts:
+            raise InvalidArgumentError(
+                f"shard(num_shards={parts}, index={place}): num_shards must be at least 1, and"
+                " index at least 0 and less than num_shards."
+            )
+        return self._wrap(ShardNode(self.node, parts, place))
+
+    def concatenate(self, dataset: "Dataset", name: str | None = None) -> "Dataset":
+        """This dataset, then another.
+
+        Args:
+            dataset: A dataset of elements built alike.
+            name: Ignored.
+
+        Returns:
+            A dataset of both.
+
+        Example:
+            >>> a, b = rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)
+            >>> [int(x) for x in a.concatenate(b)]
+            [0, 1, 10, 11]
+        """
+        del name
+        return self._wrap(ConcatenateNode.of(self.node, node_of(dataset, "concatenate")))
+
+    def enumerate(self, start: int = 0, name: str | None = None) -> "Dataset":
+        """Pairs of a number and an element.
+
+        Args:
+            start: The first number.
+            name: Ignored.
+
+        Returns:
+            A dataset of pairs.
+
+        Example:
+            >>> [(int(i), int(x)) for i, x in rx.data.Dataset.range(5, 7).enumerate()]
+            [(0, 5), (1, 6)]
+        """
+        del name
+        return self._wrap(EnumerateNode(self.node, to_int(start, "enumerate", "start")))
+
+    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> "Dataset":
+        """Elements kept after the first complete pass.
+
+        A `shuffle` before the cache is kept with it: put it after, for a new order in each pass.
+
+        Args:
+            filename: A file to keep them in, for later processes too; in memory if empty.
+            name: Ignored.
+
+        Returns:
+            A dataset of the same elements.
+
+        Example:
+            >>> calls = []
+            >>> dataset = rx.data.Dataset.range(3).map(calls.append, vectorize=False).cache()
+            >>> _ = list(dataset), list(dataset)
+            >>> len(calls)
+            3
+        """
+        del name
+        return self._wrap(CacheNode(self.node, os.fspath(filename)))
+
+    def prefetch(self, buffer_size: int, name: str | None = None) -> "Dataset":
+        """Elements made ahead in a thread, which ends with its iterator.
+
+        Args:
+            buffer_size: How many, or ``rx.data.AUTOTUNE``.
+            name: Ignored.
+
+        Returns:
+            A dataset of the same elements.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(3).prefetch(2)]
+            [0, 1, 2]
+        """
+        del name
+        size = to_int(buffer_size, "prefetch", "buffer_size", least=AUTOTUNE)
+        return self._wrap(PrefetchNode(self.node, size))

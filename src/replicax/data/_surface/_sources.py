@@ -1,0 +1,310 @@
+"""Part of `Dataset`: where elements come from."""
+
+import builtins
+import glob
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._nodes._choose import ChooseNode, RandomChoiceNode
+from replicax.data._nodes._combine import ZipNode
+from replicax.data._nodes._generator import GeneratorNode
+from replicax.data._nodes._shuffle import ShuffleNode
+from replicax.data._nodes._source import RangeNode, SlicesNode, TensorsNode
+from replicax.data._seeds import Seeds
+from replicax.data._structure import flatten
+from replicax.data._surface._root import Root, node_of, to_int
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
+
+
+class Sources(Root):
+    """The constructors."""
+
+    @classmethod
+    def range(
+        cls, *args: int, output_type: DTypeLike = np.int64, name: str | None = None
+    ) -> "Dataset":
+        """Numbers from start to stop, as Python's range counts them.
+
+        Args:
+            *args: ``stop``, or ``start, stop``, or ``start, stop, step``.
+            output_type: The dtype of the numbers.
+            name: Ignored; TensorFlow has it.
+
+        Returns:
+            A dataset of scalars.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.range(2, 10, 3)]
+            [2, 5, 8]
+        """
+        del name
+        numbers = [to_int(arg, "range", "start, stop or step") for arg in args]
+        if not 1 <= len(numbers) <= 3 or (len(numbers) == 3 and numbers[2] == 0):
+            raise InvalidArgumentError(
+                f"range{args} needs stop, or start and stop, or start, stop and a step"
+                " that is not 0."
+            )
+        span = builtins.range(*numbers)
+        return cls._wrap(RangeNode(span.start, span.stop, span.step, np.dtype(output_type)))
+
+    @classmethod
+    def from_tensors(cls, tensors: Any, name: str | None = None) -> "Dataset":
+        """A dataset of one element.
+
+        Args:
+            tensors: The element: an array, or arrays in tuples and dicts.
+            name: Ignored.
+
+        Returns:
+            A dataset with that element only.
+
+        Example:
+            >>> list(rx.data.Dataset.from_tensors([1, 2]))
+            [array([1, 2], dtype=int32)]
+        """
+        del name
+        return cls._wrap(TensorsNode.of(tensors))
+
+    @classmethod
+    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> "Dataset":
+        """Arrays cut along their first axis.
+
+        The arrays are not copied; do not write into them while the dataset is in use. What the
+        dataset hands out is always a copy.
+
+        Args:
+            tensors: Arrays with the same first axis, in tuples and dicts.
+            name: Ignored.
+
+        Returns:
+            A dataset with one element for each place on the first axis.
+
+        Example:
+            >>> images, labels = np.zeros((3, 28, 28)), np.arange(3)
+            >>> dataset = rx.data.Dataset.from_tensor_slices((images, labels))
+            >>> [int(label) for image, label in dataset]
+            [0, 1, 2]
+        """
+        del name
+        return cls._wrap(SlicesNode.of(tensors))
+
+    @classmethod
+    def from_generator(  # noqa: PLR0913
+        cls,
+        generator: Callable[..., Iterable[Any]],
+        output_types: Any = None,
+        output_shapes: Any = None,
+        args: Sequence[Any] | None = None,
+        output_signature: Any = None,
+        name: str | None = None,
+    ) -> "Dataset":
+        """Elements from a Python function that returns an iterable.
+
+        Args:
+            generator: A function, called once for each pass; not a generator object, which could
+                be used only once.
+            output_types: Dtypes, nested like elements; the older way to declare them.
+            output_shapes: Shapes to ``output_types``.
+            args: Arguments for ``generator``.
+            output_signature: Specs, nested like elements. Without it they are learnt from the
+                first element.
+            name: Ignored.
+
+        Returns:
+            A dataset of what the generator yields. A restored iterator replays it from the start.
+
+        Example:
+            >>> def squares():
+            ...     for x in range(3):
+            ...         yield x * x
+            >>> [int(x) for x in rx.data.Dataset.from_generator(squares)]
+            [0, 1, 4]
+        """
+        del name
+        if not callable(generator):
+            raise StructureError(
+                f"from_generator() needs a function that makes a new iterable for each pass, got"
+                f" {type(generator).__name__}, which could be used only once. Write"
+                " `from_generator(lambda: make_items())`."
+            )
+        signature = output_signature
+        if signature is None and output_types is not None:
+            signature = _signature(output_types, output_shapes)
+        return cls._wrap(GeneratorNode(generator, tuple(args or ()), signature))
+
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset":
+        """Elements of several datasets side by side, until the shortest ends.
+
+        Args:
+            *args: Datasets, or one nested structure of them.
+            datasets: The structure, as the older keyword.
+            name: Ignored.
+
+        Returns:
+            A dataset of elements nested like the arguments.
+
+        Example:
+            >>> a, b = rx.data.Dataset.range(3), rx.data.Dataset.range(10, 20)
+            >>> [(int(x), int(y)) for x, y in rx.data.Dataset.zip(a, b)]
+            [(0, 10), (1, 11), (2, 12)]
+        """
+        del name
+        nested = datasets if datasets is not None else (args[0] if len(args) == 1 else args)
+        if isinstance(nested, list):
+            raise StructureError(
+                "zip() needs datasets in a tuple or dict, got a list. Write `zip(a, b)`."
+            )
+        nesting, leaves = flatten(nested)
+        return cls._wrap(ZipNode(tuple(node_of(leaf, "zip") for leaf in leaves), nesting))
+
+    @classmethod
+    def list_files(
+        cls,
+        file_pattern: str | os.PathLike[str] | Sequence[str],
+        shuffle: bool | None = None,  # noqa: FBT001
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> "Dataset":
+        """The names of files that match a pattern.
+
+        Args:
+            file_pattern: A pattern such as ``"data/*.tfrecord"``, or several.
+            shuffle: False for sorted names; otherwise another order in each pass.
+            seed: The seed of that order.
+            name: Ignored.
+
+        Returns:
+            A dataset of names, as bytes.
+
+        Example:
+            >>> rx.data.Dataset.list_files("/no/such/*.tfrecord")
+            Traceback (most recent call last):
+            ...
+            replicax.data._errors.InvalidArgumentError: No files match ...
+        """
+        del name
+        is_single = isinstance(file_pattern, (str, bytes, os.PathLike))
+        given: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
+        patterns = [os.fsdecode(pattern) for pattern in given]
+        names = sorted(path for pattern in patterns for path in glob.glob(pattern))
+        if not names:
+            raise InvalidArgumentError(
+                f"No files match {patterns} (the current folder is {os.getcwd()!r})."
+            )
+        node = SlicesNode.of(names)
+        if shuffle is False:
+            return cls._wrap(node)
+        return cls._wrap(ShuffleNode(node, len(names), Seeds(seed)))
+
+    @classmethod
+    def choose_from_datasets(
+        cls,
+        datasets: Sequence["Dataset"],
+        choice_dataset: "Dataset",
+        stop_on_empty_dataset: bool = True,  # noqa: FBT001, FBT002
+    ) -> "Dataset":
+        """For each number of a dataset, the next element of the dataset with that number.
+
+        Args:
+            datasets: Datasets of elements built alike.
+            choice_dataset: A dataset of int64 numbers from 0 on.
+            stop_on_empty_dataset: Whether the first dataset that runs out ends it all; otherwise
+                choices of it are passed over.
+
+        Returns:
+            A dataset of the chosen elements.
+
+        Example:
+            >>> a, b = rx.data.Dataset.range(3), rx.data.Dataset.range(10, 13)
+            >>> choices = rx.data.Dataset.from_tensor_slices(np.array([0, 1, 1, 0]))
+            >>> [int(x) for x in rx.data.Dataset.choose_from_datasets([a, b], choices)]
+            [0, 10, 11, 1]
+        """
+        branches = [node_of(dataset, "choose_from_datasets") for dataset in datasets]
+        if not branches:
+            raise InvalidArgumentError("choose_from_datasets() needs at least one dataset.")
+        choices = node_of(choice_dataset, "choose_from_datasets")
+        return cls._wrap(ChooseNode((choices, *branches), stop_on_empty_dataset))
+
+    @classmethod
+    def sample_from_datasets(
+        cls,
+        datasets: Sequence["Dataset"],
+        weights: Sequence[float] | None = None,
+        seed: int | None = None,
+        stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
+        rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
+    ) -> "Dataset":
+        """Elements of datasets drawn at random.
+
+        Args:
+            datasets: Datasets of elements built alike.
+            weights: How often each is drawn, relative to the others; equally if None.
+            seed: The seed of the draws.
+            stop_on_empty_dataset: Whether the first dataset that runs out ends it all.
+            rerandomize_each_iteration: False for the same draws in each pass.
+
+        Returns:
+            A dataset of all elements in random turns.
+
+        Example:
+            >>> a, b = rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)
+            >>> sorted(int(x) for x in rx.data.Dataset.sample_from_datasets([a, b], seed=1))
+            [0, 1, 10, 11]
+        """
+        branches = [node_of(dataset, "sample_from_datasets") for dataset in datasets]
+        parts = [1.0] * len(branches) if weights is None else [float(w) for w in weights]
+        if len(parts) != len(branches) or not branches or min(parts) < 0 or not sum(parts):
+            raise InvalidArgumentError(
+                f"sample_from_datasets() got {len(branches)} datasets and weights {weights!r}:"
+                " give one weight for each dataset, none negative and not all zero."
+            )
+        # A dataset of weight zero is never drawn; waiting for its end would take for ever.
+        kept = [(node, w) for node, w in builtins.zip(branches, parts, strict=True) if w > 0]
+        seeds = Seeds(seed, reshuffle=rerandomize_each_iteration is not False)
+        choices = RandomChoiceNode(tuple(w for _, w in kept), seeds)
+        nodes = (choices, *(node for node, _ in kept))
+        return cls._wrap(ChooseNode(nodes, stop_on_empty_dataset))
+
+    @classmethod
+    def counter(
+        cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None
+    ) -> "Dataset":
+        """Numbers without end.
+
+        Args:
+            start: The first.
+            step: The distance.
+            dtype: The dtype of the numbers.
+            name: Ignored.
+
+        Returns:
+            A dataset of scalars.
+
+        Example:
+            >>> [int(x) for x in rx.data.Dataset.counter(5, 2).take(3)]
+            [5, 7, 9]
+        """
+        del name
+        stop = (1 << 62) if step > 0 else -(1 << 62)
+        return cls._wrap(RangeNode(start, stop, step, np.dtype(dtype), is_endless=True))
+
+
+def _signature(types: Any, shapes: Any) -> Any:
+    structure, dtypes = flatten(types)
+    if shapes is None:
+        return structure.unflatten([TensorSpec(None, dtype) for dtype in dtypes])
+    if structure.kind == "leaf":
+        return TensorSpec(shapes, dtypes[0])
+    parts = shapes.values() if isinstance(shapes, dict) else shapes
+    specs = [TensorSpec(s, d) for s, d in builtins.zip(parts, dtypes, strict=True)]
+    return structure.unflatten(specs)
