@@ -86,6 +86,19 @@ def test_the_only_task_of_a_cluster_has_no_master(set_tf_config):
     assert TFConfigClusterResolver().master() == ""
 
 
+def test_one_task_of_a_sparse_job_has_a_master(set_tf_config):
+    set_tf_config({"cluster": {"worker": {"1": "a:1"}}, "task": {"type": "worker", "index": 1}})
+
+    assert TFConfigClusterResolver().master() == "a:1"
+
+
+def test_a_job_without_tasks_has_no_master(set_tf_config):
+    set_tf_config({"cluster": {"worker": []}, "task": {"type": "worker", "index": 0}})
+
+    with pytest.raises(ClusterError, match="no task 0 in job 'worker'"):
+        TFConfigClusterResolver().master()
+
+
 def test_a_session_master_is_given_as_it_stands(set_tf_config):
     set_tf_config({**TWO, "session_master": "given://x"})
 

@@ -76,14 +76,14 @@ class TFConfigClusterResolver(ClusterResolver):
         """Give the address of a task, this one's by default.
 
         Returns:
-            ``TF_CONFIG``'s ``session_master`` if it has one; else an empty string if the cluster
-            has at most one task; else the task's address.
+            ``TF_CONFIG``'s ``session_master`` if it has one; else an empty string if there is
+            no cluster, or only its task 0; else the task's address.
         """
         given = _text_or_none("session_master")
         if given is not None:
             return given
         spec = self.cluster_spec()
-        if sum(spec.num_tasks(job) for job in spec.jobs) <= 1 and len(spec.jobs) <= 1:
+        if [spec.task_indices(job) for job in spec.jobs] in ([], [[0]]):
             return ""
         job = self.task_type if task_type is None else task_type
         index = self.task_id if task_id is None else task_id
