@@ -1,1 +1,58 @@
-"""replicax: the tf.distribute programming model on JAX."""
+"""replicax: the tf.distribute programming model on JAX.
+
+Write a replica function once; one line chooses how it is spread: one device, the devices of one
+machine, many machines, or a TPU slice.
+"""
+
+from replicax.topology._virtual import prepare_environment
+
+prepare_environment()
+
+from replicax import compat, config, debug, distribute, errors, nest, nn, random  # noqa: E402
+from replicax._basics import (  # noqa: E402
+    Tensor,
+    add,
+    constant,
+    enable_eager_execution,
+    identity,
+)
+from replicax._enums import VariableAggregation, VariableSynchronization  # noqa: E402
+from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
+from replicax.function._control import cond, scan, while_loop  # noqa: E402
+from replicax.function._function import function  # noqa: E402
+from replicax.function._grad import grad, value_and_grad  # noqa: E402
+from replicax.topology._devices import device, device_name  # noqa: E402
+from replicax.variables._creation import variable_creator_scope  # noqa: E402
+from replicax.variables._scatter import IndexedSlices  # noqa: E402
+from replicax.variables._variable import Variable  # noqa: E402
+
+__all__ = [
+    "IndexedSlices",
+    "Tensor",
+    "TensorSpec",
+    "TypeSpec",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "add",
+    "compat",
+    "cond",
+    "config",
+    "constant",
+    "debug",
+    "device",
+    "device_name",
+    "distribute",
+    "enable_eager_execution",
+    "errors",
+    "function",
+    "grad",
+    "identity",
+    "nest",
+    "nn",
+    "random",
+    "scan",
+    "value_and_grad",
+    "variable_creator_scope",
+    "while_loop",
+]

@@ -1,0 +1,374 @@
+"""Cross-device ops: the ways in which the replicas' values become one on all of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import ReduceOp
+from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._packing import packed
+from replicax.topology._devices import resolve
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._in_body import apply_in_body
+from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica, mirrored
+from replicax.values._placement import is_array, on_device, replicate
+
+Pairs = Sequence[tuple[Any, Any]]
+Leaves = list[jax.Array]
+
+
+class CrossDeviceOps:
+    """How a strategy combines values; derive from it, or from one of ours, to do it your way.
+
+    Override ``reduce_implementation``, ``batch_reduce_implementation`` and
+    ``broadcast_implementation``; they are called eagerly with all replicas' values, and while a
+    compiled function is traced with this replica's, and in both cases the per-replica value can be
+    handed on to the ops of this module.
+
+    Example:
+        >>> class Logged(rx.distribute.ReductionToOneDevice):
+        ...     def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+        ...         calls.append(len(value_destination_pairs))
+        ...         return super().batch_reduce_implementation(
+        ...             reduce_op, value_destination_pairs, options
+        ...         )
+        >>> calls = []
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], Logged())
+        >>> total = strategy.run(
+        ...     lambda: rx.distribute.get_replica_context().all_reduce("SUM", jnp.ones(()))
+        ... )
+        >>> calls
+        [1]
+    """
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combine one per-replica value.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            per_replica_value: A per-replica value; a plain value is its own mean.
+            destinations: Where the result is wanted: a variable, a distributed value, a device's
+                name or a list of them.
+            options: How to pack and move the data.
+
+        Raises:
+            ValueError: Without destinations, or for the sum of a plain value.
+        """
+        _check_destinations(destinations)
+        op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
+        if not isinstance(per_replica_value, PerReplica):
+            return plain_reduction(op, per_replica_value, replicas_of(destinations))
+        return self.reduce_implementation(op, per_replica_value, destinations, options)
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Pairs,
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combine several per-replica values, packed where that helps.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value_destination_pairs: A list of (per-replica value, destinations).
+            options: How to pack and move the data.
+
+        Raises:
+            ValueError: If the pairs are not pairs.
+        """
+        pairs = _checked_pairs(value_destination_pairs)
+        op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
+        if all(isinstance(v, PerReplica) for v, _ in pairs):
+            return self.batch_reduce_implementation(op, pairs, options)
+        return [self.reduce(op, v, d, options) for v, d in pairs]
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """The same value on all destinations."""
+        _check_destinations(destinations)
+        return self.broadcast_implementation(tensor, destinations)
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """What `reduce` does, once its arguments are checked."""
+        raise NotImplementedError(_abstract(self, "reduce_implementation"))
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
+    ) -> list[Any]:
+        """What `batch_reduce` does, once its arguments are checked."""
+        raise NotImplementedError(_abstract(self, "batch_reduce_implementation"))
+
+    def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
+        """What `broadcast` does, once its arguments are checked."""
+        return place(tensor, destinations)
+
+
+class _InBodyOps(CrossDeviceOps):
+    """Ops that are one function of the replicas' pieces."""
+
+    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+        """The sum over the replicas of each leaf, in code that runs on every replica."""
+        raise NotImplementedError(_abstract(self, "sum_in_body"))
+
+    def reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: PerReplica,
+        destinations: Any,
+        options: CommunicationOptions,
+    ) -> Any:
+        """One value is a batch of one."""
+        pairs = [(per_replica_value, destinations)]
+        return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
+
+    def batch_reduce_implementation(
+        self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
+    ) -> list[Any]:
+        """All values of the batch in one compiled call."""
+        topology = next(
+            t for v, d in value_destination_pairs for t in (topology_of(v), topology_of(d)) if t
+        )
+        plan = _Plan(self, reduce_op, options, topology.num_replicas)
+        results = apply_in_body(plan, [v for v, _ in value_destination_pairs], topology)
+        return [
+            _deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A reduction as a hashable function of this replica's pieces."""
+
+    ops: _InBodyOps
+    op: ReduceOp
+    options: CommunicationOptions
+    size: int
+
+    def __call__(self, leaves: Leaves) -> Leaves:
+        sums = self.ops.sum_in_body(leaves, self.options, self.size)
+        return sums if self.op is ReduceOp.SUM else [x / self.size for x in sums]
+
+
+class NcclAllReduce(_InBodyOps):
+    """One all-reduce over all replicas; the default, on every platform.
+
+    On GPUs XLA runs it with NCCL. Elsewhere it is the platform's own all-reduce.
+
+    Args:
+        num_packs: 1 joins small values into one all-reduce; 0 joins none; more joins all values,
+            large ones too, into about so many.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(
+        ...     ["CPU:0", "CPU:1"], cross_device_ops=rx.distribute.NcclAllReduce(num_packs=2)
+        ... )
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        self.num_packs = _checked_packs(num_packs)
+
+    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+        """One all-reduce for each pack."""
+        return packed(
+            lambda flat: jax.lax.psum(flat, REPLICA_AXIS),
+            leaves,
+            bytes_per_pack=options.bytes_per_pack,
+            num_packs=self.num_packs,
+        )
+
+
+class HierarchicalCopyAllReduce(_InBodyOps):
+    """All-reduce in two halves: within each half of the replicas, then between the halves.
+
+    Fits machines whose devices form two groups with fast links inside. With an odd number of
+    replicas, or fewer than four, there is one group.
+
+    Args:
+        num_packs: As for `NcclAllReduce`.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(
+        ...     ["CPU:0", "CPU:1"], cross_device_ops=rx.distribute.HierarchicalCopyAllReduce()
+        ... )
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        self.num_packs = _checked_packs(num_packs)
+
+    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+        """Two grouped all-reduces for each pack."""
+        half = size // 2
+        inside: list[list[int]] | None = None
+        across: list[list[int]] | None = None
+        if size >= 4 and size % 2 == 0:
+            inside = [list(range(half)), list(range(half, size))]
+            across = [[i, i + half] for i in range(half)]
+
+        def two_steps(flat: Leaves) -> Leaves:
+            flat = jax.lax.psum(flat, REPLICA_AXIS, axis_index_groups=inside)
+            return jax.lax.psum(flat, REPLICA_AXIS, axis_index_groups=across) if across else flat
+
+        return packed(
+            two_steps, leaves, bytes_per_pack=options.bytes_per_pack, num_packs=self.num_packs
+        )
+
+
+class ReductionToOneDevice(_InBodyOps):
+    """Add everything up on one device, then copy the result to all.
+
+    Args:
+        reduce_to_device: The device that adds; the first replica's by default.
+        accumulation_fn: Combines the list of all replicas' values; their sum by default.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(
+        ...     ["CPU:0", "CPU:1"], cross_device_ops=rx.distribute.ReductionToOneDevice()
+        ... )
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | jax.Device | None = None,
+        accumulation_fn: Callable[[list[jax.Array]], jax.Array] | None = None,
+    ) -> None:
+        self.reduce_to_device = reduce_to_device
+        self.accumulation_fn = accumulation_fn
+
+    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+        """A tree of copies to one replica, then a tree of copies from it."""
+        if self.accumulation_fn is not None:
+            accumulate = self.accumulation_fn
+            rows = [jax.lax.all_gather(x, REPLICA_AXIS) for x in leaves]
+            return [accumulate([r[i] for i in range(size)]) for r in rows]
+        root = 0 if self.reduce_to_device is None else self._root(size)
+        return [_broadcast_from(root, _sum_to(root, x, size), size) for x in leaves]
+
+    def _root(self, size: int) -> int:
+        return resolve(self.reduce_to_device).id % size  # type: ignore[arg-type]
+
+
+def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:
+    step = 1
+    while step < size:
+        moves = [
+            ((root + i + step) % size, (root + i) % size)
+            for i in range(0, size, 2 * step)
+            if i + step < size
+        ]
+        x = x + jax.lax.ppermute(x, REPLICA_AXIS, moves)
+        step *= 2
+    return x
+
+
+def _broadcast_from(root: int, x: jax.Array, size: int) -> jax.Array:
+    rank = (jax.lax.axis_index(REPLICA_AXIS) - root) % size
+    step = 1
+    while step < size:
+        moves = [
+            ((root + i) % size, (root + i + step) % size) for i in range(step) if i + step < size
+        ]
+        arrived = jax.lax.ppermute(x, REPLICA_AXIS, moves)
+        x = jnp.where((rank >= step) & (rank < 2 * step), arrived, x)
+        step *= 2
+    return x
+
+
+def plain_reduction(op: ReduceOp, value: Any, size: int) -> Any:
+    """The reduction of a value that has no per-replica parts.
+
+    Raises:
+        ValueError: For the sum over several replicas, which could mean two things.
+    """
+    if op is ReduceOp.MEAN or size == 1 or (isinstance(value, int | float) and value == 0):
+        return value
+    raise ValueError(
+        f"{value!r} is one value, not one for each of the {size} replicas, so that its SUM could"
+        " mean the value or the value times the replicas. Reduce what `strategy.run` returned, or"
+        ' use "MEAN".'
+    )
+
+
+def place(value: Any, destinations: Any) -> Any:
+    """``value`` on all of ``destinations``."""
+    topology = topology_of(destinations)
+    if topology is None:
+        return on_device(value, resolve(destinations))
+    return mirrored(replicate(value, topology), topology)
+
+
+def topology_of(x: Any) -> Topology | None:
+    """Where a variable, a distributed value or a list of devices lives; None for one device."""
+    if isinstance(x, DistributedValues):
+        found = x.topology
+        if found is not None or not all(map(is_array, x.values)):
+            return found
+        return Topology(tuple(next(iter(v.devices())) for v in x.values))
+    if isinstance(x, str | jax.Device):
+        return None
+    if isinstance(x, list | tuple):
+        return Topology.local(x)
+    if is_array(x):
+        return Topology(tuple(x.devices())) if len(x.devices()) == 1 else None
+    held: Topology | None = getattr(x, "topology", None)
+    return held
+
+
+def replicas_of(destinations: Any) -> int:
+    """How many replicas a destination spans."""
+    topology = topology_of(destinations)
+    return topology.num_replicas if topology else 1
+
+
+def _deliver(result: Mirrored, destinations: Any) -> Any:
+    if isinstance(destinations, str | jax.Device):
+        return on_device(result.values[0], resolve(destinations))
+    return result
+
+
+def _check_destinations(destinations: Any) -> None:
+    if destinations is None:
+        raise ValueError(
+            "destinations is None: say where the result is wanted, with a variable, a distributed"
+            " value, a device's name or a list of names."
+        )
+
+
+def _checked_pairs(pairs: Any) -> Pairs:
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(p, list | tuple) and len(p) == 2 for p in pairs
+    ):
+        raise ValueError(
+            "value_destination_pairs must be a list of (per-replica value, destinations) pairs,"
+            f" got {pairs!r}."
+        )
+    for _, destinations in pairs:
+        _check_destinations(destinations)
+    return pairs
+
+
+def _checked_packs(num_packs: int) -> int:
+    if num_packs < 0:
+        raise ValueError(f"num_packs must be 0 or more, got {num_packs}.")
+    return num_packs
+
+
+def _abstract(ops: CrossDeviceOps, method: str) -> str:
+    return (
+        f"{type(ops).__name__} does not define {method}. Derive from"
+        " rx.distribute.NcclAllReduce, HierarchicalCopyAllReduce or ReductionToOneDevice,"
+        f" or define {method} yourself."
+    )

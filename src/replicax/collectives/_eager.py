@@ -1,0 +1,198 @@
+"""Collectives of eager replicas, as JAX primitives.
+
+Run op by op, a collective is a meeting of the replica threads. Its gradient is a collective, it can
+be mapped, and inside a compiled function of one replica it becomes a call back to the meeting.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+from replicax._enums import ReduceOp
+from replicax._errors import ReplicaError
+from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.collectives._meeting import Meeting
+from replicax.collectives._options import CommunicationOptions
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import PerReplica
+from replicax.values._placement import is_array, on_device
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A replica's place in the eager runs of a topology."""
+
+    topology: Topology
+    replica: int
+    ops: CrossDeviceOps
+
+    @property
+    def device(self) -> jax.Device:
+        """Where this replica computes."""
+        return self.topology.devices[self.replica]
+
+    @property
+    def meeting(self) -> Meeting:
+        """The run that is under way."""
+        meeting = _meetings.get(self.topology)
+        if not meeting:
+            raise ReplicaError(
+                "A collective of an eager replica ran after its `strategy.run` had ended."
+            )
+        return meeting[-1]
+
+
+_meetings: dict[Topology, list[Meeting]] = {}
+_staged: list[bool] = []
+
+
+@contextmanager
+def opened(topology: Topology) -> Iterator[Meeting]:
+    """A meeting that collectives of ``topology`` find, also from threads of the runtime."""
+    meeting = Meeting(topology.num_replicas)
+    _meetings.setdefault(topology, []).append(meeting)
+    try:
+        yield meeting
+    finally:
+        _meetings[topology].remove(meeting)
+
+
+def settled(result: Any) -> Any:
+    """``result``, waited for if collectives of compiled code may still be on their way."""
+    return jax.block_until_ready(result) if _staged else result
+
+
+def all_reduce(
+    seat: Seat, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+) -> list[jax.Array]:
+    """The sum or mean over all replicas of each leaf."""
+    results: list[jax.Array] = _reduce_p.bind(*leaves, seat=seat, op=op, options=options)
+    return results
+
+
+def all_gather(
+    seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions
+) -> jax.Array:
+    """All replicas' values, joined along ``axis``; their sizes may differ there."""
+    sizes = seat.meeting.meet(
+        seat.replica,
+        "all_gather",
+        x.shape[axis],
+        lambda all_sizes: [tuple(all_sizes)] * len(all_sizes),
+        timeout=options.timeout_seconds,
+    )
+    gathered: jax.Array = _gather_p.bind(x, seat=seat, axis=axis, sizes=sizes, options=options)
+    return gathered
+
+
+_reduce_p = Primitive("replica_all_reduce")
+_reduce_p.multiple_results = True
+_gather_p = Primitive("replica_all_gather")
+
+
+def _reduce_now(
+    *leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions
+) -> list[Any]:
+    def settle(rows: list[Any]) -> list[Any]:
+        columns = list(zip(*rows, strict=True))
+        if not is_array(columns[0][0]):
+            return [[_host_reduction(op, c) for c in columns]] * len(rows)
+        values = [PerReplica(c) for c in columns]
+        results = seat.ops.batch_reduce(op, [(v, v) for v in values], options)
+        return list(zip(*(r.values for r in results), strict=True))
+
+    results = seat.meeting.meet(
+        seat.replica, "all_reduce", leaves, settle, timeout=options.timeout_seconds
+    )
+    return list(results)
+
+
+def _gather_now(
+    x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], options: CommunicationOptions
+) -> Any:
+    def settle(pieces: list[Any]) -> list[Any]:
+        if not is_array(pieces[0]):
+            return [np.concatenate(pieces, axis)] * len(pieces)
+        whole = jnp.concatenate(pieces, axis)
+        return [on_device(whole, d) for d in seat.topology.devices]
+
+    return seat.meeting.meet(
+        seat.replica, "all_gather", x, settle, timeout=options.timeout_seconds
+    )
+
+
+def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> np.ndarray:
+    total = np.sum(np.stack(column), axis=0, dtype=column[0].dtype)
+    return total if op is ReduceOp.SUM else (total / len(column)).astype(_mean_dtype(total.dtype))
+
+
+def _mean_dtype(dtype: Any) -> Any:
+    return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.integer) else dtype
+
+
+def _reduced_aval(x: Any, op: ReduceOp) -> Any:
+    return x if op is ReduceOp.SUM else x.update(dtype=_mean_dtype(x.dtype))
+
+
+def _from_runtime(now: Any, avals: Any) -> Any:
+    """The collective as an operation of compiled code: a call back to the meeting."""
+
+    def staged(*args: Any, **params: Any) -> Any:
+        _staged[:] = [True]
+        shapes = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), avals(*args, **params)
+        )
+        return io_callback(lambda *xs: now(*map(np.asarray, xs), **params), shapes, *args)
+
+    return staged
+
+
+def _reduce_avals(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> Any:
+    return [_reduced_aval(jax.typeof(x) if is_array(x) else x, op) for x in leaves]
+
+
+def _gather_avals(x: Any, *, axis: int, sizes: tuple[int, ...], **_: Any) -> Any:
+    aval = jax.typeof(x) if is_array(x) else x
+    return aval.update(shape=(*aval.shape[:axis], sum(sizes), *aval.shape[axis + 1 :]))
+
+
+def _reduce_transposed(cotangents: Any, *leaves: Any, **params: Any) -> Any:
+    return _reduce_p.bind(*map(ad.instantiate_zeros, cotangents), **params)
+
+
+def _gather_transposed(cotangent: Any, x: Any, *, seat: Seat, axis: int, sizes: Any, options: Any) -> Any:
+    (total,) = _reduce_p.bind(
+        ad.instantiate_zeros(cotangent), seat=seat, op=ReduceOp.SUM, options=options
+    )
+    at = sum(sizes[: seat.replica])
+    return [jax.lax.slice_in_dim(total, at, at + sizes[seat.replica], axis=axis)]
+
+
+def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
+    (x,), (dim,) = args, dims
+    return _gather_p.bind(jnp.moveaxis(x, dim, 0), axis=axis + 1, **params), 0
+
+
+_reduce_p.def_impl(_reduce_now)
+_reduce_p.def_abstract_eval(_reduce_avals)
+ad.deflinear2(_reduce_p, _reduce_transposed)
+batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (_reduce_p.bind(*args, **kw), dims)
+mlir.register_lowering(
+    _reduce_p, mlir.lower_fun(_from_runtime(_reduce_now, _reduce_avals), multiple_results=True)
+)
+
+_gather_p.def_impl(_gather_now)
+_gather_p.def_abstract_eval(_gather_avals)
+ad.deflinear2(_gather_p, _gather_transposed)
+batching.primitive_batchers[_gather_p] = _gather_batched
+mlir.register_lowering(
+    _gather_p, mlir.lower_fun(_from_runtime(_gather_now, _gather_avals), multiple_results=False)
+)

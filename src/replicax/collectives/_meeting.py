@@ -1,0 +1,193 @@
+"""Meeting: the threads of one eager run, and the points where they wait for each other.
+
+One replica runs at a time, in order, until it ends or waits in a collective; then the next one
+runs. So prints and breakpoints come in a fixed order and Python state needs no locks, while the
+devices work in parallel behind. When all wait, the calling thread settles what they met for.
+
+A collective inside a compiled function of one replica arrives from a thread of the runtime; its own
+thread may be blocked in the runtime by then, so that the next replica runs beside it.
+"""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from replicax._errors import ReplicaError
+from replicax.collectives._thread_state import inherited_jax_state
+
+Settle = Callable[[list[Any]], list[Any]]
+
+
+class Abandoned(BaseException):
+    """Ends a replica that waits for one that failed; never seen by users."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    purpose: str
+    value: Any
+    settle: Settle
+    timeout: float | None
+
+
+class Meeting:
+    """The replicas of one eager run."""
+
+    def __init__(self, num_replicas: int) -> None:
+        self._size = num_replicas
+        self._changed = threading.Condition()
+        self._running = [False] * num_replicas
+        self._offers: dict[int, _Offer] = {}
+        self._answers: dict[int, Any] = {}
+        self._results: dict[int, Any] = {}
+        self._failure: tuple[int, BaseException] | None = None
+        self._over = False
+        self._threads: list[threading.Thread] = []
+
+    def hold(self, body: Callable[[int], Any]) -> list[Any]:
+        """Run ``body(replica)`` for every replica; their results in order.
+
+        Raises:
+            ReplicaError: If one replica waits for a collective that another never calls.
+            Exception: What a replica raised, with a note that says which.
+        """
+        try:
+            for replica in range(self._size):
+                self._start(replica, body)
+                self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
+            while len(self._results) < self._size or self._offers:
+                self._settle()
+            return [self._results[r] for r in range(self._size)]
+        finally:
+            self._end()
+
+    def meet(
+        self,
+        replica: int,
+        purpose: str,
+        value: Any,
+        settle: Settle,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        """Wait for all replicas and get this one's part of what ``settle`` makes of their values.
+
+        Args:
+            replica: Who calls.
+            purpose: What for, in words; the same on all replicas.
+            value: This replica's contribution.
+            settle: Turns the list of all contributions into the list of all answers; called once,
+                on the thread that holds the meeting.
+            timeout: Seconds to wait for the others; None for as long as they run.
+        """
+        inside = self._threads[replica] is threading.current_thread()
+        with self._changed:
+            self._offers[replica] = _Offer(purpose, value, settle, timeout)
+            if inside:
+                self._running[replica] = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: replica in self._answers or self._over)
+            if replica not in self._answers:
+                raise Abandoned
+            return self._answers.pop(replica)
+
+    def _start(self, replica: int, body: Callable[[int], Any]) -> None:
+        context = contextvars.copy_context()
+        jax_state = inherited_jax_state()
+
+        def work() -> None:
+            result, failure = None, None
+            try:
+                with jax_state():
+                    result = context.run(body, replica)
+            except Abandoned:
+                pass
+            except BaseException as error:  # noqa: BLE001 - handed to the calling thread
+                failure = error
+            with self._changed:
+                self._running[replica] = False
+                self._results[replica] = result
+                if failure is not None and self._failure is None:
+                    self._failure = (replica, failure)
+                self._changed.notify_all()
+
+        thread = threading.Thread(target=work, name=f"replica-{replica}", daemon=True)
+        self._threads.append(thread)
+        self._running[replica] = True
+        thread.start()
+
+    def _is_quiet(self, replica: int) -> bool:
+        return replica in self._offers or not self._running[replica]
+
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        with self._changed:
+            began = time.monotonic()
+            while not (condition() or self._failure):
+                limits = [o.timeout for o in self._offers.values() if o.timeout is not None]
+                left = min(limits) - (time.monotonic() - began) if limits else None
+                if left is not None and left <= 0:
+                    raise ReplicaError(self._late(min(limits)))
+                self._changed.wait(left)
+            if self._failure:
+                replica, error = self._failure
+                error.add_note(f"Raised in replica {replica} of {self._size}.")
+                raise error
+
+    def _settle(self) -> None:
+        self._wait_until(lambda: all(map(self._is_quiet, range(self._size))))
+        with self._changed:
+            offers = dict(self._offers)
+            if not offers:
+                return
+            self._check(offers)
+        order = range(self._size)
+        answers = offers[0].settle([offers[r].value for r in order])
+        for replica in order:
+            with self._changed:
+                del self._offers[replica]
+                self._answers[replica] = answers[replica]
+                inside = not self._running[replica] and replica not in self._results
+                self._running[replica] = inside or self._running[replica]
+                self._changed.notify_all()
+            if inside:
+                self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
+
+    def _check(self, offers: dict[int, _Offer]) -> None:
+        ended = [r for r in range(self._size) if r not in offers]
+        if ended:
+            waiting = ", ".join(f"replica {r} in {o.purpose}" for r, o in sorted(offers.items()))
+            raise ReplicaError(
+                f"{_replicas(ended)} ended while others wait for the whole group: {waiting}."
+                " Every replica must call the same collectives, variable writes and merge_calls"
+                " in the same order; do not put them under an `if` that depends on the replica."
+            )
+        purposes = {r: o.purpose for r, o in offers.items()}
+        if len(set(purposes.values())) > 1:
+            where = ", ".join(f"replica {r} in {p}" for r, p in sorted(purposes.items()))
+            raise ReplicaError(
+                f"The replicas wait for different things: {where}. Every replica must call the"
+                " same collectives, variable writes and merge_calls in the same order."
+            )
+
+    def _late(self, limit: float) -> str:
+        late = [r for r in range(self._size) if not self._is_quiet(r)]
+        waiting = ", ".join(f"replica {r} in {o.purpose}" for r, o in sorted(self._offers.items()))
+        return (
+            f"{_replicas(late)} did not arrive within timeout_seconds={limit:g} of the"
+            f" communication options, while others wait: {waiting}."
+        )
+
+    def _end(self) -> None:
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            # A replica may be busy in code of the user's that nothing can interrupt.
+            thread.join(timeout=5.0)
+
+
+def _replicas(numbers: list[int]) -> str:
+    return ("Replica " if len(numbers) == 1 else "Replicas ") + ", ".join(map(str, numbers))

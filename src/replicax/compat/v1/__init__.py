@@ -1,0 +1,12 @@
+"""TensorFlow 1 names that programs on strategies still use.
+
+Example:
+    >>> rx.compat.v1.ConfigProto(allow_soft_placement=True).allow_soft_placement
+    True
+"""
+
+from replicax._basics import enable_eager_execution
+from replicax.compat.v1 import distribute
+from replicax.compat.v1._config import ConfigProto
+
+__all__ = ["ConfigProto", "distribute", "enable_eager_execution"]

@@ -1,0 +1,106 @@
+"""The v1 strategies: the same strategies, with older verbs beside the current ones."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+import jax
+
+from replicax._enums import ReduceOp
+from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.strategy._base import StrategyBase
+from replicax.topology._mesh import Topology
+from replicax.values._reduce import Axis
+
+
+class Strategy(StrategyBase):
+    """A way to spread computation, with the verbs of TensorFlow 1.
+
+    Example:
+        >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> isinstance(strategy, rx.compat.v1.distribute.Strategy)
+        True
+        >>> isinstance(strategy, rx.distribute.Strategy)
+        False
+    """
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+        """Combine a per-replica value into one.
+
+        Args:
+            reduce_op: SUM or MEAN, as the enumeration or as text.
+            value: What `run` returned.
+            axis: Also reduce over this axis of each replica's value.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> float(strategy.reduce("SUM", strategy.run(lambda: jnp.ones(()))))
+            2.0
+        """
+        return self.reduce_value(reduce_op, value, axis)
+
+    def experimental_run_v2(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The name of `run` in TensorFlow 2.0."""
+        _deprecated("experimental_run_v2", "run")
+        return self.run(fn, args, kwargs)
+
+    def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
+        """Call ``fn`` on every replica with the next element of an iterator, if one is given."""
+        _deprecated("experimental_run", "run")
+        args = () if input_iterator is None else (input_iterator.get_next(),)
+        return self.run(fn, args)
+
+
+@final
+class MirroredStrategy(Strategy):
+    """Synchronous training on several devices of one machine; see `rx.distribute.MirroredStrategy`.
+
+    Example:
+        >>> rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync
+        2
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+    ) -> None:
+        super().__init__(Topology.local(devices), cross_device_ops)
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """All variables and all computation on one device; see `rx.distribute.OneDeviceStrategy`.
+
+    Example:
+        >>> rx.compat.v1.distribute.OneDeviceStrategy("CPU:0").num_replicas_in_sync
+        1
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(Topology.local([device]))
+
+    @property
+    def _wraps_single(self) -> bool:
+        return False
+
+    def _configured(self, config_proto: Any) -> Any:
+        return config_proto.copy()
+
+
+_warned: set[str] = set()
+
+
+def _deprecated(old: str, new: str) -> None:
+    if old not in _warned:
+        _warned.add(old)
+        warnings.warn(
+            f"{old} is an older name; use `strategy.{new}`.", DeprecationWarning, stacklevel=3
+        )

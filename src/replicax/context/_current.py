@@ -1,0 +1,175 @@
+"""The current frame: one ContextVar that says which strategy, which replica, which level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from replicax._errors import ScopeError
+
+if TYPE_CHECKING:
+    from replicax.context._replica import ReplicaContext
+    from replicax.strategy._base import StrategyBase
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What code that runs now may ask about its surroundings.
+
+    Attributes:
+        strategy: The ambient strategy; None stands for the default one.
+        replica: The replica that runs; None in cross-replica context.
+        level: Where variables are read and written; None for their own storage.
+        body: In cross-replica code inside a compiled replica function, that replica.
+    """
+
+    strategy: StrategyBase | None = None
+    replica: ReplicaContext | None = None
+    level: Any = None
+    body: ReplicaContext | None = None
+
+
+_frame: ContextVar[Frame] = ContextVar("replicax_frame", default=Frame())
+_program: dict[str, Any] = {}
+
+
+def current() -> Frame:
+    """The frame of the code that runs now."""
+    return _frame.get()
+
+
+@contextmanager
+def entered(**changes: Any) -> Iterator[Frame]:
+    """The current frame with some fields changed, until the block ends."""
+    frame = replace(_frame.get(), **changes)
+    token = _frame.set(frame)
+    try:
+        yield frame
+    finally:
+        _frame.reset(token)
+
+
+def set_default(strategy: StrategyBase) -> None:
+    """Name the strategy that is there when no other is; called once, by its module."""
+    _program["default"] = strategy
+
+
+def get_strategy() -> Any:
+    """The strategy of the current scope, or the default one.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     rx.distribute.get_strategy() is strategy
+        True
+        >>> rx.distribute.get_strategy().num_replicas_in_sync
+        1
+    """
+    return current().strategy or _program.get("set") or _program["default"]
+
+
+def has_strategy() -> bool:
+    """Whether a strategy other than the default is current.
+
+    Example:
+        >>> rx.distribute.has_strategy()
+        False
+    """
+    return get_strategy() is not _program["default"]
+
+
+def get_replica_context() -> Any:
+    """The context of the replica that runs, or None in cross-replica context.
+
+    Outside every scope it is the context of the default strategy's one replica.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     rx.distribute.get_replica_context() is None
+        True
+        >>> rx.distribute.get_replica_context().num_replicas_in_sync
+        1
+    """
+    frame = current()
+    if frame.replica is not None:
+        return frame.replica
+    if frame.strategy is not None or _program.get("set"):
+        return None
+    return _program["default"].solo_context
+
+
+def in_cross_replica_context() -> bool:
+    """Whether code that runs now sees all replicas at once.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     rx.distribute.in_cross_replica_context()
+        True
+    """
+    return get_replica_context() is None
+
+
+def experimental_set_strategy(strategy: Any) -> None:
+    """Make ``strategy`` the current one for the rest of the program; None for the default.
+
+    Raises:
+        RuntimeError: Inside a scope.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> rx.distribute.experimental_set_strategy(strategy)
+        >>> rx.distribute.get_strategy() is strategy
+        True
+        >>> rx.distribute.experimental_set_strategy(None)
+    """
+    if current().strategy is not None:
+        raise ScopeError(
+            "experimental_set_strategy was called inside a scope of"
+            f" {current().strategy}. Call it outside of every `with strategy.scope():`."
+        )
+    _program["set"] = None if strategy is _program["default"] else strategy
+
+
+@contextmanager
+def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
+    """Make ``strategy`` the ambient one, in cross-replica context, until the block ends."""
+    frame = current()
+    if frame.replica is not None and frame.replica.strategy is not _program["default"]:
+        raise ScopeError(
+            f"`strategy.scope()` was entered inside a replica function of {frame.strategy}. Enter"
+            " the scope outside of `strategy.run`; inside, variables are already distributed."
+        )
+    outer = frame.strategy
+    if outer is not None and outer is not strategy:
+        raise ScopeError(
+            f"Cannot enter the scope of the strategy {strategy} inside a scope of another one,"
+            f" {outer}. Leave that scope first; a program may use both, one after the other."
+        )
+    with entered(strategy=strategy, replica=None):
+        yield strategy
+
+
+def require_cross_replica(strategy: StrategyBase, verb: str) -> None:
+    """Refuse a verb that needs to see all replicas.
+
+    Raises:
+        ScopeError: Inside a replica function, or inside another strategy's scope.
+    """
+    frame = current()
+    if frame.replica is not None and frame.replica.strategy is not _program["default"]:
+        raise ScopeError(
+            f"`strategy.{verb}` needs the cross-replica context, but was called inside a replica"
+            f" function of {frame.strategy}. Call it outside of `strategy.run`, or inside use"
+            " `rx.distribute.get_replica_context()` and its all_reduce, all_gather or merge_call."
+        )
+    outer = frame.strategy
+    if outer is not None and outer is not strategy:
+        raise ScopeError(
+            f"`{verb}` of the strategy {strategy} was called inside a scope of another one,"
+            f" {outer}. Leave that scope first."
+        )

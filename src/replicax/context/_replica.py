@@ -1,0 +1,207 @@
+"""ReplicaContext: what a replica function can ask and do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import ReduceOp
+from replicax._errors import ScopeError
+from replicax.collectives._options import CommunicationOptions
+from replicax.context._current import current
+from replicax.topology._devices import device_name
+
+if TYPE_CHECKING:
+    from replicax.strategy._base import StrategyBase
+
+
+class Link(Protocol):
+    """How one replica reaches the others: alone, in threads, or in compiled code."""
+
+    def replica_id(self) -> Any:
+        """This replica's number."""
+
+    def device(self) -> jax.Device:
+        """Where this replica computes; the first replica's device in compiled code."""
+
+    def all_reduce(
+        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """Each leaf, combined over all replicas."""
+
+    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+        """All replicas' values, joined along ``axis``."""
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
+        """``fn`` called once, in cross-replica context."""
+
+
+class ReplicaContext:
+    """The replica that runs, inside a function given to `Strategy.run`.
+
+    Get it with `rx.distribute.get_replica_context()`.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> def step():
+        ...     context = rx.distribute.get_replica_context()
+        ...     return context.all_reduce("SUM", jnp.ones(()) * context.replica_id_in_sync_group)
+        >>> strategy.run(step)
+        PerReplica:{
+          0: Array(1., dtype=float32),
+          1: Array(1., dtype=float32)
+        }
+    """
+
+    def __init__(self, strategy: StrategyBase, link: Link) -> None:
+        self._strategy = strategy
+        self._link = link
+
+    @property
+    def strategy(self) -> StrategyBase:
+        """The strategy whose replica this is."""
+        return self._strategy
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """How many replicas run this function."""
+        return self._strategy.num_replicas_in_sync
+
+    @property
+    def replica_id_in_sync_group(self) -> Any:
+        """This replica's number, from 0: an int32 array, traced in compiled code."""
+        return self._link.replica_id()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The names of this replica's devices."""
+        return (device_name(self._link.device()),)
+
+    def all_reduce(
+        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Combine a value of every replica; all get the result. It can be differentiated.
+
+        Args:
+            reduce_op: SUM or MEAN, as the enumeration or as text.
+            value: An array, or a structure of arrays that has the same shapes on all replicas.
+            options: How to pack and move the data.
+
+        Returns:
+            The same structure, equal on all replicas.
+
+        Raises:
+            ValueError: If there is no such op.
+            TypeError: If a leaf is not an array.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> mean = strategy.run(
+            ...     lambda: rx.distribute.get_replica_context().all_reduce(
+            ...         "MEAN", {"a": jnp.float32(4)}
+            ...     )
+            ... )
+            >>> float(mean["a"].values[0])
+            4.0
+        """
+        self._require_current("all_reduce")
+        op = ReduceOp.parse(reduce_op)
+        leaves, treedef = jax.tree.flatten(value)
+        arrays = [as_array(x, "all_reduce") for x in leaves]
+        if not arrays:
+            return value
+        results = self._link.all_reduce(op, arrays, options or CommunicationOptions())
+        return jax.tree.unflatten(treedef, results)
+
+    def all_gather(
+        self, value: Any, axis: int, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Join a value of every replica along an axis; all get the result.
+
+        Args:
+            value: An array of at least one axis, or a structure of them.
+            axis: Where to join; sizes may differ there in eager code.
+            options: How to move the data.
+
+        Raises:
+            ValueError: If the axis does not exist.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> rows = strategy.run(
+            ...     lambda: rx.distribute.get_replica_context().all_gather(jnp.ones(2), axis=0)
+            ... )
+            >>> rows.values[1].shape
+            (4,)
+        """
+        self._require_current("all_gather")
+        given = options or CommunicationOptions()
+
+        def gather(leaf: Any) -> jax.Array:
+            x = as_array(leaf, "all_gather")
+            if not -x.ndim <= axis < x.ndim:
+                raise ValueError(
+                    f"all_gather along axis={axis} of a value of shape {x.shape}, which has"
+                    f" {x.ndim} axes. Add one first: `value[None]`."
+                )
+            return self._link.all_gather(x, axis % x.ndim, given)
+
+        return jax.tree.map(gather, value)
+
+    def merge_call(
+        self,
+        merge_fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Call ``merge_fn(strategy, *args, **kwargs)`` once for all replicas.
+
+        It runs in cross-replica context and sees each argument as a per-replica value; what it
+        returns is handed out to the replicas component by component.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> def step():
+            ...     return rx.distribute.get_replica_context().merge_call(
+            ...         lambda strategy, x: strategy.reduce("SUM", x, axis=None), (jnp.ones(()),)
+            ...     )
+            >>> float(strategy.run(step).values[0])
+            2.0
+        """
+        self._require_current("merge_call")
+        return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
+
+    def __repr__(self) -> str:
+        return f"<ReplicaContext of {self._strategy}>"
+
+    def _require_current(self, verb: str) -> None:
+        frame = current()
+        if frame.replica is not self and not (frame.strategy is None and frame.replica is None):
+            raise ScopeError(
+                f"{verb} was called on a replica context that is not the current one. Ask for it"
+                " where you use it: `rx.distribute.get_replica_context()`, inside the function"
+                " given to `strategy.run`; do not keep it from an earlier run, or use it inside"
+                " merge_call."
+            )
+
+
+def as_array(x: Any, verb: str) -> jax.Array:
+    """``x`` as an array for ``verb``.
+
+    Raises:
+        TypeError: If it has no numeric value.
+    """
+    if isinstance(x, jax.Array):
+        return x
+    if isinstance(x, int | float | complex | np.ndarray | np.generic) or hasattr(
+        x, "__jax_array__"
+    ):
+        return jnp.asarray(x)
+    raise TypeError(
+        f"{verb} needs arrays, got {x!r} ({type(x).__name__}). Pass a jax.Array, a NumPy array, a"
+        " number, or a structure of them."
+    )

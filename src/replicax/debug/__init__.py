@@ -1,0 +1,9 @@
+"""Looking for what should not be.
+
+Example:
+    >>> rx.debug.check_in_sync()
+"""
+
+from replicax.debug._sync import check_in_sync
+
+__all__ = ["check_in_sync"]

@@ -1,0 +1,57 @@
+"""Are all copies of every mirrored variable still equal?"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from replicax._errors import DivergenceError
+from replicax.values._reduce import agree
+from replicax.variables._variable import Variable, live_variables
+
+
+def check_in_sync(variables: Iterable[Variable] | None = None, step: Any = None) -> None:
+    """Check that every mirrored variable is the same, to the bit, on all replicas.
+
+    With the environment variable ``REPLICAX_CHECK_SYNC=1`` this is done after every call of a
+    compiled function, for the variables that it wrote.
+
+    Args:
+        variables: Which to look at; all that are alive by default.
+        step: Named in the message.
+
+    Raises:
+        DivergenceError: If one is not; it names the first, where it differs and by how much.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0, name="weight")
+        >>> v.components[1].assign(2.0).numpy()
+        array(2., dtype=float32)
+        >>> rx.debug.check_in_sync([v])
+        Traceback (most recent call last):
+        replicax._errors.DivergenceError: Mirrored variable 'weight' differs between replicas...
+    """
+    for variable in live_variables if variables is None else variables:
+        cell = variable.whole.cell
+        if cell.per_replica or cell.topology is None:
+            continue
+        pieces = [np.asarray(p) for p in cell.pieces()]
+        if not agree(pieces):
+            raise DivergenceError(_report(cell.name, pieces, step))
+
+
+def _report(name: str, pieces: list[Any], step: Any) -> str:
+    other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
+    a, b = pieces[0], pieces[other]
+    differ = ~((a == b) | ((a != a) & (b != b)))  # noqa: PLR0124 - NaN agrees with NaN
+    where = tuple(int(i) for i in np.argwhere(differ)[0]) if differ.any() else ()
+    at = f" at index {where}" if where else ""
+    when = "" if step is None else f" after step {step}"
+    return (
+        f"Mirrored variable {name!r} differs between replicas{when}: {int(differ.sum())} of"
+        f" {a.size} entries, first{at}: replica 0 has {a[where]}, replica {other} has {b[where]}."
+        " Something wrote to single copies, or replicas computed an update from different values;"
+        " all-reduce what the update is made of."
+    )

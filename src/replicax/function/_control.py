@@ -1,0 +1,217 @@
+"""Control flow on array values that carries assignments.
+
+Outside of a trace these are plain Python. Inside one each body is lifted once, and the variables
+that it writes are carried through JAX's own control flow.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.function._lift import Lifted, cooked, lift, raw
+from replicax.context._current import current
+from replicax.variables._cell import Cell
+from replicax.variables._levels import TraceLevel, is_staging, level
+
+
+def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
+    """Call one of two functions, by a condition that may be an array.
+
+    Both must return the same structure. Assignments in the function that is called are kept.
+
+    Args:
+        pred: A boolean scalar.
+        true_fn: Called with ``operands`` if it is true.
+        false_fn: Called with ``operands`` if it is false.
+        *operands: Arrays, or structures of them.
+
+    Example:
+        >>> @rx.function
+        ... def clip(x):
+        ...     return rx.cond(x > 1, lambda: jnp.float32(1), lambda: x)
+        >>> float(clip(jnp.float32(3)))
+        1.0
+    """
+    if not is_staging():
+        return true_fn(*operands) if bool(pred) else false_fn(*operands)
+    leaves, treedef = jax.tree.flatten(operands)
+    branches = [_Body(f, leaves, treedef) for f in (true_fn, false_fn)]
+    a, b = branches
+    if a.out != b.out:
+        raise TypeError(
+            f"The two functions of rx.cond return different structures: {a.out} and {b.out}."
+        )
+    writes = list(dict.fromkeys([*a.lifted.writes, *b.lifted.writes]))
+    reads = list(dict.fromkeys([*a.lifted.reads, *b.lifted.reads, *writes]))
+    outside = level()
+    state = [raw(outside.read(c), c) for c in reads]
+    results = jax.lax.cond(
+        jnp.asarray(pred, bool),
+        *(body.with_state(reads, writes) for body in branches),
+        leaves,
+        state,
+    )
+    outs, new = results
+    _write(outside, writes, new)
+    return jax.tree.unflatten(a.out, outs)
+
+
+def scan(
+    f: Callable[[Any, Any], tuple[Any, Any]],
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
+) -> tuple[Any, Any]:
+    """Fold a function over the first axis of arrays, as `jax.lax.scan`, keeping assignments.
+
+    Args:
+        f: Takes the carry and one slice of ``xs``; returns the new carry and an output.
+        init: The first carry.
+        xs: Arrays whose first axis is walked, or None with ``length``.
+        length: How many steps, if ``xs`` is None.
+        reverse: Walk from the end.
+        unroll: How many steps to lay out as straight code.
+
+    Returns:
+        The last carry, and the outputs stacked.
+
+    Example:
+        >>> total = rx.Variable(0.0)
+        >>> def step(carry, x):
+        ...     total.assign_add(x)
+        ...     return carry + 1, x * x
+        >>> count, squares = rx.function(lambda xs: rx.scan(step, 0, xs))(jnp.arange(3.0))
+        >>> int(count), squares.tolist(), float(total)
+        (3, [0.0, 1.0, 4.0], 3.0)
+    """
+    if not is_staging():
+        return _eager_scan(f, init, xs, length, reverse=reverse)
+    carry, carry_def = jax.tree.flatten(jax.tree.map(jnp.asarray, init))
+    leaves, xs_def = jax.tree.flatten(xs)
+    slices = [jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)) for x in leaves]
+
+    def step(*flat: Any) -> Any:
+        c = jax.tree.unflatten(carry_def, flat[: len(carry)])
+        return f(c, jax.tree.unflatten(xs_def, flat[len(carry) :]))
+
+    body = _Body(step, [*carry, *slices], None)
+    lifted, outside = body.lifted, level()
+    reads = list(dict.fromkeys([*lifted.reads, *lifted.writes]))
+    held = [c for c in reads if c not in set(lifted.writes)]
+    fixed = [raw(outside.read(c), c) for c in held]
+    run = body.with_state([*held, *lifted.writes], lifted.writes)
+
+    def turn(state: Any, x: Any) -> Any:
+        carried, changing = state
+        outs, new = run([*carried, *x], [*fixed, *changing])
+        new = [jnp.asarray(n, o.dtype) for n, o in zip(new, changing, strict=True)]
+        return (outs[: len(carry)], new), outs[len(carry) :]
+
+    first = [raw(outside.read(c), c) for c in lifted.writes]
+    (last, new), ys = jax.lax.scan(
+        turn, (carry, first), leaves, length=length, reverse=reverse, unroll=unroll
+    )
+    _write(outside, lifted.writes, new)
+    pair = jax.tree.unflatten(body.out, [*last, *ys])
+    return pair[0], pair[1]
+
+
+def while_loop(
+    cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
+) -> Any:
+    """Repeat a function while a condition holds, as `jax.lax.while_loop`, keeping assignments.
+
+    Args:
+        cond_fun: Takes the value; whether to go on.
+        body_fun: Takes the value; returns the next one.
+        init_val: The first value.
+
+    Example:
+        >>> turns = rx.Variable(0)
+        >>> def halve(x):
+        ...     turns.assign_add(1)
+        ...     return x / 2
+        >>> f = rx.function(lambda x: rx.while_loop(lambda x: x > 1, halve, x))
+        >>> float(f(jnp.float32(8))), int(turns)
+        (1.0, 3)
+    """
+    if not is_staging():
+        value = init_val
+        while bool(cond_fun(value)):
+            value = body_fun(value)
+        return value
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, init_val))
+    unflat = lambda fn: lambda *flat: fn(jax.tree.unflatten(treedef, flat))  # noqa: E731
+    test, body = _Body(unflat(cond_fun), leaves, None), _Body(unflat(body_fun), leaves, None)
+    writes = body.lifted.writes
+    outside = level()
+    reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
+    held = [c for c in reads if c not in set(writes)]
+    fixed = [raw(outside.read(c), c) for c in held]
+    order = [*held, *writes]
+
+    def go_on(state: Any) -> Any:
+        outs, _ = test.with_state(order, [])(state[0], [*fixed, *state[1]])
+        return outs[0]
+
+    def turn(state: Any) -> Any:
+        return body.with_state(order, writes)(state[0], [*fixed, *state[1]])
+
+    first = [raw(outside.read(c), c) for c in writes]
+    outs, new = jax.lax.while_loop(go_on, turn, (leaves, first))
+    _write(outside, writes, new)
+    return jax.tree.unflatten(treedef, outs)
+
+
+class _Body:
+    """A function of flat arrays, lifted where it stands."""
+
+    def __init__(self, fn: Callable[..., Any], leaves: list[Any], treedef: Any) -> None:
+        self.out: Any = None
+
+        def body(*flat: Any) -> list[Any]:
+            args = flat if treedef is None else jax.tree.unflatten(treedef, flat)
+            outs, self.out = jax.tree.flatten(fn(*args))
+            return [jnp.asarray(x) for x in outs]
+
+        frame, outside = current(), level()
+        inner = TraceLevel(in_replica=frame.replica is not None or frame.body is not None)
+        self.lifted: Lifted = lift(body, leaves, inner)
+        for topology, what in inner.topologies.items():
+            outside.uses(topology, what)
+        for cell in inner.unverified:
+            outside.unverify(cell)
+
+    def with_state(self, reads: list[Cell], writes: list[Cell]) -> Callable[..., Any]:
+        """The function of the arrays and of the values of ``reads``; gives those of ``writes``."""
+        lifted = self.lifted
+        place = {c: i for i, c in enumerate(reads)}
+
+        def call(leaves: Any, state: Any) -> tuple[list[Any], list[Any]]:
+            results = lifted.call(*leaves, *(state[place[c]] for c in lifted.reads))
+            outs, own = results[: lifted.num_outs], results[lifted.num_outs :]
+            new = dict(zip(lifted.writes, own, strict=True))
+            return outs, [new[c] if c in new else state[place[c]] for c in writes]
+
+        return call
+
+
+def _write(outside: Any, cells: list[Cell], values: Any) -> None:
+    for cell, value in zip(cells, values, strict=True):
+        outside.write(cell, cooked(value, cell))
+
+
+def _eager_scan(f: Any, init: Any, xs: Any, length: int | None, *, reverse: bool) -> Any:
+    leaves = jax.tree.leaves(xs)
+    steps = length if length is not None else len(leaves[0])
+    carry, outputs = init, []
+    for i in reversed(range(steps)) if reverse else range(steps):
+        carry, y = f(carry, jax.tree.map(lambda x: x[i], xs))  # noqa: B023
+        outputs.append(y)
+    if reverse:
+        outputs.reverse()
+    return carry, jax.tree.map(lambda *ys: jnp.stack(ys), *outputs) if outputs else None

@@ -1,0 +1,319 @@
+"""rx.function: trace a Python function once for each signature, then run what was compiled."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import jax
+
+from replicax._errors import TracingError, VariableError
+from replicax.context._current import current, get_strategy
+from replicax.function._lift import lift
+from replicax.function._outputs import Outputs
+from replicax.function._program import Program
+from replicax.function._signature import Arguments, Ragged, conform, examples, explain, take_apart
+from replicax.topology._mesh import Topology
+from replicax.values._placement import is_traced
+from replicax.variables._creation import births
+from replicax.variables._levels import TraceLevel
+
+_MANY_TRACES = 6
+_log = logging.getLogger("replicax")
+
+
+def function(
+    func: Callable[..., Any] | None = None,
+    input_signature: Sequence[Any] | None = None,
+    autograph: bool = True,
+    jit_compile: bool | None = None,
+    reduce_retracing: bool = False,
+    **ignored: Any,
+) -> Any:
+    """Compile a function: its Python body runs once for each signature of its arguments.
+
+    Arrays are told apart by shape and dtype, Python values by value. Variables that the body reads
+    and writes become inputs and outputs of the compiled program by themselves; assignments, random
+    state and `strategy.run` inside are carried along. A function called by another one becomes
+    part of it.
+
+    Args:
+        func: The function; without it, a decorator is returned.
+        input_signature: Specs of the positional arguments, checked on every call.
+        autograph: Accepted for TensorFlow's sake; Python control flow is not rewritten. Use
+            `rx.cond`, `rx.scan` and `rx.while_loop` for control flow on array values.
+        jit_compile: Accepted for TensorFlow's sake; XLA always compiles.
+        reduce_retracing: Do not warn when the function is traced again and again.
+        **ignored: TensorFlow's experimental options, accepted for its sake.
+
+    Example:
+        >>> count = rx.Variable(0)
+        >>> @rx.function
+        ... def add(x):
+        ...     count.assign_add(1)
+        ...     return x * 2
+        >>> float(add(jnp.float32(4)))
+        8.0
+        >>> int(count)
+        1
+    """
+    known = {"experimental_implements", "experimental_autograph_options", "experimental_attributes",
+             "experimental_relax_shapes", "experimental_compile", "experimental_follow_type_hints"}
+    if unknown := set(ignored) - known:
+        raise TypeError(f"rx.function has no option {', '.join(sorted(unknown))}.")
+    if func is None:
+        return functools.partial(
+            function, input_signature=input_signature, reduce_retracing=reduce_retracing
+        )
+    return Function(func, input_signature, quiet=reduce_retracing)
+
+
+@final
+class Function:
+    """What `rx.function` makes of a Python function.
+
+    Example:
+        >>> f = rx.function(lambda x: x + 1)
+        >>> int(f(jnp.int32(1))), f.experimental_get_tracing_count()
+        (2, 1)
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        input_signature: Sequence[Any] | None = None,
+        *,
+        quiet: bool = False,
+    ) -> None:
+        if not callable(func):
+            raise TypeError(f"rx.function needs a function, got {func!r}.")
+        self._python = func
+        self._signature = tuple(input_signature) if input_signature is not None else None
+        self._quiet = quiet
+        self._programs: dict[Any, Program] = {}
+        self._traces = 0
+        self._started = False
+        self._lock = threading.RLock()
+        self.runs: dict[Any, Function] = {}
+        functools.update_wrapper(self, func, updated=())
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The Python function."""
+        return self._python
+
+    @property
+    def input_signature(self) -> tuple[Any, ...] | None:
+        """The declared specs of the arguments."""
+        return self._signature
+
+    def experimental_get_tracing_count(self) -> int:
+        """How many signatures the function was traced for."""
+        return self._traces
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._signature is not None:
+            args, kwargs = self._conformed(args, kwargs), {}
+        if current().level is not None:
+            return self._python(*args, **kwargs)
+        try:
+            arguments = take_apart(args, kwargs)
+        except Ragged:
+            return self._python(*args, **kwargs)
+        program = self._programs.get((arguments.key, get_strategy(), jax.config.jax_enable_x64))
+        if program is None:
+            if any(map(is_traced, arguments.arrays)):
+                return self._python(*args, **kwargs)
+            program = self._traced(arguments)
+        return program(arguments.arrays)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else BoundFunction(self, instance)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """The compiled program for these arguments, or for arguments of these specs.
+
+        Example:
+            >>> f = rx.function(lambda x: x + 1)
+            >>> g = f.get_concrete_function(rx.TensorSpec([2], "float32"))
+            >>> g(jnp.zeros(2)).tolist()
+            [1.0, 1.0]
+        """
+        if not args and not kwargs and self._signature is not None:
+            args = self._signature
+        arguments = take_apart(*examples((args, kwargs), get_strategy()))
+        key = (arguments.key, get_strategy(), jax.config.jax_enable_x64)
+        program = self._programs.get(key) or self._traced(arguments)
+        return ConcreteFunction(self, program, arguments)
+
+    def _conformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        assert self._signature is not None
+        if kwargs:
+            args = inspect.signature(self._python).bind(*args, **kwargs).args
+        return conform(self._signature, args, self._name)
+
+    def _traced(self, arguments: Arguments) -> Program:
+        with self._lock:
+            key = (arguments.key, get_strategy(), jax.config.jax_enable_x64)
+            if key in self._programs:
+                return self._programs[key]
+            program, created = self._trace(arguments)
+            if created:
+                if self._started:
+                    raise VariableError(_late_creation(self._name, created))
+                # As a new caller would find it: the variables exist now.
+                program, again = self._trace(arguments)
+                if again:
+                    raise VariableError(_late_creation(self._name, again))
+            self._started = True
+            self._note(key)
+            self._programs[key] = program
+            return program
+
+    def _trace(self, arguments: Arguments) -> tuple[Program, list[Any]]:
+        level = TraceLevel(in_replica=False)
+        outputs = Outputs()
+        log: list[Any] = []
+
+        def topology() -> Topology | None:
+            return next(iter(level.topologies), None)
+
+        def body(*arrays: Any) -> list[Any]:
+            args, kwargs = arguments.with_arrays(arrays)
+            return outputs.take(self._python(*args, **kwargs), topology)
+
+        token = births.set(log)
+        try:
+            lifted = lift(body, [_shape(x) for x in arguments.arrays], level)
+        except jax.errors.ConcretizationTypeError as error:
+            raise TracingError(_needs_value(self._name, error)) from error
+        finally:
+            births.reset(token)
+        return Program(lifted, level, outputs, self._name), log
+
+    def _note(self, key: Any) -> None:
+        self._traces += 1
+        if self._traces != _MANY_TRACES or self._quiet:
+            return
+        last = list(self._programs)[-1]
+        _log.warning(
+            "%s has been traced %d times, and each trace compiles a new program. Last, %s. Pass"
+            " numbers that change as arrays (jnp.asarray(x)), keep batch shapes equal"
+            " (drop_remainder=True), and make the rx.function once, outside of loops.",
+            self._name,
+            self._traces,
+            explain(last[0], key[0], lambda i: f"argument leaf {i}"),
+        )
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._python, "__name__", type(self._python).__name__).replace("<lambda>", "lambda_")
+
+    def __repr__(self) -> str:
+        return f"<rx.function {self._name}>"
+
+
+@final
+class BoundFunction:
+    """An `rx.function` on a method, bound to its object.
+
+    Example:
+        >>> class Model:
+        ...     @rx.function
+        ...     def double(self, x):
+        ...         return x * 2
+        >>> int(Model().double(jnp.int32(4)))
+        8
+    """
+
+    def __init__(self, unbound: Function, instance: Any) -> None:
+        self._unbound = unbound
+        self._instance = instance
+        functools.update_wrapper(self, unbound.python_function, updated=())
+
+    @property
+    def python_function(self) -> Callable[..., Any]:
+        """The Python method, bound."""
+        return functools.partial(self._unbound.python_function, self._instance)
+
+    @property
+    def instance(self) -> Any:
+        """The object."""
+        return self._instance
+
+    @property
+    def input_signature(self) -> tuple[Any, ...] | None:
+        """The declared specs of the arguments."""
+        return self._unbound.input_signature
+
+    @property
+    def runs(self) -> dict[Any, Function]:
+        """The compiled forms of this method for `strategy.run`."""
+        return self._unbound.runs
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._unbound(self._instance, *args, **kwargs)
+
+    def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
+        """The compiled program for these arguments."""
+        return self._unbound.get_concrete_function(self._instance, *args, **kwargs)
+
+    def experimental_get_tracing_count(self) -> int:
+        """How many signatures the function was traced for."""
+        return self._unbound.experimental_get_tracing_count()
+
+
+@final
+class ConcreteFunction:
+    """One compiled signature of a function.
+
+    Example:
+        >>> f = rx.function(lambda x: x + 1)
+        >>> "add" in f.get_concrete_function(jnp.zeros(2)).as_text()
+        True
+    """
+
+    def __init__(self, owner: Function, program: Program, arguments: Arguments) -> None:
+        self._owner = owner
+        self._program = program
+        self._arguments = arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner(*args, **kwargs)
+
+    @property
+    def structured_input_signature(self) -> Any:
+        """The arguments, with a shape and dtype in place of each array."""
+        return self._arguments.with_arrays([jax.typeof(x) for x in self._arguments.arrays])
+
+    def as_text(self) -> str:
+        """The optimized HLO that the devices run."""
+        return str(self._program.lowered(self._arguments.arrays).compile().as_text())
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
+
+
+def _late_creation(name: str, created: list[Any]) -> str:
+    names = ", ".join(repr(v.name) for v in created)
+    return (
+        f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
+        " create variables on its first call only: create them outside, or keep them and create"
+        " them once, `if self.v is None: self.v = rx.Variable(...)`."
+    )
+
+
+def _needs_value(name: str, error: Exception) -> str:
+    return (
+        f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
+        " known: a Python `if`, `while`, `int()`, `float()` or `range()` depends on an array, or"
+        " on the replica id. Use `rx.cond(condition, if_true, if_false)`, `rx.while_loop` or"
+        " `jnp.where`; pass what is fixed as a Python number; or run without `rx.function`."
+        f"\nJAX says: {str(error).splitlines()[0]}"
+    )

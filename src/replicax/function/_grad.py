@@ -1,0 +1,105 @@
+"""Gradients with respect to variables."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._errors import VariableError
+from replicax.variables._levels import Overlay, level
+from replicax.variables._variable import Variable
+
+
+def value_and_grad(
+    fn: Callable[..., Any], variables: Any = None, has_aux: bool = False
+) -> Callable[..., Any]:
+    """A function that computes ``fn`` and its gradients with respect to variables.
+
+    Assignments that ``fn`` makes are kept. Inside `strategy.run` the gradients are this replica's
+    own; all-reduce them before they are applied.
+
+    Args:
+        fn: Returns a scalar, or a scalar and something else with ``has_aux``.
+        variables: A variable or a structure of them.
+        has_aux: Whether ``fn`` returns a pair.
+
+    Returns:
+        A function of the arguments of ``fn`` that returns its result, and the gradients in the
+        structure of ``variables``.
+
+    Raises:
+        TypeError: If ``variables`` holds something else, or ``fn`` returns no scalar array.
+
+    Example:
+        >>> w = rx.Variable(3.0)
+        >>> value, gradient = rx.value_and_grad(lambda x: w * w * x, w)(2.0)
+        >>> float(value), float(gradient)
+        (18.0, 12.0)
+    """
+    given, treedef = jax.tree.flatten(variables)
+    for v in given:
+        _check(v)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        writes: list[Any] = []
+
+        def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
+            overlay = Overlay(dict(zip([v.cell for v in given], values, strict=True)))
+            with overlay.opened():
+                result = fn(*args, **kwargs)
+            loss, aux = result if has_aux else (result, None)
+            writes[:] = overlay.writes
+            return _scalar(loss), (aux, list(overlay.writes.values()))
+
+        values = [v.read_value() for v in given]
+        (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
+        outside = level()
+        for cell, value in zip(writes, new, strict=True):
+            outside.write(cell, value)
+        return ((loss, aux) if has_aux else loss), jax.tree.unflatten(treedef, gradients)
+
+    return wrapped
+
+
+def grad(
+    fn: Callable[..., Any], variables: Any = None, has_aux: bool = False
+) -> Callable[..., Any]:
+    """Like `value_and_grad`, without the value.
+
+    Example:
+        >>> w = rx.Variable(3.0)
+        >>> float(rx.grad(lambda: w * w, w)())
+        6.0
+    """
+    both = value_and_grad(fn, variables, has_aux)
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = both(*args, **kwargs)
+        return (gradients, result[1]) if has_aux else gradients
+
+    return wrapped
+
+
+def _check(v: Any) -> None:
+    if not isinstance(v, Variable):
+        raise TypeError(
+            f"value_and_grad differentiates with respect to rx.Variables, got {v!r}"
+            f" ({type(v).__name__}). For arrays, use jax.value_and_grad."
+        )
+    if not jnp.issubdtype(v.dtype, jnp.inexact):
+        raise VariableError(
+            f"Variable {v.name!r} of dtype {v.dtype} has no gradient; only floating-point"
+            " variables have one."
+        )
+
+
+def _scalar(loss: Any) -> jax.Array:
+    if isinstance(loss, jax.Array | float | int) and jnp.shape(loss) == ():
+        return jnp.asarray(loss)
+    what = f"shape {jnp.shape(loss)}" if isinstance(loss, jax.Array) else f"type {type(loss).__name__}"
+    raise TypeError(
+        f"The function given to value_and_grad must return one scalar, got {what}. Reduce it, for"
+        " example with `rx.nn.compute_average_loss(per_example_loss, global_batch_size=...)`;"
+        " return more than the loss with `has_aux=True`."
+    )

@@ -1,0 +1,101 @@
+"""Outputs: what a traced function returned -> arrays, and back on every call."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import TracingError
+from replicax.topology._mesh import Topology
+from replicax.values._in_body import stacked_array
+from replicax.values._per_replica import (
+    DistributedValues,
+    Joined,
+    Mirrored,
+    PerReplica,
+    Stacked,
+    is_distributed,
+    mirrored,
+    stacked,
+)
+from replicax.values._placement import first, is_array
+
+_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
+
+
+@dataclass
+class Outputs:
+    """The structure that a traced function returned, without its arrays."""
+
+    treedef: Any = None
+    parts: list[Any] = field(default_factory=list)
+    stacked: list[bool] = field(default_factory=list)
+
+    def take(self, result: Any, topology: Callable[[], Topology | None]) -> list[Any]:
+        """Note the structure of ``result``; its arrays."""
+        leaves, self.treedef = jax.tree.flatten(
+            result, is_leaf=lambda x: x is None or is_distributed(x)
+        )
+        arrays: list[Any] = []
+        for x in leaves:
+            part, array, is_stacked = _part(x, topology)
+            self.parts.append(part)
+            if array is not None:
+                arrays.append(array)
+                self.stacked.append(is_stacked)
+        return arrays
+
+    def rebuild(self, arrays: Sequence[Any], *, local: bool) -> Any:
+        """The structure with new arrays in it.
+
+        Args:
+            arrays: What a call returned.
+            local: Whether plain results are copies on all devices, of which the first is wanted.
+        """
+        rest = iter(arrays)
+        leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+@dataclass(frozen=True)
+class _Static:
+    value: Any
+
+
+def _plain(x: Any, local: bool) -> Any:
+    return first(x) if local else x
+
+
+def _part(x: Any, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
+    if is_array(x):
+        return _plain, x, False
+    if isinstance(x, DistributedValues):
+        return _distributed(x, topology)
+    if isinstance(x, _NUMBERS):
+        return _plain, jnp.asarray(x), False
+    return _Static(x), None, False
+
+
+def _distributed(
+    x: DistributedValues, topology: Callable[[], Topology | None]
+) -> tuple[Any, Any, bool]:
+    form = x.form
+    if isinstance(x, Mirrored) and isinstance(form, Joined):
+        where = form.topology
+        return lambda a, _: mirrored(a, where), form.array, False
+    if isinstance(form, Stacked):
+        place: Topology | None = form.topology
+    else:
+        place = topology()
+    if not all(is_array(v) or isinstance(v, _NUMBERS) for v in x.values):
+        return _Static(x), None, False
+    if place is None or place.num_replicas != len(x.values):
+        raise TracingError(
+            f"A traced function returned a per-replica value of {len(x.values)} components without"
+            " using a strategy that has as many replicas."
+        )
+    assert isinstance(x, PerReplica)
+    return lambda a, _: stacked(a, place), stacked_array(x, place), True

@@ -1,0 +1,140 @@
+"""Program: one traced signature of a function, compiled, with the variables that it touches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import DivergenceError, ScopeError, TracingError
+from replicax.function._lift import Lifted
+from replicax.function._outputs import Outputs
+from replicax.topology._mesh import Topology
+from replicax.values._placement import first
+from replicax.variables._cell import Cell
+from replicax.variables._levels import TraceLevel
+
+
+class Program:
+    """A compiled call: arrays and variables in, results and variables out."""
+
+    def __init__(self, lifted: Lifted, level: TraceLevel, outputs: Outputs, name: str) -> None:
+        self.name = name
+        self.outputs = outputs
+        self.topology = _one_topology(level.topologies, name)
+        written = set(lifted.writes)
+        reads = lifted.reads
+        self.changed = [c for c in reads if c in written]
+        self.read_only = [c for c in reads if c not in written]
+        self.written = lifted.writes
+        self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
+        topology = self.topology
+        self._plain = [c for c in {*reads, *self.written} if c.topology is None and topology]
+        self._foreign = [
+            i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
+        ]
+        self._refuse_foreign_writes()
+        place = {c: i for i, c in enumerate([*self.changed, *self.read_only])}
+        order = [place[c] for c in reads]
+        num_outs = lifted.num_outs
+
+        def pure(changed: Any, read_only: Any, args: Any) -> tuple[list[Any], list[Any]]:
+            state = [*changed, *read_only]
+            results = lifted.call(*args, *(state[i] for i in order))
+            return results[:num_outs], results[num_outs:]
+
+        pure.__name__ = pure.__qualname__ = name
+        # A call that may turn out to be refused must leave the variables as they were.
+        donate = () if self._verdicts else (0,)
+        self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
+
+    def __call__(self, arrays: Sequence[Any]) -> Any:
+        """Run it on the variables' own storage."""
+        topology = self.topology
+        if topology is not None:
+            arrays = [_placed(x, topology) for x in arrays]
+        changed, read_only = self._state()
+        outs, new = self.jitted(changed, read_only, arrays)
+        if self._verdicts:
+            self._judge(new)
+        for cell, value in zip(self.written, new, strict=True):
+            cell.value = value
+            cell.owned = True
+        return self.outputs.rebuild(outs, local=topology is not None)
+
+    def _state(self) -> tuple[list[Any], list[Any]]:
+        topology = self.topology
+        for cell in self._plain:
+            assert topology is not None
+            if cell.array().sharding != topology.mirrored:
+                cell.value = jax.device_put(cell.array(), topology.mirrored)
+                cell.owned = False
+        if self._verdicts:
+            changed = [c.array() for c in self.changed]
+        else:
+            changed = [c.array() if c.owned else _copy(c.array()) for c in self.changed]
+        read_only = [c.array() for c in self.read_only]
+        for i in self._foreign:
+            assert topology is not None
+            read_only[i] = jax.device_put(first(read_only[i]), topology.mirrored)
+        return changed, read_only
+
+    def lowered(self, arrays: Sequence[Any]) -> Any:
+        """JAX's lowered form, for looking at the compiled program."""
+        changed, read_only = self._state()
+        return self.jitted.lower(changed, read_only, list(arrays))
+
+    def _shardings(self) -> Any:
+        topology = self.topology
+        if topology is None:
+            return None
+        return (
+            [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
+            [topology.stacked if c.per_replica else topology.mirrored for c in self.written],
+        )
+
+    def _judge(self, new: Sequence[Any]) -> None:
+        for i in self._verdicts:
+            guarded = self.written[i].guards
+            if not bool(np.asarray(new[i])) and guarded is not None:
+                raise DivergenceError(
+                    f"The replicas assigned different values to the mirrored variable"
+                    f" {guarded.name!r}, whose aggregation is NONE. Nothing was assigned. Make the"
+                    " values equal first, for example with"
+                    ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare'
+                    " how to combine them:"
+                    " `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
+                )
+
+    def _refuse_foreign_writes(self) -> None:
+        for cell in self.written:
+            if cell.topology not in (None, self.topology):
+                raise ScopeError(
+                    f"{self.name} assigns variable {cell.name!r} of one strategy and computes with"
+                    " another one's replicas. Create the variable in the scope of the strategy"
+                    " that writes it."
+                )
+
+
+def _placed(x: Any, topology: Topology) -> Any:
+    # Uncommitted arrays go where the others are by themselves; committed ones must be sent.
+    if not isinstance(x, jax.Array) or not x.committed:
+        return x
+    if x.sharding.device_set == topology.mirrored.device_set:
+        return x
+    return jax.device_put(first(x), topology.mirrored)
+
+
+_copy = jax.jit(jnp.copy)
+
+
+def _one_topology(found: Mapping[Topology, str], name: str) -> Topology | None:
+    several = [t for t in found if t.num_replicas > 1]
+    if len(several) > 1:
+        (a, b), whats = several[:2], list(found.values())
+        raise TracingError(
+            f"{name} computes on two sets of replicas, of {a.num_replicas} devices ({whats[0]}) and"
+            f" {b.num_replicas} devices ({whats[1]}). Use one strategy in one function."
+        )
+    return next(iter(several or found), None)

@@ -1,0 +1,236 @@
+"""Signatures: the arguments of a call -> a cache key, the arrays, and how to put them back."""
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.topology._mesh import Topology
+from replicax.values._in_body import stacked_array
+from replicax.values._per_replica import (
+    DistributedValues,
+    Joined,
+    Mirrored,
+    PerReplica,
+    PerReplicaSpec,
+    component_specs,
+    is_distributed,
+    mirrored,
+    pieces,
+    stacked,
+)
+from replicax.values._placement import is_array
+
+Rebuild = Callable[[Any], Any]
+
+
+class Ragged(Exception):  # noqa: N818 - a signal, not an error
+    """The replicas' arrays differ in shape: no single program can take them."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of one call, taken apart.
+
+    Attributes:
+        key: Equal for two calls that one compiled program can serve.
+        arrays: What the program takes.
+        rebuilds: For each leaf, how it is made of its array; None for a leaf that is not one.
+        leaves: All leaves, as given.
+    """
+
+    key: Any
+    arrays: list[Any]
+    rebuilds: list[Rebuild | None]
+    leaves: list[Any]
+    treedef: Any
+
+    def with_arrays(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and keyword arguments, with other arrays in their place."""
+        rest = iter(arrays)
+        leaves = [
+            x if rebuild is None else rebuild(next(rest))
+            for x, rebuild in zip(self.leaves, self.rebuilds, strict=True)
+        ]
+        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        return args, kwargs
+
+
+def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+    """The arguments of a call as a cache key and arrays.
+
+    Raises:
+        Ragged: If a per-replica value has components of different shapes.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+    keys: list[Any] = [treedef]
+    arrays: list[Any] = []
+    rebuilds: list[Rebuild | None] = []
+    for x in leaves:
+        key, array, rebuild = _leaf(x)
+        keys.append(key)
+        rebuilds.append(rebuild)
+        if rebuild is not None:
+            arrays.append(array)
+    return Arguments(tuple(keys), arrays, rebuilds, leaves, treedef)
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
+    if is_array(x):
+        return (x.shape, x.dtype, x.weak_type), x, _same
+    if isinstance(x, DistributedValues):
+        return _distributed(x)
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV":
+        return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), x, _same
+    return static_key(x), None, None
+
+
+def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
+    if isinstance(x, Mirrored) and isinstance(x.form, Joined):
+        array, topology = x.form.array, x.form.topology
+        return ("mirrored", array.shape, array.dtype), array, lambda a: mirrored(a, topology)
+    specs = component_specs(x)
+    if not all(isinstance(s, TensorSpec) for s in specs):
+        return ("plain", tuple(map(static_key, x.values))), None, None
+    if any(s != specs[0] for s in specs):
+        raise Ragged
+    place = _topology(x)
+    array = stacked_array(x, place)  # type: ignore[arg-type]
+    return ("stacked", array.shape, array.dtype, place), array, lambda a: stacked(a, place)
+
+
+def _topology(x: DistributedValues) -> Topology:
+    if x.topology is not None:
+        return x.topology
+    return Topology(tuple(next(iter(jnp.asarray(v).devices())) for v in x.values))
+
+
+def static_key(x: Any) -> Any:
+    """A key that is equal for Python values which mean the same to a traced function."""
+    if type(x).__hash__ in (None, object.__hash__):
+        return _Identity(x)
+    try:
+        hash(x)
+    except TypeError:
+        return _Identity(x)
+    return type(x), x
+
+
+class _Identity:
+    """Equal only to the key of the same object, for as long as that lives."""
+
+    __slots__ = ("_hash", "_keep", "_ref")
+
+    def __init__(self, x: Any) -> None:
+        self._hash = id(x)
+        try:
+            self._ref: Any = weakref.ref(x)
+            self._keep = None
+        except TypeError:
+            self._ref, self._keep = None, x
+
+    def target(self) -> Any:
+        """The object, or None when it is gone."""
+        return self._ref() if self._ref is not None else self._keep
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Identity) or self._hash != other._hash:
+            return False
+        target = self.target()
+        return target is not None and target is other.target()
+
+    def __repr__(self) -> str:
+        return f"the object {self.target()!r}"
+
+
+def conform(signature: Sequence[Any], args: tuple[Any, ...], name: str) -> tuple[Any, ...]:
+    """Positional arguments converted to what ``input_signature`` declares.
+
+    One more argument than declared is the object of a method, and passes.
+
+    Raises:
+        TypeError: If they do not fit.
+    """
+    is_spec = lambda x: isinstance(x, TypeSpec)  # noqa: E731
+    own, args = args[: len(args) == len(signature) + 1], args[len(args) == len(signature) + 1 :]
+    if len(args) != len(signature):
+        raise TypeError(
+            f"{name} was declared with an input_signature of {len(signature)} arguments and called"
+            f" with {len(args)}."
+        )
+    return own + tuple(
+        jax.tree.map(lambda s, x: _fit(s, x, name), spec, arg, is_leaf=is_spec)
+        for spec, arg in zip(signature, args, strict=True)
+    )
+
+
+def _fit(spec: Any, x: Any, name: str) -> Any:
+    if not isinstance(spec, TypeSpec):
+        return x
+    if isinstance(spec, PerReplicaSpec):
+        values = x.values if isinstance(x, DistributedValues) else (x,)
+        for part, value in zip(spec.value_specs, values, strict=False):
+            _fit(part, value, name)
+        return x
+    if isinstance(x, PerReplica):
+        for value in x.values:
+            _fit(spec, value, name)
+        return x
+    value = x if is_array(x) or isinstance(x, np.ndarray) else _converted(spec, x)
+    if not spec.is_compatible_with(value):  # type: ignore[attr-defined]
+        raise TypeError(
+            f"{name} was declared with input_signature {spec!r}, and called with a value of shape"
+            f" {jnp.shape(value)} and dtype {jnp.result_type(value)}."
+        )
+    return value
+
+
+def examples(args: Any, strategy: Any) -> Any:
+    """Arguments in which every spec is replaced by zeros of its shape; unknown sizes are 1."""
+
+    def zeros(spec: Any) -> Any:
+        if isinstance(spec, PerReplicaSpec):
+            return pieces([zeros(s) for s in spec.value_specs], strategy.topology)
+        if isinstance(spec, TensorSpec):
+            return np.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
+        return spec
+
+    return jax.tree.map(zeros, args, is_leaf=lambda x: isinstance(x, TypeSpec) or is_distributed(x))
+
+
+def _converted(spec: Any, x: Any) -> Any:
+    if hasattr(x, "__jax_array__"):
+        return jnp.asarray(x)
+    return np.asarray(x, spec.dtype) if spec.dtype is not None else np.asarray(x)
+
+
+def explain(old: Any, new: Any, names: Callable[[int], str]) -> str:
+    """What differs between two keys, in words."""
+    if old[0] != new[0]:
+        return "the structure of the arguments changed"
+    for i, (a, b) in enumerate(zip(old[1:], new[1:], strict=False)):
+        if a != b:
+            return f"{names(i)} changed from {_words(a)} to {_words(b)}"
+    return "the strategy or a JAX setting changed"
+
+
+def _words(key: Any) -> str:
+    if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], tuple):
+        return f"an array of shape {key[0]} and dtype {key[1]}"
+    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
+        return f"the Python value {key[1]!r}"
+    if isinstance(key, tuple) and key and key[0] == "stacked":
+        return f"a per-replica array of shape {key[1][1:]} and dtype {key[2]}"
+    return repr(key)

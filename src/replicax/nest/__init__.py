@@ -1,0 +1,10 @@
+"""Structures of values, under TensorFlow's names for what `jax.tree` does.
+
+Example:
+    >>> rx.nest.flatten({"b": 2, "a": [1]})
+    [1, 2]
+"""
+
+from replicax.nest._nest import flatten, is_nested, map_structure, pack_sequence_as
+
+__all__ = ["flatten", "is_nested", "map_structure", "pack_sequence_as"]

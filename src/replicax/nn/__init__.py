@@ -1,0 +1,10 @@
+"""Losses over replicas.
+
+Example:
+    >>> float(rx.nn.compute_average_loss(jnp.ones(4), global_batch_size=8))
+    0.5
+"""
+
+from replicax.nn._loss import compute_average_loss, scale_regularization_loss
+
+__all__ = ["compute_average_loss", "scale_regularization_loss"]

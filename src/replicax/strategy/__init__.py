@@ -1,0 +1,4 @@
+"""Strategies: the verbs, written once against a topology, and the topologies.
+
+Layer: above ``input`` and ``function``.
+"""

@@ -1,0 +1,269 @@
+"""StrategyBase: every verb, written once against the topology."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import ReduceOp
+from replicax._errors import ScopeError
+from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce, plain_reduction
+from replicax.collectives._options import RunOptions
+from replicax.context._current import require_cross_replica, strategy_scope
+from replicax.context._replica import ReplicaContext
+from replicax.strategy._extended import StrategyExtended
+from replicax.strategy._links import SoloLink
+from replicax.strategy._run import run_replicas
+from replicax.strategy._value_context import ValueContext
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import DistributedValues, PerReplica, is_distributed, pieces
+from replicax.values._reduce import Axis, gather_value, reduce_value
+from replicax.variables._variable import Variable
+
+
+class StrategyBase:
+    """What `rx.distribute.Strategy` and its v1 form have in common."""
+
+    def __init__(
+        self, topology: Topology | None, cross_device_ops: CrossDeviceOps | None = None
+    ) -> None:
+        if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
+            raise ValueError(
+                f"cross_device_ops must be a rx.distribute.CrossDeviceOps, got {cross_device_ops!r}."
+            )
+        self._topology = topology
+        self._ops = cross_device_ops or NcclAllReduce()
+        self._extended = StrategyExtended(self)
+        self.solo_context = ReplicaContext(self, SoloLink(topology))
+
+    @property
+    def topology(self) -> Topology | None:
+        """Which devices make which replicas; None for the default strategy."""
+        return self._topology
+
+    @property
+    def cross_device_ops(self) -> CrossDeviceOps:
+        """How values of several replicas are combined."""
+        return self._ops
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Verbs for libraries: reductions with destinations, updates of single copies."""
+        return self._extended
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Over how many replicas gradients are added up."""
+        return self._topology.num_replicas if self._topology else 1
+
+    @property
+    def cluster_resolver(self) -> Any:
+        """The cluster that a multi-worker strategy runs in; None for the others."""
+        return None
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Make this strategy current: variables created in the block are distributed.
+
+        It belongs to the current thread, and distributes no computation by itself; `run` does.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> with strategy.scope():
+            ...     v = rx.Variable(1.0)
+            >>> len(strategy.experimental_local_results(v))
+            2
+        """
+        return strategy_scope(self)
+
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any:
+        """Call ``fn`` on every replica.
+
+        Inside an `rx.function`, or if ``fn`` is one, the replicas are one compiled program.
+        Otherwise they are plain Python, op by op, where prints and breakpoints work.
+
+        Args:
+            fn: Called in replica context; see `rx.distribute.get_replica_context`.
+            args: Its arguments. Of a distributed value, also deep in a structure, each replica
+                gets its component; other values are passed as they are.
+            kwargs: Its keyword arguments.
+            options: Accepted; they matter to `TPUStrategy` only.
+
+        Returns:
+            The structure that ``fn`` returned, with per-replica values in it; Python values that
+            all replicas agree on stay as they are, and with one replica all do.
+
+        Raises:
+            RuntimeError: Inside a replica function.
+            ValueError: If ``args`` is not a sequence.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.run(lambda x: x * 2, args=(jnp.float32(3),))
+            PerReplica:{
+              0: Array(6., dtype=float32),
+              1: Array(6., dtype=float32)
+            }
+        """
+        require_cross_replica(self, "run")
+        if not isinstance(args, list | tuple):
+            raise ValueError(
+                f"args must be a list or tuple of the function's arguments, got {args!r}; for one"
+                " argument write `args=(x,)`."
+            )
+        if not callable(fn):
+            raise TypeError(f"strategy.run needs a function, got {fn!r}.")
+        return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Join the components of a per-replica value along an axis.
+
+        Args:
+            value: What `run` returned.
+            axis: Where to join; the components may differ in size there.
+
+        Raises:
+            RuntimeError: Inside a replica function.
+            ValueError: If a component has no such axis.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.gather(strategy.run(lambda: jnp.ones((1, 2))), axis=0).shape
+            (2, 2)
+        """
+        require_cross_replica(self, "gather")
+        with strategy_scope(self):
+            return jax.tree.map(
+                lambda v: gather_value(v, axis, self._needed) if isinstance(v, PerReplica) else v,
+                value,
+                is_leaf=is_distributed,
+            )
+
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
+        """The components of a value that this process's replicas hold.
+
+        Args:
+            value: A distributed value, a variable, or a structure of them; a value that is not
+                distributed is its own only result.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.experimental_local_results(rx.distribute.PerReplica([1, 2]))
+            (1, 2)
+            >>> strategy.experimental_local_results(3)
+            (3,)
+        """
+        leaves, treedef = jax.tree.flatten(
+            value, is_leaf=lambda x: x is None or is_distributed(x)
+        )
+        parts = [
+            x.values if isinstance(x, DistributedValues)
+            else x.components if isinstance(x, Variable)
+            else (x,)
+            for x in leaves
+        ]
+        count = max(map(len, parts), default=1)
+        if count == 1:
+            return (jax.tree.unflatten(treedef, [p[0] for p in parts]),)
+        rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
+        return tuple(jax.tree.unflatten(treedef, row) for row in rows)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """A per-replica value with a component of your own making for each replica.
+
+        Args:
+            value_fn: Called with a `ValueContext` for each replica; what it returns is kept as it
+                is.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.experimental_distribute_values_from_function(
+            ...     lambda context: context.replica_id_in_sync_group * 10
+            ... )
+            PerReplica:{
+              0: 0,
+              1: 10
+            }
+        """
+        require_cross_replica(self, "experimental_distribute_values_from_function")
+        count = self.num_replicas_in_sync
+        values = [value_fn(ValueContext(i, count)) for i in range(count)]
+        if not self._wraps_single:
+            return values[0]
+        leaves, treedefs = zip(*(jax.tree.flatten(v) for v in values), strict=True)
+        if any(t != treedefs[0] for t in treedefs):
+            raise ValueError(
+                f"value_fn returned different structures for the replicas: {list(treedefs)}."
+            )
+        topology = self._needed
+        return jax.tree.unflatten(
+            treedefs[0], [pieces(column, topology) for column in zip(*leaves, strict=True)]
+        )
+
+    def update_config_proto(self, config_proto: Any) -> Any:
+        """A copy of a v1 session configuration, changed to fit this strategy.
+
+        There are no sessions here; it is kept so that v1 programs need no change.
+        """
+        return self._configured(config_proto)
+
+    def reduce_value(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+        """What ``reduce`` does, in its v1 and its current form."""
+        require_cross_replica(self, "reduce")
+        op = ReduceOp.parse(reduce_op)
+        with strategy_scope(self):
+            return jax.tree.map(
+                lambda v: self._reduce_leaf(op, v, axis), value, is_leaf=is_distributed
+            )
+
+    def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
+        if isinstance(value, Variable) and value.cell.per_replica:
+            value = pieces([c.read_value() for c in value.components], self._needed)
+        if isinstance(value, PerReplica):
+            return reduce_value(op, value, axis, self._needed)
+        if isinstance(value, DistributedValues):
+            value = value.values[0]
+        if isinstance(value, Variable):
+            value = value.read_value()
+        plain = plain_reduction(op, value, self.num_replicas_in_sync)
+        if axis is None:
+            return plain
+        return reduce_value(op, PerReplica([jnp.asarray(plain)]), axis, self._needed)
+
+    @property
+    def _needed(self) -> Topology:
+        # The default strategy computes where JAX does.
+        return self._topology or Topology((jax.local_devices()[0],))
+
+    @property
+    def _wraps_single(self) -> bool:
+        return self._topology is not None
+
+    def _configured(self, config_proto: Any) -> Any:
+        changed = config_proto.copy()
+        changed.isolate_session_state = True
+        return changed
+
+    def __copy__(self) -> NoReturn:
+        raise ScopeError(
+            "A strategy cannot be copied: variables and datasets belong to one strategy object."
+            " Use it itself, or make a new one."
+        )
+
+    def __deepcopy__(self, memo: Any) -> StrategyBase:
+        return self
+
+    def __repr__(self) -> str:
+        count = self.num_replicas_in_sync
+        return f"<{type(self).__name__} of {count} replica{'s' if count > 1 else ''}>"

@@ -1,0 +1,241 @@
+"""run in compiled code: PerReplica -> one program on every replica's piece -> PerReplica."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.sharding import PartitionSpec
+
+from replicax._tensor_spec import TensorSpec
+from replicax.context._current import entered
+from replicax.context._replica import ReplicaContext
+from replicax.function._lift import cooked, pull_reads, raw, settle_created
+from replicax.function._variance import varying_outputs
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._in_body import local_piece, stacked_array
+from replicax.values._per_replica import (
+    DistributedValues,
+    Mirrored,
+    PerReplica,
+    component_specs,
+    in_body,
+    is_distributed,
+    stacked,
+)
+from replicax.values._placement import is_array, per_replica_map
+from replicax.values._reduce import first_value
+from replicax.variables._cell import Cell
+from replicax.variables._levels import Level, TraceLevel, level
+
+_OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+
+
+def run_compiled(
+    context: ReplicaContext, topology: Topology, fn: Callable[..., Any], args: Any, kwargs: Any
+) -> Any:
+    """Call ``fn`` on every replica, inside a function that is being traced."""
+    outside = level()
+    outside.uses(topology, f"a run of {context.strategy}")
+    inputs = _Inputs.of((args, kwargs), topology)
+    body = _Body(context, fn, inputs)
+    traced = body.trace(topology)
+    outs = traced.run(outside, topology)
+    return body.rebuild(outs, topology)
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The arguments of a run: arrays with their specs, and the rest as it is."""
+
+    leaves: list[Any]
+    treedef: Any
+    arrays: list[Any]
+    specs: list[PartitionSpec]
+    places: list[int]
+
+    @classmethod
+    def of(cls, tree: Any, topology: Topology) -> "_Inputs":
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_distributed)
+        arrays, specs, places = [], [], []
+        for i, x in enumerate(leaves):
+            leaves[i], array, spec = _input(x, topology)
+            if spec is not None:
+                arrays.append(array)
+                specs.append(spec)
+                places.append(i)
+        return cls(leaves, treedef, arrays, specs, places)
+
+    def rebuild(self, pieces: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments that one replica sees."""
+        leaves = list(self.leaves)
+        for place, spec, piece in zip(self.places, self.specs, pieces, strict=True):
+            leaves[place] = piece[0] if spec == _OWN else piece
+        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        return args, kwargs
+
+
+def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
+    if isinstance(x, Mirrored):
+        return None, local_piece(x), _SAME
+    if isinstance(x, PerReplica):
+        specs = component_specs(x)
+        if not all(isinstance(s, TensorSpec) for s in specs):
+            values = x.values
+            if all(type(v) is type(values[0]) and v == values[0] for v in values):
+                return values[0], None, None
+            if not all(isinstance(v, int | float | complex | np.generic) for v in values):
+                raise TypeError(
+                    f"The replicas hold {list(values)!r}, which differ and are no numbers: compiled"
+                    " code is one program for all replicas. Run without `rx.function`."
+                )
+            return None, jnp.asarray(values), _OWN
+        if any(s != specs[0] for s in specs):
+            raise ValueError(
+                f"The replicas hold values of different shapes, {[s.shape for s in specs]}, which"  # type: ignore[attr-defined]
+                " one compiled program cannot take. Pass them as an argument of the rx.function,"
+                " which then runs each replica by itself, or batch with `drop_remainder=True`."
+            )
+        return None, stacked_array(x, topology), _OWN
+    if is_array(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV"):
+        return None, x, _SAME
+    return x, None, None
+
+
+class _Body:
+    """The replica function: its trace, and the structure that it returned."""
+
+    def __init__(self, context: ReplicaContext, fn: Callable[..., Any], inputs: _Inputs) -> None:
+        self._context = context
+        self._fn = fn
+        self._inputs = inputs
+        self._treedef: Any = None
+        self._static: list[Any] = []
+
+    def trace(self, topology: Topology) -> "_Traced":
+        """Trace it once, for all replicas."""
+        inner = TraceLevel(in_replica=True)
+        own: list[Cell] = []
+        same: list[Cell] = []
+
+        def body(*pieces: Any) -> Any:
+            with inner.opened(), entered(
+                strategy=self._context.strategy, replica=self._context, body=None
+            ):
+                args, kwargs = self._inputs.rebuild(pieces)
+                outs = self._take(self._fn(*args, **kwargs))
+            own[:] = [c for c in inner.writes if c.per_replica]
+            same[:] = [c for c in inner.writes if not c.per_replica]
+            starts = [s for _, s in inner.created if s is not None]
+            return (
+                [x[None] for x in outs],
+                [inner.writes[c][None] for c in own],
+                [inner.writes[c] for c in same],
+                starts,
+            )
+
+        mapped = per_replica_map(
+            body, topology, tuple(self._inputs.specs), (_OWN, _OWN, _SAME, _SAME)
+        )
+        closed = jax.make_jaxpr(mapped)(*self._inputs.arrays)
+        return _Traced(closed, inner, own, same, self._inputs.arrays)
+
+    def rebuild(self, outs: Sequence[jax.Array], topology: Topology) -> Any:
+        """What run returns: the structure, with a per-replica value for each array."""
+        rest = iter(outs)
+        leaves = [
+            stacked(next(rest), topology) if kept is _ARRAY else kept for kept in self._static
+        ]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+    def _take(self, result: Any) -> list[jax.Array]:
+        leaves, self._treedef = jax.tree.flatten(
+            result, is_leaf=lambda x: x is None or is_distributed(x)
+        )
+        arrays = []
+        for x in leaves:
+            piece = local_piece(x) if isinstance(x, DistributedValues) else x
+            is_one = is_array(piece) or isinstance(piece, np.ndarray | np.generic)
+            self._static.append(_ARRAY if is_one else piece)
+            if is_one:
+                arrays.append(jnp.asarray(piece))
+        return arrays
+
+
+_ARRAY = object()
+
+
+class _Traced:
+    """A traced replica function, ready to be called with the variables of some level."""
+
+    def __init__(
+        self,
+        closed: ClosedJaxpr,
+        inner: TraceLevel,
+        own: list[Cell],
+        same: list[Cell],
+        arrays: Sequence[Any],
+    ) -> None:
+        equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
+        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+        values.update(zip(closed.jaxpr.invars, arrays, strict=True))
+        self._arrays = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
+        self._in_specs = list(equation.params["in_specs"])
+        settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()))
+        starts = sum(s is not None for _, s in inner.created)
+        jaxpr, self._reads = pull_reads(equation.params["jaxpr"], inner)
+        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - starts])
+        self._call = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+        self._writes = [*own, *same]
+        self._num_outs = len(jaxpr.outvars) - len(self._writes)
+        self._out_specs = [_OWN] * (self._num_outs + len(own)) + [_SAME] * len(same)
+        varying = varying_outputs(
+            jaxpr,
+            [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
+        )
+        written = varying[self._num_outs :]
+        self._suspects = [
+            i
+            for i, (c, v) in enumerate(zip(self._writes, written, strict=True))
+            if v and c in inner.unverified
+        ]
+
+    def run(self, outside: Level, topology: Topology) -> list[jax.Array]:
+        """Run it on every replica; its outputs, with its writes done outside."""
+        reads, suspects, first_write = self._reads, self._suspects, self._num_outs
+
+        def replay(*inputs: Any) -> list[Any]:
+            arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
+            local = [s[0] if c.per_replica else s for s, c in zip(state, reads, strict=True)]
+            results = self._call(*arrays, *local)
+            flags = [_all_agree(results[first_write + i], topology) for i in suspects]
+            return [*results, *flags]
+
+        mapped = per_replica_map(
+            replay,
+            topology,
+            (*self._in_specs, *(_OWN if c.per_replica else _SAME for c in reads)),
+            [*self._out_specs, *([_SAME] * len(suspects))],
+        )
+        results = mapped(*self._arrays, *(raw(outside.read(c), c) for c in reads))
+        outs, rest = results[:first_write], results[first_write:]
+        for cell, value in zip(self._writes, rest, strict=False):
+            outside.write(cell, cooked(value, cell))
+        for i, flag in zip(suspects, rest[len(self._writes) :], strict=True):
+            _note_verdict(outside, self._writes[i].verdict(), flag)
+        return outs
+
+
+def _all_agree(x: jax.Array, topology: Topology) -> jax.Array:
+    lead = first_value(in_body(x, topology))
+    same = (x == lead) | ((x != x) & (lead != lead))  # noqa: PLR0124 - NaN agrees with NaN
+    differ = jax.lax.psum((~same).any().astype(jnp.int32), REPLICA_AXIS)
+    return differ == 0
+
+
+def _note_verdict(outside: Level, verdict: Cell, flag: jax.Array) -> None:
+    earlier = getattr(outside, "writes", {}).get(verdict)
+    outside.write(verdict, flag if earlier is None else flag & earlier)

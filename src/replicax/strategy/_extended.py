@@ -1,0 +1,237 @@
+"""StrategyExtended: verbs for libraries, as a thin view of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax._enums import ReduceOp
+from replicax._errors import ScopeError
+from replicax.collectives._options import CommunicationOptions
+from replicax.context._current import current, entered, strategy_scope
+from replicax.topology._devices import device_name
+from replicax.values._in_body import local_piece
+from replicax.values._per_replica import is_distributed
+from replicax.values._regroup import regroup, select
+from replicax.variables._variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.strategy._base import StrategyBase
+    from replicax.topology._mesh import Topology
+
+
+class StrategyExtended:
+    """More of a strategy, for those who write optimizers and other libraries.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.extended.worker_devices[1]
+        '/job:localhost/replica:0/task:0/device:CPU:1'
+    """
+
+    def __init__(self, strategy: StrategyBase) -> None:
+        self._strategy = strategy
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The names of the devices that compute."""
+        return tuple(map(device_name, self._devices("worker_devices")))
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """The names of the devices that hold variables."""
+        return tuple(map(device_name, self._devices("parameter_devices")))
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Whether every batch must have the same shape; it need not."""
+        return False
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """TensorFlow's question about graph mode, which does not exist here."""
+        return False
+
+    @property
+    def experimental_should_init(self) -> bool:
+        """Whether this process initializes variables."""
+        return True
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this process writes checkpoints."""
+        return True
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Whether this process writes summaries."""
+        return True
+
+    def call_for_each_replica(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The older name of `Strategy.run`."""
+        return self._strategy.run(fn, args, kwargs)
+
+    def reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Combine a per-replica value and put the result where it is wanted.
+
+        Args:
+            reduce_op: SUM or MEAN.
+            value: A per-replica value.
+            destinations: A variable, a distributed value, a device's name or a list of names.
+            options: How to pack and move the data.
+        """
+        with self._cross_replica("reduce_to"):
+            return self._strategy.cross_device_ops.reduce(reduce_op, value, destinations, options)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Combine several per-replica values at once; see `reduce_to`."""
+        with self._cross_replica("batch_reduce_to"):
+            ops = self._strategy.cross_device_ops
+            return ops.batch_reduce(reduce_op, value_destination_pairs, options)
+
+    def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """The same value on all destinations."""
+        with self._cross_replica("broadcast_to"):
+            if current().body is not None:
+                return tensor
+            return self._strategy.cross_device_ops.broadcast(tensor, destinations)
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call ``fn(copy, *args, **kwargs)`` for every copy of a variable.
+
+        Args:
+            var: The variable.
+            fn: Gets one copy of it, and of distributed arguments the component that belongs to it.
+            args: Further arguments.
+            kwargs: Further keyword arguments.
+            group: Whether one structure is returned, or the tuple of all results.
+        """
+        replica = current().replica
+        if replica is not None and replica.num_replicas_in_sync > 1:
+            return replica.merge_call(
+                lambda _, *a, **k: self.update(var, fn, a, k, group), args, kwargs
+            )
+        with self._cross_replica("update"):
+            return self._for_each(var.components, fn, (tuple(args), dict(kwargs or {})), group=group)
+
+    def update_non_slot(
+        self,
+        colocate_with: Any,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Call ``fn(*args, **kwargs)`` once for each of the devices of `non_slot_devices`."""
+        with self._cross_replica("update_non_slot"):
+            parts = [None] * len(self._devices("update_non_slot"))
+            call = (tuple(args), dict(kwargs or {}))
+            return self._for_each(parts, lambda _, *a, **k: fn(*a, **k), call, group=group)
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """Where variables that belong to no other variable live: everywhere."""
+        return self.parameter_devices
+
+    def read_var(self, v: Variable) -> Any:
+        """The value of a variable, across replicas."""
+        with self._cross_replica("read_var"):
+            return v.read_value()
+
+    def value_container(self, value: Any) -> Any:
+        """The variable whose copy ``value`` is, or ``value``."""
+        return value.whole if isinstance(value, Variable) else value
+
+    def variable_created_in_scope(self, v: Variable) -> bool:
+        """Whether a variable was created in this strategy's scope."""
+        return v.distribute_strategy is self._strategy
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
+        """Create variables where another one is; here they are on all devices anyway.
+
+        Raises:
+            ValueError: If the other variable belongs to another strategy.
+        """
+        if (
+            not isinstance(colocate_with_variable, Variable)
+            or colocate_with_variable.distribute_strategy is not self._strategy
+        ):
+            raise ValueError(
+                f"colocate_vars_with needs a variable made in the scope of {self._strategy}, got"
+                f" {colocate_with_variable!r}."
+            )
+        yield
+
+    def _for_each(
+        self, parts: Sequence[Any], fn: Callable[..., Any], call: Any, *, group: bool
+    ) -> Any:
+        if current().body is not None:
+            unwrap = lambda x: local_piece(x) if is_distributed(x) else x  # noqa: E731
+            args, kwargs = jax.tree.map(unwrap, call, is_leaf=is_distributed)
+            result = fn(parts[0], *args, **kwargs)
+            return result if group else (result,) * len(parts)
+        results = []
+        for i, part in enumerate(parts):
+            args, kwargs = select(call, i)
+            results.append(fn(part, *args, **kwargs))
+        if not group:
+            return tuple(results)
+        topology = self._strategy.topology
+        whole = [_whole(r) for r in results]
+        return regroup(whole, topology) if topology and len(parts) > 1 else whole[0]
+
+    @contextmanager
+    def _cross_replica(self, verb: str) -> Iterator[None]:
+        frame = current()
+        if frame.replica is not None and frame.replica.num_replicas_in_sync > 1:
+            raise ScopeError(
+                f"`strategy.extended.{verb}` needs the cross-replica context, but was called"
+                " inside a replica function. Use it inside `merge_call`."
+            )
+        if self._strategy.topology is None:
+            yield
+        elif frame.body is not None:
+            with entered(strategy=self._strategy, replica=None):
+                yield
+        else:
+            with strategy_scope(self._strategy):
+                yield
+
+    def _devices(self, what: str) -> tuple[jax.Device, ...]:
+        topology: Topology | None = self._strategy.topology
+        if topology is None:
+            raise ScopeError(
+                f"{what} is not defined for the default strategy, which computes wherever JAX"
+                " does. Use a MirroredStrategy or a OneDeviceStrategy."
+            )
+        return topology.devices
+
+
+def _whole(result: Any) -> Any:
+    return result.whole if isinstance(result, Variable) else result

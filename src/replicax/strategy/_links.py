@@ -1,0 +1,141 @@
+"""How one replica reaches the others: alone, in threads, or in compiled code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import ReduceOp
+from replicax._errors import TracingError
+from replicax.collectives import _eager
+from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.collectives._options import CommunicationOptions
+from replicax.context._current import entered
+from replicax.context._replica import ReplicaContext
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._in_body import local_piece
+from replicax.values._per_replica import in_body, is_distributed
+from replicax.values._placement import is_array, is_traced, on_device
+from replicax.values._regroup import regroup, select
+
+
+@dataclass(frozen=True)
+class SoloLink:
+    """The only replica: every collective is the identity."""
+
+    topology: Topology | None
+
+    def replica_id(self) -> Any:
+        """Zero, as a number that Python can look at."""
+        with jax.ensure_compile_time_eval():
+            return jnp.zeros((), jnp.int32) if self.topology is not None else 0
+
+    def device(self) -> jax.Device:
+        """The strategy's device, or JAX's default."""
+        return self.topology.devices[0] if self.topology else jax.local_devices()[0]
+
+    def all_reduce(
+        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """The leaves."""
+        return list(leaves)
+
+    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+        """The value."""
+        return x
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
+        """Call it here."""
+        if self.topology is None:
+            return fn(context.strategy, *args, **kwargs)
+        with entered(replica=None):
+            return fn(context.strategy, *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class ThreadLink:
+    """A replica that runs op by op in a thread of its own."""
+
+    seat: _eager.Seat
+
+    def replica_id(self) -> Any:
+        """This replica's number, as an array on its device that Python can look at."""
+        with jax.ensure_compile_time_eval():
+            return on_device(jnp.int32(self.seat.replica), self.seat.device)
+
+    def device(self) -> jax.Device:
+        """This replica's device."""
+        return self.seat.device
+
+    def all_reduce(
+        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """Meet the other replicas."""
+        return _eager.all_reduce(self.seat, op, leaves, options)
+
+    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+        """Meet the other replicas."""
+        return _eager.all_gather(self.seat, x, axis, options)
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
+        """Meet the other replicas, and have it called on the thread that started them."""
+        if any(map(is_traced, jax.tree.leaves((args, kwargs)))):
+            raise TracingError(
+                "merge_call, or an assignment to a mirrored variable, was reached by an eager"
+                " replica while JAX traces it (jax.grad, jax.jit, jax.vmap, ...). There only"
+                " all_reduce and all_gather of the replica context work; or compile the step with"
+                " `rx.function`, where merge_call can be differentiated."
+            )
+        strategy, topology = context.strategy, self.seat.topology
+
+        def settle(calls: list[Any]) -> list[Any]:
+            with entered(strategy=strategy, replica=None, level=None, body=None):
+                merged_args, merged_kwargs = regroup(calls, topology)
+                result = fn(strategy, *merged_args, **merged_kwargs)
+            return [select(result, i) for i in range(topology.num_replicas)]
+
+        purpose = getattr(fn, "purpose", "merge_call")
+        return self.seat.meeting.meet(self.seat.replica, purpose, (args, kwargs), settle)
+
+
+@dataclass(frozen=True)
+class CompiledLink:
+    """A replica in a program that is compiled once for all of them."""
+
+    topology: Topology
+    ops: CrossDeviceOps
+
+    def replica_id(self) -> Any:
+        """This replica's number, known when the program runs."""
+        return jax.lax.axis_index(REPLICA_AXIS)
+
+    def device(self) -> jax.Device:
+        """The first replica's device."""
+        return self.topology.devices[0]
+
+    def all_reduce(
+        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    ) -> list[jax.Array]:
+        """The strategy's cross-device ops, in the program."""
+        values = [in_body(x, self.topology) for x in leaves]
+        results = self.ops.batch_reduce(op, [(v, v) for v in values], options)
+        return [local_piece(r) for r in results]
+
+    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+        """An all-gather, in the program."""
+        gathered: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS, axis=axis, tiled=True)
+        return gathered
+
+    def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
+        """Call it here, as computation that is the same on all replicas."""
+        wrap = lambda x: in_body(x, self.topology) if is_array(x) else x  # noqa: E731
+        merged_args, merged_kwargs = jax.tree.map(wrap, (args, kwargs))
+        with entered(replica=None, body=context):
+            result = fn(context.strategy, *merged_args, **merged_kwargs)
+        return jax.tree.map(
+            lambda x: local_piece(x) if is_distributed(x) else x, result, is_leaf=is_distributed
+        )

@@ -1,0 +1,50 @@
+"""OneDeviceStrategy, and the strategy that is there when no other is."""
+
+from typing import Any, final
+
+import jax
+
+from replicax.context._current import set_default
+from replicax.strategy._v2 import Strategy
+from replicax.topology._mesh import Topology
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """All variables and all computation on one device; for trying a program out.
+
+    Args:
+        device: Its name, such as ``"GPU:0"``.
+
+    Example:
+        >>> strategy = rx.distribute.OneDeviceStrategy("CPU:0")
+        >>> float(strategy.run(lambda x: x * 2, args=(jnp.float32(3),)))
+        6.0
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(Topology.local([device]))
+
+    @property
+    def _wraps_single(self) -> bool:
+        return False
+
+    def _configured(self, config_proto: Any) -> Any:
+        return config_proto.copy()
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica, wherever JAX computes; what `get_strategy` gives outside of every scope."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _configured(self, config_proto: Any) -> Any:
+        return config_proto.copy()
+
+    def __repr__(self) -> str:
+        return "<the default strategy>"
+
+
+set_default(DefaultStrategy())

@@ -1,0 +1,124 @@
+"""run: PerReplica -> replica function -> PerReplica, by whichever way fits where it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax.collectives import _eager
+from replicax.context._current import current, entered
+from replicax.context._replica import ReplicaContext
+from replicax.function._function import BoundFunction, Function
+from replicax.function._signature import conform, static_key
+from replicax.strategy._compiled import run_compiled
+from replicax.strategy._links import CompiledLink, SoloLink, ThreadLink
+from replicax.topology._mesh import Topology
+from replicax.values._placement import on_device
+from replicax.values._regroup import regroup, select
+from replicax.variables._levels import ReplicaStorage, generation
+
+if TYPE_CHECKING:
+    from replicax.strategy._base import StrategyBase
+
+
+def run_replicas(
+    strategy: StrategyBase, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call ``fn`` on every replica of ``strategy``."""
+    topology = strategy.topology
+    if isinstance(fn, Function | BoundFunction):
+        if current().level is None:
+            return _run_function(strategy, fn, args, kwargs)
+        fn = fn.python_function
+    if topology is None or topology.num_replicas == 1:
+        return _run_solo(strategy, topology, fn, args, kwargs)
+    if current().level is not None:
+        context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
+        return run_compiled(context, topology, fn, args, kwargs)
+    return _run_threads(strategy, topology, fn, args, kwargs)
+
+
+def _run_function(
+    strategy: StrategyBase,
+    fn: Function | BoundFunction,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """A function that is compiled anyway: compile the run of it."""
+    python = fn.python_function
+    own = isinstance(fn, BoundFunction)
+    if fn.input_signature is not None:
+        args = conform(fn.input_signature, args, repr(fn))
+    key = (strategy, static_key(fn.instance) if own else None)
+    compiled = fn.runs.setdefault(key, Function(partial(_call_run, strategy, python)))
+    return compiled(args, kwargs)
+
+
+def _call_run(strategy: StrategyBase, python: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    return run_replicas(strategy, python, args, kwargs)
+
+
+def _run_solo(
+    strategy: StrategyBase,
+    topology: Topology | None,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """One replica: call it here."""
+    args, kwargs = select((args, kwargs), 0)
+    if topology is None:
+        return fn(*args, **kwargs)
+    context = ReplicaContext(strategy, SoloLink(topology))
+    with jax.default_device(topology.devices[0]), entered(strategy=strategy, replica=context):
+        return fn(*args, **kwargs)
+
+
+def _run_threads(
+    strategy: StrategyBase,
+    topology: Topology,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Eager: every replica op by op in a thread of its own."""
+
+    def body(replica: int) -> Any:
+        with _as_replica(strategy, topology, replica):
+            own_args, own_kwargs = select((args, kwargs), replica)
+            result = fn(*own_args, **own_kwargs)
+            return _eager.settled(_on_own_device(result, topology.devices[replica]))
+
+    with _eager.opened(topology) as meeting:
+        return regroup(meeting.hold(body), topology)
+
+
+@contextmanager
+def _as_replica(strategy: StrategyBase, topology: Topology, replica: int) -> Iterator[None]:
+    seat = _eager.Seat(topology, replica, strategy.cross_device_ops)
+    context = ReplicaContext(strategy, ThreadLink(seat))
+    with (
+        jax.default_device(seat.device),
+        # A function that JAX traces here may look at the replica: do not share it with others.
+        generation(("replica", topology, replica)),
+        entered(
+            strategy=strategy,
+            replica=context,
+            level=ReplicaStorage(topology, replica),
+            body=None,
+        ),
+    ):
+        yield
+
+
+def _on_own_device(result: Any, device: jax.Device) -> Any:
+    def moved(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.devices() == {device}:
+            return x
+        return on_device(x, device)
+
+    return jax.tree.map(moved, result)

@@ -1,0 +1,42 @@
+"""Strategy: the current form of the verbs."""
+
+from typing import Any
+
+from replicax._enums import ReduceOp
+from replicax.strategy._base import StrategyBase
+from replicax.values._reduce import Axis
+
+
+class Strategy(StrategyBase):
+    """A way to spread computation over devices and machines.
+
+    Use one of its kinds: `MirroredStrategy`, `OneDeviceStrategy`, ...
+
+    Example:
+        >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
+        True
+    """
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+        """Combine a per-replica value into one.
+
+        Args:
+            reduce_op: SUM or MEAN, as the enumeration or as text.
+            value: What `run` returned.
+            axis: Also reduce over this axis of each replica's value; None for no axis. A mean
+                over an axis divides by the true number of entries of all replicas.
+
+        Returns:
+            One value of the same structure, on the current device.
+
+        Raises:
+            RuntimeError: Inside a replica function.
+            ValueError: If the op or the axis does not exist, or shapes differ without an axis.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> per_replica = rx.distribute.PerReplica([jnp.arange(4.0), jnp.arange(4.0, 6.0)])
+            >>> float(strategy.reduce("MEAN", per_replica, axis=0))
+            2.5
+        """
+        return self.reduce_value(reduce_op, value, axis)

@@ -1,0 +1,81 @@
+"""One function of the replicas' pieces, wherever they are.
+
+Inside compiled code the pieces are at hand; outside it the same function is compiled and run on the
+pieces' devices. So a collective has one implementation, and eager and compiled agree to the bit.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._per_replica import (
+    InBody,
+    Joined,
+    Mirrored,
+    PerReplica,
+    Stacked,
+    mirrored,
+)
+from replicax.values._placement import (
+    is_traced,
+    join,
+    per_replica_jit,
+    per_replica_map,
+    stack,
+)
+
+
+def apply_in_body(
+    fn: Callable[[list[jax.Array]], list[jax.Array]],
+    values: Sequence[PerReplica],
+    topology: Topology,
+) -> list[Mirrored]:
+    """What ``fn`` makes of the pieces of ``values`` on each replica; equal on all.
+
+    Args:
+        fn: Takes this replica's pieces and returns arrays; may use collectives over the replica
+            axis. Hashable, as it is compiled once.
+        values: The per-replica values, all in one context.
+        topology: Where they live.
+
+    Returns:
+        One mirrored value for each array that ``fn`` returned.
+    """
+    forms = [v.form for v in values]
+    if any(isinstance(f, InBody) for f in forms):
+        results = fn([jnp.asarray(f.piece) for f in forms])  # type: ignore[union-attr]
+        return [Mirrored.of(InBody(r, topology)) for r in results]
+    if any(isinstance(f, Stacked) and is_traced(f.array) for f in forms):
+        rows = [stacked_array(v, topology) for v in values]
+        staged = per_replica_map(
+            lambda xs: fn([x[0] for x in xs]), topology, PartitionSpec(REPLICA_AXIS), PartitionSpec()
+        )
+        return [mirrored(r, topology) for r in staged(rows)]
+    compiled = _compiled(fn, topology)
+    return [mirrored(r, topology) for r in compiled([join(v.values, topology) for v in values])]
+
+
+def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array:
+    """The value as one array with a row for each replica."""
+    form = value.form
+    return form.array if isinstance(form, Stacked) else stack(form.values, topology)
+
+
+def local_piece(value: Any) -> Any:
+    """This replica's component, inside compiled code."""
+    form = value.form
+    if isinstance(form, InBody):
+        return form.piece
+    if isinstance(form, Joined):
+        return form.array
+    return value.values[0]
+
+
+@lru_cache(maxsize=None)
+def _compiled(fn: Hashable, topology: Topology) -> Callable[..., Any]:
+    return per_replica_jit(fn, topology, PartitionSpec(), PartitionSpec())  # type: ignore[arg-type]

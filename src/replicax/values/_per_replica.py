@@ -1,0 +1,241 @@
+"""PerReplica and Mirrored: what `Strategy.run` takes and gives.
+
+A per-replica value has one of three forms, and nobody outside ``values`` knows which:
+
+* `Pieces`: a tuple with each replica's own value, of any shape or type;
+* `Stacked`: one array with a row for each replica, which enters compiled code without a copy;
+* `InBody`: this replica's piece, inside compiled code, where the others are a collective away.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NoReturn
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._placement import is_array, is_traced, split, unstack
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Each replica's own value."""
+
+    values: tuple[Any, ...]
+    topology: Topology | None = None
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """One array with a row for each replica."""
+
+    array: jax.Array
+    topology: Topology
+
+    @cached_property
+    def values(self) -> tuple[Any, ...]:
+        return unstack(self.array, self.topology)
+
+
+@dataclass(frozen=True)
+class InBody:
+    """This replica's piece, inside compiled code."""
+
+    piece: Any
+    topology: Topology
+
+    @cached_property
+    def values(self) -> tuple[Any, ...]:
+        rows = jax.lax.all_gather(jnp.asarray(self.piece), REPLICA_AXIS)
+        return tuple(rows[i] for i in range(self.topology.num_replicas))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """One array that is the same on every device; the form of a mirrored value."""
+
+    array: jax.Array
+    topology: Topology
+
+    @cached_property
+    def values(self) -> tuple[Any, ...]:
+        if is_traced(self.array):
+            return (self.array,) * self.topology.num_replicas
+        return split(self.array)
+
+
+Form = Pieces | Stacked | InBody | Joined
+
+
+class DistributedValues:
+    """A value with one component for each replica.
+
+    Made by `Strategy.run`, by a distributed dataset, or by
+    `Strategy.experimental_distribute_values_from_function`; taken by `Strategy.run`,
+    `Strategy.reduce` and `Strategy.gather`. It is a pytree whose leaves are the components.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> ids = strategy.run(lambda: rx.distribute.get_replica_context().replica_id_in_sync_group)
+        >>> isinstance(ids, rx.distribute.DistributedValues)
+        True
+        >>> [int(i) for i in ids.values]
+        [0, 1]
+    """
+
+    __slots__ = ("form",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.form: Form = Pieces(tuple(values))
+
+    @property
+    def topology(self) -> Topology | None:
+        """The devices of the replicas, if they are known."""
+        return self.form.topology
+
+    @classmethod
+    def of(cls, form: Form) -> Any:
+        """A value in the given form."""
+        self = object.__new__(cls)
+        self.form = form
+        return self
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The components of this process's replicas, in the order of the replicas."""
+        return self.form.values
+
+    def __repr__(self) -> str:
+        if isinstance(self.form, InBody):
+            return f"{type(self).__name__}:{{this replica: {self.form.piece!r}}}"
+        return format_components(type(self).__name__, [repr(v) for v in self.values])
+
+    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(_not_one_value(type(self).__name__))
+
+    def __jax_array__(self) -> NoReturn:
+        raise TypeError(_not_one_value(type(self).__name__))
+
+
+class PerReplica(DistributedValues):
+    """One value for each replica; they may differ.
+
+    Example:
+        >>> rx.distribute.PerReplica([1, 2])
+        PerReplica:{
+          0: 1,
+          1: 2
+        }
+    """
+
+    __slots__ = ()
+
+
+class Mirrored(DistributedValues):
+    """One value for each replica, the same on all.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     strategy.extended.broadcast_to(jnp.float32(3), ["CPU:0", "CPU:1"])
+        Mirrored:{
+          0: Array(3., dtype=float32),
+          1: Array(3., dtype=float32)
+        }
+    """
+
+    __slots__ = ()
+
+
+class PerReplicaSpec(TypeSpec):
+    """The specs of a per-replica value's components, as `input_signature` takes them.
+
+    Example:
+        >>> spec = rx.distribute.PerReplicaSpec(rx.TensorSpec([None]), rx.TensorSpec([None]))
+        >>> len(spec.value_specs)
+        2
+    """
+
+    def __init__(self, *value_specs: Any) -> None:
+        self.value_specs = value_specs
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PerReplicaSpec) and self.value_specs == other.value_specs
+
+    def __hash__(self) -> int:
+        return hash(self.value_specs)
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec{self.value_specs!r}"
+
+
+def in_body(piece: Any, topology: Topology) -> PerReplica:
+    """This replica's piece as the per-replica value that cross-replica code sees."""
+    value: PerReplica = PerReplica.of(InBody(piece, topology))
+    return value
+
+
+def stacked(array: jax.Array, topology: Topology) -> PerReplica:
+    """The per-replica value whose components are the rows of ``array``."""
+    value: PerReplica = PerReplica.of(Stacked(array, topology))
+    return value
+
+
+def pieces(values: Sequence[Any], topology: Topology) -> PerReplica:
+    """The per-replica value with these components."""
+    value: PerReplica = PerReplica.of(Pieces(tuple(values), topology))
+    return value
+
+
+def mirrored(array: jax.Array, topology: Topology) -> Mirrored:
+    """The mirrored value behind an array that is replicated over ``topology``."""
+    value: Mirrored = Mirrored.of(Joined(array, topology))
+    return value
+
+
+def is_distributed(x: Any) -> bool:
+    """Whether ``x`` has one component for each replica."""
+    return isinstance(x, DistributedValues)
+
+
+def component_specs(value: DistributedValues) -> tuple[Any, ...]:
+    """The spec of each component; arrays that differ in shape give specs that differ."""
+    form = value.form
+    if isinstance(form, Stacked):
+        spec = TensorSpec(form.array.shape[1:], form.array.dtype)
+        return (spec,) * form.topology.num_replicas
+    return tuple(
+        TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
+        for v in value.values
+    )
+
+
+def format_components(title: str, rows: Sequence[str]) -> str:
+    """The layout that all distributed values and variables print in."""
+    body = ",\n".join(f"  {i}: {row}" for i, row in enumerate(rows))
+    return f"{title}:{{\n{body}\n}}"
+
+
+def _not_one_value(kind: str) -> str:
+    return (
+        f"A {kind} has one value for each replica and cannot be used as one array here."
+        " Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
+        " `strategy.gather(value, axis=...)`, look at each with"
+        " `strategy.experimental_local_results(value)`, or use it inside `strategy.run`."
+    )
+
+
+def _register(kind: type[DistributedValues]) -> None:
+    jax.tree_util.register_pytree_node(
+        kind,
+        lambda v: (v.values, v.topology),
+        lambda topology, values: kind.of(Pieces(tuple(values), topology)),
+    )
+
+
+_register(PerReplica)
+_register(Mirrored)

@@ -1,0 +1,108 @@
+"""Arrays on the devices of a topology: one for each replica <-> one global array.
+
+A *stacked* array has one row for each replica and is what compiled code takes and gives. A *joined*
+array is declared replicated while its shards may differ; it never leaves this module and
+``replicax.values._in_body``, where each device looks at its own shard only.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from replicax._jax_private import uncommitted
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+
+
+def is_array(x: Any) -> bool:
+    """Whether ``x`` is a JAX array, concrete or traced."""
+    return isinstance(x, jax.Array)
+
+
+def is_traced(x: Any) -> bool:
+    """Whether ``x`` is the stand-in for an array in a function that is being traced."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def on_device(x: Any, device: jax.Device) -> jax.Array:
+    """``x`` on ``device``, free to meet arrays of other devices."""
+    return uncommitted(jax.device_put(x, device))
+
+
+def replicate(x: Any, topology: Topology) -> jax.Array:
+    """The same value on every device of ``topology``, in memory of its own."""
+    # device_put may alias the caller's memory, which the caller may change later.
+    return jax.device_put(jnp.array(x, copy=True), topology.mirrored)
+
+
+def split(joined: jax.Array) -> tuple[jax.Array, ...]:
+    """Each device's own shard, in the order of the replicas."""
+    return tuple(uncommitted(shard.data) for shard in joined.addressable_shards)
+
+
+def join(pieces: Sequence[Any], topology: Topology) -> jax.Array:
+    """One shard for each device, as an array that claims to be replicated."""
+    shards = [jax.device_put(p, d) for p, d in zip(pieces, topology.devices, strict=True)]
+    return jax.make_array_from_single_device_arrays(
+        shards[0].shape, topology.mirrored, shards, dtype=shards[0].dtype
+    )
+
+
+def first(x: jax.Array) -> jax.Array:
+    """The first device's copy of a replicated array."""
+    return uncommitted(x.addressable_data(0))
+
+
+def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
+    """Equal-shaped pieces as one array with a row for each replica."""
+    if any(is_traced(p) for p in pieces):
+        return jnp.stack([jnp.asarray(p) for p in pieces])
+    stacked: jax.Array = _stacker(topology)(join(pieces, topology))
+    return stacked
+
+
+def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
+    """The rows of a stacked array, each on its replica's device."""
+    if is_traced(stacked):
+        return tuple(stacked[i] for i in range(topology.num_replicas))
+    return split(_unstacker(topology)(stacked))
+
+
+@lru_cache(maxsize=None)
+def _stacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    return per_replica_jit(
+        lambda x: x[None], topology, PartitionSpec(), PartitionSpec(REPLICA_AXIS)
+    )
+
+
+@lru_cache(maxsize=None)
+def _unstacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    return per_replica_jit(lambda x: x[0], topology, PartitionSpec(REPLICA_AXIS), PartitionSpec())
+
+
+def per_replica_jit(
+    fn: Callable[..., Any], topology: Topology, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """``fn`` compiled to run on every replica's own shard."""
+    return jax.jit(per_replica_map(fn, topology, in_specs, out_specs))
+
+
+def per_replica_map(
+    fn: Callable[..., Any], topology: Topology, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """``fn`` on every replica's own shard, inside a traced function.
+
+    ``check_vma=False`` is tf.distribute's meaning: a gradient stays local until it is all-reduced,
+    and the gradient of an all-reduce is an all-reduce.
+    """
+    return jax.shard_map(
+        fn,
+        mesh=topology.mesh,
+        in_specs=in_specs,
+        out_specs=out_specs,
+        axis_names={REPLICA_AXIS},
+        check_vma=False,
+    )

@@ -1,0 +1,157 @@
+"""Reduce and gather: PerReplica -> one value."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import ReduceOp
+from replicax.topology._devices import current_device
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._in_body import stacked_array
+from replicax.values._per_replica import InBody, Mirrored, PerReplica, Stacked
+from replicax.values._placement import first, is_traced, on_device
+
+Axis = int | tuple[int, ...] | None
+
+
+def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology) -> jax.Array:
+    """Combine the components of ``value``, and the entries along ``axis`` of each.
+
+    The mean along an axis divides by the true number of entries, also when the replicas hold
+    different numbers of them.
+    """
+    form = value.form
+    if isinstance(form, InBody):
+        return _reduce_in_body(op, jnp.asarray(form.piece), axis)
+    shapes = component_shapes(value)
+    axes = tuple(_normalized(axis, len(s)) for s in shapes)
+    if len(set(shapes)) > 1:
+        return _to_current_device(_reduce_ragged(op, value, axis, axes[0]))
+    rows = stacked_array(value, topology)
+    over = (0, *(a + 1 for a in axes[0]))
+    if is_traced(rows):
+        return _reduce_rows(rows, op, over)
+    return _to_current_device(first(_reduce_rows_jit(rows, op, over)))
+
+
+def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
+    """Concatenate the components of ``value`` along ``axis``."""
+    form = value.form
+    if isinstance(form, InBody):
+        piece = jnp.asarray(form.piece)
+        return jax.lax.all_gather(piece, REPLICA_AXIS, axis=_one_axis(axis, piece.ndim), tiled=True)
+    shapes = component_shapes(value)
+    at = _one_axis(axis, min(len(s) for s in shapes))
+    if isinstance(form, Stacked) and is_traced(form.array):
+        return jnp.concatenate(list(form.values), axis=at)
+    return _to_current_device(concatenate(value.values, at, shapes))
+
+
+def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ...]]) -> jax.Array:
+    """Pieces of several devices, joined along ``axis``.
+
+    Raises:
+        ValueError: If they differ in another axis.
+    """
+    rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
+    if len(rest) > 1:
+        raise ValueError(
+            f"The replicas hold values of shapes {list(shapes)}, which can only differ along the"
+            f" gathered axis, {axis}."
+        )
+    return jnp.concatenate([jnp.asarray(p) for p in pieces], axis=axis)
+
+
+def first_value(value: PerReplica) -> Any:
+    """The first replica's component, on all replicas if inside compiled code."""
+    form = value.form
+    if not isinstance(form, InBody):
+        return value.values[0]
+    piece = jnp.asarray(form.piece)
+    if not jnp.issubdtype(piece.dtype, jnp.number):
+        return value.values[0]
+    mine = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, piece, jnp.zeros_like(piece))
+    return jax.lax.psum(mine, REPLICA_AXIS)
+
+
+def agree(pieces: Sequence[Any]) -> bool:
+    """Whether all pieces are equal, NaNs included."""
+    arrays = [np.asarray(p) for p in pieces]
+    return all(
+        a.shape == arrays[0].shape and a.tobytes() == arrays[0].tobytes() for a in arrays[1:]
+    )
+
+
+def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...]:
+    """The shape of each component."""
+    form = value.form
+    if isinstance(form, Stacked):
+        return (tuple(form.array.shape[1:]),) * form.topology.num_replicas
+    return tuple(tuple(np.shape(_numeric(v))) for v in value.values)
+
+
+def _numeric(v: Any) -> Any:
+    if isinstance(v, jax.Array | np.ndarray | np.generic | int | float | complex | bool):
+        return v
+    raise TypeError(
+        f"A replica holds {v!r} ({type(v).__name__}), which is not a number or an array and cannot"
+        " be reduced or gathered. `strategy.experimental_local_results(value)` gives it as it is."
+    )
+
+
+def _reduce_in_body(op: ReduceOp, piece: jax.Array, axis: Axis) -> jax.Array:
+    local = _reduce_rows(piece, op, _normalized(axis, piece.ndim))
+    across = jax.lax.psum if op is ReduceOp.SUM else jax.lax.pmean
+    reduced: jax.Array = across(local, REPLICA_AXIS)
+    return reduced
+
+
+def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Array:
+    if not over:
+        return rows
+    return (jnp.sum if op is ReduceOp.SUM else jnp.mean)(rows, axis=over)
+
+
+_reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
+
+
+def _reduce_ragged(
+    op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int, ...]
+) -> jax.Array:
+    shapes = component_shapes(value)
+    left = {tuple(n for i, n in enumerate(s) if i not in over) for s in shapes}
+    if len(left) > 1:
+        raise ValueError(
+            f"The replicas hold values of shapes {list(shapes)}, which cannot be combined element"
+            f" by element with axis={axis}. After a short last batch, also reduce over the batch"
+            " with `axis=0`, or batch with `drop_remainder=True`."
+        )
+    sums = [jnp.sum(jnp.asarray(v), axis=over) for v in value.values]
+    total = sum(sums[1:], sums[0])
+    if op is ReduceOp.SUM:
+        return total
+    return total / sum(int(np.prod([s[a] for a in over])) for s in shapes)
+
+
+def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
+    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return tuple(_one_axis(a, rank) for a in axes)
+
+
+def _one_axis(axis: int, rank: int) -> int:
+    if not -rank <= axis < rank:
+        raise ValueError(
+            f"axis={axis} does not exist: each replica's value has {rank}"
+            f" {'axis' if rank == 1 else 'axes'}."
+            + ("" if rank else " Scalars are combined with `reduce(op, value, axis=None)`.")
+        )
+    return axis % rank
+
+
+def _to_current_device(x: jax.Array) -> jax.Array:
+    device = current_device() or jax.local_devices(backend="cpu")[0]
+    return x if x.devices() == {device} else on_device(x, device)

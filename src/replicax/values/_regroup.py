@@ -1,0 +1,58 @@
+"""The results of the replicas as one structure, and back.
+
+Each leaf that all replicas agree on as plain Python (the same object, or an equal number, text or
+None) stays one bare value; every other leaf becomes a `PerReplica`.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import is_distributed, pieces
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
+
+
+def regroup(results: Sequence[Any], topology: Topology) -> Any:
+    """One structure whose leaves hold each replica's leaf.
+
+    Raises:
+        ValueError: If the replicas returned different structures.
+    """
+    leaves, treedefs = zip(
+        *(jax.tree.flatten(r, is_leaf=lambda x: x is None or is_distributed(x)) for r in results),
+        strict=True,
+    )
+    for i, treedef in enumerate(treedefs[1:], 1):
+        if treedef != treedefs[0]:
+            raise ValueError(
+                "The replicas returned different structures, which cannot be put together:"
+                f" replica 0 {treedefs[0]}, replica {i} {treedef}."
+            )
+    return jax.tree.unflatten(treedefs[0], [_merge(column, topology) for column in zip(*leaves, strict=True)])
+
+
+def select(value: Any, replica: int) -> Any:
+    """What replica number ``replica`` sees of a structure with distributed values in it."""
+    return jax.tree.map(
+        lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_distributed
+    )
+
+
+def has_distributed(value: Any) -> bool:
+    """Whether a structure has a distributed value in it."""
+    return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_distributed)))
+
+
+def _merge(column: Sequence[Any], topology: Topology) -> Any:
+    head = column[0]
+    if isinstance(head, jax.Array | np.ndarray):
+        return pieces(column, topology)
+    if all(x is head for x in column):
+        return head
+    if isinstance(head, _PLAIN) and all(type(x) is type(head) and x == head for x in column):
+        return head
+    return pieces(column, topology)

@@ -1,0 +1,113 @@
+"""Cell: where one variable's value lives between calls.
+
+A mirrored cell holds one array that is replicated over its topology. A per-replica cell holds one
+value for each replica: a stacked array, or a tuple after eager replicas wrote to it.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._placement import first, join, on_device, replicate, split, stack
+
+
+class Cell:
+    """The storage of one variable.
+
+    Attributes:
+        value: The array, or the tuple of a per-replica cell's pieces.
+        owned: Whether nobody else holds ``value``, so that a compiled call may consume it. Only
+            arrays that our own compiled calls produced are owned; reading one gives it away.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_verdict",
+        "dtype",
+        "guards",
+        "name",
+        "owned",
+        "per_replica",
+        "shape",
+        "topology",
+        "value",
+    )
+
+    def __init__(
+        self, value: jax.Array, topology: Topology | None, name: str, *, per_replica: bool
+    ) -> None:
+        self.shape: tuple[int, ...] = tuple(value.shape)
+        self.dtype: Any = value.dtype
+        self.topology = topology
+        self.per_replica = per_replica
+        self.name = name
+        self.owned = False
+        self.guards: Cell | None = None
+        self._verdict: Cell | None = None
+        self.value: Any = None
+        if per_replica:
+            assert topology is not None
+            self.store(PerReplica([value] * topology.num_replicas))
+        else:
+            self.store(value)
+
+    def array(self) -> jax.Array:
+        """The value as compiled code takes it: replicated, or stacked."""
+        if isinstance(self.value, tuple):
+            assert self.topology is not None
+            self.value = stack(self.value, self.topology)
+        held: jax.Array = self.value
+        return held
+
+    def verdict(self) -> "Cell":
+        """The cell into which a compiled call writes whether the replicas agreed on this one."""
+        if self._verdict is None:
+            with jax.ensure_compile_time_eval():
+                self._verdict = Cell(jnp.asarray(True), None, self.name, per_replica=False)
+            self._verdict.guards = self
+        return self._verdict
+
+    def view(self) -> Any:
+        """The value as cross-replica code sees it: an array, or a per-replica value."""
+        self.owned = False
+        if not self.per_replica:
+            return first(self.value)
+        if isinstance(self.value, tuple):
+            return PerReplica(self.value)
+        assert self.topology is not None
+        return stacked(self.value, self.topology)
+
+    def store(self, x: Any) -> None:
+        """Replace the value, by one of the kind that `view` gives."""
+        self.owned = False
+        if self.per_replica:
+            self.value = tuple(x.values)
+        elif self.topology is None:
+            self.value = jnp.array(x, copy=True)
+        else:
+            self.value = replicate(x, self.topology)
+
+    def piece(self, replica: int) -> jax.Array:
+        """One replica's own value."""
+        return self.pieces()[replica]
+
+    def pieces(self) -> tuple[jax.Array, ...]:
+        """Every replica's own value."""
+        view = self.view()
+        if self.per_replica:
+            values: tuple[jax.Array, ...] = view.values
+            return values
+        return split(self.value) if self.topology is not None else (view,)
+
+    def store_piece(self, replica: int, x: Any) -> None:
+        """Replace one replica's own value."""
+        pieces = list(self.pieces())
+        if self.topology is None:
+            self.store(x)
+            return
+        pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.devices[replica])
+        self.owned = False
+        self.value = tuple(pieces) if self.per_replica else join(pieces, self.topology)

@@ -1,0 +1,112 @@
+"""Making variables: creator scopes, and one variable for all replicas."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from replicax._errors import TracingError
+from replicax.context._current import current
+from replicax.values._placement import is_traced
+from replicax.variables._levels import TraceLevel, level
+
+Creator = Callable[..., Any]
+
+births: ContextVar[list[Any] | None] = ContextVar("replicax_births", default=None)
+_creators: ContextVar[tuple[Creator, ...]] = ContextVar("replicax_creators", default=())
+
+
+@contextmanager
+def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
+    """Let a function take part in the making of every variable in the block.
+
+    Args:
+        variable_creator: Called as ``variable_creator(next_creator, **kwargs)`` with the
+            arguments of `rx.Variable`; returns a variable, usually ``next_creator(**kwargs)``.
+            Scopes nest; the innermost is called first.
+
+    Example:
+        >>> def frozen(next_creator, **kwargs):
+        ...     return next_creator(**{**kwargs, "trainable": False})
+        >>> with rx.variable_creator_scope(frozen):
+        ...     v = rx.Variable(1.0)
+        >>> v.trainable
+        False
+    """
+    token = _creators.set((*_creators.get(), variable_creator))
+    try:
+        yield
+    finally:
+        _creators.reset(token)
+
+
+class CreatedOnce(type):
+    """Makes a class's call go through creator scopes, and once for all replicas of a run."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            kwargs["initial_value"] = args[0]
+        if len(args) > 1:
+            kwargs["trainable"] = args[1]
+        if len(args) > 2:
+            raise TypeError(
+                f"rx.Variable takes the initial value and `trainable` by position, the rest by"
+                f" keyword; got {len(args)} positional arguments."
+            )
+
+        def make(**final: Any) -> Any:
+            replica = current().replica
+            if replica is None or isinstance(level(), TraceLevel):
+                return type.__call__(cls, **final)
+            return replica.merge_call(_Creation(cls, final))
+
+        create = make
+        for creator in _creators.get():
+            create = _chained(creator, create)
+        return create(**kwargs)
+
+
+@dataclass(frozen=True)
+class _Creation:
+    cls: type
+    kwargs: dict[str, Any]
+    purpose: str = "the creation of a variable"
+
+    def __call__(self, _: Any) -> Any:
+        return type.__call__(self.cls, **self.kwargs)
+
+
+def _chained(creator: Creator, inner: Creator) -> Creator:
+    return lambda **kwargs: creator(inner, **kwargs)
+
+
+def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[jax.Array, Any]:
+    """The array that a new variable starts with.
+
+    Returns:
+        The array, and None; or zeros, and the traced value that it is to be computed from.
+    """
+    if initial_value is None:
+        raise ValueError(
+            f"Variable {name!r} needs an initial value: an array, a number, or a function that"
+            " takes no arguments and returns one."
+        )
+    with jax.ensure_compile_time_eval():
+        value = initial_value() if callable(initial_value) else initial_value
+        value = jnp.asarray(value, dtype=dtype) if not is_traced(value) else value
+    if not is_traced(value):
+        return value, None
+    where = level()
+    if not isinstance(where, TraceLevel):
+        raise TracingError(
+            f"The initial value of variable {name!r} exists only while JAX traces a function."
+            " Create the variable outside, or pass a function that makes the value."
+        )
+    cast = value if dtype is None else value.astype(dtype)
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros(cast.shape, cast.dtype), cast
+

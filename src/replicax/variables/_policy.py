@@ -1,0 +1,311 @@
+"""Policies: what reading and writing a variable means, by its declaration and the context.
+
+| declared | in a replica                          | across replicas                        |
+|----------|---------------------------------------|----------------------------------------|
+| plain    | the one copy                          | the one copy                           |
+| mirrored | read its copy; write what aggregation | read the first copy; write all copies  |
+|          | makes of all replicas' values         |                                        |
+| on read  | read and write its own copy           | read what aggregation makes of all     |
+|          |                                       | copies; write so that a read gives it  |
+
+A mirrored variable with aggregation NONE may be written by replicas only if all write the same
+value; this is compared by value, in eager and in compiled code alike.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, final
+
+import jax
+import jax.numpy as jnp
+
+from replicax._enums import ReduceOp, VariableAggregation
+from replicax._errors import DivergenceError, ScopeError, VariableError
+from replicax.context._current import current
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import InBody, PerReplica, in_body
+from replicax.values._placement import is_traced
+from replicax.values._reduce import agree, first_value, gather_value, reduce_value
+from replicax.variables._cell import Cell
+from replicax.variables._levels import TraceLevel, level
+
+Parts = tuple[Any, ...]
+Combine = Callable[..., Any]
+Kind = Literal["replace", "add", "sparse"]
+
+
+class Policy(Protocol):
+    """What reading and writing one variable means."""
+
+    cell: Cell
+
+    def read(self) -> jax.Array:
+        """The value in the current context."""
+
+    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+        """Write ``combine(old, *parts)``, with the parts of several replicas made one first.
+
+        Args:
+            parts: What the caller gave: a value, or the indices and values of a sparse update.
+            combine: The new value from the old one and the parts.
+            kind: Whether the value is replaced, added to, or changed at some indices.
+        """
+
+
+@final
+class PlainPolicy:
+    """One copy: made outside of every scope, or for a single replica.
+
+    Written by several replicas, additions add up, and other writes must agree.
+    """
+
+    def __init__(self, cell: Cell) -> None:
+        self.cell = cell
+
+    def read(self) -> jax.Array:
+        """The value."""
+        value: jax.Array = level().read(self.cell)
+        return value
+
+    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+        """Write the value."""
+        replica = current().replica
+        if replica is None or replica.num_replicas_in_sync == 1:
+            write(self.cell, parts, combine, kind)
+            return
+        adds = kind == "add"
+        aggregation = VariableAggregation.SUM if adds else VariableAggregation.NONE
+        topology = replica.strategy.topology
+
+        def merge(_: Any, *merged: Any) -> None:
+            everyone = [m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m for m in merged]
+            one = [unite(p, aggregation, self.cell, topology, kind) for p in everyone]
+            write(self.cell, one, combine, kind)
+
+        replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
+
+
+@final
+class ComponentPolicy:
+    """One replica's copy of a distributed variable; inside compiled code, this replica's."""
+
+    def __init__(self, cell: Cell, replica: int) -> None:
+        self.cell = cell
+        self.replica = replica
+
+    def read(self) -> jax.Array:
+        """The copy."""
+        where = level()
+        if isinstance(where, TraceLevel) and current().strategy is not None:
+            value: jax.Array = where.read(self.cell)
+            return value
+        return self.cell.piece(self.replica)
+
+    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+        """Write this copy only."""
+        where = level()
+        new = combine(None if kind == "replace" else self.read(), *parts)
+        if isinstance(where, TraceLevel) and current().strategy is not None:
+            where.write(self.cell, new)
+        else:
+            self.cell.store_piece(self.replica, new)
+
+
+@final
+class MirroredPolicy:
+    """The same value on every replica."""
+
+    def __init__(self, cell: Cell, strategy: Any, aggregation: VariableAggregation) -> None:
+        self.cell = cell
+        self._strategy = strategy
+        self._aggregation = aggregation
+
+    def read(self) -> jax.Array:
+        """This replica's copy, or the first."""
+        value: jax.Array = level().read(self.cell)
+        return value
+
+    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+        """Write all copies; in a replica, what aggregation makes of all replicas' values."""
+        refuse_other_strategy(self.cell, self._strategy)
+        replica = current().replica
+        if replica is None:
+            self._write(parts, combine, kind)
+            return
+
+        def merge(_: Any, *merged: Any) -> None:
+            if self._aggregation is VariableAggregation.SUM:
+                refuse_plain(self.cell, merged)
+            self._write(merged, combine, kind)
+
+        replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
+
+    def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
+        assert self.cell.topology is not None
+        one = [unite(p, self._aggregation, self.cell, self.cell.topology, kind) for p in parts]
+        write(self.cell, one, combine, kind)
+
+
+@final
+class OnReadPolicy:
+    """A value of its own on every replica, combined when it is read across them."""
+
+    def __init__(self, cell: Cell, strategy: Any, aggregation: VariableAggregation) -> None:
+        self.cell = cell
+        self._strategy = strategy
+        self._aggregation = aggregation
+
+    def read(self) -> jax.Array:
+        """This replica's copy, or what aggregation makes of all copies."""
+        value = level().read(self.cell)
+        if self._in_own_replica():
+            return value
+        if self._aggregation is VariableAggregation.NONE:
+            raise VariableError(
+                f"Variable {self.cell.name!r} has one value for each replica (synchronization"
+                " ON_READ) and aggregation NONE, so that it cannot be read across replicas. Give"
+                " it an aggregation, read it inside `strategy.run`, or look at each copy with"
+                " `strategy.experimental_local_results(variable)`."
+            )
+        everyone = self._everyone(value)
+        if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return first_value(everyone)
+        op = ReduceOp.from_variable_aggregation(self._aggregation)
+        return reduce_value(op, everyone, None, self._topology)
+
+    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+        """Write this replica's copy, or all copies so that a read gives the value."""
+        refuse_other_strategy(self.cell, self._strategy)
+        if kind == "sparse":
+            raise NotImplementedError(
+                f"Variable {self.cell.name!r} has synchronization ON_READ, and its copies cannot be"
+                " changed at single indices. Use `assign`, `assign_add` or `assign_sub`."
+            )
+        where = level()
+        if self._in_own_replica():
+            write(self.cell, parts, combine, kind)
+            return
+        if self._aggregation is VariableAggregation.SUM:
+            self._refuse_addition(kind)
+            parts = tuple(self._share(p) for p in parts)
+        old = _old(where, self.cell, kind)
+        if current().body is not None:
+            where.write(self.cell, combine(old, *parts))
+            return
+        olds = (None,) * self._topology.num_replicas if old is None else old.values
+        where.write(self.cell, PerReplica([combine(o, *parts) for o in olds]))
+
+    def _refuse_addition(self, kind: Kind) -> None:
+        if kind == "add":
+            raise VariableError(
+                f"assign_add and assign_sub of variable {self.cell.name!r} (synchronization"
+                " ON_READ, aggregation SUM) have no meaning across replicas: which copy should"
+                " take the difference? Call them inside `strategy.run`, or use `assign`."
+            )
+
+    def _share(self, part: Any) -> Any:
+        # The copies add up to the value that was assigned.
+        return (part / self._topology.num_replicas).astype(self.cell.dtype)
+
+    def _in_own_replica(self) -> bool:
+        frame = current()
+        return frame.replica is not None and frame.strategy is self._strategy
+
+    def _everyone(self, value: Any) -> PerReplica:
+        return value if isinstance(value, PerReplica) else in_body(value, self._topology)
+
+    @property
+    def _topology(self) -> Topology:
+        assert self.cell.topology is not None
+        return self.cell.topology
+
+
+def write(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
+    """Write ``combine(old, *parts)`` at the current level."""
+    where = level()
+    where.write(cell, combine(_old(where, cell, kind), *parts))
+
+
+def _old(where: Any, cell: Cell, kind: Kind) -> Any:
+    # A value that is replaced need not be read, nor become an input of a compiled function.
+    return None if kind == "replace" else where.read(cell)
+
+
+@dataclass(frozen=True)
+class Merge:
+    """A function for merge_call that says what it is for."""
+
+    purpose: str
+    fn: Callable[..., Any]
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the function."""
+        return self.fn(*args)
+
+
+def unite(
+    part: Any, aggregation: VariableAggregation, cell: Cell, topology: Topology, kind: Kind
+) -> Any:
+    """One value of all replicas' values, as ``aggregation`` says."""
+    if not isinstance(part, PerReplica):
+        return part
+    if aggregation is VariableAggregation.NONE:
+        return _agreed(part, cell)
+    if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+        return first_value(part)
+    op = ReduceOp.from_variable_aggregation(aggregation)
+    if kind != "sparse":
+        return reduce_value(op, part, None, topology)
+    joined = gather_value(part, 0, topology)
+    is_values = op is ReduceOp.MEAN and jnp.issubdtype(joined.dtype, jnp.inexact)
+    return joined / topology.num_replicas if is_values else joined
+
+
+def _agreed(part: PerReplica, cell: Cell) -> Any:
+    if isinstance(part.form, InBody):
+        level().unverify(cell)
+        return part.form.piece
+    if any(map(is_traced, part.values)) or agree(part.values):
+        return part.values[0]
+    raise DivergenceError(diverging(cell.name, part.values))
+
+
+def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
+    """Refuse a number that all replicas assigned to a variable which adds them up.
+
+    Raises:
+        VariableError: If a part is one plain value for all replicas.
+    """
+    for part in parts:
+        if not isinstance(part, PerReplica):
+            raise VariableError(
+                f"Every replica assigned the plain number {part!r} to variable {cell.name!r},"
+                " whose aggregation is SUM: it could mean the number, or the number times the"
+                f" replicas. Assign an array, `jnp.asarray({part!r})`, to have them added up, or"
+                " assign outside of `strategy.run`."
+            )
+
+
+def refuse_other_strategy(cell: Cell, strategy: Any) -> None:
+    """Refuse to write a variable in the scope of a strategy that did not make it.
+
+    Raises:
+        ScopeError: If another strategy is current.
+    """
+    frame = current()
+    if frame.strategy is not None and frame.strategy is not strategy:
+        raise ScopeError(
+            f"Variable {cell.name!r} belongs to {strategy} and cannot be assigned in a scope or"
+            f" run of {frame.strategy}. Create it in the scope of the strategy that writes it."
+        )
+
+
+def diverging(name: str, values: Sequence[Any]) -> str:
+    """What to say of replicas that write different values."""
+    shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
+    return (
+        f"The replicas assigned different values to the mirrored variable {name!r}, whose"
+        f" aggregation is NONE ({shown}). Make the values equal first, for example with"
+        ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare how to'
+        " combine them: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
+    )

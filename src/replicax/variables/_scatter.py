@@ -1,0 +1,136 @@
+"""Updates of a variable at some indices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax.numpy as jnp
+
+from replicax._enums import VariableAggregation
+
+if TYPE_CHECKING:
+    from typing import Self
+
+    from replicax.variables._policy import Policy
+
+
+@dataclass(frozen=True)
+class IndexedSlices:
+    """Values for some of the rows of an array.
+
+    Args:
+        values: One row for each index.
+        indices: Which rows of the whole array they are.
+        dense_shape: The shape of the whole array, if known.
+
+    Example:
+        >>> v = rx.Variable(jnp.zeros(3))
+        >>> v.scatter_add(rx.IndexedSlices(jnp.array([5.0]), jnp.array([2]))).numpy()
+        array([0., 0., 5.], dtype=float32)
+    """
+
+    values: Any
+    indices: Any
+    dense_shape: Any = None
+
+
+def _at(verb: str) -> Callable[..., Any]:
+    return lambda old, indices, values: getattr(old.at[indices], verb)(values)
+
+
+def _nd_at(verb: str) -> Callable[..., Any]:
+    return lambda old, indices, values: getattr(
+        old.at[tuple(jnp.moveaxis(indices, -1, 0))], verb
+    )(values)
+
+
+def _batched(old: Any, indices: Any, values: Any) -> Any:
+    rows = jnp.arange(indices.shape[0]).reshape((-1,) + (1,) * (indices.ndim - 1))
+    return old.at[rows, indices].set(values)
+
+
+class SparseUpdates:
+    """The verbs that change a variable at some indices only.
+
+    In a replica, the indices and values of all replicas are joined (SUM and MEAN), taken from the
+    first (ONLY_FIRST_REPLICA), or must be equal (NONE).
+    """
+
+    if TYPE_CHECKING:
+        _policy: Policy
+        _aggregation: VariableAggregation
+        name: str
+        dtype: Any
+
+        def read_value(self) -> Any: ...  # noqa: D102
+
+    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Add to some rows; rows that occur twice are added twice."""
+        return self._scatter(sparse_delta, _at("add"))
+
+    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Subtract from some rows."""
+        return self._scatter(sparse_delta, _at("subtract"))
+
+    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Multiply some rows."""
+        return self._scatter(sparse_delta, _at("multiply"))
+
+    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Divide some rows."""
+        return self._scatter(sparse_delta, _at("divide"))
+
+    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Keep the larger of a row and its new value."""
+        return self._scatter(sparse_delta, _at("max"), linear=False)
+
+    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Keep the smaller of a row and its new value."""
+        return self._scatter(sparse_delta, _at("min"), linear=False)
+
+    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Replace some rows."""
+        return self._scatter(sparse_delta, _at("set"), linear=False)
+
+    def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+        """Replace some rows in each entry along the first axis."""
+        return self._scatter(sparse_delta, _batched, linear=False)
+
+    def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Self:
+        """Add to the entries at index tuples."""
+        return self._scatter(IndexedSlices(updates, indices), _nd_at("add"))
+
+    def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Self:
+        """Subtract from the entries at index tuples."""
+        return self._scatter(IndexedSlices(updates, indices), _nd_at("subtract"))
+
+    def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Self:
+        """Replace the entries at index tuples."""
+        return self._scatter(IndexedSlices(updates, indices), _nd_at("set"), linear=False)
+
+    def sparse_read(self, indices: Any, name: Any = None) -> Any:
+        """Some rows of the value."""
+        return self.read_value()[jnp.asarray(indices)]
+
+    def gather_nd(self, indices: Any, name: Any = None) -> Any:
+        """The entries at index tuples."""
+        return self.read_value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
+
+    def _scatter(self, delta: IndexedSlices, combine: Callable[..., Any], *, linear: bool = True) -> Self:
+        if not isinstance(delta, IndexedSlices):
+            raise TypeError(
+                f"A scatter update of variable {self.name!r} needs rx.IndexedSlices(values,"
+                f" indices), got {delta!r}."
+            )
+        adds_up = (VariableAggregation.SUM, VariableAggregation.MEAN)
+        if not linear and self._aggregation in adds_up:
+            raise NotImplementedError(
+                f"Variable {self.name!r} has aggregation {self._aggregation.name}, and rows that"
+                " are replaced, or kept by size, cannot be added up over replicas. Use aggregation"
+                " NONE or ONLY_FIRST_REPLICA."
+            )
+        parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, self.dtype))
+        self._policy.update(parts, combine, "sparse")
+        return self

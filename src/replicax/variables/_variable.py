@@ -1,0 +1,428 @@
+"""Variable: a value that outlives the functions that read and write it."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._errors import VariableError
+from replicax.context._current import get_strategy
+from replicax.topology._devices import device_name
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import PerReplica, format_components
+from replicax.values._placement import is_traced
+from replicax.variables._cell import Cell
+from replicax.variables._creation import CreatedOnce, births, initial_array
+from replicax.variables._levels import TraceLevel, level
+from replicax.variables._policy import (
+    ComponentPolicy,
+    MirroredPolicy,
+    OnReadPolicy,
+    PlainPolicy,
+    Policy,
+)
+from replicax.variables._scatter import SparseUpdates
+
+live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+@final
+class Variable(SparseUpdates, metaclass=CreatedOnce):
+    """A value that outlives the functions that read and write it.
+
+    Created in the scope of a strategy it has one copy on each replica's device, kept equal
+    (synchronization ON_WRITE, the default) or combined when it is read (ON_READ).
+
+    Args:
+        initial_value: An array, a number, or a function without arguments that makes one.
+        trainable: Whether an optimizer should change it; by default it should, except with
+            synchronization ON_READ.
+        name: For messages and printing.
+        dtype: The type to convert the initial value to.
+        constraint: A function that optimizers apply to the value after an update.
+        synchronization: When the copies are made equal.
+        aggregation: How the values of several replicas become one.
+        shape: The shape, if it is to be checked against the initial value.
+
+    Raises:
+        ValueError: If the declaration contradicts itself.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> v
+        MirroredVariable:{
+          0: <rx.Variable 'Variable:0' shape=() dtype=float32, numpy=1.0>,
+          1: <rx.Variable 'Variable/replica_1:0' shape=() dtype=float32, numpy=1.0>
+        }
+        >>> v.assign_add(2.0).numpy()
+        array(3., dtype=float32)
+    """
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+    ) -> None:
+        strategy = get_strategy()
+        topology: Topology | None = strategy.topology
+        on_read = synchronization is VariableSynchronization.ON_READ
+        self._name = name or "Variable"
+        self._trainable = (not on_read) if trainable is None else bool(trainable)
+        self._synchronization = synchronization
+        self._aggregation = aggregation
+        self._strategy = strategy
+        self._whole: Variable = self
+        self._components: tuple[Variable, ...] | None = None
+        self.constraint = constraint
+        value, traced = initial_array(initial_value, dtype, self._name)
+        _check_declaration(self, value, shape, distributed=topology is not None)
+        several = topology is not None and topology.num_replicas > 1
+        cell = Cell(value, topology, self._name, per_replica=on_read and several)
+        self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
+        live_variables.add(self)
+        where = level()
+        if isinstance(where, TraceLevel):
+            where.created.append((self, traced))
+        log = births.get()
+        if log is not None:
+            log.append(self)
+
+    # What it is.
+
+    @property
+    def name(self) -> str:
+        """The name, with TensorFlow's output number."""
+        policy = self._policy
+        replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
+        return f"{self._name}/replica_{replica}:0" if replica else f"{self._name}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return self._policy.cell.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The type of its entries."""
+        return self._policy.cell.dtype
+
+    @property
+    def ndim(self) -> int:
+        """How many axes it has."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """How many entries it has."""
+        return int(np.prod(self.shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer should change it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When its copies are made equal."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the values of several replicas become one."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope it was made."""
+        return self._strategy
+
+    @property
+    def topology(self) -> Topology | None:
+        """The devices that hold its copies; None for a plain variable."""
+        return self._policy.cell.topology
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds it, or its first copy."""
+        policy, cell = self._policy, self._policy.cell
+        replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
+        if cell.topology is not None:
+            return device_name(cell.topology.devices[replica])
+        return device_name(next(iter(cell.array().devices())))
+
+    @property
+    def cell(self) -> Cell:
+        """Where its value lives; for code that lifts state into compiled functions."""
+        return self._policy.cell
+
+    def ref(self) -> Variable:
+        """A key for dictionaries; variables are keys themselves here."""
+        return self
+
+    # Reading.
+
+    def value(self) -> jax.Array:
+        """The value, in the current context."""
+        return self._policy.read()
+
+    def read_value(self) -> jax.Array:
+        """The value, in the current context."""
+        return self._policy.read()
+
+    def numpy(self) -> np.ndarray:
+        """The value as a NumPy array."""
+        return np.asarray(self._policy.read())
+
+    def __jax_array__(self) -> jax.Array:
+        return self._policy.read()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self._policy.read(), dtype=dtype, copy=copy)
+
+    # Writing.
+
+    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+        """Replace the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign(5.0).read_value())
+            5.0
+        """
+        dtype = self.dtype
+        self._policy.update(
+            (self._checked(value, "assign"),),
+            lambda _, new: new if is_key(new) else jnp.asarray(new, dtype),
+            "replace",
+        )
+        return self
+
+    def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+        """Add to the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign_add(5.0).read_value())
+            6.0
+        """
+        return self._add(delta, operator.add, "assign_add")
+
+    def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+        """Subtract from the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign_sub(5.0).read_value())
+            -4.0
+        """
+        return self._add(delta, operator.sub, "assign_sub")
+
+    def _add(self, delta: Any, op: Callable[[Any, Any], Any], verb: str) -> Variable:
+        dtype = self.dtype
+        self._policy.update(
+            (self._checked(delta, verb),), lambda old, d: op(old, d).astype(dtype), "add"
+        )
+        return self
+
+    def _checked(self, value: Any, verb: str) -> Any:
+        if isinstance(value, PerReplica):
+            return value
+        if isinstance(value, Variable):
+            value = value.read_value()
+        if isinstance(value, bool | int | float | complex) and self.shape == ():
+            # Stays a Python number, so that all replicas may be seen to agree on it.
+            _check_dtype(self, np.asarray(value), verb, exact=False)
+            return value
+        exact = isinstance(value, jax.Array | np.ndarray | np.generic)
+        array = jnp.asarray(value)
+        _check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))
+        if tuple(array.shape) != self.shape:
+            raise ValueError(
+                f"{verb} of a value of shape {tuple(array.shape)} to variable {self.name!r} of"
+                f" shape {self.shape}: the shapes must be equal. Use `jnp.broadcast_to(value,"
+                f" {self.shape})` to repeat it."
+            )
+        return array if is_key(array) else array.astype(self.dtype)
+
+    # Its copies.
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        """Each replica's copy, as a variable; the variable itself if there is one copy."""
+        topology = self.topology
+        if topology is None or topology.num_replicas == 1:
+            return (self,)
+        if self._components is None:
+            self._components = tuple(_component(self, i) for i in range(topology.num_replicas))
+        return self._components
+
+    @property
+    def whole(self) -> Variable:
+        """The variable whose copy this is; itself if it is not a copy."""
+        return self._whole
+
+    def __repr__(self) -> str:
+        topology = self.topology
+        if topology is None or isinstance(self._policy, ComponentPolicy):
+            return self._row()
+        kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
+        return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
+
+    def _row(self) -> str:
+        head = f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"
+        value = self._policy.read()
+        return head + (">" if is_traced(value) else f", numpy={_shown(value)}>")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __copy__(self) -> Variable:
+        raise VariableError(
+            f"Variable {self.name!r} cannot be copied with copy.copy: two variables would share"
+            " one value. Make a new one: `rx.Variable(variable.read_value())`."
+        )
+
+    def __len__(self) -> int:
+        return len(self._policy.read())
+
+    def __iter__(self) -> Any:
+        return iter(self._policy.read())
+
+    def __bool__(self) -> bool:
+        return bool(self._policy.read())
+
+    def __float__(self) -> float:
+        return float(self._policy.read())
+
+    def __int__(self) -> int:
+        return int(self._policy.read())
+
+    def __index__(self) -> int:
+        return operator.index(self._policy.read())
+
+    def __getattr__(self, name: str) -> Any:
+        # Methods of arrays (sum, reshape, T, at, ...) act on the value; private names never do.
+        if name.startswith("_") or not hasattr(jax.Array, name):
+            raise AttributeError(f"'Variable' object has no attribute {name!r}")
+        return getattr(self._policy.read(), name)
+
+
+def _policy(
+    cell: Cell, strategy: Any, aggregation: VariableAggregation, *, several: bool
+) -> Policy:
+    if not several:
+        return PlainPolicy(cell)
+    kind = OnReadPolicy if cell.per_replica else MirroredPolicy
+    return kind(cell, strategy, aggregation)
+
+
+def _component(whole: Variable, replica: int) -> Variable:
+    part: Variable = object.__new__(Variable)
+    part.__dict__.update(whole.__dict__)
+    part._policy = ComponentPolicy(whole.cell, replica)  # noqa: SLF001
+    part._whole = whole  # noqa: SLF001
+    return part
+
+
+def _check_declaration(v: Variable, value: Any, shape: Any, *, distributed: bool) -> None:
+    for what, kind in (("synchronization", VariableSynchronization), ("aggregation", VariableAggregation)):
+        if not isinstance(getattr(v, what), kind):
+            raise ValueError(
+                f"{what}={getattr(v, what)!r} of variable {v._name!r} is not one of"  # noqa: SLF001
+                f" {', '.join(f'rx.{kind.__name__}.{m}' for m in kind.__members__)}."
+            )
+    if distributed and v.synchronization is VariableSynchronization.NONE:
+        raise VariableError(
+            f"Variable {v._name!r} has synchronization NONE, which no strategy supports: use"  # noqa: SLF001
+            " rx.VariableSynchronization.AUTO, ON_WRITE or ON_READ."
+        )
+    if v.synchronization is VariableSynchronization.ON_READ and v.trainable:
+        raise VariableError(
+            f"Variable {v._name!r} has synchronization ON_READ and cannot be trainable: its copies"  # noqa: SLF001
+            " differ between reads. Leave out `trainable`, or use ON_WRITE."
+        )
+    if (
+        distributed
+        and v.aggregation is VariableAggregation.MEAN
+        and not jnp.issubdtype(value.dtype, jnp.inexact)
+    ):
+        raise VariableError(
+            f"Variable {v._name!r} of dtype {value.dtype} cannot have aggregation MEAN: the mean"  # noqa: SLF001
+            " of integers is not an integer. Use SUM, ONLY_FIRST_REPLICA, or a float dtype."
+        )
+    if shape is not None and tuple(shape) != tuple(value.shape):
+        raise ValueError(
+            f"Variable {v._name!r} was declared with shape {tuple(shape)}, but its initial value"  # noqa: SLF001
+            f" has shape {tuple(value.shape)}."
+        )
+
+
+def _check_dtype(v: Variable, value: Any, verb: str, *, exact: bool) -> None:
+    if jnp.issubdtype(v.dtype, jax.dtypes.extended):
+        return
+    have, want = np.dtype(value.dtype), np.dtype(v.dtype)
+    fits = np.can_cast(have, want, "same_kind") if exact else _python_fits(have, want)
+    if not fits:
+        raise VariableError(
+            f"{verb} of a value of dtype {have} to variable {v.name!r} of dtype {want} would lose"
+            f" what does not fit. Convert it yourself: `value.astype({str(want)!r})`."
+        )
+
+
+def _python_fits(have: np.dtype, want: np.dtype) -> bool:
+    order = "biufcV"
+    have_rank = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(have.kind, 4)
+    want_rank = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}.get(want.kind, 4)
+    return have_rank <= want_rank and have.kind in order
+
+
+def is_key(x: Any) -> bool:
+    """Whether ``x`` is an array of random keys, which has no dtype to convert to."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
+
+
+def _shown(value: jax.Array) -> str:
+    array = np.asarray(value)
+    return repr(array.item()) if array.ndim == 0 else repr(array)
+
+
+_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
+_COMPARE = "lt le gt ge eq ne".split()
+_UNARY = "neg pos abs invert".split()
+
+
+def _install_operators() -> None:
+    for name in _BINARY + _COMPARE:
+        op = getattr(operator, name + "_" if name in ("and", "or") else name)
+        _set(f"__{name}__", lambda self, other, op=op: op(self.read_value(), _operand(other)))
+        if name in _BINARY:
+            _set(f"__r{name}__", lambda self, other, op=op: op(_operand(other), self.read_value()))
+    for name in _UNARY:
+        op = getattr(operator, name)
+        _set(f"__{name}__", lambda self, op=op: op(self.read_value()))
+    _set("__getitem__", lambda self, key: self.read_value()[key])
+
+
+def _set(name: str, method: Callable[..., Any]) -> None:
+    method.__name__ = name
+    method.__doc__ = f"``{name}`` of the value."
+    setattr(Variable, name, method)
+
+
+def _operand(x: Any) -> Any:
+    return x.read_value() if isinstance(x, Variable) else x
+
+
+_install_operators()
