@@ -211,6 +211,16 @@ def test_one_replica_of_one_core_is_the_default():
     assert written(DeviceAssignment.build(slice_of((2, 2, 1, 2)))) == "0000"
 
 
+def test_few_replicas_stay_on_one_chip_and_then_go_along_x():
+    topology = slice_of((2, 2, 2, 2))
+
+    placed = [written(DeviceAssignment.build(topology, num_replicas=n)) for n in (2, 3)]
+    strided = DeviceAssignment.build(topology, None, [2, 2, 1, 2], num_replicas=2)
+
+    assert placed == ["0000|0001", "0000|0001|1000"]
+    assert written(strided) == "0000|0001"
+
+
 def test_look_ups_agree_with_tensorflow():
     topology = slice_of((2, 2, 1, 2), tasks=2)
 
