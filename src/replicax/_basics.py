@@ -8,7 +8,9 @@ import jax.numpy as jnp
 Tensor = jax.Array
 
 
-def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None = None) -> jax.Array:
+def constant(
+    value: Any, dtype: Any = None, shape: Any = None, name: str | None = None
+) -> jax.Array:
     """An array of the given value.
 
     Example:
@@ -19,7 +21,7 @@ def constant(value: Any, dtype: Any = None, shape: Any = None, name: str | None 
     return array if shape is None else jnp.broadcast_to(array, shape)
 
 
-def identity(input: Any, name: str | None = None) -> jax.Array:  # noqa: A002 - TensorFlow's name
+def identity(input: Any, name: str | None = None) -> jax.Array:
     """A copy of an array, or the value of a variable.
 
     Example:

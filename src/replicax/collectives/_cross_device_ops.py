@@ -144,9 +144,7 @@ class _InBodyOps(CrossDeviceOps):
         )
         plan = _Plan(self, reduce_op, options, topology.num_replicas)
         results = apply_in_body(plan, [v for v, _ in value_destination_pairs], topology)
-        return [
-            _deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)
-        ]
+        return [_deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,9 @@ class ReductionToOneDevice(_InBodyOps):
         return [_broadcast_from(root, _sum_to(root, x, size), size) for x in leaves]
 
     def _root(self, size: int) -> int:
-        return resolve(self.reduce_to_device).id % size  # type: ignore[arg-type]
+        assert self.reduce_to_device is not None
+        number: int = resolve(self.reduce_to_device).id
+        return number % size
 
 
 def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:

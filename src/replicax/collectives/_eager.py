@@ -78,9 +78,7 @@ def all_reduce(
     return results
 
 
-def all_gather(
-    seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions
-) -> jax.Array:
+def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
     """All replicas' values, joined along ``axis``; their sizes may differ there."""
     sizes = seat.meeting.meet(
         seat.replica,
@@ -98,9 +96,7 @@ _reduce_p.multiple_results = True
 _gather_p = Primitive("replica_all_gather")
 
 
-def _reduce_now(
-    *leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions
-) -> list[Any]:
+def _reduce_now(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> list[Any]:
     def settle(rows: list[Any]) -> list[Any]:
         columns = list(zip(*rows, strict=True))
         if not is_array(columns[0][0]):
@@ -124,12 +120,10 @@ def _gather_now(
         whole = jnp.concatenate(pieces, axis)
         return [on_device(whole, d) for d in seat.topology.devices]
 
-    return seat.meeting.meet(
-        seat.replica, "all_gather", x, settle, timeout=options.timeout_seconds
-    )
+    return seat.meeting.meet(seat.replica, "all_gather", x, settle, timeout=options.timeout_seconds)
 
 
-def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> np.ndarray:
+def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
     total = np.sum(np.stack(column), axis=0, dtype=column[0].dtype)
     return total if op is ReduceOp.SUM else (total / len(column)).astype(_mean_dtype(total.dtype))
 
@@ -168,10 +162,9 @@ def _reduce_transposed(cotangents: Any, *leaves: Any, **params: Any) -> Any:
     return _reduce_p.bind(*map(ad.instantiate_zeros, cotangents), **params)
 
 
-def _gather_transposed(cotangent: Any, x: Any, *, seat: Seat, axis: int, sizes: Any, options: Any) -> Any:
-    (total,) = _reduce_p.bind(
-        ad.instantiate_zeros(cotangent), seat=seat, op=ReduceOp.SUM, options=options
-    )
+def _gather_transposed(cotangent: Any, x: Any, *, axis: int, sizes: Any, **params: Any) -> Any:
+    seat: Seat = params["seat"]
+    (total,) = _reduce_p.bind(ad.instantiate_zeros(cotangent), op=ReduceOp.SUM, **params)
     at = sum(sizes[: seat.replica])
     return [jax.lax.slice_in_dim(total, at, at + sizes[seat.replica], axis=axis)]
 
@@ -184,7 +177,10 @@ def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
 _reduce_p.def_impl(_reduce_now)
 _reduce_p.def_abstract_eval(_reduce_avals)
 ad.deflinear2(_reduce_p, _reduce_transposed)
-batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (_reduce_p.bind(*args, **kw), dims)
+batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (
+    _reduce_p.bind(*args, **kw),
+    dims,
+)
 mlir.register_lowering(
     _reduce_p, mlir.lower_fun(_from_runtime(_reduce_now, _reduce_avals), multiple_results=True)
 )

@@ -105,7 +105,7 @@ class Meeting:
                     result = context.run(body, replica)
             except Abandoned:
                 pass
-            except BaseException as error:  # noqa: BLE001 - handed to the calling thread
+            except BaseException as error:
                 failure = error
             with self._changed:
                 self._running[replica] = False

@@ -65,9 +65,7 @@ class CollectiveHints:
         1024
     """
 
-    def __new__(  # noqa: D102 - documented by the class
-        cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None
-    ) -> Any:
+    def __new__(cls, bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> Any:
         return CommunicationOptions(bytes_per_pack, timeout_seconds)
 
 

@@ -32,7 +32,8 @@ class Frame:
     body: ReplicaContext | None = None
 
 
-_frame: ContextVar[Frame] = ContextVar("replicax_frame", default=Frame())
+_outermost = Frame()
+_frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_outermost)
 _program: dict[str, Any] = {}
 
 

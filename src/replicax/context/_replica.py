@@ -117,9 +117,7 @@ class ReplicaContext:
         results = self._link.all_reduce(op, arrays, options or CommunicationOptions())
         return jax.tree.unflatten(treedef, results)
 
-    def all_gather(
-        self, value: Any, axis: int, options: CommunicationOptions | None = None
-    ) -> Any:
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Join a value of every replica along an axis; all get the result.
 
         Args:

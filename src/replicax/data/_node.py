@@ -37,7 +37,7 @@ class Stream(ABC):
             done += len(block)
         return done
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most streams have nothing to close
         """End threads and close files; pulling afterwards is undefined."""
 
 

@@ -55,7 +55,7 @@ class TFRecordDataset(Dataset):
 
 
 class TextLineDataset(Dataset):
-    """The lines of text files, as bytes without their ends.
+    r"""The lines of text files, as bytes without their ends.
 
     Args:
         filenames: A file, several, or a dataset of names.
@@ -67,7 +67,7 @@ class TextLineDataset(Dataset):
     Example:
         >>> import pathlib, tempfile
         >>> path = pathlib.Path(tempfile.mkdtemp(), "a.txt")
-        >>> _ = path.write_text("one\\ntwo\\n")
+        >>> _ = path.write_text("one\ntwo\n")
         >>> list(rx.data.TextLineDataset(path))
         [b'one', b'two']
     """

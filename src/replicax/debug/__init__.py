@@ -4,6 +4,6 @@ Example:
     >>> rx.debug.check_in_sync()
 """
 
-from replicax.debug._sync import check_in_sync
+from replicax.variables._sync import check_in_sync
 
 __all__ = ["check_in_sync"]

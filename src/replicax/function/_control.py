@@ -10,13 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax.function._lift import Lifted, cooked, lift, raw
 from replicax.context._current import current
+from replicax.function._lift import Lifted, cooked, lift, raw
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, is_staging, level
 
 
-def cond(pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any) -> Any:
+def cond(
+    pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], *operands: Any
+) -> Any:
     """Call one of two functions, by a condition that may be an array.
 
     Both must return the same structure. Assignments in the function that is called are kept.
@@ -116,8 +118,8 @@ def scan(
         turn, (carry, first), leaves, length=length, reverse=reverse, unroll=unroll
     )
     _write(outside, lifted.writes, new)
-    pair = jax.tree.unflatten(body.out, [*last, *ys])
-    return pair[0], pair[1]
+    pair: tuple[Any, Any] = jax.tree.unflatten(body.out, [*last, *ys])
+    return pair
 
 
 def while_loop(
@@ -205,7 +207,9 @@ def _write(outside: Any, cells: list[Cell], values: Any) -> None:
         outside.write(cell, cooked(value, cell))
 
 
-def _eager_scan(f: Any, init: Any, xs: Any, length: int | None, *, reverse: bool) -> Any:
+def _eager_scan(
+    f: Any, init: Any, xs: Any, length: int | None, *, reverse: bool
+) -> tuple[Any, Any]:
     leaves = jax.tree.leaves(xs)
     steps = length if length is not None else len(leaves[0])
     carry, outputs = init, []

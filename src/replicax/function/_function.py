@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, final
@@ -23,6 +24,7 @@ from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel
 
 _MANY_TRACES = 6
+_x64 = operator.attrgetter("jax_enable_x64")
 _log = logging.getLogger("replicax")
 
 
@@ -61,8 +63,14 @@ def function(
         >>> int(count)
         1
     """
-    known = {"experimental_implements", "experimental_autograph_options", "experimental_attributes",
-             "experimental_relax_shapes", "experimental_compile", "experimental_follow_type_hints"}
+    known = {
+        "experimental_implements",
+        "experimental_autograph_options",
+        "experimental_attributes",
+        "experimental_relax_shapes",
+        "experimental_compile",
+        "experimental_follow_type_hints",
+    }
     if unknown := set(ignored) - known:
         raise TypeError(f"rx.function has no option {', '.join(sorted(unknown))}.")
     if func is None:
@@ -124,7 +132,7 @@ class Function:
             arguments = take_apart(args, kwargs)
         except Ragged:
             return self._python(*args, **kwargs)
-        program = self._programs.get((arguments.key, get_strategy(), jax.config.jax_enable_x64))
+        program = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)))
         if program is None:
             if any(map(is_traced, arguments.arrays)):
                 return self._python(*args, **kwargs)
@@ -146,7 +154,7 @@ class Function:
         if not args and not kwargs and self._signature is not None:
             args = self._signature
         arguments = take_apart(*examples((args, kwargs), get_strategy()))
-        key = (arguments.key, get_strategy(), jax.config.jax_enable_x64)
+        key = (arguments.key, get_strategy(), _x64(jax.config))
         program = self._programs.get(key) or self._traced(arguments)
         return ConcreteFunction(self, program, arguments)
 
@@ -158,7 +166,7 @@ class Function:
 
     def _traced(self, arguments: Arguments) -> Program:
         with self._lock:
-            key = (arguments.key, get_strategy(), jax.config.jax_enable_x64)
+            key = (arguments.key, get_strategy(), _x64(jax.config))
             if key in self._programs:
                 return self._programs[key]
             program, created = self._trace(arguments)
@@ -211,7 +219,9 @@ class Function:
 
     @property
     def _name(self) -> str:
-        return getattr(self._python, "__name__", type(self._python).__name__).replace("<lambda>", "lambda_")
+        return getattr(self._python, "__name__", type(self._python).__name__).replace(
+            "<lambda>", "lambda_"
+        )
 
     def __repr__(self) -> str:
         return f"<rx.function {self._name}>"

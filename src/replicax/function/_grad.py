@@ -97,7 +97,9 @@ def _check(v: Any) -> None:
 def _scalar(loss: Any) -> jax.Array:
     if isinstance(loss, jax.Array | float | int) and jnp.shape(loss) == ():
         return jnp.asarray(loss)
-    what = f"shape {jnp.shape(loss)}" if isinstance(loss, jax.Array) else f"type {type(loss).__name__}"
+    what = (
+        f"shape {jnp.shape(loss)}" if isinstance(loss, jax.Array) else f"type {type(loss).__name__}"
+    )
     raise TypeError(
         f"The function given to value_and_grad must return one scalar, got {what}. Reduce it, for"
         " example with `rx.nn.compute_average_loss(per_example_loss, global_batch_size=...)`;"

@@ -63,7 +63,8 @@ def lift(
         with level.opened(), inside():
             outs = list(body(*xs))
         counts.append(len(outs))
-        return [*outs, *(raw(v, c) for c, v in level.writes.items()), *_starts(level)]
+        starts = [start for _, start in level.created]
+        return [*outs, *(raw(v, c) for c, v in level.writes.items()), *starts]
 
     closed = jax.make_jaxpr(traced)(*args)
     settle_created(level, closed)
@@ -103,18 +104,13 @@ def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
     )
 
 
-def _starts(level: TraceLevel) -> list[jax.Array]:
-    return [start for _, start in level.created if start is not None]
-
-
 def settle_created(level: TraceLevel, closed: ClosedJaxpr) -> None:
     """Give variables that the body created the initial values that it computed for them.
 
     Raises:
         TracingError: If such a value depends on the arguments of the function.
     """
-    started = [(v, s) for v, s in level.created if s is not None]
-    if not started:
+    if not level.created:
         return
     jaxpr = closed.jaxpr
     known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
@@ -124,7 +120,8 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr) -> None:
         ):
             continue
         _evaluate(equation, known)
-    for (variable, _), out in zip(started, jaxpr.outvars[-len(started) :], strict=True):
+    starts = jaxpr.outvars[len(jaxpr.outvars) - len(level.created) :]
+    for (variable, _), out in zip(level.created, starts, strict=True):
         if not isinstance(out, Literal) and out not in known:
             raise TracingError(
                 f"The initial value of variable {variable.name!r}, created while a function is"
@@ -144,4 +141,3 @@ def _evaluate(equation: Any, known: dict[Any, Any]) -> None:
         return
     outs = results if equation.primitive.multiple_results else [results]
     known.update(zip(equation.outvars, outs, strict=True))
-

@@ -65,7 +65,7 @@ class _Static:
     value: Any
 
 
-def _plain(x: Any, local: bool) -> Any:
+def _plain(x: Any, local: Any) -> Any:
     return first(x) if local else x
 
 

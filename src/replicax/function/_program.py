@@ -12,8 +12,8 @@ from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
 from replicax.topology._mesh import Topology
 from replicax.values._placement import first
-from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel
+from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
 
 
 class Program:
@@ -21,6 +21,7 @@ class Program:
 
     def __init__(self, lifted: Lifted, level: TraceLevel, outputs: Outputs, name: str) -> None:
         self.name = name
+        self._calls = 0
         self.outputs = outputs
         self.topology = _one_topology(level.topologies, name)
         written = set(lifted.writes)
@@ -61,6 +62,9 @@ class Program:
         for cell, value in zip(self.written, new, strict=True):
             cell.value = value
             cell.owned = True
+        if CHECKS_EVERY_CALL:
+            self._calls += 1
+            check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
 
     def _state(self) -> tuple[list[Any], list[Any]]:

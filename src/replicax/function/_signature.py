@@ -116,7 +116,8 @@ def _topology(x: DistributedValues) -> Topology:
 
 def static_key(x: Any) -> Any:
     """A key that is equal for Python values which mean the same to a traced function."""
-    if type(x).__hash__ in (None, object.__hash__):
+    own_hash: Any = type(x).__hash__
+    if own_hash is None or own_hash is object.__hash__:
         return _Identity(x)
     try:
         hash(x)
@@ -189,7 +190,7 @@ def _fit(spec: Any, x: Any, name: str) -> Any:
             _fit(spec, value, name)
         return x
     value = x if is_array(x) or isinstance(x, np.ndarray) else _converted(spec, x)
-    if not spec.is_compatible_with(value):  # type: ignore[attr-defined]
+    if not spec.is_compatible_with(value):
         raise TypeError(
             f"{name} was declared with input_signature {spec!r}, and called with a value of shape"
             f" {jnp.shape(value)} and dtype {jnp.result_type(value)}."

@@ -13,7 +13,9 @@ from jax.extend.core import Jaxpr, Literal, jaxprs_in_params
 from replicax._errors import ReplicaError
 from replicax.topology._mesh import REPLICA_AXIS
 
-_EQUALISING = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"})
+_EQUALISING = frozenset(
+    {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
+)
 _MOVING = frozenset({"ppermute", "all_to_all", "reduce_scatter", "psum_scatter", "pbroadcast"})
 _HOST = frozenset({"pure_callback", "io_callback", "debug_callback", "outside_call"})
 

@@ -68,4 +68,5 @@ def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
             "scale_regularization_loss belongs into the replica function: in cross-replica context"
             " there is no replica whose share it could compute."
         )
-    return jnp.sum(jnp.asarray(regularization_loss)) / get_strategy().num_replicas_in_sync
+    share: jax.Array = jnp.sum(jnp.asarray(regularization_loss))
+    return share / int(get_strategy().num_replicas_in_sync)

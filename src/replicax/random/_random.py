@@ -61,12 +61,16 @@ def normal(
         >>> rx.random.normal([3]).shape
         (3,)
     """
-    return mean + stddev * jax.random.normal(_next_key(seed), tuple(shape), dtype)
+    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), tuple(shape), dtype)
+    return drawn
 
 
 def _state() -> Variable:
     if not _source:
-        with entered(strategy=None, replica=None, level=None, body=None), jax.ensure_compile_time_eval():
+        with (
+            entered(strategy=None, replica=None, level=None, body=None),
+            jax.ensure_compile_time_eval(),
+        ):
             _source.append(
                 Variable(
                     jnp.zeros(2, jnp.uint32),

@@ -33,7 +33,8 @@ class StrategyBase:
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise ValueError(
-                f"cross_device_ops must be a rx.distribute.CrossDeviceOps, got {cross_device_ops!r}."
+                "cross_device_ops must be a rx.distribute.CrossDeviceOps, got"
+                f" {cross_device_ops!r}."
             )
         self._topology = topology
         self._ops = cross_device_ops or NcclAllReduce()
@@ -162,12 +163,12 @@ class StrategyBase:
             >>> strategy.experimental_local_results(3)
             (3,)
         """
-        leaves, treedef = jax.tree.flatten(
-            value, is_leaf=lambda x: x is None or is_distributed(x)
-        )
+        leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: x is None or is_distributed(x))
         parts = [
-            x.values if isinstance(x, DistributedValues)
-            else x.components if isinstance(x, Variable)
+            x.values
+            if isinstance(x, DistributedValues)
+            else x.components
+            if isinstance(x, Variable)
             else (x,)
             for x in leaves
         ]

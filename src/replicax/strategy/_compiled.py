@@ -95,7 +95,7 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
             return None, jnp.asarray(values), _OWN
         if any(s != specs[0] for s in specs):
             raise ValueError(
-                f"The replicas hold values of different shapes, {[s.shape for s in specs]}, which"  # type: ignore[attr-defined]
+                f"The replicas hold values of different shapes, {[s.shape for s in specs]}, which"
                 " one compiled program cannot take. Pass them as an argument of the rx.function,"
                 " which then runs each replica by itself, or batch with `drop_remainder=True`."
             )
@@ -122,19 +122,19 @@ class _Body:
         same: list[Cell] = []
 
         def body(*pieces: Any) -> Any:
-            with inner.opened(), entered(
-                strategy=self._context.strategy, replica=self._context, body=None
+            with (
+                inner.opened(),
+                entered(strategy=self._context.strategy, replica=self._context, body=None),
             ):
                 args, kwargs = self._inputs.rebuild(pieces)
                 outs = self._take(self._fn(*args, **kwargs))
             own[:] = [c for c in inner.writes if c.per_replica]
             same[:] = [c for c in inner.writes if not c.per_replica]
-            starts = [s for _, s in inner.created if s is not None]
             return (
                 [x[None] for x in outs],
                 [inner.writes[c][None] for c in own],
                 [inner.writes[c] for c in same],
-                starts,
+                [start for _, start in inner.created],
             )
 
         mapped = per_replica_map(
@@ -185,9 +185,8 @@ class _Traced:
         self._arrays = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
         self._in_specs = list(equation.params["in_specs"])
         settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()))
-        starts = sum(s is not None for _, s in inner.created)
         jaxpr, self._reads = pull_reads(equation.params["jaxpr"], inner)
-        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - starts])
+        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - len(inner.created)])
         self._call = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
         self._writes = [*own, *same]
         self._num_outs = len(jaxpr.outvars) - len(self._writes)
@@ -221,7 +220,8 @@ class _Traced:
             [*self._out_specs, *([_SAME] * len(suspects))],
         )
         results = mapped(*self._arrays, *(raw(outside.read(c), c) for c in reads))
-        outs, rest = results[:first_write], results[first_write:]
+        outs: list[jax.Array] = results[:first_write]
+        rest = results[first_write:]
         for cell, value in zip(self._writes, rest, strict=False):
             outside.write(cell, cooked(value, cell))
         for i, flag in zip(suspects, rest[len(self._writes) :], strict=True):
@@ -231,9 +231,10 @@ class _Traced:
 
 def _all_agree(x: jax.Array, topology: Topology) -> jax.Array:
     lead = first_value(in_body(x, topology))
-    same = (x == lead) | ((x != x) & (lead != lead))  # noqa: PLR0124 - NaN agrees with NaN
+    same = (x == lead) | ((x != x) & (lead != lead))  # NaN agrees with NaN
     differ = jax.lax.psum((~same).any().astype(jnp.int32), REPLICA_AXIS)
-    return differ == 0
+    agreed: jax.Array = differ == 0
+    return agreed
 
 
 def _note_verdict(outside: Level, verdict: Cell, flag: jax.Array) -> None:

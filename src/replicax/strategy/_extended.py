@@ -138,7 +138,9 @@ class StrategyExtended:
                 lambda _, *a, **k: self.update(var, fn, a, k, group), args, kwargs
             )
         with self._cross_replica("update"):
-            return self._for_each(var.components, fn, (tuple(args), dict(kwargs or {})), group=group)
+            return self._for_each(
+                var.components, fn, (tuple(args), dict(kwargs or {})), group=group
+            )
 
     def update_non_slot(
         self,

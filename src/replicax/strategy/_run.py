@@ -50,10 +50,9 @@ def _run_function(
 ) -> Any:
     """A function that is compiled anyway: compile the run of it."""
     python = fn.python_function
-    own = isinstance(fn, BoundFunction)
     if fn.input_signature is not None:
         args = conform(fn.input_signature, args, repr(fn))
-    key = (strategy, static_key(fn.instance) if own else None)
+    key = (strategy, static_key(fn.instance) if isinstance(fn, BoundFunction) else None)
     compiled = fn.runs.setdefault(key, Function(partial(_call_run, strategy, python)))
     return compiled(args, kwargs)
 

@@ -5,7 +5,7 @@ pieces' devices. So a collective has one implementation, and eager and compiled 
 """
 
 from collections.abc import Callable, Hashable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -53,7 +53,10 @@ def apply_in_body(
     if any(isinstance(f, Stacked) and is_traced(f.array) for f in forms):
         rows = [stacked_array(v, topology) for v in values]
         staged = per_replica_map(
-            lambda xs: fn([x[0] for x in xs]), topology, PartitionSpec(REPLICA_AXIS), PartitionSpec()
+            lambda xs: fn([x[0] for x in xs]),
+            topology,
+            PartitionSpec(REPLICA_AXIS),
+            PartitionSpec(),
         )
         return [mirrored(r, topology) for r in staged(rows)]
     compiled = _compiled(fn, topology)
@@ -76,6 +79,6 @@ def local_piece(value: Any) -> Any:
     return value.values[0]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _compiled(fn: Hashable, topology: Topology) -> Callable[..., Any]:
     return per_replica_jit(fn, topology, PartitionSpec(), PartitionSpec())  # type: ignore[arg-type]

@@ -163,6 +163,19 @@ class PerReplicaSpec(TypeSpec):
     def __init__(self, *value_specs: Any) -> None:
         self.value_specs = value_specs
 
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Whether a per-replica value, or the spec of one, has components that fit these."""
+        if isinstance(spec_or_value, PerReplicaSpec):
+            parts = spec_or_value.value_specs
+        elif isinstance(spec_or_value, DistributedValues):
+            parts = spec_or_value.values
+        else:
+            return False
+        return len(parts) == len(self.value_specs) and all(
+            mine.is_compatible_with(part)
+            for mine, part in zip(self.value_specs, parts, strict=True)
+        )
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, PerReplicaSpec) and self.value_specs == other.value_specs
 

@@ -6,7 +6,7 @@ array is declared replicated while its shards may differ; it never leaves this m
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -29,13 +29,15 @@ def is_traced(x: Any) -> bool:
 
 def on_device(x: Any, device: jax.Device) -> jax.Array:
     """``x`` on ``device``, free to meet arrays of other devices."""
-    return uncommitted(jax.device_put(x, device))
+    placed: jax.Array = jax.device_put(x, device)
+    return uncommitted(placed)
 
 
 def replicate(x: Any, topology: Topology) -> jax.Array:
     """The same value on every device of ``topology``, in memory of its own."""
     # device_put may alias the caller's memory, which the caller may change later.
-    return jax.device_put(jnp.array(x, copy=True), topology.mirrored)
+    placed: jax.Array = jax.device_put(jnp.array(x, copy=True), topology.mirrored)
+    return placed
 
 
 def split(joined: jax.Array) -> tuple[jax.Array, ...]:
@@ -71,14 +73,14 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     return split(_unstacker(topology)(stacked))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _stacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return per_replica_jit(
         lambda x: x[None], topology, PartitionSpec(), PartitionSpec(REPLICA_AXIS)
     )
 
 
-@lru_cache(maxsize=None)
+@cache
 def _unstacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return per_replica_jit(lambda x: x[0], topology, PartitionSpec(REPLICA_AXIS), PartitionSpec())
 

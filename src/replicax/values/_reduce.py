@@ -43,7 +43,9 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     form = value.form
     if isinstance(form, InBody):
         piece = jnp.asarray(form.piece)
-        return jax.lax.all_gather(piece, REPLICA_AXIS, axis=_one_axis(axis, piece.ndim), tiled=True)
+        along = _one_axis(axis, piece.ndim)
+        joined: jax.Array = jax.lax.all_gather(piece, REPLICA_AXIS, axis=along, tiled=True)
+        return joined
     shapes = component_shapes(value)
     at = _one_axis(axis, min(len(s) for s in shapes))
     if isinstance(form, Stacked) and is_traced(form.array):
@@ -119,9 +121,7 @@ def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Ar
 _reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
 
 
-def _reduce_ragged(
-    op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int, ...]
-) -> jax.Array:
+def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int, ...]) -> jax.Array:
     shapes = component_shapes(value)
     left = {tuple(n for i, n in enumerate(s) if i not in over) for s in shapes}
     if len(left) > 1:

@@ -32,7 +32,9 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
                 "The replicas returned different structures, which cannot be put together:"
                 f" replica 0 {treedefs[0]}, replica {i} {treedef}."
             )
-    return jax.tree.unflatten(treedefs[0], [_merge(column, topology) for column in zip(*leaves, strict=True)])
+    return jax.tree.unflatten(
+        treedefs[0], [_merge(column, topology) for column in zip(*leaves, strict=True)]
+    )
 
 
 def select(value: Any, replica: int) -> Any:

@@ -109,4 +109,3 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[jax.Array,
     cast = value if dtype is None else value.astype(dtype)
     with jax.ensure_compile_time_eval():
         return jnp.zeros(cast.shape, cast.dtype), cast
-

@@ -1,8 +1,9 @@
 """Levels: where a read comes from and a write goes to, in the code that runs now.
 
 Outside of every trace that is the variables' own storage. While a function is traced, reading a
-variable makes it an input of the function, and writing it stays in the level until it ends, when the
-function returns it as an output. One mechanism serves function, run, value_and_grad, cond and scan.
+variable makes it an input of the function, and writing it stays in the level until it ends, when
+the function returns it as an output. One mechanism serves function, run, value_and_grad, cond and
+scan.
 """
 
 from __future__ import annotations

@@ -76,9 +76,13 @@ class PlainPolicy:
         adds = kind == "add"
         aggregation = VariableAggregation.SUM if adds else VariableAggregation.NONE
         topology = replica.strategy.topology
+        assert topology is not None
 
         def merge(_: Any, *merged: Any) -> None:
-            everyone = [m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m for m in merged]
+            everyone = [
+                m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
+                for m in merged
+            ]
             one = [unite(p, aggregation, self.cell, topology, kind) for p in everyone]
             write(self.cell, one, combine, kind)
 
@@ -159,7 +163,8 @@ class OnReadPolicy:
         """This replica's copy, or what aggregation makes of all copies."""
         value = level().read(self.cell)
         if self._in_own_replica():
-            return value
+            own: jax.Array = value
+            return own
         if self._aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.cell.name!r} has one value for each replica (synchronization"
@@ -169,7 +174,8 @@ class OnReadPolicy:
             )
         everyone = self._everyone(value)
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return first_value(everyone)
+            lead: jax.Array = first_value(everyone)
+            return lead
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         return reduce_value(op, everyone, None, self._topology)
 
@@ -205,7 +211,7 @@ class OnReadPolicy:
 
     def _share(self, part: Any) -> Any:
         # The copies add up to the value that was assigned.
-        return (part / self._topology.num_replicas).astype(self.cell.dtype)
+        return (jnp.asarray(part) / self._topology.num_replicas).astype(self.cell.dtype)
 
     def _in_own_replica(self) -> bool:
         frame = current()

@@ -41,9 +41,9 @@ def _at(verb: str) -> Callable[..., Any]:
 
 
 def _nd_at(verb: str) -> Callable[..., Any]:
-    return lambda old, indices, values: getattr(
-        old.at[tuple(jnp.moveaxis(indices, -1, 0))], verb
-    )(values)
+    return lambda old, indices, values: getattr(old.at[tuple(jnp.moveaxis(indices, -1, 0))], verb)(
+        values
+    )
 
 
 def _batched(old: Any, indices: Any, values: Any) -> Any:
@@ -61,40 +61,54 @@ class SparseUpdates:
     if TYPE_CHECKING:
         _policy: Policy
         _aggregation: VariableAggregation
-        name: str
-        dtype: Any
 
-        def read_value(self) -> Any: ...  # noqa: D102
+        def read_value(self) -> Any: ...
 
-    def scatter_add(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_add(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Add to some rows; rows that occur twice are added twice."""
         return self._scatter(sparse_delta, _at("add"))
 
-    def scatter_sub(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_sub(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Subtract from some rows."""
         return self._scatter(sparse_delta, _at("subtract"))
 
-    def scatter_mul(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_mul(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Multiply some rows."""
         return self._scatter(sparse_delta, _at("multiply"))
 
-    def scatter_div(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_div(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Divide some rows."""
         return self._scatter(sparse_delta, _at("divide"))
 
-    def scatter_max(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_max(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Keep the larger of a row and its new value."""
         return self._scatter(sparse_delta, _at("max"), linear=False)
 
-    def scatter_min(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_min(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Keep the smaller of a row and its new value."""
         return self._scatter(sparse_delta, _at("min"), linear=False)
 
-    def scatter_update(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Replace some rows."""
         return self._scatter(sparse_delta, _at("set"), linear=False)
 
-    def batch_scatter_update(self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None) -> Self:
+    def batch_scatter_update(
+        self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
+    ) -> Self:
         """Replace some rows in each entry along the first axis."""
         return self._scatter(sparse_delta, _batched, linear=False)
 
@@ -118,19 +132,22 @@ class SparseUpdates:
         """The entries at index tuples."""
         return self.read_value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
-    def _scatter(self, delta: IndexedSlices, combine: Callable[..., Any], *, linear: bool = True) -> Self:
+    def _scatter(
+        self, delta: IndexedSlices, combine: Callable[..., Any], *, linear: bool = True
+    ) -> Self:
+        cell = self._policy.cell
         if not isinstance(delta, IndexedSlices):
             raise TypeError(
-                f"A scatter update of variable {self.name!r} needs rx.IndexedSlices(values,"
+                f"A scatter update of variable {cell.name!r} needs rx.IndexedSlices(values,"
                 f" indices), got {delta!r}."
             )
         adds_up = (VariableAggregation.SUM, VariableAggregation.MEAN)
         if not linear and self._aggregation in adds_up:
             raise NotImplementedError(
-                f"Variable {self.name!r} has aggregation {self._aggregation.name}, and rows that"
+                f"Variable {cell.name!r} has aggregation {self._aggregation.name}, and rows that"
                 " are replaced, or kept by size, cannot be added up over replicas. Use aggregation"
                 " NONE or ONLY_FIRST_REPLICA."
             )
-        parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, self.dtype))
+        parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, cell.dtype))
         self._policy.update(parts, combine, "sparse")
         return self

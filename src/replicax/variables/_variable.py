@@ -92,11 +92,12 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         value, traced = initial_array(initial_value, dtype, self._name)
         _check_declaration(self, value, shape, distributed=topology is not None)
         several = topology is not None and topology.num_replicas > 1
-        cell = Cell(value, topology, self._name, per_replica=on_read and several)
+        with jax.ensure_compile_time_eval():
+            cell = Cell(value, topology, self._name, per_replica=on_read and several)
         self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
         live_variables.add(self)
         where = level()
-        if isinstance(where, TraceLevel):
+        if traced is not None and isinstance(where, TraceLevel):
             where.created.append((self, traced))
         log = births.get()
         if log is not None:
@@ -196,7 +197,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     # Writing.
 
-    def assign(self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
         """Replace the value.
 
         Example:
@@ -211,7 +214,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         )
         return self
 
-    def assign_add(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
         """Add to the value.
 
         Example:
@@ -220,7 +225,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         """
         return self._add(delta, operator.add, "assign_add")
 
-    def assign_sub(self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True) -> Variable:
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
         """Subtract from the value.
 
         Example:
@@ -337,7 +344,10 @@ def _component(whole: Variable, replica: int) -> Variable:
 
 
 def _check_declaration(v: Variable, value: Any, shape: Any, *, distributed: bool) -> None:
-    for what, kind in (("synchronization", VariableSynchronization), ("aggregation", VariableAggregation)):
+    for what, kind in (
+        ("synchronization", VariableSynchronization),
+        ("aggregation", VariableAggregation),
+    ):
         if not isinstance(getattr(v, what), kind):
             raise ValueError(
                 f"{what}={getattr(v, what)!r} of variable {v._name!r} is not one of"  # noqa: SLF001
@@ -398,9 +408,23 @@ def _shown(value: jax.Array) -> str:
     return repr(array.item()) if array.ndim == 0 else repr(array)
 
 
-_BINARY = "add sub mul truediv floordiv mod pow matmul and or xor lshift rshift".split()
-_COMPARE = "lt le gt ge eq ne".split()
-_UNARY = "neg pos abs invert".split()
+_BINARY = [
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "matmul",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+]
+_COMPARE = ["lt", "le", "gt", "ge", "eq", "ne"]
+_UNARY = ["neg", "pos", "abs", "invert"]
 
 
 def _install_operators() -> None:

@@ -42,8 +42,8 @@ def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator
                 content = worker.decompress(data)
             except zlib.error as error:
                 raise DataLossError(
-                    f"{path!r} is corrupt: its {compression} stream breaks between byte {offset} and"
-                    f" {offset + len(chunk)} of the compressed file ({error})."
+                    f"{path!r} is corrupt: its {compression} stream breaks between byte {offset}"
+                    f" and {offset + len(chunk)} of the compressed file ({error})."
                 ) from None
             if content:
                 yield content

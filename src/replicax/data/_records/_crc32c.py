@@ -117,7 +117,7 @@ def _joined(lanes: Array, firsts: Array, counts: Array, width: int) -> Array:
 def _shifted(crc: Array, level: int) -> Array:
     """The CRC after 64 * 2**level zero bytes more."""
     tables = _shift_tables(level)
-    result = tables[0].take(crc & 0xFF)
+    result: Array = tables[0].take(crc & 0xFF)
     for number in (1, 2, 3):
         result ^= tables[number].take((crc >> np.uint32(8 * number)) & 0xFF)
     return result
@@ -135,8 +135,9 @@ def _byte_table() -> Array:
 def _pair_table() -> Array:
     table = _byte_table()
     pairs = np.arange(1 << 16, dtype=np.uint32)
-    first = table[pairs & 0xFF]
-    return table[(first ^ (pairs >> np.uint32(8))) & 0xFF] ^ (first >> np.uint32(8))
+    first: Array = table[pairs & 0xFF]
+    second: Array = table[(first ^ (pairs >> np.uint32(8))) & 0xFF]
+    return second ^ (first >> np.uint32(8))
 
 
 @functools.cache
@@ -154,7 +155,8 @@ def _shift_columns(level: int) -> Array:
 
 def _combine(columns: Array, states: Array) -> Array:
     bits = (states[:, None] >> np.arange(32, dtype=np.uint32)) & 1
-    return np.bitwise_xor.reduce(np.where(bits, columns, np.uint32(0)), axis=1)
+    result: Array = np.bitwise_xor.reduce(np.where(bits, columns, np.uint32(0)), axis=1)
+    return result
 
 
 @functools.cache

@@ -2,7 +2,7 @@
 
 Example:
     >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    >>> float(strategy.reduce("SUM", strategy.experimental_run_v2(lambda: jnp.ones(()))))
+    >>> float(strategy.reduce("SUM", strategy.run(lambda: jnp.ones(()))))
     2.0
 """
 
@@ -17,7 +17,6 @@ from replicax.context._current import (
 )
 from replicax.context._replica import ReplicaContext
 from replicax.strategy._extended import StrategyExtended
-
 
 __all__ = [
     "MirroredStrategy",

@@ -1,5 +1,6 @@
 """Are all copies of every mirrored variable still equal?"""
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -7,7 +8,10 @@ import numpy as np
 
 from replicax._errors import DivergenceError
 from replicax.values._reduce import agree
+from replicax.variables._cell import Cell
 from replicax.variables._variable import Variable, live_variables
+
+CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
 
 
 def check_in_sync(variables: Iterable[Variable] | None = None, step: Any = None) -> None:
@@ -29,26 +33,34 @@ def check_in_sync(variables: Iterable[Variable] | None = None, step: Any = None)
         ...     v = rx.Variable(1.0, name="weight")
         >>> v.components[1].assign(2.0).numpy()
         array(2., dtype=float32)
-        >>> rx.debug.check_in_sync([v])
+        >>> rx.debug.check_in_sync([v])  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         replicax._errors.DivergenceError: Mirrored variable 'weight' differs between replicas...
     """
-    for variable in live_variables if variables is None else variables:
-        cell = variable.whole.cell
+    chosen = live_variables if variables is None else variables
+    check_cells([v.whole.cell for v in chosen], "" if step is None else f" after step {step}")
+
+
+def check_cells(cells: Iterable[Cell], when: str) -> None:
+    """Check that every mirrored one of ``cells`` is the same on all replicas.
+
+    Raises:
+        DivergenceError: If one is not.
+    """
+    for cell in cells:
         if cell.per_replica or cell.topology is None:
             continue
         pieces = [np.asarray(p) for p in cell.pieces()]
         if not agree(pieces):
-            raise DivergenceError(_report(cell.name, pieces, step))
+            raise DivergenceError(_report(cell.name, pieces, when))
 
 
-def _report(name: str, pieces: list[Any], step: Any) -> str:
+def _report(name: str, pieces: list[Any], when: str) -> str:
     other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
     a, b = pieces[0], pieces[other]
-    differ = ~((a == b) | ((a != a) & (b != b)))  # noqa: PLR0124 - NaN agrees with NaN
+    differ = ~((a == b) | ((a != a) & (b != b)))  # NaN agrees with NaN
     where = tuple(int(i) for i in np.argwhere(differ)[0]) if differ.any() else ()
     at = f" at index {where}" if where else ""
-    when = "" if step is None else f" after step {step}"
     return (
         f"Mirrored variable {name!r} differs between replicas{when}: {int(differ.sum())} of"
         f" {a.size} entries, first{at}: replica 0 has {a[where]}, replica {other} has {b[where]}."
