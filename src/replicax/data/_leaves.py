@@ -114,7 +114,7 @@ def _as_object(value: Any) -> Array:
 
 
 def _to_bytes_array(array: Array) -> Array:
-    if array.dtype == _OBJECT and all(type(item) is bytes for item in array.flat):
+    if array.dtype == _OBJECT and {bytes}.issuperset(map(type, array.flat)):
         return array
     result = np.empty(array.shape, _OBJECT)
     flat = result.reshape(-1)

@@ -6,7 +6,7 @@ from typing import Any
 
 from replicax.data._errors import DataLossError, InvalidArgumentError
 
-_CHUNK = 1 << 18
+_CHUNK = 1 << 20
 _ANY_HEADER = 47  # zlib's code for: up to 32 KB window, gzip or zlib header
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")

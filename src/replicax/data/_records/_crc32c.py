@@ -52,53 +52,59 @@ def _native() -> Callable[[bytes], int] | None:
 
 
 def _checksums_numpy(data: bytes, starts: Array, lengths: Array) -> Array:
-    counts = np.maximum(1, (lengths + _SEGMENT - 1) // _SEGMENT)
-    lanes = _segments(_padded(data, starts, lengths, counts))
-    result = np.empty(len(lengths), np.uint32)
+    segment = min(_SEGMENT, max(4, (int(lengths.max(initial=0)) + 3) // 4 * 4))
+    counts = np.maximum(1, (lengths + segment - 1) // segment)
+    lanes = _segments(_padded(data, starts, lengths, counts * segment), segment)
+    result = lanes if len(lanes) == len(lengths) else _all_joined(lanes, counts)
+    result ^= np.uint32(_ONES)
+    # Too short for the trick with the first four bytes, see _padded.
+    for place in np.flatnonzero(lengths < 4).tolist():
+        start = int(starts[place])
+        result[place] = _one_by_one(data[start : start + int(lengths[place])])
+    return result
+
+
+def _padded(data: bytes, starts: Array, lengths: Array, sizes: Array) -> Array:
+    """Each piece filled up with zeros in front, which do not change a CRC that starts at zero.
+
+    Starting at all ones instead is the same as inverting the first four bytes.
+    """
+    rows = zip((sizes - lengths).tolist(), starts.tolist(), lengths.tolist(), strict=True)
+    parts = [
+        part for pad, start, length in rows for part in (_ZEROS[:pad], data[start : start + length])
+    ]
+    result = np.frombuffer(bytearray().join(parts), np.uint8)
+    heads = (np.cumsum(sizes) - lengths)[lengths >= 4]
+    result[heads[:, None] + np.arange(4)] ^= 0xFF
+    return result
+
+
+def _segments(padded: Array, size: int) -> Array:
+    """The CRC of each segment, from a start of zero: two table look-ups for four bytes."""
+    low, high = _word_tables()
+    words = np.ascontiguousarray(padded.view("<u4").reshape(-1, size // 4).T)
+    count = words.shape[1]
+    state, first, second = (np.zeros(count, np.uint32) for _ in range(3))
+    place = np.empty(count, np.intp)
+    for word in words:
+        state ^= word
+        np.bitwise_and(state, 0xFFFF, out=place, casting="unsafe")
+        low.take(place, out=first, mode="clip")
+        np.right_shift(state, 16, out=place, casting="unsafe")
+        high.take(place, out=second, mode="clip")
+        np.bitwise_xor(first, second, out=state)
+    return state
+
+
+def _all_joined(lanes: Array, counts: Array) -> Array:
+    """The CRC of each piece from those of its segments."""
+    result = np.empty(len(counts), np.uint32)
     firsts = np.cumsum(counts) - counts
     widths = 1 << np.ceil(np.log2(counts)).astype(np.int64)
     for width in np.unique(widths).tolist():
         group = np.flatnonzero(widths == width)
         result[group] = _joined(lanes, firsts[group], counts[group], width)
-    short = lengths < 4
-    if short.any():  # too short for the trick with the first four bytes, see _padded
-        for place in np.flatnonzero(short).tolist():
-            start = int(starts[place])
-            result[place] = _one_by_one(data[start : start + int(lengths[place])])
-    return result ^ np.where(short, np.uint32(0), np.uint32(_ONES))
-
-
-def _padded(data: bytes, starts: Array, lengths: Array, counts: Array) -> Array:
-    """Each piece filled up with zeros in front, which do not change a CRC that starts at zero.
-
-    Starting at all ones instead is the same as inverting the first four bytes.
-    """
-    sizes = counts * _SEGMENT
-    pads = (sizes - lengths).tolist()
-    parts: list[bytes] = []
-    for pad, start, length in zip(pads, starts.tolist(), lengths.tolist(), strict=True):
-        parts.append(_ZEROS[:pad])
-        parts.append(data[start : start + length])
-    # An array of its own, as bytes are read-only; padding makes all sizes whole segments.
-    result = np.frombuffer(bytearray().join(parts), np.uint8)
-    long = lengths >= 4
-    heads = (np.cumsum(sizes) - lengths)[long]
-    result[heads[:, None] + np.arange(4)] ^= 0xFF
     return result
-
-
-def _segments(padded: Array) -> Array:
-    """The CRC of each segment, from a start of zero: one table look-up for two bytes."""
-    table = _pair_table()
-    words = np.ascontiguousarray(padded.view("<u2").reshape(-1, _SEGMENT // 2).T)
-    state = np.zeros(words.shape[1], np.uint32)
-    place = np.empty_like(state)
-    for word in words:
-        np.bitwise_xor(state, word, out=place)
-        np.bitwise_and(place, 0xFFFF, out=place)
-        state >>= np.uint32(16)
-        state ^= table.take(place)
-    return state
 
 
 def _joined(lanes: Array, firsts: Array, counts: Array, width: int) -> Array:
@@ -132,12 +138,16 @@ def _byte_table() -> Array:
 
 
 @functools.cache
-def _pair_table() -> Array:
-    table = _byte_table()
+def _word_tables() -> tuple[Array, Array]:
+    """What the lower and the upper half of a word of four bytes contribute after it."""
     pairs = np.arange(1 << 16, dtype=np.uint32)
-    first: Array = table[pairs & 0xFF]
-    second: Array = table[(first ^ (pairs >> np.uint32(8))) & 0xFF]
-    return second ^ (first >> np.uint32(8))
+    high = _after_byte(_after_byte(pairs))
+    return _after_byte(_after_byte(high)), high
+
+
+def _after_byte(state: Array) -> Array:
+    shifted: Array = _byte_table()[state & 0xFF] ^ (state >> np.uint32(8))
+    return shifted
 
 
 @functools.cache
@@ -146,10 +156,9 @@ def _shift_columns(level: int) -> Array:
     if level:
         before = _shift_columns(level - 1)
         return _combine(before, before)
-    table = _byte_table()
     state = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(_SEGMENT):
-        state = table[state & 0xFF] ^ (state >> np.uint32(8))
+        state = _after_byte(state)
     return state
 
 

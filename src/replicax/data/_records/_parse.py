@@ -27,6 +27,8 @@ from replicax.data._records._features import (
 from replicax.data._records._template import FixedColumns, check_kind, values_of
 from replicax.data._records._wire import Layout, layout_of
 
+_MOST_READERS = 32
+
 
 def parse_example(
     serialized: Any, features: Mapping[str, Feature], example_names: Any = None, name: Any = None
@@ -56,7 +58,7 @@ def parse_example(
     del example_names, name
     records = _records(serialized)
     fixed = {key: f for key, f in features.items() if isinstance(f, FixedLenFeature)}
-    result: dict[str, Any] = FixedColumns(fixed).read(records) if fixed else {}
+    result: dict[str, Any] = _columns_for(fixed).read(records) if fixed else {}
     others = [key for key in features if key not in fixed]
     if others:
         layouts = [layout_of(record) for record in records]
@@ -124,6 +126,22 @@ def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True) -> A
         )
     numbers = np.frombuffer(bytearray().join(flat), dtype).astype(np.dtype(out_type), copy=False)
     return numbers.reshape(*strings.shape, -1)
+
+
+_readers: dict[str, FixedColumns] = {}
+
+
+def _columns_for(features: dict[str, FixedLenFeature]) -> FixedColumns:
+    # A reader remembers the forms of records it has seen, so one is kept for each description.
+    if any(np.ndim(feature.default_value) for feature in features.values()):
+        return FixedColumns(features)
+    key = repr(features)
+    reader = _readers.get(key)
+    if reader is None:
+        if len(_readers) >= _MOST_READERS:
+            _readers.clear()
+        reader = _readers[key] = FixedColumns(features)
+    return reader
 
 
 def _records(serialized: Any) -> list[bytes]:

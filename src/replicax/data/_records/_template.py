@@ -10,6 +10,8 @@ from replicax.data._leaves import Array, to_array
 from replicax.data._records._features import KIND_NAMES, FixedLenFeature, dtype_of, kind_of
 from replicax.data._records._wire import Layout, Span, layout_of, read_varints
 
+_MOST_TEMPLATES = 64
+
 
 @dataclass(frozen=True)
 class _Wanted:
@@ -30,12 +32,17 @@ class _Template:
     skeleton: Array  # those bytes
     spans: list[list[Span]]  # for each feature
 
+    def fits(self, record: bytes) -> bool:
+        """Whether a record of the right length has this form."""
+        return bool((np.frombuffer(record, np.uint8)[self.around] == self.skeleton).all())
+
 
 class FixedColumns:
     """Reads `FixedLenFeature`s of many records."""
 
     def __init__(self, features: Mapping[str, FixedLenFeature]) -> None:
         self._wanted = [_to_wanted(key, feature) for key, feature in features.items()]
+        self._templates: dict[int, _Template | None] = {}
 
     def read(self, records: Sequence[bytes]) -> dict[str, Array]:
         """One array for each feature."""
@@ -56,7 +63,9 @@ class FixedColumns:
     ) -> list[int]:
         """Read the records that look like the first; which ones are left."""
         group = [records[place] for place in places.tolist()]
-        template = self._template(group[0]) if len(group) > 1 else None
+        if len(group) == 1:
+            return places.tolist()  # type: ignore[no-any-return]
+        template = self._template_for(group[0])
         if template is None:
             return places.tolist()  # type: ignore[no-any-return]
         matrix = np.frombuffer(b"".join(group), np.uint8).reshape(len(group), -1)
@@ -69,6 +78,16 @@ class FixedColumns:
         if all(_read_column(w, c, spans, matrix, group, where) for w, c, spans in parts):
             return places[~is_alike].tolist()  # type: ignore[no-any-return]
         return places.tolist()  # type: ignore[no-any-return]
+
+    def _template_for(self, record: bytes) -> _Template | None:
+        """The form of records of this length; learnt from one, used until a group has none."""
+        length = len(record)
+        template = self._templates.get(length)
+        if template is None or not template.fits(record):
+            if len(self._templates) >= _MOST_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[length] = self._template(record)
+        return template
 
     def _template(self, record: bytes) -> _Template | None:
         layout = layout_of(record)
