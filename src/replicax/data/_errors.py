@@ -18,7 +18,7 @@ class OutOfRangeError(ReplicaxError, EOFError):
 
     Example:
         >>> iterator = iter(rx.data.Dataset.range(0))
-        >>> iterator.get_next()
+        >>> iterator.get_next()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         replicax.data._errors.OutOfRangeError: End of sequence: ...
@@ -29,8 +29,13 @@ class DataLossError(ReplicaxError, OSError):
     """A file is corrupt or cut off; the message names file, byte offset and what was wrong.
 
     Example:
-        >>> issubclass(rx.errors.DataLossError, OSError)
-        True
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a.tfrecord")
+        >>> _ = path.write_bytes(b"too short")
+        >>> list(rx.data.TFRecordDataset(path))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.DataLossError: '...a.tfrecord' is cut off: ...
     """
 
 
@@ -38,7 +43,7 @@ class NotFoundError(ReplicaxError, FileNotFoundError):
     """A file does not exist.
 
     Example:
-        >>> list(rx.data.TextLineDataset("/no/such/file"))
+        >>> list(rx.data.TextLineDataset("/no/such/file"))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         replicax.data._errors.NotFoundError: There is no file '/no/such/file' ...
@@ -49,7 +54,7 @@ class InvalidArgumentError(ReplicaxError, ValueError):
     """A value that cannot be worked with: a batch size of zero, shapes that do not fit.
 
     Example:
-        >>> rx.data.Dataset.range(3).batch(0)
+        >>> rx.data.Dataset.range(3).batch(0)  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         ...
         replicax.data._errors.InvalidArgumentError: batch(batch_size=0): ...
@@ -60,6 +65,8 @@ class StructureError(ReplicaxError, TypeError, ValueError):
     """Elements of one dataset that are not built alike.
 
     Example:
-        >>> issubclass(rx.errors.StructureError, TypeError)
-        True
+        >>> list(rx.data.Dataset.from_generator(lambda: [1, (2, 3)]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.StructureError: Element 1 is built differently from the ones before...
     """

@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, Row, RowBlock
+from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, is_stackable, stack, to_leaf
 from replicax.data._structure import Structure, flatten
@@ -196,6 +197,9 @@ def zeros_for(spec: Any) -> tuple[Structure, list[Any]]:
     structure, specs = flatten(spec)
     leaves: list[Any] = []
     for part in specs:
+        if isinstance(part, DatasetSpec) and (empty := part.empty()) is not None:
+            leaves.append(empty)
+            continue
         if not isinstance(part, TensorSpec) or part.shape is None:
             raise InvalidArgumentError(f"Cannot make up an element for {part}.")
         shape = tuple(1 if size is None else size for size in part.shape)

@@ -49,7 +49,7 @@ def leaf_spec(leaf: Any) -> TypeSpec:
     if isinstance(leaf, bytes):
         return TensorSpec((), _OBJECT)
     if hasattr(leaf, "node"):
-        return DatasetSpec(leaf.node.element_spec)
+        return DatasetSpec(leaf.node.element_spec, lambda: leaf.take(0))
     return TensorSpec(leaf.shape, leaf.dtype)
 
 

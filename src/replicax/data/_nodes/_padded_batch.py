@@ -146,5 +146,6 @@ def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
     fill = (b"" if dtype.kind == "O" else 0) if value is None else to_array(value)[()]
     result = np.full((len(arrays), *target), fill, dtype)
     for place, array in enumerate(arrays):
-        result[place][tuple(slice(size) for size in array.shape)] = array
+        inside: tuple[Any, ...] = (place, *(slice(size) for size in array.shape))
+        result[inside] = array
     return result

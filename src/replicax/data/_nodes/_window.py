@@ -6,6 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
+from replicax._tensor_spec import TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._leaves import Array, leaf_spec
@@ -34,7 +35,7 @@ class WindowNode(UnaryNode):
     @property
     def element_spec(self) -> Any:
         """Nested datasets."""
-        return map_leaves(DatasetSpec, self.input.element_spec)
+        return map_leaves(self._window_spec, self.input.element_spec)
 
     @property
     def cardinality(self) -> int:
@@ -54,6 +55,9 @@ class WindowNode(UnaryNode):
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         return _WindowStream(self.input.open(run), self)
+
+    def _window_spec(self, spec: TypeSpec) -> DatasetSpec:
+        return DatasetSpec(spec, lambda: self.wrap(RowsNode([], spec)))
 
 
 @final
@@ -97,7 +101,7 @@ class _WindowStream(Stream):
         if window.is_columnar():
             return tuple(self._node.wrap(_column_node(c)) for c in window.columns())
         leaves = zip(*window.rows(), strict=True)
-        return tuple(self._node.wrap(RowsNode(list(part))) for part in leaves)
+        return tuple(self._node.wrap(RowsNode(list(part), leaf_spec(part[0]))) for part in leaves)
 
 
 @final
@@ -106,11 +110,12 @@ class RowsNode(SourceNode):
     """Leaves of any form, in memory."""
 
     leaves: list[Any]
+    spec: TypeSpec
 
     @property
     def element_spec(self) -> Any:
         """That of the first."""
-        return leaf_spec(self.leaves[0])
+        return self.spec
 
     @property
     def cardinality(self) -> int:
@@ -119,7 +124,8 @@ class RowsNode(SourceNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return BlocksStream([RowBlock(LEAF, [(leaf,) for leaf in self.leaves])])
+        rows: list[Row] = [(leaf,) for leaf in self.leaves]
+        return BlocksStream([RowBlock(LEAF, rows)] if rows else [])
 
 
 @final

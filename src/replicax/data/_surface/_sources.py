@@ -186,7 +186,7 @@ class Sources(Root):
             A dataset of names, as bytes.
 
         Example:
-            >>> rx.data.Dataset.list_files("/no/such/*.tfrecord")
+            >>> rx.data.Dataset.list_files("/no/such/*.tfrecord")  # doctest: +ELLIPSIS
             Traceback (most recent call last):
             ...
             replicax.data._errors.InvalidArgumentError: No files match ...
