@@ -30,7 +30,8 @@ import replicax as rx
 REPLICAS = (1, 2, 4)
 BATCH = 128  # rows of all replicas together
 LEARNING_RATE = 0.3
-TOLERANCE = 1e-4  # sums of float32 differ in their last digits with the order of their terms
+# Sums of float32 differ in their last digits with the order of their terms: about 3e-7 in the end.
+TOLERANCE = 5e-6
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Train on digits with 1, 2 and 4 replicas.")
     parser.add_argument("--steps", type=int, default=300, help="steps of each run (default: 300)")
     steps = parser.parse_args().steps
+    if steps < 2:
+        parser.error(
+            f"--steps {steps} measures nothing: the first step compiles, so give 2 or more"
+        )
 
     # Before the first computation: one machine, four devices.
     [cpu] = rx.config.list_physical_devices("CPU")
@@ -146,7 +151,9 @@ def initial_weights() -> list[np.ndarray]:
 def network(weights: list[Any], x: Any) -> jax.Array:
     """Ten numbers for each image: how much it looks like each digit."""
     w1, b1, w2, b2 = weights
-    return jax.nn.relu(x @ w1 + b1) @ w2 + b2
+    # A smooth function: at the kink of a ReLU a difference of 1e-8 becomes one of 1e-5, and the
+    # comparison of the weights would have to allow for that.
+    return jnp.tanh(x @ w1 + b1) @ w2 + b2
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
