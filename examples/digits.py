@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -85,7 +86,7 @@ def main() -> int:
     with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
         for replicas in REPLICAS:
             bar = progress.add_task(f"training on {replicas} replica(s)", total=steps)
-            runs.append(train(digits, replicas, steps, lambda b=bar: progress.advance(b)))
+            runs.append(train(digits, replicas, steps, partial(progress.advance, bar)))
     return report(console, runs)
 
 
@@ -103,7 +104,7 @@ def train(digits: Digits, replicas: int, steps: int, on_step: Callable[[], None]
     with strategy.scope():
         weights = [rx.Variable(value) for value in initial_weights()]
 
-    def replica_step(x: jax.Array, y: jax.Array) -> jax.Array:
+    def replica_step(x: jax.Array, y: jax.Array) -> Any:
         def loss_fn() -> jax.Array:
             losses = cross_entropy(network(weights, x), y)
             return rx.nn.compute_average_loss(losses, global_batch_size=BATCH)
@@ -148,7 +149,7 @@ def initial_weights() -> list[np.ndarray]:
     return [first, np.zeros(128, np.float32), second, np.zeros(10, np.float32)]
 
 
-def network(weights: list[Any], x: Any) -> jax.Array:
+def network(weights: list[Any], x: Any) -> Any:
     """Ten numbers for each image: how much it looks like each digit."""
     w1, b1, w2, b2 = weights
     # A smooth function: at the kink of a ReLU a difference of 1e-8 becomes one of 1e-5, and the
