@@ -200,9 +200,9 @@ def zeros_for(spec: Any) -> tuple[Structure, list[Any]]:
         if isinstance(part, DatasetSpec) and (empty := part.empty()) is not None:
             leaves.append(empty)
             continue
-        if not isinstance(part, TensorSpec) or part.shape is None:
+        if not isinstance(part, TensorSpec):
             raise InvalidArgumentError(f"Cannot make up an element for {part}.")
-        shape = tuple(1 if size is None else size for size in part.shape)
+        shape = tuple(1 if size is None else size for size in part.shape or ())
         array = np.full(shape, b"" if part.dtype == object else 0, part.dtype)
         leaves.append(array if shape else array[()])
     return structure, leaves

@@ -41,6 +41,14 @@ class Stream(ABC):
         """End threads and close files; pulling afterwards is undefined."""
 
 
+@dataclass(frozen=True)
+class Batching:
+    """How many rows an element has; the last one may have fewer unless ``is_static``."""
+
+    size: int
+    is_static: bool
+
+
 class Node(ABC):
     """One transformation, or a source."""
 
@@ -66,6 +74,11 @@ class Node(ABC):
     @abstractmethod
     def open(self, run: Run) -> Stream:
         """Start a pass."""
+
+    @property
+    def batching(self) -> Batching | None:
+        """The size of batches, if each element is one; None where that is not known."""
+        return None
 
     @property
     def random(self) -> Seeds | None:
@@ -118,6 +131,15 @@ class UnaryNode(Node):
     def cardinality(self) -> int:
         """As in the input."""
         return self.input.cardinality
+
+
+class PassingNode(UnaryNode):
+    """A node that gives some of its input's elements, as they are."""
+
+    @property
+    def batching(self) -> Batching | None:
+        """As in the input."""
+        return self.input.batching
 
 
 def walk(node: Node) -> Iterator[Node]:

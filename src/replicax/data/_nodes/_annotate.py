@@ -7,7 +7,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, RowBlock
-from replicax.data._node import Stream, UnaryNode
+from replicax.data._node import PassingNode, Stream, UnaryNode
 from replicax.data._options import Options
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, tuple_of
@@ -15,7 +15,7 @@ from replicax.data._structure import LEAF, tuple_of
 
 @final
 @dataclass(frozen=True, eq=False)
-class OptionsNode(UnaryNode):
+class OptionsNode(PassingNode):
     """The input with options attached."""
 
     options: Options

@@ -6,7 +6,7 @@ from typing import Any, final
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, RowBlock, join
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._node import Stream, UnaryNode
+from replicax.data._node import Batching, Stream, UnaryNode
 from replicax.data._seeds import Run
 from replicax.data._structure import map_leaves
 
@@ -26,6 +26,11 @@ class BatchNode(UnaryNode):
         """The input's with a leading axis."""
         leading = self.size if self.drop_remainder else None
         return add_axis(self.input.element_spec, leading)
+
+    @property
+    def batching(self) -> Batching:
+        """Its own."""
+        return Batching(self.size, self.drop_remainder)
 
     @property
     def cardinality(self) -> int:

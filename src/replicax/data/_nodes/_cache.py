@@ -8,7 +8,7 @@ from typing import final
 
 from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
 from replicax.data._cache_file import read_blocks, write_block, writing
-from replicax.data._node import Node, Stream, UnaryNode
+from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._nodes._source import ArraySource, SourceStream
 from replicax.data._nodes._window import BlocksStream
 from replicax.data._seeds import Run
@@ -35,7 +35,7 @@ class Memory:
 
 @final
 @dataclass(frozen=True, eq=False)
-class CacheNode(UnaryNode):
+class CacheNode(PassingNode):
     """The input once, then what was kept.
 
     The input is always read in its first order, whichever pass fills the cache: so a restored

@@ -12,6 +12,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Batching,
     Buffered,
     SourceNode,
     Stream,
@@ -37,6 +38,12 @@ class ChooseNode(ManyNode):
         for node in self.branches[2:]:
             spec = ConcatenateNode.of(self.branches[1], node).element_spec
         return spec
+
+    @property
+    def batching(self) -> Batching | None:
+        """That of all branches but the first, if they agree."""
+        first, *others = (node.batching for node in self.branches[1:])
+        return first if all(other == first for other in others) else None
 
     @property
     def cardinality(self) -> int:

@@ -11,6 +11,7 @@ from replicax.data._leaves import common_shape
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Batching,
     Buffered,
     Node,
     Stream,
@@ -33,6 +34,12 @@ class ManyNode(Node):
     def with_inputs(self, *inputs: Node) -> Self:
         """The same transformation over other branches."""
         return replace(self, branches=inputs)
+
+    @property
+    def batching(self) -> Batching | None:
+        """That of all branches, if they agree."""
+        first, *others = (node.batching for node in self.branches)
+        return first if all(other == first for other in others) else None
 
 
 @final

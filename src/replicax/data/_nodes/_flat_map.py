@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from replicax.data._blocks import Block, as_structure
+from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._errors import StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._probe import first_element
 from replicax.data._seeds import Run, Seeds, derived_seeds
-from replicax.data._structure import Structure
+from replicax.data._structure import Structure, flatten
 
 OpenInner = Callable[[Any, int], Stream]
 
@@ -50,6 +51,10 @@ class NestingNode(UnaryNode):
     def first_inner(self) -> Node:
         """The graph that the function makes for the first element."""
         structure, leaves = first_element(self.input)
+        for place, spec in enumerate(flatten(self.input.element_spec)[1]):
+            # The first window may be larger than the last; an empty one has the general shape.
+            if isinstance(spec, DatasetSpec) and (empty := spec.empty()) is not None:
+                leaves[place] = empty
         return self.inner(structure.unflatten(leaves), 0, Run())
 
     def inner(self, element: Any, index: int, run: Run) -> Node:

@@ -10,7 +10,7 @@ from replicax._tensor_spec import Shape, TensorSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, to_array
-from replicax.data._node import Stream, UnaryNode
+from replicax.data._node import Batching, Stream, UnaryNode
 from replicax.data._nodes._batch import add_axis, batches_of
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten
@@ -39,6 +39,11 @@ class PaddedBatchNode(UnaryNode):
             shapes = padded_shapes(structure, self.shapes)
             specs = [TensorSpec(s, spec.dtype) for s, spec in zip(shapes, specs, strict=True)]
         return add_axis(structure.unflatten(specs), leading)
+
+    @property
+    def batching(self) -> Batching:
+        """Its own."""
+        return Batching(self.size, self.drop_remainder)
 
     @property
     def cardinality(self) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from replicax.data._blocks import Block
-from replicax.data._node import Stream, UnaryNode
+from replicax.data._node import PassingNode, Stream
 from replicax.data._seeds import Run
 
 _AUTOTUNE_SIZE = 8
@@ -15,7 +15,7 @@ _JOIN_SECONDS = 1.0
 
 @final
 @dataclass(frozen=True, eq=False)
-class PrefetchNode(UnaryNode):
+class PrefetchNode(PassingNode):
     """Up to ``buffer_size`` elements are made before they are asked for."""
 
     buffer_size: int

@@ -4,13 +4,13 @@ from dataclasses import dataclass
 from typing import final
 
 from replicax.data._blocks import Block
-from replicax.data._node import INFINITE_CARDINALITY, Node, Stream, UnaryNode
+from replicax.data._node import INFINITE_CARDINALITY, Node, PassingNode, Stream
 from replicax.data._seeds import Run
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class RepeatNode(UnaryNode):
+class RepeatNode(PassingNode):
     """``count`` passes; without end if it is negative."""
 
     count: int

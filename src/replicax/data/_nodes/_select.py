@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from replicax.data._blocks import Block
-from replicax.data._node import INFINITE_CARDINALITY, Stream, UnaryNode
+from replicax.data._node import INFINITE_CARDINALITY, PassingNode, Stream
 from replicax.data._seeds import Run
 
 SHARD_HINT = -1
@@ -14,7 +14,7 @@ SHARD_HINT = -1
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeNode(UnaryNode):
+class TakeNode(PassingNode):
     """The first ``count`` elements; all of them if it is negative."""
 
     count: int
@@ -60,7 +60,7 @@ class _TakeStream(Stream):
 
 @final
 @dataclass(frozen=True, eq=False)
-class SkipNode(UnaryNode):
+class SkipNode(PassingNode):
     """Everything after the first ``count`` elements; nothing if it is negative."""
 
     count: int
@@ -105,7 +105,7 @@ class _SkipStream(Stream):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ShardNode(UnaryNode):
+class ShardNode(PassingNode):
     """Every ``num_shards``-th element, from ``index`` on.
 
     With ``num_shards`` equal to `SHARD_HINT` it marks the place where a distribution strategy

@@ -7,7 +7,7 @@ import numpy as np
 
 from replicax.data._blocks import Block
 from replicax.data._leaves import Array
-from replicax.data._node import Stream, UnaryNode
+from replicax.data._node import PassingNode, Stream
 from replicax.data._nodes._stores import MixedStore
 from replicax.data._seeds import Run, Seeds
 
@@ -17,7 +17,7 @@ _FILL = 1 << 16  # elements read at once while the buffer fills
 
 @final
 @dataclass(frozen=True, eq=False)
-class ShuffleNode(UnaryNode):
+class ShuffleNode(PassingNode):
     """Each element comes from a random slot of a buffer, which the next one of the input fills.
 
     A negative ``buffer_size`` holds the whole input.

@@ -10,6 +10,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
+    Batching,
     Buffered,
     Stream,
     UnaryNode,
@@ -31,8 +32,10 @@ class UnbatchNode(UnaryNode):
 
     @property
     def cardinality(self) -> int:
-        """Not known: batches may differ in size."""
-        size = self.input.cardinality
+        """Known only if all batches have the same size."""
+        size, batching = self.input.cardinality, self.input.batching
+        if size > 0 and batching is not None and batching.is_static:
+            return size * batching.size
         return size if size in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     def open(self, run: Run) -> Stream:
@@ -70,6 +73,12 @@ class RebatchNode(UnaryNode):
 
     sizes: tuple[int, ...]
     drop_remainder: bool
+
+    @property
+    def batching(self) -> Batching | None:
+        """Known if there is one size."""
+        is_one = len(set(self.sizes)) == 1
+        return Batching(self.sizes[0], self.drop_remainder) if is_one else None
 
     @property
     def element_spec(self) -> Any:
