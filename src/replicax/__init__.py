@@ -8,7 +8,20 @@ from replicax.topology._virtual import prepare_environment
 
 prepare_environment()
 
-from replicax import compat, config, debug, distribute, errors, nest, nn, random  # noqa: E402
+from replicax import (  # noqa: E402
+    compat,
+    config,
+    data,
+    debug,
+    distribute,
+    errors,
+    io,
+    nest,
+    nn,
+    random,
+    tpu,
+    train,
+)
 from replicax._basics import (  # noqa: E402
     Tensor,
     add,
@@ -39,6 +52,7 @@ __all__ = [
     "cond",
     "config",
     "constant",
+    "data",
     "debug",
     "device",
     "device_name",
@@ -48,10 +62,13 @@ __all__ = [
     "function",
     "grad",
     "identity",
+    "io",
     "nest",
     "nn",
     "random",
     "scan",
+    "tpu",
+    "train",
     "value_and_grad",
     "variable_creator_scope",
     "while_loop",

@@ -120,7 +120,9 @@ class CrossDeviceOps:
 class _InBodyOps(CrossDeviceOps):
     """Ops that are one function of the replicas' pieces."""
 
-    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
         """The sum over the replicas of each leaf, in code that runs on every replica."""
         raise NotImplementedError(_abstract(self, "sum_in_body"))
 
@@ -139,10 +141,8 @@ class _InBodyOps(CrossDeviceOps):
         self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
     ) -> list[Any]:
         """All values of the batch in one compiled call."""
-        topology = next(
-            t for v, d in value_destination_pairs for t in (topology_of(v), topology_of(d)) if t
-        )
-        plan = _Plan(self, reduce_op, options, topology.num_replicas)
+        topology = _common_topology(value_destination_pairs)
+        plan = _Plan(self, reduce_op, options, topology)
         results = apply_in_body(plan, [v for v, _ in value_destination_pairs], topology)
         return [_deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
 
@@ -154,11 +154,13 @@ class _Plan:
     ops: _InBodyOps
     op: ReduceOp
     options: CommunicationOptions
-    size: int
+    topology: Topology
 
     def __call__(self, leaves: Leaves) -> Leaves:
-        sums = self.ops.sum_in_body(leaves, self.options, self.size)
-        return sums if self.op is ReduceOp.SUM else [x / self.size for x in sums]
+        leaves = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in leaves]
+        sums = self.ops.sum_in_body(leaves, self.options, self.topology)
+        size = self.topology.num_replicas
+        return sums if self.op is ReduceOp.SUM else [x / size for x in sums]
 
 
 class NcclAllReduce(_InBodyOps):
@@ -179,7 +181,9 @@ class NcclAllReduce(_InBodyOps):
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _checked_packs(num_packs)
 
-    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
         """One all-reduce for each pack."""
         return packed(
             lambda flat: jax.lax.psum(flat, REPLICA_AXIS),
@@ -207,8 +211,11 @@ class HierarchicalCopyAllReduce(_InBodyOps):
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _checked_packs(num_packs)
 
-    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
         """Two grouped all-reduces for each pack."""
+        size = topology.num_replicas
         half = size // 2
         inside: list[list[int]] | None = None
         across: list[list[int]] | None = None
@@ -229,7 +236,8 @@ class ReductionToOneDevice(_InBodyOps):
     """Add everything up on one device, then copy the result to all.
 
     Args:
-        reduce_to_device: The device that adds; the first replica's by default.
+        reduce_to_device: The replica's device that adds; the first replica's by default, and
+            for a device that is no replica's, such as the host of GPUs.
         accumulation_fn: Combines the list of all replicas' values; their sum by default.
 
     Example:
@@ -246,19 +254,23 @@ class ReductionToOneDevice(_InBodyOps):
         self.reduce_to_device = reduce_to_device
         self.accumulation_fn = accumulation_fn
 
-    def sum_in_body(self, leaves: Leaves, options: CommunicationOptions, size: int) -> Leaves:
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
         """A tree of copies to one replica, then a tree of copies from it."""
+        size = topology.num_replicas
         if self.accumulation_fn is not None:
             accumulate = self.accumulation_fn
             rows = [jax.lax.all_gather(x, REPLICA_AXIS) for x in leaves]
             return [accumulate([r[i] for i in range(size)]) for r in rows]
-        root = 0 if self.reduce_to_device is None else self._root(size)
+        root = self._root(topology)
         return [_broadcast_from(root, _sum_to(root, x, size), size) for x in leaves]
 
-    def _root(self, size: int) -> int:
-        assert self.reduce_to_device is not None
-        number: int = resolve(self.reduce_to_device).id
-        return number % size
+    def _root(self, topology: Topology) -> int:
+        if self.reduce_to_device is None:
+            return 0
+        device = resolve(self.reduce_to_device)
+        return topology.devices.index(device) if device in topology.devices else 0
 
 
 def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:
@@ -310,13 +322,25 @@ def place(value: Any, destinations: Any) -> Any:
     return mirrored(replicate(value, topology), topology)
 
 
+def _common_topology(pairs: Pairs) -> Topology:
+    for value, destinations in pairs:
+        if found := topology_of(value) or topology_of(destinations):
+            return found
+    raise ValueError(
+        f"The replicas hold {pairs[0][0]!r}, which lies on no devices, and the destination names"
+        " one device at most. Make the components arrays on their replicas' devices, for example"
+        " with `strategy.run`, or give the list of all replicas' devices as destinations."
+    )
+
+
 def topology_of(x: Any) -> Topology | None:
     """Where a variable, a distributed value or a list of devices lives; None for one device."""
     if isinstance(x, DistributedValues):
         found = x.topology
         if found is not None or not all(map(is_array, x.values)):
             return found
-        return Topology(tuple(next(iter(v.devices())) for v in x.values))
+        devices = tuple(next(iter(v.devices())) for v in x.values)
+        return Topology(devices) if len(set(devices)) == len(devices) else None
     if isinstance(x, str | jax.Device):
         return None
     if isinstance(x, list | tuple):

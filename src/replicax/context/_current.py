@@ -24,12 +24,14 @@ class Frame:
         replica: The replica that runs; None in cross-replica context.
         level: Where variables are read and written; None for their own storage.
         body: In cross-replica code inside a compiled replica function, that replica.
+        hosted: Whether Python runs the body of an `rx.function`, and each run in it is compiled.
     """
 
     strategy: StrategyBase | None = None
     replica: ReplicaContext | None = None
     level: Any = None
     body: ReplicaContext | None = None
+    hosted: bool = False
 
 
 _outermost = Frame()
@@ -103,6 +105,11 @@ def get_replica_context() -> Any:
     return _program["default"].solo_context
 
 
+def is_default(strategy: Any) -> bool:
+    """Whether ``strategy`` is the one that is there when no other is."""
+    return strategy is _program["default"]
+
+
 def in_cross_replica_context() -> bool:
     """Whether code that runs now sees all replicas at once.
 
@@ -140,19 +147,26 @@ def experimental_set_strategy(strategy: Any) -> None:
 def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
     """Make ``strategy`` the ambient one, in cross-replica context, until the block ends."""
     frame = current()
-    if frame.replica is not None and frame.replica.strategy is not _program["default"]:
+    if frame.replica is not None and not is_default(frame.replica.strategy):
         raise ScopeError(
             f"`strategy.scope()` was entered inside a replica function of {frame.strategy}. Enter"
             " the scope outside of `strategy.run`; inside, variables are already distributed."
         )
-    outer = frame.strategy
+    outer = _ambient(frame)
     if outer is not None and outer is not strategy:
         raise ScopeError(
             f"Cannot enter the scope of the strategy {strategy} inside a scope of another one,"
             f" {outer}. Leave that scope first; a program may use both, one after the other."
         )
+    if is_default(strategy):  # it is what surrounds everything, in and out of its scope
+        yield strategy
+        return
     with entered(strategy=strategy, replica=None):
         yield strategy
+
+
+def _ambient(frame: Frame) -> Any:
+    return None if is_default(frame.strategy) else frame.strategy
 
 
 def require_cross_replica(strategy: StrategyBase, verb: str) -> None:
@@ -162,13 +176,14 @@ def require_cross_replica(strategy: StrategyBase, verb: str) -> None:
         ScopeError: Inside a replica function, or inside another strategy's scope.
     """
     frame = current()
-    if frame.replica is not None and frame.replica.strategy is not _program["default"]:
+    replica = frame.replica
+    if replica is not None and (replica.strategy is strategy or not is_default(replica.strategy)):
         raise ScopeError(
             f"`strategy.{verb}` needs the cross-replica context, but was called inside a replica"
-            f" function of {frame.strategy}. Call it outside of `strategy.run`, or inside use"
+            f" function of {replica.strategy}. Call it outside of `strategy.run`, or inside use"
             " `rx.distribute.get_replica_context()` and its all_reduce, all_gather or merge_call."
         )
-    outer = frame.strategy
+    outer = _ambient(frame)
     if outer is not None and outer is not strategy:
         raise ScopeError(
             f"`{verb}` of the strategy {strategy} was called inside a scope of another one,"

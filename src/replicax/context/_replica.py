@@ -12,7 +12,7 @@ import numpy as np
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
 from replicax.collectives._options import CommunicationOptions
-from replicax.context._current import current
+from replicax.context._current import get_replica_context
 from replicax.topology._devices import device_name
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class ReplicaContext:
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op)
         leaves, treedef = jax.tree.flatten(value)
-        arrays = [as_array(x, "all_reduce") for x in leaves]
+        arrays = [_countable(as_array(x, "all_reduce")) for x in leaves]
         if not arrays:
             return value
         results = self._link.all_reduce(op, arrays, options or CommunicationOptions())
@@ -177,14 +177,18 @@ class ReplicaContext:
         return f"<ReplicaContext of {self._strategy}>"
 
     def _require_current(self, verb: str) -> None:
-        frame = current()
-        if frame.replica is not self and not (frame.strategy is None and frame.replica is None):
+        if get_replica_context() is not self:
             raise ScopeError(
                 f"{verb} was called on a replica context that is not the current one. Ask for it"
                 " where you use it: `rx.distribute.get_replica_context()`, inside the function"
                 " given to `strategy.run`; do not keep it from an earlier run, or use it inside"
                 " merge_call."
             )
+
+
+def _countable(x: jax.Array) -> jax.Array:
+    # The sum of truth values is how many are true, whichever way they travel.
+    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
 
 
 def as_array(x: Any, verb: str) -> jax.Array:

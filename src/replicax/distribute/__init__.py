@@ -15,6 +15,7 @@ from replicax.collectives._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax.collectives._options import RunOptions
+from replicax.compat.v1._iterators import InputIterator
 from replicax.context._current import (
     experimental_set_strategy,
     get_replica_context,
@@ -23,7 +24,9 @@ from replicax.context._current import (
     in_cross_replica_context,
 )
 from replicax.context._replica import ReplicaContext
-from replicax.distribute import experimental
+from replicax.distribute import cluster_resolver, experimental
+from replicax.input._distributed import DistributedDataset, DistributedIterator
+from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._mirrored import MirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
@@ -38,8 +41,14 @@ from replicax.values._per_replica import (
 
 __all__ = [
     "CrossDeviceOps",
+    "DistributedDataset",
+    "DistributedIterator",
     "DistributedValues",
     "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputIterator",
+    "InputOptions",
+    "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
     "NcclAllReduce",
@@ -53,6 +62,7 @@ __all__ = [
     "Strategy",
     "StrategyExtended",
     "ValueContext",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

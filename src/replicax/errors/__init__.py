@@ -14,13 +14,25 @@ from replicax._errors import (
     TracingError,
     VariableError,
 )
+from replicax.data._errors import (
+    DataLossError,
+    InvalidArgumentError,
+    NotFoundError,
+    OutOfRangeError,
+    StructureError,
+)
 
 __all__ = [
+    "DataLossError",
     "DivergenceError",
+    "InvalidArgumentError",
+    "NotFoundError",
+    "OutOfRangeError",
     "PlacementError",
     "ReplicaError",
     "ReplicaxError",
     "ScopeError",
+    "StructureError",
     "TracingError",
     "VariableError",
 ]

@@ -13,11 +13,12 @@ from typing import Any, final
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax.context._current import current, get_strategy
+from replicax.context._current import current, entered, get_strategy
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
-from replicax.function._signature import Arguments, Ragged, conform, examples, explain, take_apart
+from replicax.function._signals import HostDriven, Unfilled
+from replicax.function._signature import Arguments, conform, examples, explain, take_apart
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
@@ -105,6 +106,7 @@ class Function:
         self._programs: dict[Any, Program] = {}
         self._traces = 0
         self._started = False
+        self._is_host_driven = False
         self._lock = threading.RLock()
         self.runs: dict[Any, Function] = {}
         functools.update_wrapper(self, func, updated=())
@@ -128,16 +130,26 @@ class Function:
             args, kwargs = self._conformed(args, kwargs), {}
         if current().level is not None:
             return self._python(*args, **kwargs)
+        if self._is_host_driven:
+            return self._hosted(args, kwargs)
         try:
             arguments = take_apart(args, kwargs)
-        except Ragged:
+            program = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)))
+            if program is None:
+                if any(map(is_traced, arguments.arrays)):
+                    return self._python(*args, **kwargs)
+                program = self._traced(arguments)
+            return program(arguments.arrays)
+        except Unfilled:
+            return self._hosted(args, kwargs)
+        except HostDriven:
+            self._is_host_driven = True
+            return self._hosted(args, kwargs)
+
+    def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Python runs the body; every run of a strategy in it is compiled."""
+        with entered(hosted=True):
             return self._python(*args, **kwargs)
-        program = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)))
-        if program is None:
-            if any(map(is_traced, arguments.arrays)):
-                return self._python(*args, **kwargs)
-            program = self._traced(arguments)
-        return program(arguments.arrays)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else BoundFunction(self, instance)

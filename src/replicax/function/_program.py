@@ -31,7 +31,12 @@ class Program:
         self.written = lifted.writes
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
-        self._plain = [c for c in {*reads, *self.written} if c.topology is None and topology]
+        self._pulls = level.pulls
+        self._plain = [
+            c
+            for c in {*reads, *self.written}
+            if c.topology is None and topology and not c.transient
+        ]
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
@@ -62,6 +67,8 @@ class Program:
         for cell, value in zip(self.written, new, strict=True):
             cell.value = value
             cell.owned = True
+        for iterator, count in self._pulls.items():
+            iterator.consume(count)
         if CHECKS_EVERY_CALL:
             self._calls += 1
             check_cells(self.written, f" after call {self._calls} of {self.name}")

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.function._signals import Ragged
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
@@ -27,10 +28,6 @@ from replicax.values._per_replica import (
 from replicax.values._placement import is_array
 
 Rebuild = Callable[[Any], Any]
-
-
-class Ragged(Exception):  # noqa: N818 - a signal, not an error
-    """The replicas' arrays differ in shape: no single program can take them."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,13 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.context._current import require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
+from replicax.input._distribute import (
+    distribute_dataset,
+    distribute_from_function,
+)
+from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._extended import StrategyExtended
+from replicax.strategy._hosted import HostedRuns
 from replicax.strategy._links import SoloLink
 from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
@@ -39,6 +45,7 @@ class StrategyBase:
         self._topology = topology
         self._ops = cross_device_ops or NcclAllReduce()
         self._extended = StrategyExtended(self)
+        self.hosted_runs = HostedRuns()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
 
     @property
@@ -144,10 +151,72 @@ class StrategyBase:
         require_cross_replica(self, "gather")
         with strategy_scope(self):
             return jax.tree.map(
-                lambda v: gather_value(v, axis, self._needed) if isinstance(v, PerReplica) else v,
+                lambda v: (
+                    gather_value(v, axis, self.devices_or_default)
+                    if isinstance(v, PerReplica)
+                    else v
+                ),
                 value,
                 is_leaf=is_distributed,
             )
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> Any:
+        """Divide the batches of a dataset over the replicas.
+
+        Args:
+            dataset: Batched by the global batch size: a `rx.data.Dataset`, another library's
+                dataset or loader, arrays, or any iterable of batches.
+            options: How elements travel.
+
+        Returns:
+            A `DistributedDataset`; the default strategy returns the dataset itself.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = rx.data.Dataset.range(6).batch(4)
+            >>> for batch in strategy.experimental_distribute_dataset(dataset):
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+            (Array([4], dtype=int32), Array([5], dtype=int32))
+        """
+        require_cross_replica(self, "experimental_distribute_dataset")
+        if self._topology is None:
+            return dataset
+        return distribute_dataset(dataset, options, self._topology)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """Spread a dataset that you shard and batch yourself.
+
+        Args:
+            dataset_fn: Called with an `InputContext` once for each worker; returns a dataset whose
+                elements are one replica's batches.
+            options: How elements travel.
+
+        Returns:
+            A `DistributedDataset`; of each step, every replica gets one element.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> def make(context):
+            ...     return rx.data.Dataset.range(4).batch(context.get_per_replica_batch_size(4))
+            >>> for batch in strategy.distribute_datasets_from_function(make):
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+        """
+        require_cross_replica(self, "distribute_datasets_from_function")
+        if self._topology is None:
+            return dataset_fn(InputContext())
+        return distribute_from_function(dataset_fn, options, self._topology)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> Any:
+        """The older name of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value that this process's replicas hold.
@@ -207,7 +276,7 @@ class StrategyBase:
             raise ValueError(
                 f"value_fn returned different structures for the replicas: {list(treedefs)}."
             )
-        topology = self._needed
+        topology = self.devices_or_default
         return jax.tree.unflatten(
             treedefs[0], [pieces(column, topology) for column in zip(*leaves, strict=True)]
         )
@@ -230,9 +299,9 @@ class StrategyBase:
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
         if isinstance(value, Variable) and value.cell.per_replica:
-            value = pieces([c.read_value() for c in value.components], self._needed)
+            value = pieces([c.read_value() for c in value.components], self.devices_or_default)
         if isinstance(value, PerReplica):
-            return reduce_value(op, value, axis, self._needed)
+            return reduce_value(op, value, axis, self.devices_or_default)
         if isinstance(value, DistributedValues):
             value = value.values[0]
         if isinstance(value, Variable):
@@ -240,11 +309,11 @@ class StrategyBase:
         plain = plain_reduction(op, value, self.num_replicas_in_sync)
         if axis is None:
             return plain
-        return reduce_value(op, PerReplica([jnp.asarray(plain)]), axis, self._needed)
+        return reduce_value(op, PerReplica([jnp.asarray(plain)]), axis, self.devices_or_default)
 
     @property
-    def _needed(self) -> Topology:
-        # The default strategy computes where JAX does.
+    def devices_or_default(self) -> Topology:
+        """The topology; for the default strategy, the device where JAX computes."""
         return self._topology or Topology((jax.local_devices()[0],))
 
     @property

@@ -15,6 +15,7 @@ from replicax.context._replica import ReplicaContext
 from replicax.function._function import BoundFunction, Function
 from replicax.function._signature import conform, static_key
 from replicax.strategy._compiled import run_compiled
+from replicax.strategy._hosted import run_hosted
 from replicax.strategy._links import CompiledLink, SoloLink, ThreadLink
 from replicax.topology._mesh import Topology
 from replicax.values._placement import on_device
@@ -39,6 +40,8 @@ def run_replicas(
     if current().level is not None:
         context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
         return run_compiled(context, topology, fn, args, kwargs)
+    if current().hosted:
+        return run_hosted(strategy, fn, args, kwargs)
     return _run_threads(strategy, topology, fn, args, kwargs)
 
 

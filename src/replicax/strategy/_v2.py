@@ -3,6 +3,8 @@
 from typing import Any
 
 from replicax._enums import ReduceOp
+from replicax.data._dataset import Dataset
+from replicax.input._distribute import numpy_dataset
 from replicax.strategy._base import StrategyBase
 from replicax.values._reduce import Axis
 
@@ -40,3 +42,16 @@ class Strategy(StrategyBase):
             2.5
         """
         return self.reduce_value(reduce_op, value, axis)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """A dataset of the slices of arrays.
+
+        Args:
+            numpy_input: An array, or a structure of arrays; a list of arrays is stacked into one.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> len(strategy.experimental_make_numpy_dataset(np.ones(10)))
+            10
+        """
+        return numpy_dataset(numpy_input)

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._per_replica import (
+    DistributedValues,
     InBody,
     Joined,
     Mirrored,
@@ -70,13 +71,18 @@ def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array
 
 
 def local_piece(value: Any) -> Any:
-    """This replica's component, inside compiled code."""
+    """This replica's component, inside compiled code; anything else as it is."""
+    if not isinstance(value, DistributedValues):
+        return value
     form = value.form
     if isinstance(form, InBody):
         return form.piece
     if isinstance(form, Joined):
         return form.array
-    return value.values[0]
+    components = form.values
+    if isinstance(value, Mirrored) or all(x is components[0] for x in components):
+        return components[0]
+    return jnp.stack([jnp.asarray(x) for x in components])[jax.lax.axis_index(REPLICA_AXIS)]
 
 
 @cache

@@ -215,6 +215,12 @@ def is_distributed(x: Any) -> bool:
     return isinstance(x, DistributedValues)
 
 
+def num_components(value: DistributedValues) -> int:
+    """How many replicas the value has a component for."""
+    form = value.form
+    return len(form.values) if isinstance(form, Pieces) else form.topology.num_replicas
+
+
 def component_specs(value: DistributedValues) -> tuple[Any, ...]:
     """The spec of each component; arrays that differ in shape give specs that differ."""
     form = value.form
@@ -242,12 +248,32 @@ def _not_one_value(kind: str) -> str:
     )
 
 
-def _register(kind: type[DistributedValues]) -> None:
-    jax.tree_util.register_pytree_node(
-        kind,
-        lambda v: (v.values, v.topology),
-        lambda topology, values: kind.of(Pieces(tuple(values), topology)),
+def _leaves(value: DistributedValues) -> tuple[tuple[Any, ...], Any]:
+    form = value.form
+    # Inside compiled code the leaf is this replica's piece: what a function of the leaves makes of
+    # it is a piece again, and costs no communication.
+    return (
+        ((form.piece,), _Local(form.topology))
+        if isinstance(form, InBody)
+        else (
+            form.values,
+            form.topology,
+        )
     )
+
+
+@dataclass(frozen=True)
+class _Local:
+    topology: Topology
+
+
+def _register(kind: type[DistributedValues]) -> None:
+    def rebuilt(where: Any, leaves: Sequence[Any]) -> Any:
+        if isinstance(where, _Local):
+            return kind.of(InBody(leaves[0], where.topology))
+        return kind.of(Pieces(tuple(leaves), where))
+
+    jax.tree_util.register_pytree_node(kind, _leaves, rebuilt)
 
 
 _register(PerReplica)

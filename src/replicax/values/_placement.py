@@ -47,10 +47,26 @@ def split(joined: jax.Array) -> tuple[jax.Array, ...]:
 
 def join(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """One shard for each device, as an array that claims to be replicated."""
+    check_count(len(pieces), topology)
     shards = [jax.device_put(p, d) for p, d in zip(pieces, topology.devices, strict=True)]
     return jax.make_array_from_single_device_arrays(
         shards[0].shape, topology.mirrored, shards, dtype=shards[0].dtype
     )
+
+
+def check_count(components: int, topology: Topology) -> None:
+    """Refuse a per-replica value of another number of replicas.
+
+    Raises:
+        ValueError: If there is not one component for each replica.
+    """
+    if components != topology.num_replicas:
+        raise ValueError(
+            f"A per-replica value of {components} components was used with"
+            f" {topology.num_replicas} replicas, each of which needs one. Make it with"
+            " `strategy.experimental_distribute_values_from_function`, or take it from a `run` of"
+            " the same strategy."
+        )
 
 
 def first(x: jax.Array) -> jax.Array:
@@ -60,8 +76,12 @@ def first(x: jax.Array) -> jax.Array:
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Equal-shaped pieces as one array with a row for each replica."""
+    check_count(len(pieces), topology)
     if any(is_traced(p) for p in pieces):
         return jnp.stack([jnp.asarray(p) for p in pieces])
+    if len({jnp.result_type(p) for p in pieces}) > 1:
+        dtype = jnp.result_type(*pieces)
+        pieces = [jnp.asarray(p, dtype) for p in pieces]
     stacked: jax.Array = _stacker(topology)(join(pieces, topology))
     return stacked
 

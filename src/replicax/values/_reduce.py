@@ -1,5 +1,6 @@
 """Reduce and gather: PerReplica -> one value."""
 
+import operator
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import InBody, Mirrored, PerReplica, Stacked
 from replicax.values._placement import first, is_traced, on_device
 
-Axis = int | tuple[int, ...] | None
+Axis = int | Sequence[int] | None
 
 
 def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology) -> jax.Array:
@@ -30,7 +31,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     shapes = component_shapes(value)
     axes = tuple(_normalized(axis, len(s)) for s in shapes)
     if len(set(shapes)) > 1:
-        return _to_current_device(_reduce_ragged(op, value, axis, axes[0]))
+        return _reduce_ragged(op, value, axis, axes[0])
     rows = stacked_array(value, topology)
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
@@ -50,11 +51,12 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     at = _one_axis(axis, min(len(s) for s in shapes))
     if isinstance(form, Stacked) and is_traced(form.array):
         return jnp.concatenate(list(form.values), axis=at)
-    return _to_current_device(concatenate(value.values, at, shapes))
+    pieces = [_to_current_device(jnp.asarray(v)) for v in value.values]
+    return concatenate(pieces, at, shapes)
 
 
 def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ...]]) -> jax.Array:
-    """Pieces of several devices, joined along ``axis``.
+    """Pieces joined along ``axis``.
 
     Raises:
         ValueError: If they differ in another axis.
@@ -130,7 +132,7 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
             f" by element with axis={axis}. After a short last batch, also reduce over the batch"
             " with `axis=0`, or batch with `drop_remainder=True`."
         )
-    sums = [jnp.sum(jnp.asarray(v), axis=over) for v in value.values]
+    sums = [_to_current_device(jnp.sum(jnp.asarray(v), axis=over)) for v in value.values]
     total = sum(sums[1:], sums[0])
     if op is ReduceOp.SUM:
         return total
@@ -138,11 +140,12 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
 
 
 def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
-    axes = () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    axes = () if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
     return tuple(_one_axis(a, rank) for a in axes)
 
 
 def _one_axis(axis: int, rank: int) -> int:
+    axis = operator.index(axis)
     if not -rank <= axis < rank:
         raise ValueError(
             f"axis={axis} does not exist: each replica's value has {rank}"
@@ -154,4 +157,4 @@ def _one_axis(axis: int, rank: int) -> int:
 
 def _to_current_device(x: jax.Array) -> jax.Array:
     device = current_device() or jax.local_devices(backend="cpu")[0]
-    return x if x.devices() == {device} else on_device(x, device)
+    return x if not x.committed and x.devices() == {device} else on_device(x, device)

@@ -11,7 +11,8 @@ import jax
 import numpy as np
 
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed, pieces
+from replicax.values._per_replica import is_distributed, num_components, pieces
+from replicax.values._placement import check_count
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
@@ -42,6 +43,17 @@ def select(value: Any, replica: int) -> Any:
     return jax.tree.map(
         lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_distributed
     )
+
+
+def check_counts(value: Any, topology: Topology) -> None:
+    """Refuse distributed values of another number of replicas in a structure.
+
+    Raises:
+        ValueError: If one does not have a component for each replica.
+    """
+    for v in jax.tree.leaves(value, is_leaf=is_distributed):
+        if is_distributed(v):
+            check_count(num_components(v), topology)
 
 
 def has_distributed(value: Any) -> bool:

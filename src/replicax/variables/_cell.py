@@ -36,6 +36,8 @@ class Cell:
         "value",
     )
 
+    transient = False  # whether it is filled anew for every call, and not kept
+
     def __init__(
         self, value: jax.Array, topology: Topology | None, name: str, *, per_replica: bool
     ) -> None:

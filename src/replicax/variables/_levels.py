@@ -141,6 +141,7 @@ class TraceLevel:
         self.unverified: set[Cell] = set()
         self.topologies: dict[Topology, str] = {}
         self.created: list[tuple[Any, jax.Array]] = []
+        self.pulls: dict[Any, int] = {}
         self.trace: Any = None
         self._generation: Any = None
 

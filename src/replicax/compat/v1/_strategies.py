@@ -10,6 +10,15 @@ import jax
 
 from replicax._enums import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.compat.v1._iterators import InputIterator
+from replicax.context._current import require_cross_replica
+from replicax.data._dataset import Dataset
+from replicax.input._distribute import (
+    distribute_dataset,
+    distribute_from_function,
+    numpy_dataset,
+)
+from replicax.input._options import InputContext, InputReplicationMode
 from replicax.strategy._base import StrategyBase
 from replicax.topology._mesh import Topology
 from replicax.values._reduce import Axis
@@ -50,6 +59,70 @@ class Strategy(StrategyBase):
         """The name of `run` in TensorFlow 2.0."""
         _deprecated("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
+
+    def make_dataset_iterator(self, dataset: Any) -> InputIterator:
+        """An iterator over a dataset of global batches, divided over the replicas.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> iterator = strategy.make_dataset_iterator(rx.data.Dataset.range(4).batch(4))
+            >>> iterator.initialize()
+            >>> len(strategy.experimental_local_results(iterator.get_next()))
+            2
+        """
+        require_cross_replica(self, "make_dataset_iterator")
+        return InputIterator(distribute_dataset(dataset, None, self.devices_or_default))
+
+    def make_input_fn_iterator(
+        self,
+        input_fn: Callable[[InputContext], Any],
+        replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
+    ) -> InputIterator:
+        """An iterator over the dataset that a function makes; every replica takes one element.
+
+        Args:
+            input_fn: Takes an `InputContext`; returns a dataset, or a function that gives elements.
+            replication_mode: Only PER_WORKER.
+
+        Raises:
+            ValueError: For another mode.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> iterator = strategy.make_input_fn_iterator(
+            ...     lambda context: rx.data.Dataset.range(4).batch(1)
+            ... )
+            >>> [x.tolist() for x in strategy.experimental_local_results(iterator.get_next())]
+            [[0], [1]]
+        """
+        require_cross_replica(self, "make_input_fn_iterator")
+        if replication_mode is not InputReplicationMode.PER_WORKER:
+            raise ValueError(
+                f"make_input_fn_iterator supports the replication mode PER_WORKER only, got"
+                f" {replication_mode}. `distribute_datasets_from_function` has PER_REPLICA."
+            )
+
+        def made(context: InputContext) -> Any:
+            result = input_fn(context)
+            return iter(result, object()) if callable(result) else result
+
+        return InputIterator(
+            distribute_from_function(made, None, self.devices_or_default, drop_partial=True)
+        )
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
+        """A dataset of the slices of arrays.
+
+        Args:
+            numpy_input: An array, or a structure of arrays; a list of arrays is stacked into one.
+            session: Accepted and ignored: there are no sessions.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> len(strategy.experimental_make_numpy_dataset(np.ones(10)))
+            10
+        """
+        return numpy_dataset(numpy_input)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Call ``fn`` on every replica with the next element of an iterator, if one is given."""

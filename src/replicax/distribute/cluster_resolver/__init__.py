@@ -1,0 +1,30 @@
+"""Where a strategy learns which machines take part.
+
+Example:
+    >>> resolver = rx.distribute.cluster_resolver.SimpleClusterResolver(
+    ...     rx.train.ClusterSpec({"worker": ["a:1", "b:1"]}), task_type="worker", task_id=1
+    ... )
+    >>> resolver.cluster_spec().num_tasks("worker")
+    2
+"""
+
+from replicax.cluster._gce import GCEClusterResolver
+from replicax.cluster._kubernetes import KubernetesClusterResolver
+from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
+from replicax.cluster._slurm import SlurmClusterResolver
+from replicax.cluster._tf_config import TFConfigClusterResolver
+from replicax.cluster._tpu import TPUClusterResolver
+
+UnionClusterResolver = UnionResolver
+
+__all__ = [
+    "ClusterResolver",
+    "GCEClusterResolver",
+    "KubernetesClusterResolver",
+    "SimpleClusterResolver",
+    "SlurmClusterResolver",
+    "TFConfigClusterResolver",
+    "TPUClusterResolver",
+    "UnionClusterResolver",
+    "UnionResolver",
+]

@@ -1,0 +1,151 @@
+"""Autoshard: dataset -> the part of it that this worker reads, and how it is split."""
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._node import Node
+from replicax.data._nodes._batch import BatchNode
+from replicax.data._nodes._combine import ConcatenateNode, ZipNode
+from replicax.data._nodes._padded_batch import PaddedBatchNode
+from replicax.data._nodes._readers import ReaderNode
+from replicax.data._nodes._select import SHARD_HINT, ShardNode
+from replicax.data._options import AutoShardPolicy
+from replicax.data._structure import map_leaves
+from replicax.input._split import Share
+
+_log = logging.getLogger("replicax")
+
+# What changes neither the batches nor their number of rows.
+_KEEPS_BATCHES = frozenset(
+    {
+        "CacheNode",
+        "OptionsNode",
+        "PrefetchNode",
+        "RepeatNode",
+        "ShardNode",
+        "ShuffleNode",
+        "SkipNode",
+        "TakeNode",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker reads.
+
+    Attributes:
+        node: The graph to read.
+        batch_size: The size by which the stream is split; None to split every batch on its own.
+        every_worker_reads_all: Whether workers pick their chunks from the same batches.
+    """
+
+    node: Node
+    batch_size: int | None
+    every_worker_reads_all: bool
+
+
+def shard(node: Node, policy: AutoShardPolicy, share: Share) -> Part:
+    """This worker's part of a dataset.
+
+    Raises:
+        ValueError: If FILE is asked for and there are fewer files than workers.
+    """
+    chosen = choose(node, policy, share.workers)
+    size = batch_size(node)
+    if chosen is AutoShardPolicy.DATA:
+        return Part(node, None, every_worker_reads_all=True)
+    if chosen is AutoShardPolicy.FILE:
+        node = _with_files(node, share)
+    elif chosen is AutoShardPolicy.HINT:
+        node = _with_hints(node, share)
+    return Part(node, size, every_worker_reads_all=False)
+
+
+def choose(node: Node, policy: AutoShardPolicy, workers: int) -> AutoShardPolicy:
+    """The policy that is really used: AUTO becomes FILE or DATA."""
+    files = _fewest_files(node)
+    if policy is AutoShardPolicy.FILE and workers > 1:
+        _require_files(files, workers)
+    if policy is not AutoShardPolicy.AUTO:
+        return policy
+    if files is None:
+        if workers > 1:
+            _log.warning(
+                "The dataset is not read from files, so that every worker reads all of it and keeps"
+                " its part of every batch. To have each worker read less, use"
+                " `strategy.distribute_datasets_from_function` and shard in the function."
+            )
+        return AutoShardPolicy.DATA
+    if files < workers:
+        _log.warning(
+            "The dataset reads %d file(s) for %d workers, so that every worker reads all of it and"
+            " keeps its part of every batch. Write at least as many files as workers.",
+            files,
+            workers,
+        )
+        return AutoShardPolicy.DATA
+    return AutoShardPolicy.FILE
+
+
+def batch_size(node: Node) -> int | None:
+    """How many rows a full batch has, if the graph says so."""
+    static = {
+        spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None
+        for spec in _leaf_specs(node.element_spec)
+    }
+    if len(static) == 1 and (size := next(iter(static))) is not None:
+        return int(size)
+    while type(node).__name__ in _KEEPS_BATCHES:
+        (node,) = node.inputs
+    if isinstance(node, BatchNode | PaddedBatchNode):
+        return node.size
+    return None
+
+
+def _leaf_specs(spec: Any) -> list[Any]:
+    found: list[Any] = []
+    map_leaves(found.append, spec)
+    return found
+
+
+def _fewest_files(node: Node) -> int | None:
+    """The files of the reader that has the fewest; None if some branch has no reader."""
+    if isinstance(node, ReaderNode):
+        return len(node.files)
+    if not node.inputs:
+        return None
+    counts = [_fewest_files(i) for i in node.inputs]
+    if isinstance(node, ZipNode | ConcatenateNode):
+        known = [c for c in counts if c is not None]
+        return min(known) if len(known) == len(counts) else None
+    return counts[0]
+
+
+def _require_files(files: int | None, workers: int) -> None:
+    if files is None:
+        raise ValueError(
+            "AutoShardPolicy.FILE needs a dataset that is read from files (TFRecordDataset,"
+            " TextLineDataset, FixedLengthRecordDataset). Use AutoShardPolicy.DATA."
+        )
+    if files < workers:
+        raise ValueError(
+            f"AutoShardPolicy.FILE needs a file for each of the {workers} workers, and the dataset"
+            f" reads {files}. Write more files, or use AutoShardPolicy.DATA."
+        )
+
+
+def _with_files(node: Node, share: Share) -> Node:
+    if isinstance(node, ReaderNode):
+        return node.shard_files(share.workers, share.worker)
+    return node.with_inputs(*(_with_files(i, share) for i in node.inputs)) if node.inputs else node
+
+
+def _with_hints(node: Node, share: Share) -> Node:
+    if node.inputs:
+        node = node.with_inputs(*(_with_hints(i, share) for i in node.inputs))
+    if isinstance(node, ShardNode) and node.num_shards == SHARD_HINT:
+        return replace(node, num_shards=share.workers, index=share.worker)
+    return node

@@ -1,0 +1,153 @@
+"""Distribute: a dataset, or a function that makes one -> a distributed dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._dataset import Dataset
+from replicax.input._autoshard import Part, shard
+from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
+from replicax.input._feed import Feed
+from replicax.input._options import InputContext, InputOptions, InputReplicationMode
+from replicax.input._sources import DatasetSource, source_of
+from replicax.input._split import HostStep, Share, deal, split_batches, split_stream
+from replicax.topology._mesh import Topology
+
+
+def distribute_dataset(
+    dataset: Any, options: InputOptions | None, topology: Topology
+) -> DistributedDataset:
+    """A dataset of global batches, each divided over the replicas.
+
+    Raises:
+        NotImplementedError: With one dataset for each replica, which needs a dataset function.
+    """
+    given = options or InputOptions()
+    if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
+            " function that makes them: use `strategy.distribute_datasets_from_function`."
+        )
+    share = Share(1, 0, topology.num_replicas)
+    source = source_of(dataset)
+    part: Part | None = None
+    if isinstance(source, DatasetSource):
+        policy = source.dataset.options().experimental_distribute.auto_shard_policy
+        part = shard(source.dataset.node, policy, share)
+        source = DatasetSource(Dataset(part.node))
+    size = part.batch_size if part else None
+    feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
+
+    def steps(state: Any, skip: int) -> tuple[Iterator[HostStep], Any]:
+        if share.total == 1:
+            elements, begun = source.open(state, skip)
+            return (HostStep(parts=(e,)) for e in elements), begun
+        if size is None:
+            elements, begun = source.open(state, skip)
+            return split_batches(elements, share), begun
+        elements, begun = source.open(state)
+        chunks = split_stream(elements, share, size)
+        for _ in range(skip):
+            next(chunks, None)
+        return chunks, begun
+
+    spec = distributed_spec(source.element_spec, feed, leading=_leading(source.element_spec, share))
+    depth = topology.num_replicas * given.experimental_per_replica_buffer_size
+    return DistributedDataset(Pipeline(steps, feed, spec, source.cardinality, depth))
+
+
+def distribute_from_function(
+    dataset_fn: Callable[[InputContext], Any],
+    options: InputOptions | None,
+    topology: Topology,
+    *,
+    drop_partial: bool = False,
+) -> DistributedDataset:
+    """The datasets that a function makes, one element for each replica and step.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    given = options or InputOptions()
+    _check(given, topology)
+    replicas = topology.num_replicas
+    feed = Feed(topology, replicas > 1, bool(given.experimental_fetch_to_device))
+    if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        sources = [
+            source_of(dataset_fn(InputContext(replicas, i, replicas))) for i in range(replicas)
+        ]
+    else:
+        sources = [source_of(dataset_fn(InputContext(1, 0, replicas)))]
+    own = sources[0].element_spec
+    drop = drop_partial or _is_static(own)
+
+    def steps(state: Any, skip: int) -> tuple[Iterator[HostStep], Any]:
+        if len(sources) == 1:
+            elements, begun = sources[0].open(state, skip * replicas)
+            return deal(elements, replicas, drop=drop), begun
+        opened = [
+            s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
+        ]
+        return _together([e for e, _ in opened]), [begun for _, begun in opened]
+
+    spec = distributed_spec(own, feed, leading=True)
+    count = sources[0].cardinality
+    cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
+    depth = replicas * given.experimental_per_replica_buffer_size
+    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth))
+
+
+def numpy_dataset(numpy_input: Any) -> Dataset:
+    """A dataset of the slices of arrays; a list of arrays is one array."""
+    stacked = jax.tree.map(
+        lambda x: np.stack(x) if isinstance(x, list) else np.array(x),
+        numpy_input,
+        is_leaf=lambda x: isinstance(x, list),
+    )
+    return Dataset.from_tensor_slices(stacked)
+
+
+def _together(streams: list[Iterator[Any]]) -> Iterator[HostStep]:
+    for parts in zip(*streams, strict=False):
+        yield from deal(parts, len(parts), drop=False)
+
+
+def _leading(spec: Any, share: Share) -> int | bool | None:
+    if share.total == 1:
+        return True
+    first = {s.shape[0] for s in _leaves(spec) if s.shape}
+    if len(first) != 1 or None in first:
+        return None
+    size, rest = divmod(int(next(iter(first))), share.total)
+    return None if rest else size
+
+
+def _is_static(spec: Any) -> bool:
+    return all(s.shape is not None and None not in s.shape for s in _leaves(spec))
+
+
+def _leaves(spec: Any) -> list[TensorSpec]:
+    leaves = jax.tree.leaves(spec, is_leaf=lambda x: isinstance(x, TensorSpec))
+    return [s for s in leaves if isinstance(s, TensorSpec)]
+
+
+def _check(options: InputOptions, topology: Topology) -> None:
+    per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+    if options.experimental_place_dataset_on_device and (
+        not per_replica or options.experimental_fetch_to_device
+    ):
+        raise ValueError(
+            "experimental_place_dataset_on_device needs InputReplicationMode.PER_REPLICA and"
+            " experimental_fetch_to_device=False: elements that are made on the device need not be"
+            " fetched to it."
+        )
+    if per_replica and topology.num_replicas == 1:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA needs a strategy with several replicas; with one,"
+            " PER_WORKER is the same."
+        )

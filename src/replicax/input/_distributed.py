@@ -1,0 +1,224 @@
+"""DistributedDataset and DistributedIterator: what a strategy makes of a dataset."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import jax
+
+from replicax._tensor_spec import TensorSpec
+from replicax.context._current import current
+from replicax.data._errors import InvalidArgumentError, OutOfRangeError
+from replicax.data._optional import Optional
+from replicax.function._signals import HostDriven
+from replicax.input._feed import Feed
+from replicax.input._prefetch import Prefetch
+from replicax.input._pull import pulled
+from replicax.input._split import HostStep
+from replicax.values._per_replica import PerReplicaSpec
+from replicax.variables._levels import TraceLevel
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """One worker's way from a dataset to the devices.
+
+    Attributes:
+        steps: Makes the host steps of a pass: takes the state of an earlier pass, or None, and how
+            many steps to pass over; returns the steps and the state of this pass.
+        feed: Puts a step on the devices.
+        element_spec: What each step looks like.
+        cardinality: How many steps there are, or a negative constant of rx.data.
+        depth: How many steps are made ready ahead of time.
+    """
+
+    steps: Callable[[Any, int], tuple[Iterator[HostStep], Any]]
+    feed: Feed
+    element_spec: Any
+    cardinality: int
+    depth: int
+
+
+class DistributedDataset:
+    """A dataset whose elements are spread over the replicas of a strategy.
+
+    Made by `Strategy.experimental_distribute_dataset` and
+    `Strategy.distribute_datasets_from_function`. It can be iterated many times, and has no
+    transformations: transform the dataset before it is distributed.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.data.Dataset.range(4).batch(4)
+        >>> for batch in strategy.experimental_distribute_dataset(dataset):
+        ...     print(batch)
+        PerReplica:{
+          0: Array([0, 1], dtype=int32),
+          1: Array([2, 3], dtype=int32)
+        }
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> DistributedIterator:
+        if isinstance(current().level, TraceLevel):
+            raise HostDriven
+        return DistributedIterator(self._pipeline)
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of an element, as `rx.function` takes them for ``input_signature``."""
+        return self._pipeline.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """How many steps there are, or a negative constant of rx.data."""
+        return self._pipeline.cardinality
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("_"):
+            raise AttributeError(
+                f"A distributed dataset has no {name!r}: it can only be iterated. Transform the"
+                " dataset first, and distribute the result."
+            )
+        raise AttributeError(name)
+
+
+class DistributedIterator(Iterator[Any]):
+    """One pass over a distributed dataset.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.data.Dataset.range(4).batch(2)
+        >>> iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        >>> [x.tolist() for x in strategy.experimental_local_results(next(iterator))]
+        [[0], [1]]
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._given = 0
+        self._peeked: deque[Any] = deque()
+        self._state: Any = None
+        self._elements: Prefetch = self._open(None, 0)
+
+    @property
+    def element_spec(self) -> Any:
+        """The specs of an element."""
+        return self._pipeline.element_spec
+
+    def __iter__(self) -> DistributedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        frame = current()
+        if frame.replica is not None or frame.body is not None:
+            raise ValueError(
+                "next(iterator) was called inside a replica function, where every replica would"
+                " take a batch of all replicas. Call it outside, and pass the batch to"
+                " `strategy.run(fn, args=(next(iterator),))`."
+            )
+        if isinstance(frame.level, TraceLevel):
+            return pulled(self, frame.level)
+        if not self.reaches(1):
+            raise StopIteration
+        return self.consume(1)[0]
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Raises:
+            OutOfRangeError: At the end.
+        """
+        for element in self:
+            return element
+        raise OutOfRangeError(
+            f"End of sequence: the distributed dataset has given all its {self._given} elements."
+            " Start again with `iter(dataset)`."
+        )
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an empty optional at the end."""
+        for element in self:
+            return Optional.from_value(element)
+        return Optional.empty()
+
+    def peek(self, ahead: int) -> Any:
+        """The element that is ``ahead`` after the next one, without taking it."""
+        if not self.reaches(ahead + 1):
+            raise StopIteration
+        return self._peeked[ahead]
+
+    def reaches(self, count: int) -> bool:
+        """Whether there are ``count`` more elements."""
+        while len(self._peeked) < count:
+            for element in self._elements:
+                self._peeked.append(element)
+                break
+            else:
+                return False
+        return True
+
+    def consume(self, count: int) -> list[Any]:
+        """Take elements that were seen to be there."""
+        self._given += count
+        return [self._peeked.popleft() for _ in range(count)]
+
+    def save_state(self) -> dict[str, Any]:
+        """Where this iterator stands: a small dict that JSON can hold.
+
+        Under the DATA policy it can be restored with another number of workers or replicas.
+        """
+        return {"version": _STATE_VERSION, "steps": self._given, "source": self._state}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go to where `save_state` was called, also in another process.
+
+        Raises:
+            ValueError: If the state is of another kind.
+        """
+        if state.get("version") != _STATE_VERSION or "steps" not in state:
+            raise InvalidArgumentError(
+                f"This is no state of a distributed iterator: {state!r}. Pass what its"
+                " `save_state()` returned."
+            )
+        self._elements.close()
+        self._peeked.clear()
+        self._given = int(state["steps"])
+        self._elements = self._open(state.get("source"), self._given)
+
+    def close(self) -> None:
+        """End the pass and its thread."""
+        self._elements.close()
+        self._peeked.clear()
+
+    def _open(self, state: Any, skip: int) -> Prefetch:
+        steps, self._state = self._pipeline.steps(state, skip)
+        feed = self._pipeline.feed
+        return Prefetch(lambda: map(feed, steps), self._pipeline.depth)
+
+
+def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> Any:
+    """The spec of a distributed element.
+
+    Args:
+        spec: The dataset's own.
+        feed: Where its elements go.
+        leading: What the first axis of each component is; True to leave it as it is.
+    """
+
+    def one(s: Any) -> Any:
+        if not isinstance(s, TensorSpec):
+            return s
+        shape = s.shape if leading is True or not s.shape else (leading, *s.shape[1:])
+        known = s.dtype.kind in "biufc"
+        dtype = jax.dtypes.canonicalize_dtype(s.dtype) if known else s.dtype
+        local = TensorSpec(shape, dtype)
+        return PerReplicaSpec(*[local] * feed.topology.num_replicas) if feed.wraps else local
+
+    return jax.tree.map(one, spec, is_leaf=lambda x: isinstance(x, TensorSpec))

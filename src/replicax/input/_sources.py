@@ -1,0 +1,170 @@
+"""Sources: anything that gives batches, as streams of NumPy structures that can be resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._dataset import Dataset
+from replicax.data._node import UNKNOWN_CARDINALITY
+
+
+class Source(Protocol):
+    """A re-iterable stream of elements."""
+
+    @property
+    def element_spec(self) -> Any:
+        """The structure of elements, with a spec for each leaf."""
+
+    @property
+    def cardinality(self) -> int:
+        """How many elements there are, or a negative constant of rx.data."""
+
+    def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
+        """A pass over the elements, from ``skip`` on, and what to give to have it again.
+
+        Args:
+            state: What an earlier call returned beside its pass; None for a new one.
+            skip: How many elements to pass over.
+        """
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """One of our own datasets."""
+
+    dataset: Dataset
+
+    @property
+    def element_spec(self) -> Any:
+        """As the dataset says."""
+        return self.dataset.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """As the dataset says."""
+        return int(self.dataset.cardinality())
+
+    def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
+        """A pass with the same random order as the one that ``state`` was taken from."""
+        iterator = iter(self.dataset)
+        begun = iterator.save_state() if state is None else state
+        if state is not None or skip:
+            iterator.restore_state({**begun, "position": skip})
+        return iterator, begun
+
+
+class ForeignSource:
+    """Another library's dataset or loader, or any re-iterable of batches.
+
+    Known by what it can do: iteration, or numbered access as Keras's PyDataset has it. The arrays
+    that it gives are copied, as nobody knows what becomes of them afterwards.
+    """
+
+    def __init__(self, batches: Any) -> None:
+        self._batches = batches
+        self._is_used = False
+        self._spec: Any = None
+
+    @property
+    def element_spec(self) -> Any:
+        """Learnt from the first element."""
+        if self._spec is None:
+            if _is_one_shot(self._batches):
+                raise ValueError(
+                    "A generator has no element_spec before it is read. Make a dataset of it with"
+                    " `rx.data.Dataset.from_generator(function, output_signature=...)`."
+                )
+            first = next(iter(self._elements()), None)
+            if first is None:
+                raise ValueError("The dataset is empty, so that its element_spec is unknown.")
+            self._spec = jax.tree.map(_loose_spec, first)
+        return self._spec
+
+    @property
+    def cardinality(self) -> int:
+        """Its length, if it has one."""
+        try:
+            return len(self._batches)
+        except TypeError:
+            return UNKNOWN_CARDINALITY
+
+    def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
+        """A pass; ``skip`` elements are read and passed over."""
+        elements = iter(self._elements())
+        for _ in range(skip):
+            next(elements, None)
+        return elements, None
+
+    def _elements(self) -> Iterator[Any]:
+        if _is_one_shot(self._batches):
+            if self._is_used:
+                raise ValueError(
+                    f"A {type(self._batches).__name__} can be iterated once, and this is the second"
+                    " time. For several epochs pass something that can be iterated anew: a list, a"
+                    " DataLoader, or `rx.data.Dataset.from_generator(function)`."
+                )
+            self._is_used = True
+        for batch in _batches_of(self._batches):
+            yield to_numpy(batch)
+
+
+def source_of(dataset: Any) -> Source:
+    """Whatever was given as a dataset, as a source.
+
+    Raises:
+        TypeError: If it cannot be iterated.
+    """
+    if isinstance(dataset, Dataset):
+        return DatasetSource(dataset)
+    if isinstance(dataset, np.ndarray | Mapping | tuple):
+        return DatasetSource(Dataset.from_tensor_slices(dataset))
+    if isinstance(dataset, Iterable) or hasattr(dataset, "__getitem__"):
+        return ForeignSource(dataset)
+    raise TypeError(
+        f"{dataset!r} ({type(dataset).__name__}) is no dataset. Pass a rx.data.Dataset, a torch"
+        " DataLoader, a Grain, Hugging Face or tf.data dataset, a Keras PyDataset, or any iterable"
+        " of batches."
+    )
+
+
+def to_numpy(batch: Any) -> Any:
+    """A batch of another library as NumPy arrays in tuples and dicts."""
+    if isinstance(batch, Mapping):
+        return {key: to_numpy(value) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*map(to_numpy, batch))
+    if isinstance(batch, list | tuple):
+        parts = [to_numpy(x) for x in batch]
+        if isinstance(batch, list) and parts and all(np.ndim(x) == 0 for x in parts):
+            return np.asarray(parts)
+        return tuple(parts)
+    convert: Callable[[], Any] | None = getattr(batch, "numpy", None)
+    if hasattr(batch, "detach"):  # a torch tensor, perhaps on a device or part of a gradient
+        return np.array(batch.detach().cpu().numpy())
+    return np.array(convert() if callable(convert) else batch)
+
+
+def _batches_of(dataset: Any) -> Iterable[Any]:
+    as_numpy = getattr(dataset, "as_numpy_iterator", None)
+    if callable(as_numpy):  # tf.data
+        batches: Iterable[Any] = as_numpy()
+        return batches
+    if isinstance(dataset, Iterable) and not hasattr(dataset, "num_batches"):
+        return dataset
+    count = getattr(dataset, "num_batches", None)  # Keras's PyDataset
+    return (dataset[i] for i in range(len(dataset) if count is None else count))
+
+
+def _is_one_shot(dataset: Any) -> bool:
+    return isinstance(dataset, Iterator)
+
+
+def _loose_spec(x: Any) -> TensorSpec:
+    array = np.asarray(x)
+    return TensorSpec((None, *array.shape[1:]) if array.ndim else (), array.dtype)

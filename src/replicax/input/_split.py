@@ -1,0 +1,171 @@
+"""Split: this process's stream of batches -> steps with a part for each of its replicas.
+
+Two rules, which are TensorFlow's. *By batch*: every global batch on its own, in chunks of
+``ceil(size / replicas)`` until it runs out. *By stream*: chunks of the full batch's shares, across
+the borders of batches, until the stream runs out.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of the replicas of all workers are this process's."""
+
+    workers: int
+    worker: int
+    replicas: int
+
+    @property
+    def total(self) -> int:
+        """The replicas of all workers."""
+        return self.workers * self.replicas
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """One step on the host.
+
+    Attributes:
+        even: If all parts have one shape: a structure of arrays with a row for each replica.
+        parts: Otherwise: a structure for each replica.
+    """
+
+    even: Any = None
+    parts: tuple[Any, ...] = ()
+
+    def pieces(self, replicas: int) -> tuple[Any, ...]:
+        """A structure for each replica."""
+        if self.parts:
+            return self.parts
+        return tuple(jax.tree.map(lambda x, i=i: x[i], self.even) for i in range(replicas))
+
+
+def split_batches(batches: Iterable[Any], share: Share) -> Iterator[HostStep]:
+    """Every batch on its own."""
+    for batch in batches:
+        rows = _rows(batch)
+        size = -(-rows // share.total)
+        mine = [i * share.workers + share.worker for i in range(share.replicas)]
+        if (mine[-1] + 1) * size <= rows:
+            yield HostStep(even=jax.tree.map(lambda x: _stacked(x, mine, size, share), batch))  # noqa: B023
+        else:
+            yield _step([_cut(batch, j * size, (j + 1) * size) for j in mine])
+
+
+def split_stream(batches: Iterable[Any], share: Share, batch_size: int) -> Iterator[HostStep]:
+    """Chunks of the stream, in the shares of a full batch."""
+    small, larger = divmod(batch_size, share.total)
+    sizes = [small + 1] * larger + [small] * (share.total - larger)
+    first = share.worker * share.replicas
+    source = _Rows(batches)
+    step: list[Any] = []
+    for size in itertools.cycle(sizes[first:] + sizes[:first]):
+        chunk = source.take(size)
+        if chunk is None:
+            break
+        step.append(chunk)
+        if len(step) == share.replicas:
+            yield _step(step)
+            step = []
+        if _rows(chunk) < size:
+            break
+    if step:
+        yield _step(_filled(step, share.replicas))
+
+
+def deal(elements: Iterable[Any], replicas: int, *, drop: bool) -> Iterator[HostStep]:
+    """One element for each replica, in turn.
+
+    Args:
+        elements: What a dataset function's dataset gives.
+        replicas: How many take one each.
+        drop: Whether a last step that cannot serve all is left out, rather than filled up with
+            parts that have no rows.
+    """
+    stream = iter(elements)
+    while step := list(itertools.islice(stream, replicas)):
+        if len(step) == replicas:
+            yield _step(step)
+        elif not drop:
+            yield _step(_filled(step, replicas))
+
+
+class _Rows:
+    """A stream of batches, read by rows."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self._batches = iter(batches)
+        self._left: Any = None
+        self._last: Any = None
+
+    def take(self, count: int) -> Any:
+        """The next ``count`` rows, fewer at the end; None if there are none."""
+        if count == 0:
+            return self._empty()
+        taken: list[Any] = []
+        while count and (batch := self._next()) is not None:
+            rows = _rows(batch)
+            taken.append(_cut(batch, 0, count))
+            self._left = _cut(batch, count, rows) if rows > count else None
+            count -= min(rows, count)
+        if not taken:
+            return None
+        if len(taken) == 1:
+            return taken[0]
+        return jax.tree.map(lambda *parts: np.concatenate(parts), *taken)
+
+    def _next(self) -> Any:
+        left, self._left = self._left, None
+        if left is not None:
+            return left
+        self._last = next(self._batches, None)
+        return self._last
+
+    def _empty(self) -> Any:
+        if self._left is None:
+            self._left = self._next()
+        return None if self._left is None else _cut(self._left, 0, 0)
+
+
+def _rows(batch: Any) -> int:
+    leaves = jax.tree.leaves(batch)
+    if not leaves or any(np.ndim(x) == 0 for x in leaves):
+        raise ValueError(
+            "The dataset gives single elements, which cannot be divided over replicas. Batch it by"
+            " the global batch size first: `dataset.batch(global_batch_size)`."
+        )
+    return len(leaves[0])
+
+
+def _stacked(x: np.ndarray, mine: Sequence[int], size: int, share: Share) -> np.ndarray:
+    if share.workers == 1:
+        return x.reshape(share.replicas, size, *x.shape[1:])
+    return np.stack([x[j * size : (j + 1) * size] for j in mine])
+
+
+def _cut(batch: Any, start: int, stop: int) -> Any:
+    return jax.tree.map(lambda x: x[start:stop], batch)
+
+
+def _step(parts: Sequence[Any]) -> HostStep:
+    shapes = [[np.shape(x) for x in jax.tree.leaves(p)] for p in parts]
+    if all(s == shapes[0] for s in shapes) and len(parts) > 1:
+        return HostStep(even=jax.tree.map(lambda *xs: np.stack(xs), *parts))
+    return HostStep(parts=tuple(parts))
+
+
+def _filled(step: Sequence[Any], replicas: int) -> list[Any]:
+    nothing = jax.tree.map(_without_rows, step[0])
+    return [*step, *([nothing] * (replicas - len(step)))]
+
+
+def _without_rows(x: Any) -> np.ndarray:
+    array = np.asarray(x)
+    return np.zeros((0, *array.shape[1:]), array.dtype)

@@ -1,0 +1,12 @@
+"""TPU slices.
+
+Example:
+    >>> rx.tpu.experimental.Topology(
+    ...     mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]]
+    ... ).num_tpus_per_task
+    2
+"""
+
+from replicax.tpu import experimental
+
+__all__ = ["experimental"]
