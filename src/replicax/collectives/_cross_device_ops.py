@@ -13,7 +13,13 @@ from replicax.collectives._packing import packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._in_body import apply_in_body
-from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica, mirrored
+from replicax.values._per_replica import (
+    DistributedValues,
+    InBody,
+    Mirrored,
+    PerReplica,
+    mirrored,
+)
 from replicax.values._placement import is_array, on_device, replicate
 
 Pairs = Sequence[tuple[Any, Any]]
@@ -87,6 +93,8 @@ class CrossDeviceOps:
         """
         pairs = _checked_pairs(value_destination_pairs)
         op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
+        if not pairs:
+            return []
         if all(isinstance(v, PerReplica) for v, _ in pairs):
             return self.batch_reduce_implementation(op, pairs, options)
         return [self.reduce(op, v, d, options) for v, d in pairs]
@@ -358,7 +366,7 @@ def replicas_of(destinations: Any) -> int:
 
 
 def _deliver(result: Mirrored, destinations: Any) -> Any:
-    if isinstance(destinations, str | jax.Device):
+    if isinstance(destinations, str | jax.Device) and not isinstance(result.form, InBody):
         return on_device(result.values[0], resolve(destinations))
     return result
 

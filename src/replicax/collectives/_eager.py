@@ -6,6 +6,7 @@ be mapped, and inside a compiled function of one replica it becomes a call back 
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,46 +23,65 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import PerReplica
+from replicax.values._per_replica import pieces
 from replicax.values._placement import is_array, on_device
+from replicax.values._regroup import select
 
 
 @dataclass(frozen=True)
 class Seat:
-    """A replica's place in the eager runs of a topology."""
+    """A replica's place in the eager runs of a topology; ``replica`` counts this process's."""
 
     topology: Topology
     replica: int
     ops: CrossDeviceOps
 
     @property
+    def number(self) -> int:
+        """The replica's number among those of all processes."""
+        return self.topology.own[self.replica]
+
+    @property
     def device(self) -> jax.Device:
         """Where this replica computes."""
-        return self.topology.devices[self.replica]
+        return self.topology.leads[self.replica]
 
     @property
     def meeting(self) -> Meeting:
         """The run that is under way."""
-        meeting = _meetings.get(self.topology)
-        if not meeting:
+        if (own := _own_meeting.get()) is not None:
+            return own
+        # On a thread of the runtime, which belongs to no run.
+        meetings = _meetings.get(self.topology, ())
+        if not meetings:
             raise ReplicaError(
                 "A collective of an eager replica ran after its `strategy.run` had ended."
             )
-        return meeting[-1]
+        if len(meetings) > 1:
+            raise ReplicaError(
+                f"{len(meetings)} eager runs are under way on the same devices, in several"
+                " threads, and a collective inside a function compiled with jax.jit, jax.lax.scan"
+                " or the like cannot know to which it belongs. Let one thread run at a time, or"
+                " compile the whole step with `rx.function`."
+            )
+        return meetings[0]
 
 
 _meetings: dict[Topology, list[Meeting]] = {}
+_own_meeting: ContextVar[Meeting | None] = ContextVar("replicax_meeting", default=None)
 _staged: list[bool] = []
 
 
 @contextmanager
 def opened(topology: Topology) -> Iterator[Meeting]:
     """A meeting that collectives of ``topology`` find, also from threads of the runtime."""
-    meeting = Meeting(topology.num_replicas)
+    meeting = Meeting(len(topology.own))
     _meetings.setdefault(topology, []).append(meeting)
+    token = _own_meeting.set(meeting)  # the replicas' threads inherit it
     try:
         yield meeting
     finally:
+        _own_meeting.reset(token)
         _meetings[topology].remove(meeting)
 
 
@@ -80,12 +100,14 @@ def all_reduce(
 
 def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
     """All replicas' values, joined along ``axis``; their sizes may differ there."""
+
+    def settle(shapes: list[tuple[int, ...]]) -> list[Any]:
+        check_gathered(shapes, axis)
+        return [tuple(s[axis] for s in shapes)] * len(shapes)
+
+    purpose = f"all_gather(axis={axis})"
     sizes = seat.meeting.meet(
-        seat.replica,
-        "all_gather",
-        x.shape[axis],
-        lambda all_sizes: [tuple(all_sizes)] * len(all_sizes),
-        timeout=options.timeout_seconds,
+        seat.replica, purpose, x.shape, settle, timeout=options.timeout_seconds
     )
     gathered: jax.Array = _gather_p.bind(x, seat=seat, axis=axis, sizes=sizes, options=options)
     return gathered
@@ -98,15 +120,17 @@ _gather_p = Primitive("replica_all_gather")
 
 def _reduce_now(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> list[Any]:
     def settle(rows: list[Any]) -> list[Any]:
+        _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
         if not is_array(columns[0][0]):
             return [[_host_reduction(op, c) for c in columns]] * len(rows)
-        values = [PerReplica(c) for c in columns]
+        values = [pieces(c, seat.topology) for c in columns]
         results = seat.ops.batch_reduce(op, [(v, v) for v in values], options)
-        return list(zip(*(r.values for r in results), strict=True))
+        return [select(results, i) for i in range(len(rows))]
 
+    purpose = f"all_reduce({op.name})"
     results = seat.meeting.meet(
-        seat.replica, "all_reduce", leaves, settle, timeout=options.timeout_seconds
+        seat.replica, purpose, leaves, settle, timeout=options.timeout_seconds
     )
     return list(results)
 
@@ -115,12 +139,45 @@ def _gather_now(
     x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], options: CommunicationOptions
 ) -> Any:
     def settle(pieces: list[Any]) -> list[Any]:
+        _check_traced_sizes([p.shape[axis] for p in pieces], sizes)
         if not is_array(pieces[0]):
             return [np.concatenate(pieces, axis)] * len(pieces)
-        whole = jnp.concatenate(pieces, axis)
-        return [on_device(whole, d) for d in seat.topology.devices]
+        whole = jnp.concatenate([on_device(p, seat.topology.leads[0]) for p in pieces], axis)
+        return [on_device(whole, d) for d in seat.topology.leads]
 
-    return seat.meeting.meet(seat.replica, "all_gather", x, settle, timeout=options.timeout_seconds)
+    purpose = f"all_gather(axis={axis}) of rows {sizes}"
+    return seat.meeting.meet(seat.replica, purpose, x, settle, timeout=options.timeout_seconds)
+
+
+def _check_reduced(rows: Sequence[Any]) -> None:
+    kinds = [[f"{x.dtype}{list(x.shape)}" for x in row] for row in rows]
+    if any(k != kinds[0] for k in kinds):
+        shown = "; ".join(f"replica {i}: {', '.join(k)}" for i, k in enumerate(kinds))
+        raise ReplicaError(
+            f"all_reduce needs the same shapes and dtypes on all replicas, got {shown}. Reduce"
+            " over the rows that differ first, or join them with all_gather."
+        )
+
+
+def check_gathered(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
+    """Refuse shapes that cannot be joined along ``axis``.
+
+    Raises:
+        ReplicaError: If they differ elsewhere.
+    """
+    if len({(len(s), *s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
+        raise ReplicaError(
+            f"all_gather along axis={axis} of values of shapes {list(shapes)}, which can only"
+            " differ along that axis."
+        )
+
+
+def _check_traced_sizes(sizes: Sequence[int], traced: Sequence[int]) -> None:
+    if tuple(sizes) != tuple(traced):
+        raise ReplicaError(
+            f"all_gather of {list(sizes)} rows, in a function that jax.jit compiled for"
+            f" {list(traced)} rows. Call all_gather outside of jax.jit, where sizes may change."
+        )
 
 
 def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
@@ -129,7 +186,7 @@ def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
 
 
 def _mean_dtype(dtype: Any) -> Any:
-    return jnp.result_type(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.integer) else dtype
+    return jax.eval_shape(lambda x: x / 1, jax.ShapeDtypeStruct((), dtype)).dtype
 
 
 def _reduced_aval(x: Any, op: ReduceOp) -> Any:
@@ -158,6 +215,18 @@ def _gather_avals(x: Any, *, axis: int, sizes: tuple[int, ...], **_: Any) -> Any
     return aval.update(shape=(*aval.shape[:axis], sum(sizes), *aval.shape[axis + 1 :]))
 
 
+def _reduce_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
+    outs = _reduce_p.bind(*primals, **params)
+    # Integers have no gradient, and constants none that is worth sending.
+    moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
+    out_tangents: list[Any] = [ad.Zero.from_primal_value(out) for out in outs]
+    if moving:
+        sent = _reduce_p.bind(*(tangents[i] for i in moving), **params)
+        for i, tangent in zip(moving, sent, strict=True):
+            out_tangents[i] = tangent
+    return outs, out_tangents
+
+
 def _reduce_transposed(cotangents: Any, *leaves: Any, **params: Any) -> Any:
     return _reduce_p.bind(*map(ad.instantiate_zeros, cotangents), **params)
 
@@ -176,7 +245,8 @@ def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
 
 _reduce_p.def_impl(_reduce_now)
 _reduce_p.def_abstract_eval(_reduce_avals)
-ad.deflinear2(_reduce_p, _reduce_transposed)
+ad.primitive_jvps[_reduce_p] = _reduce_jvp
+ad.primitive_transposes[_reduce_p] = _reduce_transposed
 batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (
     _reduce_p.bind(*args, **kw),
     dims,

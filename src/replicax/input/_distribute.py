@@ -33,7 +33,7 @@ def distribute_dataset(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
-    share = Share(1, 0, topology.num_replicas)
+    share = Share(1, 0, len(topology.own))
     source = source_of(dataset)
     part: Part | None = None
     if isinstance(source, DatasetSource):
@@ -57,7 +57,7 @@ def distribute_dataset(
         return chunks, begun
 
     spec = distributed_spec(source.element_spec, feed, leading=_leading(source.element_spec, share))
-    depth = topology.num_replicas * given.experimental_per_replica_buffer_size
+    depth = len(topology.own) * given.experimental_per_replica_buffer_size
     return DistributedDataset(Pipeline(steps, feed, spec, source.cardinality, depth))
 
 
@@ -75,7 +75,7 @@ def distribute_from_function(
     """
     given = options or InputOptions()
     _check(given, topology)
-    replicas = topology.num_replicas
+    replicas = len(topology.own)
     feed = Feed(topology, replicas > 1, bool(given.experimental_fetch_to_device))
     if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         sources = [

@@ -219,6 +219,6 @@ def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> An
         known = s.dtype.kind in "biufc"
         dtype = jax.dtypes.canonicalize_dtype(s.dtype) if known else s.dtype
         local = TensorSpec(shape, dtype)
-        return PerReplicaSpec(*[local] * feed.topology.num_replicas) if feed.wraps else local
+        return PerReplicaSpec(*[local] * len(feed.topology.own)) if feed.wraps else local
 
     return jax.tree.map(one, spec, is_leaf=lambda x: isinstance(x, TensorSpec))

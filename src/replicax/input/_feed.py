@@ -33,7 +33,7 @@ class Feed:
             (part,) = step.pieces(1)
             return jax.tree.map(lambda x: self._single(x), part)
         if step.parts or not self.fetch:
-            columns = step.pieces(self.topology.num_replicas)
+            columns = step.pieces(len(self.topology.own))
             return jax.tree.map(lambda *xs: self._uneven(xs), *columns)
         leaves, treedef = jax.tree.flatten(step.even)
         numeric = [i for i, x in enumerate(leaves) if _is_numeric(x)]
@@ -55,7 +55,7 @@ class Feed:
         return pieces(put, self.topology)
 
     def _device(self, replica: int) -> jax.Device:
-        return self.topology.devices[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
+        return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
 
 
 def _is_numeric(x: Any) -> bool:

@@ -36,7 +36,7 @@ class SoloLink:
 
     def device(self) -> jax.Device:
         """The strategy's device, or JAX's default."""
-        return self.topology.devices[0] if self.topology else jax.local_devices()[0]
+        return self.topology.leads[0] if self.topology else jax.local_devices()[0]
 
     def all_reduce(
         self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
@@ -50,9 +50,7 @@ class SoloLink:
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """Call it here."""
-        if self.topology is None:
-            return fn(context.strategy, *args, **kwargs)
-        with entered(replica=None):
+        with entered(strategy=context.strategy, replica=None):
             return fn(context.strategy, *args, **kwargs)
 
 
@@ -65,7 +63,7 @@ class ThreadLink:
     def replica_id(self) -> Any:
         """This replica's number, as an array on its device that Python can look at."""
         with jax.ensure_compile_time_eval():
-            return on_device(jnp.int32(self.seat.replica), self.seat.device)
+            return on_device(jnp.int32(self.seat.number), self.seat.device)
 
     def device(self) -> jax.Device:
         """This replica's device."""
@@ -96,7 +94,7 @@ class ThreadLink:
             with entered(strategy=strategy, replica=None, level=None, body=None):
                 merged_args, merged_kwargs = regroup(calls, topology)
                 result = fn(strategy, *merged_args, **merged_kwargs)
-            return [select(result, i) for i in range(topology.num_replicas)]
+            return [select(result, i) for i in range(len(topology.own))]
 
         purpose = getattr(fn, "purpose", "merge_call")
         return self.seat.meeting.meet(self.seat.replica, purpose, (args, kwargs), settle)
@@ -115,7 +113,7 @@ class CompiledLink:
 
     def device(self) -> jax.Device:
         """The first replica's device."""
-        return self.topology.devices[0]
+        return self.topology.leads[0]
 
     def all_reduce(
         self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
@@ -136,6 +134,4 @@ class CompiledLink:
         merged_args, merged_kwargs = jax.tree.map(wrap, (args, kwargs))
         with entered(replica=None, body=context):
             result = fn(context.strategy, *merged_args, **merged_kwargs)
-        return jax.tree.map(
-            lambda x: local_piece(x) if is_distributed(x) else x, result, is_leaf=is_distributed
-        )
+        return jax.tree.map(local_piece, result, is_leaf=is_distributed)

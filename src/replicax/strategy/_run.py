@@ -76,7 +76,7 @@ def _run_solo(
     if topology is None:
         return fn(*args, **kwargs)
     context = ReplicaContext(strategy, SoloLink(topology))
-    with jax.default_device(topology.devices[0]), entered(strategy=strategy, replica=context):
+    with jax.default_device(topology.leads[0]), entered(strategy=strategy, replica=context):
         return fn(*args, **kwargs)
 
 
@@ -93,7 +93,7 @@ def _run_threads(
         with _as_replica(strategy, topology, replica):
             own_args, own_kwargs = select((args, kwargs), replica)
             result = fn(*own_args, **own_kwargs)
-            return _eager.settled(_on_own_device(result, topology.devices[replica]))
+            return _eager.settled(_on_own_device(result, topology.leads[replica]))
 
     with _eager.opened(topology) as meeting:
         return regroup(meeting.hold(body), topology)

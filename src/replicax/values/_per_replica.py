@@ -65,7 +65,7 @@ class Joined:
     def values(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return (self.array,) * self.topology.num_replicas
-        return split(self.array)
+        return split(self.array, self.topology)
 
 
 Form = Pieces | Stacked | InBody | Joined
@@ -218,7 +218,7 @@ def is_distributed(x: Any) -> bool:
 def num_components(value: DistributedValues) -> int:
     """How many replicas the value has a component for."""
     form = value.form
-    return len(form.values) if isinstance(form, Pieces) else form.topology.num_replicas
+    return len(form.values) if isinstance(form, Pieces) else len(form.topology.own)
 
 
 def component_specs(value: DistributedValues) -> tuple[Any, ...]:
@@ -226,7 +226,7 @@ def component_specs(value: DistributedValues) -> tuple[Any, ...]:
     form = value.form
     if isinstance(form, Stacked):
         spec = TensorSpec(form.array.shape[1:], form.array.dtype)
-        return (spec,) * form.topology.num_replicas
+        return (spec,) * len(form.topology.own)
     return tuple(
         TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
         for v in value.values

@@ -36,19 +36,28 @@ def on_device(x: Any, device: jax.Device) -> jax.Array:
 def replicate(x: Any, topology: Topology) -> jax.Array:
     """The same value on every device of ``topology``, in memory of its own."""
     # device_put may alias the caller's memory, which the caller may change later.
-    placed: jax.Array = jax.device_put(jnp.array(x, copy=True), topology.mirrored)
-    return placed
+    own = jnp.array(x, copy=True)
+    if topology.is_whole:
+        placed: jax.Array = jax.device_put(own, topology.mirrored)
+        return placed
+    # Across processes device_put is a collective that compares; this is local.
+    return jax.make_array_from_callback(own.shape, topology.mirrored, lambda _: own)
 
 
-def split(joined: jax.Array) -> tuple[jax.Array, ...]:
-    """Each device's own shard, in the order of the replicas."""
-    return tuple(uncommitted(shard.data) for shard in joined.addressable_shards)
+def split(joined: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
+    """The shard of each of this process's replicas, in their order."""
+    shards = {shard.device: shard.data for shard in joined.addressable_shards}
+    return tuple(uncommitted(shards[device]) for device in topology.leads)
 
 
 def join(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """One shard for each device, as an array that claims to be replicated."""
     check_count(len(pieces), topology)
-    shards = [jax.device_put(p, d) for p, d in zip(pieces, topology.devices, strict=True)]
+    shards = [
+        jax.device_put(piece, device)
+        for piece, replica in zip(pieces, topology.own, strict=True)
+        for device in topology.devices_of(replica)
+    ]
     return jax.make_array_from_single_device_arrays(
         shards[0].shape, topology.mirrored, shards, dtype=shards[0].dtype
     )
@@ -60,10 +69,10 @@ def check_count(components: int, topology: Topology) -> None:
     Raises:
         ValueError: If there is not one component for each replica.
     """
-    if components != topology.num_replicas:
+    if components != len(topology.own):
         raise ValueError(
             f"A per-replica value of {components} components was used with"
-            f" {topology.num_replicas} replicas, each of which needs one. Make it with"
+            f" {len(topology.own)} replicas, each of which needs one. Make it with"
             " `strategy.experimental_distribute_values_from_function`, or take it from a `run` of"
             " the same strategy."
         )
@@ -90,7 +99,7 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     """The rows of a stacked array, each on its replica's device."""
     if is_traced(stacked):
         return tuple(stacked[i] for i in range(topology.num_replicas))
-    return split(_unstacker(topology)(stacked))
+    return split(_unstacker(topology)(stacked), topology)
 
 
 @cache

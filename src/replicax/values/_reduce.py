@@ -94,7 +94,7 @@ def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...
     """The shape of each component."""
     form = value.form
     if isinstance(form, Stacked):
-        return (tuple(form.array.shape[1:]),) * form.topology.num_replicas
+        return (tuple(form.array.shape[1:]),) * len(form.topology.own)
     return tuple(tuple(np.shape(_numeric(v))) for v in value.values)
 
 

@@ -52,7 +52,7 @@ class Cell:
         self.value: Any = None
         if per_replica:
             assert topology is not None
-            self.store(PerReplica([value] * topology.num_replicas))
+            self.store(PerReplica([value] * len(topology.own)))
         else:
             self.store(value)
 
@@ -102,7 +102,7 @@ class Cell:
         if self.per_replica:
             values: tuple[jax.Array, ...] = view.values
             return values
-        return split(self.value) if self.topology is not None else (view,)
+        return split(self.value, self.topology) if self.topology is not None else (view,)
 
     def store_piece(self, replica: int, x: Any) -> None:
         """Replace one replica's own value."""
@@ -110,6 +110,6 @@ class Cell:
         if self.topology is None:
             self.store(x)
             return
-        pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.devices[replica])
+        pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
         self.owned = False
         self.value = tuple(pieces) if self.per_replica else join(pieces, self.topology)

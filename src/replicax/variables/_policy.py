@@ -198,7 +198,7 @@ class OnReadPolicy:
         if current().body is not None:
             where.write(self.cell, combine(old, *parts))
             return
-        olds = (None,) * self._topology.num_replicas if old is None else old.values
+        olds = (None,) * len(self._topology.own) if old is None else old.values
         where.write(self.cell, PerReplica([combine(o, *parts) for o in olds]))
 
     def _refuse_addition(self, kind: Kind) -> None:

@@ -163,7 +163,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         policy, cell = self._policy, self._policy.cell
         replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
         if cell.topology is not None:
-            return device_name(cell.topology.devices[replica])
+            return device_name(cell.topology.leads[replica])
         return device_name(next(iter(cell.array().devices())))
 
     @property
@@ -272,7 +272,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         if topology is None or topology.num_replicas == 1:
             return (self,)
         if self._components is None:
-            self._components = tuple(_component(self, i) for i in range(topology.num_replicas))
+            self._components = tuple(_component(self, i) for i in range(len(topology.own)))
         return self._components
 
     @property
