@@ -4,6 +4,7 @@ A file appears under its name only when it is complete, by renaming.
 """
 
 import io
+import json
 import os
 import struct
 from collections.abc import Iterator
@@ -14,9 +15,11 @@ import numpy as np
 from replicax.data._blocks import Block, ColumnBlock, RowBlock
 from replicax.data._errors import DataLossError
 from replicax.data._leaves import Array
-from replicax.data._structure import Structure
+from replicax.data._node import Node
+from replicax.data._structure import Structure, flatten
 
 _MAGIC = b"replicax-cache-1\n"
+_SIZE = struct.Struct("<Q")
 _HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block; 0 rows end the file
 
 
@@ -28,9 +31,23 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
         self._part = f"{path}.{os.getpid()}.part"
         self.file: IO[bytes] = open(self._part, "wb")  # noqa: SIM115 - closed by commit or abandon
         self.file.write(_MAGIC)
+        self._has_structure = False
+
+    def add(self, block: Block) -> None:
+        """Add one block; elements that differ in shape become blocks of one."""
+        if not self._has_structure:
+            self._has_structure = True
+            self._write_structure(json.dumps(_to_json(block.structure)))
+        if block.is_columnar():
+            _write(self.file, block.columns(), len(block))
+            return
+        for row in block.rows():
+            _write(self.file, RowBlock(block.structure, [row]).columns(), 1)
 
     def commit(self) -> None:
         """Give the file its name."""
+        if not self._has_structure:
+            self._write_structure("null")
         self.file.write(_HEADER.pack(0, 0))
         self.file.close()
         os.replace(self._part, self._path)
@@ -41,24 +58,22 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
         if os.path.exists(self._part):
             os.remove(self._part)
 
-
-def write_block(file: IO[bytes], block: Block) -> None:
-    """Add one block; elements that differ in shape become blocks of one."""
-    if not block.is_columnar():
-        for row in block.rows():
-            _write(file, RowBlock(block.structure, [row]).columns(), 1)
-    else:
-        _write(file, block.columns(), len(block))
+    def _write_structure(self, text: str) -> None:
+        self.file.write(_SIZE.pack(len(text)) + text.encode())
 
 
-def read_blocks(path: str, structure: Structure) -> Iterator[Block]:
-    """The blocks of a file."""
+def read_blocks(path: str, node: Node) -> Iterator[Block]:
+    """The blocks of a file; ``node`` is what was kept."""
     with open(path, "rb") as file:
         if file.read(len(_MAGIC)) != _MAGIC:
             raise DataLossError(
                 f"{path!r} is not a cache file of replicax. Delete it, or choose another name for"
                 " `cache(filename)`."
             )
+        (size,) = _SIZE.unpack(_read(file, _SIZE.size, path))
+        stored = json.loads(_read(file, size, path))
+        # Types of named tuples cannot be stored; the pipeline itself knows them.
+        structure = _from_json(stored) or flatten(node.element_spec)[0]
         while True:
             rows, arrays = _HEADER.unpack(_read(file, _HEADER.size, path))
             if not rows:
@@ -71,6 +86,26 @@ def read_blocks(path: str, structure: Structure) -> Iterator[Block]:
                     " Delete it, or choose another name."
                 )
             yield _as_block(structure, columns, rows)
+
+
+def _to_json(structure: Structure) -> Any:
+    children = [_to_json(child) for child in structure.children]
+    if structure.kind == "named" or any(not isinstance(key, str) for key in structure.keys):
+        return None
+    if any(child is None for child in children):
+        return None
+    return {"kind": structure.kind, "children": children, "keys": structure.keys}
+
+
+def _from_json(stored: Any) -> Structure | None:
+    return None if stored is None else flatten(_nested(stored))[0]
+
+
+def _nested(stored: Any) -> Any:
+    children = [_nested(child) for child in stored["children"]]
+    if stored["kind"] == "dict":
+        return dict(zip(stored["keys"], children, strict=True))
+    return {"leaf": 0, "none": None, "tuple": tuple(children)}[stored["kind"]]
 
 
 def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import final
 
 from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
-from replicax.data._cache_file import read_blocks, write_block, writing
+from replicax.data._cache_file import read_blocks, writing
 from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._nodes._source import ArraySource, SourceStream
 from replicax.data._nodes._window import BlocksStream
 from replicax.data._seeds import Run
-from replicax.data._structure import Structure, flatten
 
 
 class Memory:
@@ -96,7 +95,7 @@ class _ToFile:
     def add(self, block: Block) -> Block:
         if not isinstance(block, RowBlock):
             block = ColumnBlock(block.structure, block.columns(), len(block))
-        write_block(self._file.file, block)
+        self._file.add(block)
         return block
 
     def commit(self) -> None:
@@ -158,15 +157,12 @@ class _FileStream(Stream):
 
     def pull(self, limit: int) -> Block | None:
         if self._blocks is None:
-            self._blocks = read_blocks(self._path, self._structure())
+            self._blocks = read_blocks(self._path, self._node)
         block = self._left if self._left is not None else next(self._blocks, None)
         if block is None:
             return None
         self._left = block.slice(limit, len(block)) if len(block) > limit else None
         return block.slice(0, limit) if len(block) > limit else block
-
-    def _structure(self) -> Structure:
-        return flatten(self._node.element_spec)[0]
 
 
 def _copied(row: tuple[object, ...]) -> tuple[object, ...]:

@@ -70,9 +70,18 @@ class NestingNode(UnaryNode):
             )
         return node
 
-    def opener(self, run: Run) -> OpenInner:
-        """How to open the dataset of an element."""
-        return lambda element, index: self.inner(element, index, run).open(run.at(index))
+    def opener(self, run: Run, *, in_threads: bool = False) -> OpenInner:
+        """How to open the dataset of an element, to be read ahead in a thread of its own or not."""
+
+        def open_inner(element: Any, index: int) -> Stream:
+            node = self.inner(element, index, run)
+            stream = node.open(run.at(index))
+            if not in_threads:
+                return stream
+            step = 1 if node.calls_user_code else _READ_AHEAD
+            return PrefetchStream(stream, _READ_AHEAD, step=step)
+
+        return open_inner
 
 
 @final
@@ -96,15 +105,8 @@ class InterleaveNode(NestingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        opener = self.opener(run)
-        if self.num_parallel_calls not in (None, 1):
-            opener = ahead(opener)
+        opener = self.opener(run, in_threads=self.num_parallel_calls not in (None, 1))
         return InterleaveStream(self.input.open(run), opener, cycle=self.cycle, block=self.block)
-
-
-def ahead(opener: OpenInner) -> OpenInner:
-    """Read each inner dataset ahead in a thread of its own."""
-    return lambda element, index: PrefetchStream(opener(element, index), _READ_AHEAD)
 
 
 @final

@@ -25,7 +25,8 @@ class PrefetchNode(PassingNode):
         stream = self.input.open(run)
         if self.buffer_size == 0:
             return stream
-        return PrefetchStream(stream, self.buffer_size if self.buffer_size > 0 else _AUTOTUNE_SIZE)
+        size = self.buffer_size if self.buffer_size > 0 else _AUTOTUNE_SIZE
+        return PrefetchStream(stream, size, step=1 if self.input.calls_user_code else size)
 
 
 class _Shared:
@@ -34,9 +35,10 @@ class _Shared:
     Otherwise the thread would keep that stream alive, and garbage collection could not end it.
     """
 
-    def __init__(self, stream: Stream, capacity: int) -> None:
+    def __init__(self, stream: Stream, capacity: int, step: int) -> None:
         self.stream = stream
         self.capacity = capacity
+        self.step = step
         self.ready: deque[Block] = deque()
         self.count = 0
         self.changed = threading.Condition()
@@ -48,13 +50,19 @@ class _Shared:
         """Wait for room; how many elements, 0 when stopped."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_stopped or self.count < self.capacity)
-            return 0 if self.is_stopped else self.capacity - self.count
+            return 0 if self.is_stopped else min(self.step, self.capacity - self.count)
 
     def put(self, block: Block) -> None:
         """Add a block."""
         with self.changed:
             self.ready.append(block)
             self.count += len(block)
+            self.changed.notify_all()
+
+    def make_room(self, count: int) -> None:
+        """Say that elements have been handed out."""
+        with self.changed:
+            self.count -= count
             self.changed.notify_all()
 
     def finish(self, error: BaseException | None) -> None:
@@ -73,10 +81,10 @@ class _Shared:
 
 @final
 class PrefetchStream(Stream):
-    """The input's blocks, made in a thread."""
+    """The input's elements, made in a thread, ``step`` at a time."""
 
-    def __init__(self, stream: Stream, capacity: int) -> None:
-        self._shared = _Shared(stream, capacity)
+    def __init__(self, stream: Stream, capacity: int, *, step: int) -> None:
+        self._shared = _Shared(stream, capacity, step)
         self._thread: threading.Thread | None = None
         self._left: Block | None = None
 
@@ -86,9 +94,12 @@ class PrefetchStream(Stream):
             self._start()
         block = self._left if self._left is not None else self._take()
         self._left = None
-        if block is not None and len(block) > limit:
+        if block is None:
+            return None
+        if len(block) > limit:
             self._left = block.slice(limit, len(block))
             block = block.slice(0, limit)
+        self._shared.make_room(len(block))
         return block
 
     def skip(self, count: int) -> int:
@@ -119,10 +130,7 @@ class PrefetchStream(Stream):
         with shared.changed:
             shared.changed.wait_for(lambda: shared.ready or shared.is_done)
             if shared.ready:
-                block = shared.ready.popleft()
-                shared.count -= len(block)
-                shared.changed.notify_all()
-                return block
+                return shared.ready.popleft()
             error, shared.error = shared.error, None
         if error is not None:
             raise error

@@ -11,10 +11,13 @@ from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock
 from replicax.data._errors import NotFoundError
 from replicax.data._node import UNKNOWN_CARDINALITY, SourceNode, Stream
-from replicax.data._nodes._flat_map import InterleaveStream, ahead
+from replicax.data._nodes._flat_map import InterleaveStream
+from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._nodes._source import SlicesNode
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF
+
+_READ_AHEAD = 1024
 
 
 class FileFormat(Protocol):
@@ -60,10 +63,11 @@ class ReaderNode(SourceNode):
             return _FilesStream((), self.format)
         cycle = self.num_parallel_reads or 1
         cycle = cycle if cycle > 0 else len(self.files)
-        return InterleaveStream(names.open(run), ahead(self._open_one), cycle=cycle, block=1)
+        return InterleaveStream(names.open(run), self._open_ahead, cycle=cycle, block=1)
 
-    def _open_one(self, name: bytes, _: int) -> Stream:
-        return _FilesStream((os.fsdecode(name),), self.format)
+    def _open_ahead(self, name: bytes, _: int) -> Stream:
+        stream = _FilesStream((os.fsdecode(name),), self.format)
+        return PrefetchStream(stream, _READ_AHEAD, step=_READ_AHEAD)
 
 
 @final
