@@ -10,8 +10,8 @@ from replicax.data import Dataset
 Step = Callable[[Dataset], Dataset]
 
 
-def square_minus_one(x):
-    return x * x - 1
+def scramble(x):
+    return (x * 31 - 1) % 1000
 
 
 def is_not_seventh(x):
@@ -31,7 +31,7 @@ def shuffled_triple(x):
 
 
 _SCALAR_STEPS: dict[str, Step] = {
-    "map": lambda d: d.map(square_minus_one),
+    "map": lambda d: d.map(scramble),
     "map one by one": lambda d: d.map(lambda x: x + parity_first(x)),
     "map in threads": lambda d: d.map(
         lambda x: x + parity_first(x), num_parallel_calls=3, vectorize=False
