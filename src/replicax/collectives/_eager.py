@@ -219,7 +219,7 @@ def _reduce_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     outs = _reduce_p.bind(*primals, **params)
     # Integers have no gradient, and constants none that is worth sending.
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
-    out_tangents: list[Any] = [ad.Zero.from_primal_value(out) for out in outs]
+    out_tangents: list[Any] = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
     if moving:
         sent = _reduce_p.bind(*(tangents[i] for i in moving), **params)
         for i, tangent in zip(moving, sent, strict=True):
@@ -243,7 +243,8 @@ def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
     return _gather_p.bind(jnp.moveaxis(x, dim, 0), axis=axis + 1, **params), 0
 
 
-_reduce_p.def_impl(_reduce_now)
+# Constants that JAX itself puts into a gradient are arrays of another kind.
+_reduce_p.def_impl(lambda *leaves, **params: _reduce_now(*map(jnp.asarray, leaves), **params))
 _reduce_p.def_abstract_eval(_reduce_avals)
 ad.primitive_jvps[_reduce_p] = _reduce_jvp
 ad.primitive_transposes[_reduce_p] = _reduce_transposed
@@ -255,7 +256,7 @@ mlir.register_lowering(
     _reduce_p, mlir.lower_fun(_from_runtime(_reduce_now, _reduce_avals), multiple_results=True)
 )
 
-_gather_p.def_impl(_gather_now)
+_gather_p.def_impl(lambda x, **params: _gather_now(jnp.asarray(x), **params))
 _gather_p.def_abstract_eval(_gather_avals)
 ad.deflinear2(_gather_p, _gather_transposed)
 batching.primitive_batchers[_gather_p] = _gather_batched

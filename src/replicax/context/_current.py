@@ -140,7 +140,12 @@ def experimental_set_strategy(strategy: Any) -> None:
             "experimental_set_strategy was called inside a scope of"
             f" {current().strategy}. Call it outside of every `with strategy.scope():`."
         )
-    _program["set"] = None if strategy is _program["default"] else strategy
+    if strategy is not None and not hasattr(strategy, "num_replicas_in_sync"):
+        raise TypeError(
+            f"experimental_set_strategy needs a strategy, or None for the default, got {strategy!r}"
+            "."
+        )
+    _program["set"] = None if is_default(strategy) else strategy
 
 
 @contextmanager

@@ -132,9 +132,16 @@ def _placed(x: Any, topology: Topology) -> Any:
     # Uncommitted arrays go where the others are by themselves; committed ones must be sent.
     if not isinstance(x, jax.Array) or not x.committed:
         return x
-    if x.sharding.device_set == topology.mirrored.device_set:
+    where = x.sharding
+    if where.device_set == topology.mirrored.device_set and (
+        topology.num_replicas == 1 or getattr(where, "mesh", None) == topology.mesh
+    ):
         return x
-    return jax.device_put(first(x), topology.mirrored)
+    if x.is_fully_replicated:
+        return jax.device_put(first(x), topology.mirrored)
+    # A per-replica value of another strategy, or an array that the user spread.
+    is_stacked = x.shape[0] == topology.num_replicas
+    return jax.device_put(x, topology.stacked if is_stacked else topology.mirrored)
 
 
 _copy = jax.jit(jnp.copy)

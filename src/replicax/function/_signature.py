@@ -11,7 +11,6 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.function._signals import Ragged
-from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
@@ -100,15 +99,12 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
         return ("plain", tuple(map(static_key, x.values))), None, None
     if any(s != specs[0] for s in specs):
         raise Ragged
-    place = _topology(x)
+    place = x.topology
+    if place is None:  # made by hand: the strategy that runs it will say where it belongs
+        rows = np.stack([np.asarray(v) for v in x.values])
+        return ("rows", rows.shape, rows.dtype), rows, PerReplica
     array = stacked_array(x, place)  # type: ignore[arg-type]
     return ("stacked", array.shape, array.dtype, place), array, lambda a: stacked(a, place)
-
-
-def _topology(x: DistributedValues) -> Topology:
-    if x.topology is not None:
-        return x.topology
-    return Topology(tuple(next(iter(jnp.asarray(v).devices())) for v in x.values))
 
 
 def static_key(x: Any) -> Any:

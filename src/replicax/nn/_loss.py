@@ -25,7 +25,8 @@ def compute_average_loss(
 
     Raises:
         RuntimeError: In cross-replica context, where there is no share.
-        ValueError: If the batch size is not a scalar, or not positive.
+        TypeError: If the batch size is not an integer.
+        ValueError: If the losses are a scalar, or the batch size is not one, or is negative.
 
     Example:
         >>> float(rx.nn.compute_average_loss(jnp.array([1.0, 3.0])))
@@ -40,7 +41,7 @@ def compute_average_loss(
     if not jnp.issubdtype(losses.dtype, jnp.inexact):
         losses = losses.astype(jnp.float32)
     if sample_weight is not None:
-        losses = losses * jnp.asarray(sample_weight, losses.dtype)
+        losses = losses * _fitted(jnp.asarray(sample_weight, losses.dtype), losses)
     if global_batch_size is None:
         if get_replica_context() is None:
             raise ScopeError(
@@ -48,12 +49,38 @@ def compute_average_loss(
                 " in cross-replica context there is no replica whose share it could compute."
             )
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
-    size = jnp.asarray(global_batch_size)
+    size = _batch_size(global_batch_size).astype(losses.dtype)
+    # A replica without examples, after a short last batch, has no share.
+    return jnp.where(size == 0, 0, jnp.sum(losses) / jnp.where(size == 0, 1, size))
+
+
+def _fitted(weights: jax.Array, losses: jax.Array) -> jax.Array:
+    """One weight for each example, whether it comes as a column or as a row."""
+    if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
+        weights = weights[..., 0]
+    if 0 < weights.ndim < losses.ndim:
+        weights = weights.reshape(weights.shape + (1,) * (losses.ndim - weights.ndim))
+    try:
+        fits = jnp.broadcast_shapes(weights.shape, losses.shape) == losses.shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"sample_weight of shape {weights.shape} does not fit losses of shape {losses.shape}:"
+            " give one weight for each example."
+        )
+    return weights
+
+
+def _batch_size(given: Any) -> jax.Array:
+    size = jnp.asarray(given)
     if size.ndim:
         raise ValueError(f"global_batch_size must be a scalar, got shape {size.shape}.")
-    if not isinstance(size, jax.core.Tracer) and size <= 0:
-        raise ValueError(f"global_batch_size must be positive, got {global_batch_size}.")
-    return jnp.sum(losses) / size.astype(losses.dtype)
+    if not jnp.issubdtype(size.dtype, jnp.integer):
+        raise TypeError(f"global_batch_size must be an integer, got {given!r}.")
+    if not isinstance(size, jax.core.Tracer) and size < 0:
+        raise ValueError(f"global_batch_size must not be negative, got {given!r}.")
+    return size
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._enums import VariableAggregation
 from replicax.context._current import entered, get_replica_context
@@ -22,28 +23,43 @@ def set_seed(seed: int) -> None:
         >>> bool(a == rx.random.uniform([]))
         True
     """
-    _state().assign(jnp.asarray([seed, 0], jnp.uint32))
+    _state().assign(jnp.asarray([seed % 2**32, 0], jnp.uint32))
 
 
 def uniform(
     shape: Any,
     minval: Any = 0,
-    maxval: Any = 1,
+    maxval: Any = None,
     dtype: Any = jnp.float32,
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
     """Numbers evenly spread between two bounds; of its own on every replica.
 
+    Args:
+        shape: The sizes of the result.
+        minval: The lower bound, which can be drawn.
+        maxval: The upper bound, which is not drawn; 1 for floating-point numbers.
+        dtype: The type of the numbers.
+        seed: Chooses another sequence.
+        name: Accepted for TensorFlow's sake.
+
+    Raises:
+        ValueError: For integers without ``maxval``.
+
     Example:
         >>> rx.random.set_seed(0)
         >>> rx.random.uniform([3], maxval=2.0).shape
         (3,)
     """
-    key = _next_key(seed)
-    if jnp.issubdtype(dtype, jnp.integer):
-        return jax.random.randint(key, tuple(shape), minval, maxval, dtype)
-    return jax.random.uniform(key, tuple(shape), dtype, minval, maxval)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        top = 1 if maxval is None else maxval
+        return jax.random.uniform(_next_key(seed), _sizes(shape), dtype, minval, top)
+    if maxval is None:
+        raise ValueError(
+            f"uniform of the integer type {jnp.dtype(dtype).name} needs maxval, which is not drawn."
+        )
+    return jax.random.randint(_next_key(seed), _sizes(shape), minval, maxval, dtype)
 
 
 def normal(
@@ -61,8 +77,14 @@ def normal(
         >>> rx.random.normal([3]).shape
         (3,)
     """
-    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), tuple(shape), dtype)
+    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), _sizes(shape), dtype)
     return drawn
+
+
+def _sizes(shape: Any) -> tuple[int, ...]:
+    if not np.ndim(shape):
+        raise ValueError(f"shape must be a list of sizes, got {shape!r}; write `[{shape}]`.")
+    return tuple(int(n) for n in shape)
 
 
 def _state() -> Variable:
@@ -86,7 +108,7 @@ def _next_key(seed: int | None) -> jax.Array:
     state = _state()
     first, count = state.read_value()
     state.assign(jnp.stack([first, count + 1]))
-    key = jax.random.fold_in(jax.random.key(0 if seed is None else seed), first)
+    key = jax.random.fold_in(jax.random.key(0 if seed is None else seed % 2**32), first)
     key = jax.random.fold_in(key, count)
     replica = get_replica_context()
     return key if replica is None else jax.random.fold_in(key, replica.replica_id_in_sync_group)

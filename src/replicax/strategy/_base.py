@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NoReturn
@@ -62,6 +63,11 @@ class StrategyBase:
     def extended(self) -> StrategyExtended:
         """Verbs for libraries: reductions with destinations, updates of single copies."""
         return self._extended
+
+    @property
+    def wraps_single(self) -> bool:
+        """Whether values are per-replica values even if there is one replica."""
+        return self._topology is not None
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -130,6 +136,10 @@ class StrategyBase:
             )
         if not callable(fn):
             raise TypeError(f"strategy.run needs a function, got {fn!r}.")
+        if not isinstance(kwargs, Mapping | None):
+            raise TypeError(
+                f"kwargs must be a dictionary of the function's keyword arguments, got {kwargs!r}."
+            )
         return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -222,8 +232,9 @@ class StrategyBase:
         """The components of a value that this process's replicas hold.
 
         Args:
-            value: A distributed value, a variable, or a structure of them; a value that is not
-                distributed is its own only result.
+            value: A distributed value, a variable, or a structure of them, which gives one
+                structure for each replica; a value that is not distributed is its own only
+                result.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -233,17 +244,12 @@ class StrategyBase:
             (3,)
         """
         leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: x is None or is_distributed(x))
-        parts = [
-            x.values
-            if isinstance(x, DistributedValues)
-            else x.components
-            if isinstance(x, Variable)
-            else (x,)
-            for x in leaves
-        ]
+        parts = [_parts(x) for x in leaves]
+        if leaves and jax.tree_util.treedef_is_leaf(treedef):
+            return parts[0]
         count = max(map(len, parts), default=1)
-        if count == 1:
-            return (jax.tree.unflatten(treedef, [p[0] for p in parts]),)
+        if count == 1 and self.wraps_single:  # nothing in it is distributed
+            count = self.num_replicas_in_sync
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
         return tuple(jax.tree.unflatten(treedef, row) for row in rows)
 
@@ -269,7 +275,7 @@ class StrategyBase:
         require_cross_replica(self, "experimental_distribute_values_from_function")
         count = self.num_replicas_in_sync
         values = [value_fn(ValueContext(i, count)) for i in range(count)]
-        if not self._wraps_single:
+        if not self.wraps_single:
             return values[0]
         leaves, treedefs = zip(*(jax.tree.flatten(v) for v in values), strict=True)
         if any(t != treedefs[0] for t in treedefs):
@@ -306,22 +312,19 @@ class StrategyBase:
             value = value.values[0]
         if isinstance(value, Variable):
             value = value.read_value()
-        plain = plain_reduction(op, value, self.num_replicas_in_sync)
         if axis is None:
-            return plain
-        return reduce_value(op, PerReplica([jnp.asarray(plain)]), axis, self.devices_or_default)
+            return plain_reduction(op, value, self.num_replicas_in_sync)
+        # Every replica holds the value, and reduces it over the axis for itself.
+        same = PerReplica([jnp.asarray(value)] * self.num_replicas_in_sync)
+        return reduce_value(op, same, axis, self.devices_or_default)
 
     @property
     def devices_or_default(self) -> Topology:
         """The topology; for the default strategy, the device where JAX computes."""
         return self._topology or Topology((jax.local_devices()[0],))
 
-    @property
-    def _wraps_single(self) -> bool:
-        return self._topology is not None
-
     def _configured(self, config_proto: Any) -> Any:
-        changed = config_proto.copy()
+        changed = copy.deepcopy(config_proto)
         changed.isolate_session_state = True
         return changed
 
@@ -337,3 +340,9 @@ class StrategyBase:
     def __repr__(self) -> str:
         count = self.num_replicas_in_sync
         return f"<{type(self).__name__} of {count} replica{'s' if count > 1 else ''}>"
+
+
+def _parts(x: Any) -> tuple[Any, ...]:
+    if isinstance(x, DistributedValues):
+        return x.values
+    return x.components if isinstance(x, Variable) else (x,)

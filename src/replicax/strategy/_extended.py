@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -14,8 +15,9 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, strategy_scope
 from replicax.topology._devices import device_name
 from replicax.values._in_body import local_piece
-from replicax.values._per_replica import is_distributed
+from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._regroup import regroup, select
+from replicax.variables._levels import TraceLevel, level
 from replicax.variables._variable import Variable
 
 if TYPE_CHECKING:
@@ -111,7 +113,7 @@ class StrategyExtended:
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """The same value on all destinations."""
         with self._cross_replica("broadcast_to"):
-            if current().body is not None:
+            if current().body is not None or not self._strategy.wraps_single:
                 return tensor
             return self._strategy.cross_device_ops.broadcast(tensor, destinations)
 
@@ -130,7 +132,8 @@ class StrategyExtended:
             fn: Gets one copy of it, and of distributed arguments the component that belongs to it.
             args: Further arguments.
             kwargs: Further keyword arguments.
-            group: Whether one structure is returned, or the tuple of all results.
+            group: Whether one structure is returned, with mirrored values in it, or the tuple of
+                what ``fn`` returned for each copy.
         """
         replica = current().replica
         if replica is not None and replica.num_replicas_in_sync > 1:
@@ -161,9 +164,8 @@ class StrategyExtended:
         return self.parameter_devices
 
     def read_var(self, v: Variable) -> Any:
-        """The value of a variable, across replicas."""
-        with self._cross_replica("read_var"):
-            return v.read_value()
+        """The value of a variable, in the current context."""
+        return v.read_value()
 
     def value_container(self, value: Any) -> Any:
         """The variable whose copy ``value`` is, or ``value``."""
@@ -194,10 +196,14 @@ class StrategyExtended:
         self, parts: Sequence[Any], fn: Callable[..., Any], call: Any, *, group: bool
     ) -> Any:
         if current().body is not None:
-            unwrap = lambda x: local_piece(x) if is_distributed(x) else x  # noqa: E731
-            args, kwargs = jax.tree.map(unwrap, call, is_leaf=is_distributed)
-            result = fn(parts[0], *args, **kwargs)
+            args, kwargs = jax.tree.map(local_piece, call, is_leaf=is_distributed)
+            result = _value(fn(parts[0], *args, **kwargs))
             return result if group else (result,) * len(parts)
+        if len(parts) > 1 and isinstance(level(), TraceLevel):
+            grouped = self._strategy.run(_CopyUpdate(fn, parts[0]), *call)
+            if not group:
+                return self._strategy.experimental_local_results(grouped)
+            return _as_mirrored(grouped)
         results = []
         for i, part in enumerate(parts):
             args, kwargs = select(call, i)
@@ -205,8 +211,9 @@ class StrategyExtended:
         if not group:
             return tuple(results)
         topology = self._strategy.topology
-        whole = [_whole(r) for r in results]
-        return regroup(whole, topology) if topology and len(parts) > 1 else whole[0]
+        if topology is None or len(parts) == 1:
+            return results[0]
+        return _as_mirrored(regroup([_value(r) for r in results], topology))
 
     @contextmanager
     def _cross_replica(self, verb: str) -> Iterator[None]:
@@ -235,5 +242,27 @@ class StrategyExtended:
         return topology.devices
 
 
-def _whole(result: Any) -> Any:
-    return result.whole if isinstance(result, Variable) else result
+@dataclass(frozen=True)
+class _CopyUpdate:
+    """In compiled code, a function of every copy of a variable: one run of it, on each copy."""
+
+    fn: Callable[..., Any]
+    copy: Any
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with entered(replica=None, body=current().replica):
+            return _value(self.fn(self.copy, *args, **kwargs))
+
+
+def _value(result: Any) -> Any:
+    """What an update returned, with the values of variables in their place."""
+    return jax.tree.map(lambda x: x.read_value() if isinstance(x, Variable) else x, result)
+
+
+def _as_mirrored(value: Any) -> Any:
+    """The results for all copies; of a variable they are as equal as its copies."""
+    return jax.tree.map(
+        lambda x: Mirrored.of(x.form) if isinstance(x, PerReplica) else x,
+        value,
+        is_leaf=is_distributed,
+    )

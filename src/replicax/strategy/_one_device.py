@@ -1,5 +1,6 @@
 """OneDeviceStrategy, and the strategy that is there when no other is."""
 
+import copy
 from typing import Any, final
 
 import jax
@@ -26,11 +27,12 @@ class OneDeviceStrategy(Strategy):
         super().__init__(Topology.local([device]))
 
     @property
-    def _wraps_single(self) -> bool:
+    def wraps_single(self) -> bool:
+        """Its one replica's values are plain."""
         return False
 
     def _configured(self, config_proto: Any) -> Any:
-        return config_proto.copy()
+        return copy.deepcopy(config_proto)
 
 
 @final
@@ -41,7 +43,7 @@ class DefaultStrategy(Strategy):
         super().__init__(None)
 
     def _configured(self, config_proto: Any) -> Any:
-        return config_proto.copy()
+        return copy.deepcopy(config_proto)
 
     def __repr__(self) -> str:
         return "<the default strategy>"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax._errors import ScopeError
 from replicax.collectives import _eager
 from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
@@ -18,8 +19,8 @@ from replicax.strategy._compiled import run_compiled
 from replicax.strategy._hosted import run_hosted
 from replicax.strategy._links import CompiledLink, SoloLink, ThreadLink
 from replicax.topology._mesh import Topology
-from replicax.values._placement import on_device
-from replicax.values._regroup import regroup, select
+from replicax.values._placement import is_traced, on_device
+from replicax.values._regroup import check_counts, regroup, select
 from replicax.variables._levels import ReplicaStorage, generation
 
 if TYPE_CHECKING:
@@ -31,6 +32,14 @@ def run_replicas(
 ) -> Any:
     """Call ``fn`` on every replica of ``strategy``."""
     topology = strategy.topology
+    if current().body is not None:
+        raise ScopeError(
+            "`strategy.run` was called inside a merge_call or an update of compiled code, which is"
+            " itself part of every replica. Call it outside of the replica function, or run"
+            " without `rx.function`."
+        )
+    if topology is not None:
+        check_counts((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
         if current().level is None:
             return _run_function(strategy, fn, args, kwargs)
@@ -74,7 +83,8 @@ def _run_solo(
     """One replica: call it here."""
     args, kwargs = select((args, kwargs), 0)
     if topology is None:
-        return fn(*args, **kwargs)
+        with entered(replica=strategy.solo_context):
+            return fn(*args, **kwargs)
     context = ReplicaContext(strategy, SoloLink(topology))
     with jax.default_device(topology.leads[0]), entered(strategy=strategy, replica=context):
         return fn(*args, **kwargs)
@@ -90,10 +100,11 @@ def _run_threads(
     """Eager: every replica op by op in a thread of its own."""
 
     def body(replica: int) -> Any:
+        device = topology.leads[replica]
         with _as_replica(strategy, topology, replica):
-            own_args, own_kwargs = select((args, kwargs), replica)
+            own_args, own_kwargs = _given(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)
-            return _eager.settled(_on_own_device(result, topology.leads[replica]))
+            return _eager.settled(_on_own_device(result, device))
 
     with _eager.opened(topology) as meeting:
         return regroup(meeting.hold(body), topology)
@@ -115,6 +126,17 @@ def _as_replica(strategy: StrategyBase, topology: Topology, replica: int) -> Ite
         ),
     ):
         yield
+
+
+def _given(arguments: Any, device: jax.Device) -> Any:
+    """Arguments on the replica's device, free to meet arrays of other devices."""
+
+    def moved(x: Any) -> Any:
+        if not isinstance(x, jax.Array) or is_traced(x):
+            return x
+        return x if not x.committed and x.devices() == {device} else on_device(x, device)
+
+    return jax.tree.map(moved, arguments)
 
 
 def _on_own_device(result: Any, device: jax.Device) -> Any:

@@ -115,6 +115,10 @@ def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
         >>> [d.id for d in resolve_all(["cpu:1", "/device:CPU:0"])]
         [1, 0]
     """
+    if isinstance(devices, str | jax.Device):
+        raise PlacementError(
+            f"devices must be a list of names, got {devices!r}: write [{devices!r}]."
+        )
     resolved = tuple(map(resolve, devices))
     names = [_short_name(d) for d in resolved]
     if repeated := [name for name, times in Counter(names).items() if times > 1]:

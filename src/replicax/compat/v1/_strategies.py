@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
@@ -161,11 +162,12 @@ class OneDeviceStrategy(Strategy):
         super().__init__(Topology.local([device]))
 
     @property
-    def _wraps_single(self) -> bool:
+    def wraps_single(self) -> bool:
+        """Its one replica's values are plain."""
         return False
 
     def _configured(self, config_proto: Any) -> Any:
-        return config_proto.copy()
+        return copy.deepcopy(config_proto)
 
 
 _warned: set[str] = set()
