@@ -32,13 +32,8 @@ def run_replicas(
 ) -> Any:
     """Call ``fn`` on every replica of ``strategy``."""
     topology = strategy.topology
-    if current().body is not None:
-        raise ScopeError(
-            "`strategy.run` was called inside a merge_call or an update of compiled code, which is"
-            " itself part of every replica. Call it outside of the replica function, or run"
-            " without `rx.function`."
-        )
     if topology is not None:
+        _check_place()
         check_counts((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
         if current().level is None:
@@ -52,6 +47,15 @@ def run_replicas(
     if current().hosted:
         return run_hosted(strategy, fn, args, kwargs)
     return _run_threads(strategy, topology, fn, args, kwargs)
+
+
+def _check_place() -> None:
+    if current().body is not None:
+        raise ScopeError(
+            "`strategy.run` was called inside a merge_call or an update of compiled code, which is"
+            " itself part of every replica. Call it outside of the replica function, or run"
+            " without `rx.function`."
+        )
 
 
 def _run_function(
