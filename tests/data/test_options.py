@@ -96,6 +96,18 @@ def test_a_rewritten_shuffle_keeps_its_order():
     assert ints(first) == ints(second)
 
 
+def test_a_rewritten_cache_and_map_know_nothing_of_the_first():
+    dataset = Dataset.range(6).batch(2).map(lambda x: x * 2).cache()
+    assert np.concatenate(list(dataset)).tolist() == [0, 2, 4, 6, 8, 10]
+    assert dataset.element_spec.shape == (None,)
+
+    fixed = Dataset.range(6).batch(3, drop_remainder=True).node
+    other = Dataset(dataset.node.with_inputs(dataset.node.input.with_inputs(fixed)))
+
+    assert [x.tolist() for x in other] == [[0, 2, 4], [6, 8, 10]]
+    assert other.element_spec.shape == (3,)
+
+
 def test_a_reader_knows_its_files(tmp_path):
     files = []
     for k in range(5):

@@ -38,7 +38,6 @@ class ElementFunction:
         self.function = function
         self.name = name
         self.vectorize = vectorize
-        self.spec: Any = None
         self._structure: Structure | None = None
         self._verdicts: dict[_Form, bool] = {}
 

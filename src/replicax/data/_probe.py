@@ -1,5 +1,6 @@
 """What a user's function makes of elements: learnt from the first one, without a pass."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,19 @@ from replicax.data._leaves import common_shape, leaf_spec, to_leaf
 from replicax.data._node import Node
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten
+
+
+class KnownSpec:
+    """The spec of one node's results, once somebody has asked for it."""
+
+    def __init__(self) -> None:
+        self._spec: Any = None
+
+    def get(self, learn: Callable[[], Any]) -> Any:
+        """The spec, learnt at the first call."""
+        if self._spec is None:
+            self._spec = learn()
+        return self._spec
 
 
 def first_element(node: Node) -> tuple[Structure, list[Any]]:

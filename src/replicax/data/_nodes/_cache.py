@@ -3,8 +3,8 @@
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import final
+from dataclasses import dataclass, field, replace
+from typing import Self, final
 
 from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
 from replicax.data._cache_file import read_blocks, writing
@@ -43,6 +43,11 @@ class CacheNode(PassingNode):
 
     filename: str
     memory: Memory = field(default_factory=Memory)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """A cache of another input, which holds nothing yet."""
+        (node,) = inputs
+        return replace(self, input=node, memory=Memory())
 
     @property
     def calls_user_code(self) -> bool:

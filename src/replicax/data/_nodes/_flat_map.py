@@ -1,8 +1,8 @@
 """A dataset for each element, one after the other or in turn: flat_map and interleave."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
 
 from replicax.data._blocks import Block, as_structure
 from replicax.data._dataset_spec import DatasetSpec
@@ -10,7 +10,7 @@ from replicax.data._errors import StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._prefetch import PrefetchStream
-from replicax.data._probe import first_element
+from replicax.data._probe import KnownSpec, first_element
 from replicax.data._seeds import Run, Seeds, derived_seeds
 from replicax.data._structure import Structure, flatten
 
@@ -25,6 +25,12 @@ class NestingNode(UnaryNode):
 
     function: ElementFunction
     seeds: Seeds
+    known_spec: KnownSpec = field(default_factory=KnownSpec, kw_only=True)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same function over another input, whose datasets may have other shapes."""
+        (node,) = inputs
+        return replace(self, input=node, known_spec=KnownSpec())
 
     @property
     def random(self) -> Seeds:
@@ -34,9 +40,7 @@ class NestingNode(UnaryNode):
     @property
     def element_spec(self) -> Any:
         """That of the first inner dataset."""
-        if self.function.spec is None:
-            self.function.spec = self.first_inner().element_spec
-        return self.function.spec
+        return self.known_spec.get(lambda: self.first_inner().element_spec)
 
     @property
     def cardinality(self) -> int:

@@ -4,16 +4,16 @@ import os
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
 
 import numpy as np
 
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Stream, UnaryNode
-from replicax.data._probe import mapped_spec
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
+from replicax.data._probe import KnownSpec, mapped_spec
 from replicax.data._seeds import Run
 
 _MOST_ROWS = 1024  # rows given to a function at once
@@ -27,13 +27,17 @@ class MapNode(UnaryNode):
 
     function: ElementFunction
     num_parallel_calls: int | None = None
+    known_spec: KnownSpec = field(default_factory=KnownSpec)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same function over another input, whose results may have other shapes."""
+        (node,) = inputs
+        return replace(self, input=node, known_spec=KnownSpec())
 
     @property
     def element_spec(self) -> Any:
         """Learnt by calling the function on the first element."""
-        if self.function.spec is None:
-            self.function.spec = mapped_spec(self.input, self.function)
-        return self.function.spec
+        return self.known_spec.get(lambda: mapped_spec(self.input, self.function))
 
     @property
     def calls_user_code(self) -> bool:
