@@ -14,28 +14,67 @@ written for TensorFlow keeps working::
 
 
 class ReplicaxError(Exception):
-    """Base class of every error that replicax raises on purpose."""
+    """Base class of every error that replicax raises on purpose.
+
+    Example:
+        >>> issubclass(rx.errors.ScopeError, rx.errors.ReplicaxError)
+        True
+    """
 
 
 class PlacementError(ReplicaxError, ValueError):
-    """A device that does not exist, is named twice, or does not fit the others."""
+    """A device that does not exist, is named twice, or does not fit the others.
+
+    Example:
+        >>> issubclass(rx.errors.PlacementError, ValueError)
+        True
+    """
 
 
 class ScopeError(ReplicaxError, RuntimeError):
-    """A verb was called in a context where it has no meaning."""
+    """A verb was called in a context where it has no meaning.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> try:
+        ...     strategy.run(lambda: strategy.run(lambda: None))
+        ... except rx.errors.ScopeError:
+        ...     print("run inside run")
+        run inside run
+    """
 
 
 class ReplicaError(ReplicaxError, RuntimeError):
-    """The replicas do not agree: one waits for a collective that another never calls."""
+    """The replicas do not agree: one waits for a collective that another never calls.
+
+    Example:
+        >>> issubclass(rx.errors.ReplicaError, RuntimeError)
+        True
+    """
 
 
 class DivergenceError(ReplicaxError, ValueError):
-    """Replicas wrote different values to a variable that must be equal on all of them."""
+    """Replicas wrote different values to a variable that must be equal on all of them.
+
+    Example:
+        >>> issubclass(rx.errors.DivergenceError, ValueError)
+        True
+    """
 
 
 class TracingError(ReplicaxError, TypeError):
-    """Python code that needs a concrete value where only its shape and dtype are known."""
+    """Python code that needs a concrete value where only its shape and dtype are known.
+
+    Example:
+        >>> issubclass(rx.errors.TracingError, TypeError)
+        True
+    """
 
 
 class VariableError(ReplicaxError, ValueError):
-    """A variable is used in a way that its declaration forbids."""
+    """A variable is used in a way that its declaration forbids.
+
+    Example:
+        >>> issubclass(rx.errors.VariableError, ValueError)
+        True
+    """

@@ -12,7 +12,8 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._in_body import apply_in_body
+from replicax.values._across import MESH_AXIS, Across
+from replicax.values._in_body import apply_in_body, local_piece
 from replicax.values._per_replica import (
     DistributedValues,
     InBody,
@@ -150,9 +151,21 @@ class _InBodyOps(CrossDeviceOps):
     ) -> list[Any]:
         """All values of the batch in one compiled call."""
         topology = _common_topology(value_destination_pairs)
+        values = [v for v, _ in value_destination_pairs]
+        form = values[0].form
+        if isinstance(form, InBody) and form.across is not MESH_AXIS:
+            return _by_meeting(reduce_op, values, form.across, topology)
         plan = _Plan(self, reduce_op, options, topology)
-        results = apply_in_body(plan, [v for v, _ in value_destination_pairs], topology)
+        results = apply_in_body(plan, values, topology)
         return [_deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
+
+
+def _by_meeting(
+    op: ReduceOp, values: Sequence[PerReplica], across: Across, topology: Topology
+) -> list[Any]:
+    sums = across.sum([local_piece(v) for v in values])
+    size = 1 if op is ReduceOp.SUM else topology.num_replicas
+    return [Mirrored.of(InBody(x if size == 1 else x / size, topology, across)) for x in sums]
 
 
 @dataclass(frozen=True)

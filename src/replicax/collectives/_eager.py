@@ -85,6 +85,26 @@ def opened(topology: Topology) -> Iterator[Meeting]:
         _meetings[topology].remove(meeting)
 
 
+@dataclass(frozen=True)
+class SeatAcross:
+    """The collectives of a replica that is compiled by itself: it meets the others."""
+
+    seat: Seat
+
+    def index(self) -> int:
+        """Known while the function is traced."""
+        return self.seat.number
+
+    def sum(self, xs: list[Any]) -> list[Any]:
+        """One meeting."""
+        leaves = [jnp.asarray(x) for x in xs]
+        return all_reduce(self.seat, ReduceOp.SUM, leaves, CommunicationOptions())
+
+    def gather(self, x: jax.Array, axis: int) -> jax.Array:
+        """One meeting, and one before it for the sizes."""
+        return all_gather(self.seat, x, axis, CommunicationOptions())
+
+
 def settled(result: Any) -> Any:
     """``result``, waited for if collectives of compiled code may still be on their way."""
     return jax.block_until_ready(result) if _staged else result

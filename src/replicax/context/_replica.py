@@ -14,6 +14,7 @@ from replicax._errors import ScopeError
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import get_replica_context
 from replicax.topology._devices import device_name
+from replicax.values._across import Across
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
 class Link(Protocol):
     """How one replica reaches the others: alone, in threads, or in compiled code."""
+
+    @property
+    def across(self) -> Across:
+        """The collectives of compiled code."""
 
     def replica_id(self) -> Any:
         """This replica's number."""
@@ -75,6 +80,11 @@ class ReplicaContext:
     def replica_id_in_sync_group(self) -> Any:
         """This replica's number, from 0: an int32 array, traced in compiled code."""
         return self._link.replica_id()
+
+    @property
+    def across(self) -> Across:
+        """How code that is compiled for this replica reaches the others."""
+        return self._link.across
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -16,14 +16,16 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.context._current import require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
+from replicax.function._function import Function
 from replicax.input._distribute import (
     distribute_dataset,
     distribute_from_function,
 )
 from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._extended import StrategyExtended
-from replicax.strategy._hosted import HostedRuns
+from replicax.strategy._hosted import LatestUsed
 from replicax.strategy._links import SoloLink
+from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
 from replicax.topology._mesh import Topology
@@ -46,7 +48,8 @@ class StrategyBase:
         self._topology = topology
         self._ops = cross_device_ops or NcclAllReduce()
         self._extended = StrategyExtended(self)
-        self.hosted_runs = HostedRuns()
+        self.hosted_runs: LatestUsed[Function] = LatestUsed()
+        self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
 
     @property

@@ -239,7 +239,7 @@ class StrategyExtended:
                 f"{what} is not defined for the default strategy, which computes wherever JAX"
                 " does. Use a MirroredStrategy or a OneDeviceStrategy."
             )
-        return topology.devices
+        return topology.leads
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from types import CellType, FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -18,34 +18,48 @@ import numpy as np
 from replicax.context._current import entered
 from replicax.function._function import Function
 from replicax.function._signature import static_key
-from replicax.values._per_replica import is_distributed
+from replicax.strategy._ragged import run_ragged
+from replicax.values._per_replica import is_distributed, is_ragged
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
+    from replicax.topology._mesh import Topology
 
 _MOST = 256
+T = TypeVar("T")
 
 
-class HostedRuns:
-    """The compiled runs of one strategy, the latest used ones."""
+class LatestUsed(Generic[T]):
+    """Things by key; the latest used ones are kept."""
 
     def __init__(self) -> None:
-        self._functions: OrderedDict[Any, Function] = OrderedDict()
+        self._things: OrderedDict[Any, T] = OrderedDict()
 
-    def find(self, key: Any, make: Callable[[], Function]) -> Function:
-        """The function for ``key``."""
-        found = self._functions.pop(key, None)
-        self._functions[key] = found = make() if found is None else found
-        if len(self._functions) > _MOST:
-            self._functions.popitem(last=False)
+    def find(self, key: Any, make: Callable[[], T]) -> T:
+        """The thing for ``key``."""
+        found = self._things.pop(key, None)
+        self._things[key] = found = make() if found is None else found
+        if len(self._things) > _MOST:
+            self._things.popitem(last=False)
         return found
 
 
 def run_hosted(
-    strategy: StrategyBase, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    strategy: StrategyBase,
+    topology: Topology,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
-    """Run ``fn`` on every replica, compiled."""
+    """Run ``fn`` on every replica, compiled.
+
+    Raises:
+        CannotTrace: If replicas hold different shapes and the function can only run op by op.
+    """
     key, arrays, rebuild = _taken_apart(fn)
+    if any(map(is_ragged, jax.tree.leaves((args, kwargs, arrays), is_leaf=is_distributed))):
+        held_key = (key, tuple(map(static_key, jax.tree.leaves(arrays))))
+        return run_ragged(strategy, topology, fn, (args, kwargs), held_key)
 
     def run(held: Any, a: Any, k: Any) -> Any:
         with entered(hosted=False):

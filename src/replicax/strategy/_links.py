@@ -14,13 +14,15 @@ from replicax._errors import TracingError
 from replicax.collectives import _eager
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
-from replicax.context._current import entered
+from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
 from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._across import MESH_AXIS, Across
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import in_body, is_distributed
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._regroup import regroup, select
+from replicax.variables._levels import TraceLevel
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,11 @@ class SoloLink:
     """The only replica: every collective is the identity."""
 
     topology: Topology | None
+
+    @property
+    def across(self) -> Across:
+        """There is nobody else; code for several replicas does not ask."""
+        return MESH_AXIS
 
     def replica_id(self) -> Any:
         """Zero, as a number that Python can look at."""
@@ -60,6 +67,11 @@ class ThreadLink:
 
     seat: _eager.Seat
 
+    @property
+    def across(self) -> Across:
+        """Meetings."""
+        return _eager.SeatAcross(self.seat)
+
     def replica_id(self) -> Any:
         """This replica's number, as an array on its device that Python can look at."""
         with jax.ensure_compile_time_eval():
@@ -81,6 +93,8 @@ class ThreadLink:
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """Meet the other replicas, and have it called on the thread that started them."""
+        if isinstance(current().level, TraceLevel):
+            return merge_in_body(fn, (args, kwargs), context, self.seat.topology)
         if any(map(is_traced, jax.tree.leaves((args, kwargs)))):
             raise TracingError(
                 "merge_call, or an assignment to a mirrored variable, was reached by an eager"
@@ -107,6 +121,11 @@ class CompiledLink:
     topology: Topology
     ops: CrossDeviceOps
 
+    @property
+    def across(self) -> Across:
+        """The mesh."""
+        return MESH_AXIS
+
     def replica_id(self) -> Any:
         """This replica's number, known when the program runs."""
         return jax.lax.axis_index(REPLICA_AXIS)
@@ -130,8 +149,15 @@ class CompiledLink:
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """Call it here, as computation that is the same on all replicas."""
-        wrap = lambda x: in_body(x, self.topology) if is_array(x) else x  # noqa: E731
-        merged_args, merged_kwargs = jax.tree.map(wrap, (args, kwargs))
-        with entered(replica=None, body=context):
-            result = fn(context.strategy, *merged_args, **merged_kwargs)
-        return jax.tree.map(local_piece, result, is_leaf=is_distributed)
+        return merge_in_body(fn, (args, kwargs), context, self.topology)
+
+
+def merge_in_body(
+    fn: Callable[..., Any], call: Any, context: ReplicaContext, topology: Topology
+) -> Any:
+    """Call ``fn`` for merge_call in code that is compiled: arguments are this replica's pieces."""
+    wrap = lambda x: in_body(x, topology, context.across) if is_array(x) else x  # noqa: E731
+    args, kwargs = jax.tree.map(wrap, call)
+    with entered(replica=None, body=context):
+        result = fn(context.strategy, *args, **kwargs)
+    return jax.tree.map(local_piece, result, is_leaf=is_distributed)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,12 @@ from replicax.function._function import BoundFunction, Function
 from replicax.function._signature import conform, static_key
 from replicax.strategy._compiled import run_compiled
 from replicax.strategy._hosted import run_hosted
-from replicax.strategy._links import CompiledLink, SoloLink, ThreadLink
+from replicax.strategy._links import CompiledLink, SoloLink
+from replicax.strategy._ragged import CannotTrace
+from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced, on_device
 from replicax.values._regroup import check_counts, regroup, select
-from replicax.variables._levels import ReplicaStorage, generation
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -45,7 +45,10 @@ def run_replicas(
         context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
         return run_compiled(context, topology, fn, args, kwargs)
     if current().hosted:
-        return run_hosted(strategy, fn, args, kwargs)
+        try:
+            return run_hosted(strategy, topology, fn, args, kwargs)
+        except CannotTrace:
+            pass
     return _run_threads(strategy, topology, fn, args, kwargs)
 
 
@@ -105,31 +108,13 @@ def _run_threads(
 
     def body(replica: int) -> Any:
         device = topology.leads[replica]
-        with _as_replica(strategy, topology, replica):
+        with as_replica(strategy, topology, replica):
             own_args, own_kwargs = _given(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)
             return _eager.settled(_on_own_device(result, device))
 
     with _eager.opened(topology) as meeting:
         return regroup(meeting.hold(body), topology)
-
-
-@contextmanager
-def _as_replica(strategy: StrategyBase, topology: Topology, replica: int) -> Iterator[None]:
-    seat = _eager.Seat(topology, replica, strategy.cross_device_ops)
-    context = ReplicaContext(strategy, ThreadLink(seat))
-    with (
-        jax.default_device(seat.device),
-        # A function that JAX traces here may look at the replica: do not share it with others.
-        generation(("replica", topology, replica)),
-        entered(
-            strategy=strategy,
-            replica=context,
-            level=ReplicaStorage(topology, replica),
-            body=None,
-        ),
-    ):
-        yield
 
 
 def _given(arguments: Any, device: jax.Device) -> Any:

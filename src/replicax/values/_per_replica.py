@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
-from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._mesh import Topology
+from replicax.values._across import MESH_AXIS, Across
 from replicax.values._placement import is_array, is_traced, split, unstack
 
 
@@ -47,10 +48,11 @@ class InBody:
 
     piece: Any
     topology: Topology
+    across: Across = MESH_AXIS
 
     @cached_property
     def values(self) -> tuple[Any, ...]:
-        rows = jax.lax.all_gather(jnp.asarray(self.piece), REPLICA_AXIS)
+        rows = self.across.gather(jnp.asarray(self.piece)[None], 0)
         return tuple(rows[i] for i in range(self.topology.num_replicas))
 
 
@@ -186,9 +188,9 @@ class PerReplicaSpec(TypeSpec):
         return f"PerReplicaSpec{self.value_specs!r}"
 
 
-def in_body(piece: Any, topology: Topology) -> PerReplica:
+def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:
     """This replica's piece as the per-replica value that cross-replica code sees."""
-    value: PerReplica = PerReplica.of(InBody(piece, topology))
+    value: PerReplica = PerReplica.of(InBody(piece, topology, across))
     return value
 
 
@@ -219,6 +221,14 @@ def num_components(value: DistributedValues) -> int:
     """How many replicas the value has a component for."""
     form = value.form
     return len(form.values) if isinstance(form, Pieces) else len(form.topology.own)
+
+
+def is_ragged(x: Any) -> bool:
+    """Whether ``x`` is a per-replica value whose arrays differ in shape or dtype."""
+    if not isinstance(x, PerReplica) or not isinstance(x.form, Pieces):
+        return False
+    specs = component_specs(x)
+    return all(isinstance(s, TensorSpec) for s in specs) and any(s != specs[0] for s in specs)
 
 
 def component_specs(value: DistributedValues) -> tuple[Any, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax._enums import ReduceOp
 from replicax.topology._devices import current_device
-from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import InBody, Mirrored, PerReplica, Stacked
 from replicax.values._placement import first, is_traced, on_device
@@ -27,7 +27,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     """
     form = value.form
     if isinstance(form, InBody):
-        return _reduce_in_body(op, jnp.asarray(form.piece), axis)
+        return _reduce_in_body(op, form, axis)
     shapes = component_shapes(value)
     axes = tuple(_normalized(axis, len(s)) for s in shapes)
     if len(set(shapes)) > 1:
@@ -44,9 +44,7 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     form = value.form
     if isinstance(form, InBody):
         piece = jnp.asarray(form.piece)
-        along = _one_axis(axis, piece.ndim)
-        joined: jax.Array = jax.lax.all_gather(piece, REPLICA_AXIS, axis=along, tiled=True)
-        return joined
+        return form.across.gather(piece, _one_axis(axis, piece.ndim))
     shapes = component_shapes(value)
     at = _one_axis(axis, min(len(s) for s in shapes))
     if isinstance(form, Stacked) and is_traced(form.array):
@@ -78,8 +76,8 @@ def first_value(value: PerReplica) -> Any:
     piece = jnp.asarray(form.piece)
     if not jnp.issubdtype(piece.dtype, jnp.number):
         return value.values[0]
-    mine = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, piece, jnp.zeros_like(piece))
-    return jax.lax.psum(mine, REPLICA_AXIS)
+    mine = jnp.where(form.across.index() == 0, piece, jnp.zeros_like(piece))
+    return form.across.sum([mine])[0]
 
 
 def agree(pieces: Sequence[Any]) -> bool:
@@ -107,11 +105,17 @@ def _numeric(v: Any) -> Any:
     )
 
 
-def _reduce_in_body(op: ReduceOp, piece: jax.Array, axis: Axis) -> jax.Array:
-    local = _reduce_rows(piece, op, _normalized(axis, piece.ndim))
-    across = jax.lax.psum if op is ReduceOp.SUM else jax.lax.pmean
-    reduced: jax.Array = across(local, REPLICA_AXIS)
-    return reduced
+def _reduce_in_body(op: ReduceOp, form: InBody, axis: Axis) -> jax.Array:
+    piece = jnp.asarray(form.piece)
+    over = _normalized(axis, piece.ndim)
+    count = int(np.prod([piece.shape[a] for a in over]))
+    local = _reduce_rows(piece, ReduceOp.SUM, over)
+    if op is ReduceOp.SUM:
+        reduced: jax.Array = form.across.sum([local])[0]
+        return reduced
+    total, entries = form.across.sum([local, count])
+    mean: jax.Array = total / entries
+    return mean
 
 
 def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Array:

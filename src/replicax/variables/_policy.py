@@ -218,7 +218,11 @@ class OnReadPolicy:
         return frame.replica is not None and frame.strategy is self._strategy
 
     def _everyone(self, value: Any) -> PerReplica:
-        return value if isinstance(value, PerReplica) else in_body(value, self._topology)
+        if isinstance(value, PerReplica):
+            return value
+        replica = current().body
+        assert replica is not None
+        return in_body(value, self._topology, replica.across)
 
     @property
     def _topology(self) -> Topology:
