@@ -31,7 +31,11 @@ def uncommitted(x: jax.Array) -> jax.Array:
     if _ArrayImpl is None:  # pragma: no cover - a JAX that moved it
         with jax.default_device(next(iter(x.devices()))):
             return jax.numpy.asarray(jax.device_get(x))
-    buffers = x._arrays  # type: ignore[attr-defined]
+    buffers = getattr(x, "_arrays", None)
+    if buffers is None:  # random keys: an array of numbers in disguise
+        numbers = uncommitted(jax.random.key_data(x))
+        keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
+        return keys
     freed: jax.Array = _ArrayImpl(x.aval, x.sharding, buffers, committed=False, _skip_checks=True)
     return freed
 

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from replicax._errors import TracingError
 from replicax.context._current import current
 from replicax.function._lift import Lifted, cooked, lift, raw
 from replicax.variables._cell import Cell
@@ -36,7 +37,7 @@ def cond(
         >>> float(clip(jnp.float32(3)))
         1.0
     """
-    if not is_staging():
+    if not is_staging() and not _is_mapped(pred):
         return true_fn(*operands) if bool(pred) else false_fn(*operands)
     leaves, treedef = jax.tree.flatten(operands)
     branches = [_Body(f, leaves, treedef) for f in (true_fn, false_fn)]
@@ -90,15 +91,19 @@ def scan(
         >>> int(count), squares.tolist(), float(total)
         (3, [0.0, 1.0, 4.0], 3.0)
     """
-    if not is_staging():
-        return _eager_scan(f, init, xs, length, reverse=reverse)
+    steps = _steps(xs, length)
+    xs = jax.tree.map(jnp.asarray, xs)
+    if steps and not is_staging():
+        return _eager_scan(f, init, xs, steps, reverse=reverse)
     carry, carry_def = jax.tree.flatten(jax.tree.map(jnp.asarray, init))
     leaves, xs_def = jax.tree.flatten(xs)
     slices = [jax.ShapeDtypeStruct(jnp.shape(x)[1:], jnp.result_type(x)) for x in leaves]
 
     def step(*flat: Any) -> Any:
         c = jax.tree.unflatten(carry_def, flat[: len(carry)])
-        return f(c, jax.tree.unflatten(xs_def, flat[len(carry) :]))
+        result = f(c, jax.tree.unflatten(xs_def, flat[len(carry) :]))
+        _check_turn(result, carry_def)
+        return result
 
     body = _Body(step, [*carry, *slices], None)
     lifted, outside = body.lifted, level()
@@ -141,14 +146,24 @@ def while_loop(
         >>> float(f(jnp.float32(8))), int(turns)
         (1.0, 3)
     """
-    if not is_staging():
-        value = init_val
-        while bool(cond_fun(value)):
-            value = body_fun(value)
-        return value
-    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, init_val))
+    value = init_val
+    while not is_staging():
+        going = cond_fun(value)
+        if _is_mapped(going):
+            break
+        if not bool(going):
+            return value
+        value = body_fun(value)
+        _check_same("body_fun of rx.while_loop", value, jax.tree.structure(init_val))
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, value))
     unflat = lambda fn: lambda *flat: fn(jax.tree.unflatten(treedef, flat))  # noqa: E731
     test, body = _Body(unflat(cond_fun), leaves, None), _Body(unflat(body_fun), leaves, None)
+    _check_structure("body_fun of rx.while_loop", body.out, treedef)
+    if test.lifted.writes:
+        raise TracingError(
+            f"cond_fun of rx.while_loop assigns variable {test.lifted.writes[0].name!r}. A"
+            " condition is only asked; assign in body_fun."
+        )
     writes = body.lifted.writes
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
@@ -202,20 +217,60 @@ class _Body:
         return call
 
 
+def _is_mapped(x: Any) -> bool:
+    """Whether ``x`` has no single value now, as under `jax.vmap`."""
+    try:
+        bool(x)
+    except jax.errors.ConcretizationTypeError:
+        return True
+    return False
+
+
+def _steps(xs: Any, length: int | None) -> int:
+    shapes = [jnp.shape(x) for x in jax.tree.leaves(xs)]
+    sizes = {s[0] for s in shapes if s} | ({length} if length is not None else set())
+    if len(sizes) == 1 and all(shapes):
+        return sizes.pop()
+    raise ValueError(
+        f"rx.scan walks over the first axis of xs for `length` steps, which must be the same for"
+        f" all arrays: got xs of shapes {shapes} and length={length}."
+    )
+
+
+def _check_turn(result: Any, carry: Any) -> None:
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise TypeError(
+            "The function of rx.scan must return a pair, the next carry and an output, got"
+            f" {type(result).__name__}. Without an output, `return carry, None`."
+        )
+    _check_same("The function of rx.scan", result[0], carry)
+
+
+def _check_same(who: str, value: Any, expected: Any) -> None:
+    _check_structure(who, jax.tree.structure(value), expected)
+
+
+def _check_structure(who: str, structure: Any, expected: Any) -> None:
+    if structure != expected:
+        raise TypeError(
+            f"{who} returns the structure {structure}, but is called with {expected}; each turn"
+            " must return what the next one takes."
+        )
+
+
 def _write(outside: Any, cells: list[Cell], values: Any) -> None:
     for cell, value in zip(cells, values, strict=True):
         outside.write(cell, cooked(value, cell))
 
 
-def _eager_scan(
-    f: Any, init: Any, xs: Any, length: int | None, *, reverse: bool
-) -> tuple[Any, Any]:
-    leaves = jax.tree.leaves(xs)
-    steps = length if length is not None else len(leaves[0])
-    carry, outputs = init, []
+def _eager_scan(f: Any, init: Any, xs: Any, steps: int, *, reverse: bool) -> tuple[Any, Any]:
+    carry = jax.tree.map(jnp.asarray, init)
+    structure, outputs = jax.tree.structure(carry), []
     for i in reversed(range(steps)) if reverse else range(steps):
-        carry, y = f(carry, jax.tree.map(lambda x: x[i], xs))  # noqa: B023
+        result = f(carry, jax.tree.map(lambda x: x[i], xs))  # noqa: B023
+        _check_turn(result, structure)
+        carry, y = result
         outputs.append(y)
     if reverse:
         outputs.reverse()
-    return carry, jax.tree.map(lambda *ys: jnp.stack(ys), *outputs) if outputs else None
+    return carry, jax.tree.map(lambda *ys: jnp.stack(ys), *outputs)

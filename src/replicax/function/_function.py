@@ -18,13 +18,21 @@ from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
 from replicax.function._signals import HostDriven, Unfilled
-from replicax.function._signature import Arguments, conform, examples, explain, take_apart
+from replicax.function._signature import (
+    Arguments,
+    Identity,
+    conform,
+    examples,
+    explain,
+    take_apart,
+)
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
-from replicax.variables._levels import TraceLevel
+from replicax.variables._levels import TraceLevel, is_transformed
 
 _MANY_TRACES = 6
+_NEEDS_VALUE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 _x64 = operator.attrgetter("jax_enable_x64")
 _log = logging.getLogger("replicax")
 
@@ -108,6 +116,7 @@ class Function:
         self._started = False
         self._is_host_driven = False
         self._lock = threading.RLock()
+        self._methods: dict[Identity, Function] = {}
         self.runs: dict[Any, Function] = {}
         functools.update_wrapper(self, func, updated=())
 
@@ -128,7 +137,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._signature is not None:
             args, kwargs = self._conformed(args, kwargs), {}
-        if current().level is not None:
+        if current().level is not None or is_transformed():
             return self._python(*args, **kwargs)
         if self._is_host_driven:
             return self._hosted(args, kwargs)
@@ -137,7 +146,7 @@ class Function:
             program = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)))
             if program is None:
                 if any(map(is_traced, arguments.arrays)):
-                    return self._python(*args, **kwargs)
+                    raise TracingError(_leaked(self._name))
                 program = self._traced(arguments)
             return program(arguments.arrays)
         except Unfilled:
@@ -152,7 +161,17 @@ class Function:
             return self._python(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self if instance is None else BoundFunction(self, instance)
+        if instance is None:
+            return self
+        key = Identity(instance)
+        with self._lock:
+            own = self._methods.get(key)
+            if own is None:
+                # Every object has variables of its own, which its own first call may create.
+                own = Function(self._python, self._signature, quiet=self._quiet)
+                alive = {k: f for k, f in self._methods.items() if k.target() is not None}
+                self._methods = {**alive, key: own}
+        return BoundFunction(own, instance)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
         """The compiled program for these arguments, or for arguments of these specs.
@@ -190,7 +209,7 @@ class Function:
                 if again:
                     raise VariableError(_late_creation(self._name, again))
             self._started = True
-            self._note(key)
+            self._note(key, arguments)
             self._programs[key] = program
             return program
 
@@ -202,6 +221,7 @@ class Function:
         def topology() -> Topology | None:
             return next(iter(level.topologies), None)
 
+        @functools.wraps(self._python)  # JAX names the function that it traces in its messages
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
             return outputs.take(self._python(*args, **kwargs), topology)
@@ -209,13 +229,15 @@ class Function:
         token = births.set(log)
         try:
             lifted = lift(body, [_shape(x) for x in arguments.arrays], level)
-        except jax.errors.ConcretizationTypeError as error:
+        except _NEEDS_VALUE as error:
             raise TracingError(_needs_value(self._name, error)) from error
         finally:
             births.reset(token)
+        if any(map(is_traced, lifted.consts)):
+            raise TracingError(_leaked(self._name))
         return Program(lifted, level, outputs, self._name), log
 
-    def _note(self, key: Any) -> None:
+    def _note(self, key: Any, arguments: Arguments) -> None:
         self._traces += 1
         if self._traces != _MANY_TRACES or self._quiet:
             return
@@ -226,7 +248,7 @@ class Function:
             " (drop_remainder=True), and make the rx.function once, outside of loops.",
             self._name,
             self._traces,
-            explain(last[0], key[0], lambda i: f"argument leaf {i}"),
+            explain(last[0], key[0], arguments.names(self._python)),
         )
 
     @property
@@ -331,11 +353,20 @@ def _late_creation(name: str, created: list[Any]) -> str:
     )
 
 
+def _leaked(name: str) -> str:
+    return (
+        f"{name} uses a value that exists only while another function was traced: it leaked out of"
+        " that function through a global, an attribute or a list. Return values from traced"
+        " functions, or keep them in an rx.Variable."
+    )
+
+
 def _needs_value(name: str, error: Exception) -> str:
     return (
         f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
-        " known: a Python `if`, `while`, `int()`, `float()` or `range()` depends on an array, or"
-        " on the replica id. Use `rx.cond(condition, if_true, if_false)`, `rx.while_loop` or"
-        " `jnp.where`; pass what is fixed as a Python number; or run without `rx.function`."
+        " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
+        " NumPy depends on an array, or on the replica id. Use `rx.cond(condition, if_true,"
+        " if_false)`, `rx.while_loop` or `jnp.where`; pass what is fixed as a Python number; or run"
+        " without `rx.function`."
         f"\nJAX says: {str(error).splitlines()[0]}"
     )

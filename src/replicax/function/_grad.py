@@ -38,25 +38,35 @@ def value_and_grad(
         (18.0, 12.0)
     """
     given, treedef = jax.tree.flatten(variables)
+    if not given:
+        raise TypeError(
+            f"value_and_grad needs the variables to differentiate with respect to, got"
+            f" {variables!r}. Write `rx.value_and_grad(fn, [w, b])`; for arguments, use"
+            " jax.value_and_grad."
+        )
     for v in given:
         _check(v)
+    # A variable that is named twice has one gradient, and gets it twice.
+    cells = list(dict.fromkeys(v.cell for v in given))
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         writes: list[Any] = []
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
-            overlay = Overlay(dict(zip([v.cell for v in given], values, strict=True)))
+            overlay = Overlay(dict(zip(cells, values, strict=True)))
             with overlay.opened():
                 result = fn(*args, **kwargs)
-            loss, aux = result if has_aux else (result, None)
+            loss, aux = _pair(result) if has_aux else (result, None)
             writes[:] = overlay.writes
             return _scalar(loss), (aux, list(overlay.writes.values()))
 
-        values = [v.read_value() for v in given]
+        values = [next(v for v in given if v.cell is c).read_value() for c in cells]
         (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
         outside = level()
         for cell, value in zip(writes, new, strict=True):
             outside.write(cell, value)
+        own = dict(zip(cells, gradients, strict=True))
+        gradients = [own[v.cell] for v in given]
         return ((loss, aux) if has_aux else loss), jax.tree.unflatten(treedef, gradients)
 
     return wrapped
@@ -92,6 +102,15 @@ def _check(v: Any) -> None:
             f"Variable {v.name!r} of dtype {v.dtype} has no gradient; only floating-point"
             " variables have one."
         )
+
+
+def _pair(result: Any) -> tuple[Any, Any]:
+    if isinstance(result, tuple) and len(result) == 2:
+        return result
+    raise TypeError(
+        "With has_aux=True the function given to value_and_grad must return a pair, the loss and"
+        f" something else; got {type(result).__name__}."
+    )
 
 
 def _scalar(loss: Any) -> jax.Array:

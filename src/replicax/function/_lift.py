@@ -7,6 +7,7 @@ which become inputs here; what it writes is appended to its outputs.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ class Lifted:
     writes: list[Cell]
     num_outs: int
     jaxpr: Jaxpr
+    consts: Sequence[Any]
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
         """Call it with the values of a level; its results, with its writes done there."""
@@ -59,6 +61,7 @@ def lift(
     """
     counts: list[int] = []
 
+    @wraps(body)
     def traced(*xs: Any) -> list[Any]:
         with level.opened(), inside():
             outs = list(body(*xs))
@@ -71,7 +74,7 @@ def lift(
     jaxpr, reads = pull_reads(closed.jaxpr, level)
     jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)])
     call = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
-    return Lifted(call, reads, list(level.writes), counts[0], jaxpr)
+    return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
 
 def raw(value: Any, cell: Cell) -> Any:

@@ -22,6 +22,7 @@ from replicax.values._per_replica import (
     stacked,
 )
 from replicax.values._placement import first, is_array
+from replicax.variables._variable import Variable
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
@@ -70,6 +71,8 @@ def _plain(x: Any, local: Any) -> Any:
 
 
 def _part(x: Any, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
+    if isinstance(x, Variable):
+        x = x.read_value()  # a snapshot, as every result is
     if is_array(x):
         return _plain, x, False
     if isinstance(x, DistributedValues):

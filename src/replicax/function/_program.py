@@ -1,5 +1,6 @@
 """Program: one traced signature of a function, compiled, with the variables that it touches."""
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
+from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
 from replicax.values._placement import first
 from replicax.variables._levels import TraceLevel
@@ -32,11 +34,7 @@ class Program:
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
         self._pulls = level.pulls
-        self._plain = [
-            c
-            for c in {*reads, *self.written}
-            if c.topology is None and topology and not c.transient
-        ]
+        self._plain = [c for c in {*reads, *self.written} if c.topology is None and not c.transient]
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
@@ -51,8 +49,9 @@ class Program:
             return results[:num_outs], results[num_outs:]
 
         pure.__name__ = pure.__qualname__ = name
-        # A call that may turn out to be refused must leave the variables as they were.
-        donate = () if self._verdicts else (0,)
+        # A call that may fail while it runs must leave the variables as they were.
+        self._may_fail = bool(self._verdicts) or calls_host(lifted.jaxpr)
+        donate = () if self._may_fail else (0,)
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
@@ -60,13 +59,16 @@ class Program:
         topology = self.topology
         if topology is not None:
             arrays = [_placed(x, topology) for x in arrays]
-        changed, read_only = self._state()
-        outs, new = self.jitted(changed, read_only, arrays)
-        if self._verdicts:
-            self._judge(new)
-        for cell, value in zip(self.written, new, strict=True):
-            cell.value = value
-            cell.owned = True
+        # A donated array must not be seen by another thread's call.
+        with _one_call:
+            changed, read_only = self._state()
+            outs, new = self.jitted(changed, read_only, arrays)
+            if self._may_fail:
+                jax.block_until_ready(new)
+                self._judge(new)
+            for cell, value in zip(self.written, new, strict=True):
+                cell.value = value
+                cell.owned = True
         for iterator, count in self._pulls.items():
             iterator.consume(count)
         if CHECKS_EVERY_CALL:
@@ -77,11 +79,12 @@ class Program:
     def _state(self) -> tuple[list[Any], list[Any]]:
         topology = self.topology
         for cell in self._plain:
-            assert topology is not None
-            if cell.array().sharding != topology.mirrored:
+            if topology is None:
+                cell.to_one_device()
+            elif cell.array().sharding != topology.mirrored:
                 cell.value = jax.device_put(cell.array(), topology.mirrored)
                 cell.owned = False
-        if self._verdicts:
+        if self._may_fail:
             changed = [c.array() for c in self.changed]
         else:
             changed = [c.array() if c.owned else _copy(c.array()) for c in self.changed]
@@ -145,6 +148,7 @@ def _placed(x: Any, topology: Topology) -> Any:
 
 
 _copy = jax.jit(jnp.copy)
+_one_call = threading.RLock()
 
 
 def _one_topology(found: Mapping[Topology, str], name: str) -> Topology | None:

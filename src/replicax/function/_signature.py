@@ -1,5 +1,6 @@
 """Signatures: the arguments of a call -> a cache key, the arrays, and how to put them back."""
 
+import inspect
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,24 @@ class Arguments:
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
         return args, kwargs
 
+    def names(self, func: Callable[..., Any]) -> list[str]:
+        """What to call each leaf: the parameter of ``func``, and where in it."""
+        tree = jax.tree.unflatten(self.treedef, range(len(self.leaves)))
+        paths, _ = zip(*jax.tree.leaves_with_path(tree), strict=True) if self.leaves else ((), ())
+        try:
+            parameters = list(inspect.signature(func).parameters)
+        except (TypeError, ValueError):  # a callable of C has none
+            parameters = []
+        return [_parameter(path, parameters) for path in paths]
+
+
+def _parameter(path: Sequence[Any], parameters: Sequence[str]) -> str:
+    (kind, which), rest = path[:2], jax.tree_util.keystr(tuple(path[2:]))
+    if kind.idx == 1:
+        return f"argument {which.key!r}{rest}"
+    known = which.idx < len(parameters)
+    return f"argument {parameters[which.idx]!r}{rest}" if known else f"argument {which.idx}{rest}"
+
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """The arguments of a call as a cache key and arrays.
@@ -109,17 +128,19 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
 
 def static_key(x: Any) -> Any:
     """A key that is equal for Python values which mean the same to a traced function."""
+    if type(x) in (float, complex):
+        return type(x), repr(x)  # tells 0.0 from -0.0, and NaN is NaN
     own_hash: Any = type(x).__hash__
     if own_hash is None or own_hash is object.__hash__:
-        return _Identity(x)
+        return Identity(x)
     try:
         hash(x)
     except TypeError:
-        return _Identity(x)
+        return Identity(x)
     return type(x), x
 
 
-class _Identity:
+class Identity:
     """Equal only to the key of the same object, for as long as that lives."""
 
     __slots__ = ("_hash", "_keep", "_ref")
@@ -140,7 +161,7 @@ class _Identity:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._hash != other._hash:
+        if not isinstance(other, Identity) or self._hash != other._hash:
             return False
         target = self.target()
         return target is not None and target is other.target()
@@ -210,19 +231,22 @@ def _converted(spec: Any, x: Any) -> Any:
     return np.asarray(x, spec.dtype) if spec.dtype is not None else np.asarray(x)
 
 
-def explain(old: Any, new: Any, names: Callable[[int], str]) -> str:
+def explain(old: Any, new: Any, names: Sequence[str]) -> str:
     """What differs between two keys, in words."""
     if old[0] != new[0]:
-        return "the structure of the arguments changed"
-    for i, (a, b) in enumerate(zip(old[1:], new[1:], strict=False)):
+        return f"the structure of the arguments changed from {old[0]} to {new[0]}"
+    for name, a, b in zip(names, old[1:], new[1:], strict=False):
         if a != b:
-            return f"{names(i)} changed from {_words(a)} to {_words(b)}"
+            return f"{name} changed from {_words(a)} to {_words(b)}"
     return "the strategy or a JAX setting changed"
 
 
 def _words(key: Any) -> str:
     if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], tuple):
-        return f"an array of shape {key[0]} and dtype {key[1]}"
+        weak = ", made of a Python number" if key[2] else ""
+        return f"an array of shape {key[0]} and dtype {key[1]}{weak}"
+    if isinstance(key, tuple) and key[0] in (float, complex):
+        return f"the Python value {key[1]}"
     if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
         return f"the Python value {key[1]!r}"
     if isinstance(key, tuple) and key and key[0] == "stacked":

@@ -33,6 +33,15 @@ def varying_outputs(jaxpr: Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
     return _walk(jaxpr, list(varying_inputs), divergent=False)
 
 
+def calls_host(jaxpr: Jaxpr) -> bool:
+    """Whether Python code that may raise is called while the program runs."""
+    return any(
+        e.primitive.name in ("pure_callback", "io_callback")
+        or any(map(calls_host, jaxprs_in_params(e.params)))
+        for e in jaxpr.eqns
+    )
+
+
 def _walk(jaxpr: Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
     known: dict[Any, bool] = dict(zip(jaxpr.invars, ins, strict=True))
 

@@ -29,7 +29,7 @@ from replicax.values._per_replica import (
 from replicax.values._placement import is_array, per_replica_map
 from replicax.values._reduce import first_value
 from replicax.variables._cell import Cell
-from replicax.variables._levels import Level, TraceLevel, level
+from replicax.variables._levels import Level, TraceLevel, level, note_verdict
 
 _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
@@ -210,7 +210,10 @@ class _Traced:
             arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
             local = [s[0] if c.per_replica else s for s, c in zip(state, reads, strict=True)]
             results = self._call(*arrays, *local)
-            flags = [_all_agree(results[first_write + i], topology) for i in suspects]
+            flags = []
+            for i in suspects:
+                results[first_write + i], agreed = _united(results[first_write + i], topology)
+                flags.append(agreed)
             return [*results, *flags]
 
         mapped = per_replica_map(
@@ -225,18 +228,13 @@ class _Traced:
         for cell, value in zip(self._writes, rest, strict=False):
             outside.write(cell, cooked(value, cell))
         for i, flag in zip(suspects, rest[len(self._writes) :], strict=True):
-            _note_verdict(outside, self._writes[i].verdict(), flag)
+            note_verdict(outside, self._writes[i], flag)
         return outs
 
 
-def _all_agree(x: jax.Array, topology: Topology) -> jax.Array:
+def _united(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
+    """The first replica's value, so that equal values are equal to the bit; do all agree on it?"""
     lead = first_value(in_body(x, topology))
     same = (x == lead) | ((x != x) & (lead != lead))  # NaN agrees with NaN
     differ = jax.lax.psum((~same).any().astype(jnp.int32), REPLICA_AXIS)
-    agreed: jax.Array = differ == 0
-    return agreed
-
-
-def _note_verdict(outside: Level, verdict: Cell, flag: jax.Array) -> None:
-    earlier = getattr(outside, "writes", {}).get(verdict)
-    outside.write(verdict, flag if earlier is None else flag & earlier)
+    return lead, differ == 0

@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
 
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, stacked
@@ -64,6 +66,12 @@ class Cell:
         held: jax.Array = self.value
         return held
 
+    def to_one_device(self) -> None:
+        """Take a plain value back from the devices that a strategy's function left it on."""
+        if isinstance(self.value.sharding, NamedSharding) and self.value.is_fully_replicated:
+            self.value = first(self.value)
+            self.owned = False
+
     def verdict(self) -> "Cell":
         """The cell into which a compiled call writes whether the replicas agreed on this one."""
         if self._verdict is None:
@@ -88,7 +96,9 @@ class Cell:
         if self.per_replica:
             self.value = tuple(x.values)
         elif self.topology is None:
-            self.value = jnp.array(x, copy=True)
+            own = jnp.array(x, copy=True)
+            # Free to meet other arrays: where the value came from must not decide where it is used.
+            self.value = first(own) if own.is_fully_replicated else own
         else:
             self.value = replicate(x, self.topology)
 
@@ -113,3 +123,9 @@ class Cell:
         pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
         self.owned = False
         self.value = tuple(pieces) if self.per_replica else join(pieces, self.topology)
+
+
+def on_host(x: Any) -> np.ndarray:
+    """The bits of an array as NumPy has them; of random keys, the numbers that they stand for."""
+    is_keys = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return np.asarray(jax.random.key_data(x) if is_keys else x)

@@ -9,7 +9,7 @@ scan.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -21,7 +21,7 @@ from jax.extend.core import Primitive, set_current_trace, take_current_trace
 from replicax._errors import TracingError
 from replicax.context._current import current, entered
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import stacked
+from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
 from replicax.variables._cell import Cell
 
@@ -30,6 +30,7 @@ from replicax.variables._cell import Cell
 # has another value.
 generation = jax.make_user_context(default_value=None)
 _numbers = itertools.count(1)
+_eager_generation = [0]
 
 
 class Level(Protocol):
@@ -47,6 +48,12 @@ class Level(Protocol):
     def unverify(self, cell: Cell) -> None:
         """Note that replicas wrote a mirrored variable, and must be seen to agree."""
 
+    def read_copy(self, cell: Cell, replica: int) -> Any:
+        """One replica's copy."""
+
+    def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
+        """Replace one replica's copy."""
+
 
 class Storage:
     """The variables' own storage, seen from cross-replica context."""
@@ -61,6 +68,16 @@ class Storage:
         refuse_tracer(cell, value)
         cell.store(value)
 
+    def read_copy(self, cell: Cell, replica: int) -> Any:
+        """One replica's copy."""
+        refuse_in_foreign_trace(cell)
+        return cell.piece(replica)
+
+    def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
+        """Replace one replica's copy."""
+        refuse_tracer(cell, value)
+        cell.store_piece(replica, value)
+
     def uses(self, topology: Topology, what: str) -> None:
         """Nothing to note: every operation runs where its arrays are."""
 
@@ -68,7 +85,7 @@ class Storage:
         """Nothing to note: eager replicas are compared when they write."""
 
 
-class ReplicaStorage:
+class ReplicaStorage(Storage):
     """The variables' own storage, seen from one eager replica."""
 
     def __init__(self, topology: Topology, replica: int) -> None:
@@ -87,11 +104,48 @@ class ReplicaStorage:
         refuse_tracer(cell, value)
         cell.store_piece(self._replica if cell.topology == self._topology else 0, value)
 
-    def uses(self, topology: Topology, what: str) -> None:
-        """Nothing to note: every operation runs where its arrays are."""
 
-    def unverify(self, cell: Cell) -> None:
-        """Nothing to note: eager replicas are compared when they write."""
+class Freshness:
+    """Sees to it that JAX finds no jaxpr again which closed over a variable's old value."""
+
+    def __init__(self) -> None:
+        self.trace: Any = None
+        self._foreign: set[Cell] = set()
+        self._context: Any = None
+
+    @contextmanager
+    def kept(self, *, eager: bool) -> Iterator[None]:
+        """Keep the code in the block apart from what JAX traced before.
+
+        Args:
+            eager: Whether the block is not traced as a whole. Then it shares what JAX compiled
+                with the blocks before it, up to the first that read a variable in a sub-trace:
+                a new generation for every step would compile every step anew.
+        """
+        self.trace = current_trace()
+        start = ("eager", _eager_generation[0], generation.value) if eager else next(_numbers)
+        self._enter(start)
+        try:
+            yield
+        finally:
+            self._context.__exit__(None, None, None)
+            if eager and self._foreign:
+                _eager_generation[0] = next(_numbers)
+
+    def note_read(self, cell: Cell) -> None:
+        """Note a read; in a sub-trace, JAX may keep what it gave."""
+        if current_trace() is not self.trace:
+            self._foreign.add(cell)
+
+    def note_write(self, cell: Cell) -> None:
+        """Note a write: a jaxpr that closed over the old value becomes unfindable."""
+        if cell in self._foreign:
+            self._context.__exit__(None, None, None)
+            self._enter(next(_numbers))
+
+    def _enter(self, value: Any) -> None:
+        self._context = generation(value)
+        self._context.__enter__()
 
 
 class Overlay:
@@ -99,27 +153,48 @@ class Overlay:
 
     def __init__(self, values: dict[Cell, Any]) -> None:
         self._parent = level()
+        self.is_eager: bool = getattr(self._parent, "is_eager", True)
         self._values = dict(values)
         self.writes: dict[Cell, Any] = {}
-        self._trace: Any = None
+        self._fresh = Freshness()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Read and write here until the block ends."""
-        self._trace = current_trace()
-        with generation(next(_numbers)), entered(level=self):
+        with self._fresh.kept(eager=self.is_eager), entered(level=self):
             yield
 
     def read(self, cell: Cell) -> Any:
         """What was written here, stands for it here, or is outside."""
+        self._fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
-        return self._values[cell] if cell in self._values else self._parent.read(cell)
+        if cell in self._values:
+            return self._values[cell]
+        with set_current_trace(self._fresh.trace):
+            return self._parent.read(cell)
 
     def write(self, cell: Cell, value: Any) -> None:
         """Keep the value until the block ends."""
-        refuse_other_trace(cell, self._trace)
+        refuse_other_trace(cell, self._fresh.trace)
         self.writes[cell] = value
+        self._fresh.note_write(cell)
+
+    def read_copy(self, cell: Cell, replica: int) -> Any:
+        """One replica's copy, as far as it is known here."""
+        if cell in self.writes or cell in self._values:
+            return _copy_of(self.read(cell), replica)
+        self._fresh.note_read(cell)
+        with set_current_trace(self._fresh.trace):
+            return self._parent.read_copy(cell, replica)
+
+    def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
+        """Refuse: what is kept here is one value for all replicas."""
+        raise TracingError(
+            f"A single copy of variable {cell.name!r} was assigned inside a function that"
+            " `rx.value_and_grad` differentiates. Assign the variable itself there, or the copy"
+            " outside."
+        )
 
     def uses(self, topology: Topology, what: str) -> None:
         """Pass it on to what is outside."""
@@ -136,14 +211,14 @@ class TraceLevel:
     def __init__(self, *, in_replica: bool) -> None:
         self._in_replica = in_replica
         self._reads: dict[Cell, jax.Array] = {}
-        self._foreign: set[Cell] = set()
+        self._copies: dict[Cell, list[Any]] = {}
+        self._fresh = Freshness()
         self.writes: dict[Cell, Any] = {}
         self.unverified: set[Cell] = set()
         self.topologies: dict[Topology, str] = {}
         self.created: list[tuple[Any, jax.Array]] = []
         self.pulls: dict[Any, int] = {}
-        self.trace: Any = None
-        self._generation: Any = None
+        self.is_eager = False
 
     @property
     def reads(self) -> list[Cell]:
@@ -153,25 +228,19 @@ class TraceLevel:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Trace here until the block ends."""
-        self.trace = current_trace()
-        self._generation = generation(next(_numbers))
-        self._generation.__enter__()
-        try:
-            with entered(level=self):
-                yield
-        finally:
-            self._generation.__exit__(None, None, None)
+        with self._fresh.kept(eager=False), entered(level=self):
+            yield
+            self._compare_copies()
 
     def read(self, cell: Cell) -> Any:
         """What was written here, or the input that stands for the variable."""
-        if current_trace() is not self.trace:
-            self._foreign.add(cell)
+        self._fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
         if cell not in self._reads:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
-            with set_current_trace(self.trace):
+            with set_current_trace(self._fresh.trace):
                 self._reads[cell] = read_p.bind(number=len(self._reads), aval=self._aval(cell))
         value = self._reads[cell]
         if cell.per_replica and not self._in_replica:
@@ -181,15 +250,34 @@ class TraceLevel:
 
     def write(self, cell: Cell, value: Any) -> None:
         """Keep the value as an output of the function."""
-        refuse_other_trace(cell, self.trace)
+        refuse_other_trace(cell, self._fresh.trace)
         if cell.topology is not None:
             self.uses(cell.topology, f"variable {cell.name!r}")
         self.writes[cell] = value
-        if cell in self._foreign:
-            # A jaxpr that closed over the old value may be cached: make it unfindable.
-            self._generation.__exit__(None, None, None)
-            self._generation = generation(next(_numbers))
-            self._generation.__enter__()
+        self._copies.pop(cell, None)
+        self._fresh.note_write(cell)
+
+    def read_copy(self, cell: Cell, replica: int) -> Any:
+        """One replica's copy; inside a replica, its own."""
+        if cell in self._copies:
+            return self._copies[cell][replica]
+        return _copy_of(self.read(cell), replica)
+
+    def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
+        """Replace one replica's copy; at the end all copies of a mirrored one must agree."""
+        if self._in_replica or cell.topology is None:
+            self.write(cell, value)
+            self.unverified.add(cell)
+            return
+        copies = [self.read_copy(cell, i) for i in range(cell.topology.num_replicas)]
+        copies[replica] = value
+        self.write(cell, PerReplica(copies) if cell.per_replica else copies[0])
+        if not cell.per_replica:
+            self._copies[cell] = copies
+
+    def _compare_copies(self) -> None:
+        for cell, copies in list(self._copies.items()):
+            note_verdict(self, cell, all_equal(copies))
 
     def uses(self, topology: Topology, what: str) -> None:
         """Note that the function computes on ``topology``."""
@@ -216,6 +304,23 @@ def level() -> Level:
     return found if found is not None else _storage
 
 
+def note_verdict(where: Level, cell: Cell, agreed: jax.Array) -> None:
+    """Have the compiled call at ``where`` find out whether the copies of ``cell`` agree."""
+    verdict = cell.verdict()
+    where.write(verdict, where.read(verdict) & agreed)
+
+
+def all_equal(values: Sequence[Any]) -> jax.Array:
+    """Whether arrays of one shape have the same value, where NaN is NaN."""
+    a = jnp.asarray(values[0])
+    same = [((a == b) | ((a != a) & (b != b))).all() for b in values[1:]]
+    return jnp.stack(same).all()
+
+
+def _copy_of(value: Any, replica: int) -> Any:
+    return value.values[replica] if isinstance(value, PerReplica) else value
+
+
 def current_trace() -> Any:
     """JAX's own notion of what is being traced now."""
     with take_current_trace() as trace:
@@ -225,9 +330,14 @@ def current_trace() -> Any:
 _no_trace = current_trace()
 
 
+def is_transformed() -> bool:
+    """Whether JAX transforms or traces the code that runs now: jit, grad, vmap, scan, ..."""
+    return current_trace() is not _no_trace
+
+
 def is_staging() -> bool:
     """Whether operations on constants are recorded rather than run."""
-    return current_trace() is not _no_trace and is_traced(jax.lax.neg(np.float32(0)))
+    return is_transformed() and is_traced(jax.lax.neg(np.float32(0)))
 
 
 def refuse_in_foreign_trace(cell: Cell) -> None:
@@ -248,15 +358,15 @@ def refuse_tracer(cell: Cell, value: Any) -> None:
     """Refuse to store a value that exists only while a function is traced.
 
     Raises:
-        TracingError: If ``value`` is or holds a tracer.
+        TracingError: If ``value`` is or holds a tracer, or JAX traces the code that runs now.
     """
-    if any(map(is_traced, jax.tree.leaves(value))):
+    if is_staging() or any(map(is_traced, jax.tree.leaves(value))):
         raise TracingError(
-            f"Variable {cell.name!r} was assigned a value that exists only while JAX traces a"
-            f" function ({jnp.shape(value)} tracer): it would leak out of jax.jit, jax.grad,"
-            " jax.lax.scan or the like. Return the value and assign it outside, or use"
-            " `rx.function`, `rx.value_and_grad`, `rx.scan`, `rx.cond` or `rx.while_loop`, which"
-            " carry assignments."
+            f"Variable {cell.name!r} was assigned while JAX traces a function (jax.jit, jax.grad,"
+            " jax.lax.scan, ...): the value exists only in the trace, and the assignment would"
+            " happen once, when the function is traced, and never when it runs. Return the value"
+            " and assign it outside, or use `rx.function`, `rx.value_and_grad`, `rx.scan`,"
+            " `rx.cond` or `rx.while_loop`, which carry assignments."
         )
 
 

@@ -25,9 +25,9 @@ from replicax.context._current import current
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import InBody, PerReplica, in_body
 from replicax.values._placement import is_traced
-from replicax.values._reduce import agree, first_value, gather_value, reduce_value
-from replicax.variables._cell import Cell
-from replicax.variables._levels import TraceLevel, level
+from replicax.values._reduce import first_value, gather_value, reduce_value
+from replicax.variables._cell import Cell, on_host
+from replicax.variables._levels import all_equal, level, note_verdict
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]
@@ -99,20 +99,13 @@ class ComponentPolicy:
 
     def read(self) -> jax.Array:
         """The copy."""
-        where = level()
-        if isinstance(where, TraceLevel) and current().strategy is not None:
-            value: jax.Array = where.read(self.cell)
-            return value
-        return self.cell.piece(self.replica)
+        value: jax.Array = level().read_copy(self.cell, self.replica)
+        return value
 
     def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
         """Write this copy only."""
-        where = level()
         new = combine(None if kind == "replace" else self.read(), *parts)
-        if isinstance(where, TraceLevel) and current().strategy is not None:
-            where.write(self.cell, new)
-        else:
-            self.cell.store_piece(self.replica, new)
+        level().write_copy(self.cell, self.replica, new)
 
 
 @final
@@ -275,9 +268,20 @@ def _agreed(part: PerReplica, cell: Cell) -> Any:
     if isinstance(part.form, InBody):
         level().unverify(cell)
         return part.form.piece
-    if any(map(is_traced, part.values)) or agree(part.values):
-        return part.values[0]
-    raise DivergenceError(diverging(cell.name, part.values))
+    if any(map(is_traced, part.values)):
+        note_verdict(level(), cell, all_equal(part.values))
+    elif not _same_on_host(part.values):
+        raise DivergenceError(diverging(cell.name, part.values))
+    return part.values[0]
+
+
+def _same_on_host(values: Sequence[Any]) -> bool:
+    # By value, as compiled code compares: NaN is NaN, and 0.0 is -0.0.
+    arrays = [on_host(v) for v in values]
+    a = arrays[0]
+    return all(
+        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for b in arrays[1:]
+    )
 
 
 def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:

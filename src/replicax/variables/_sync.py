@@ -8,7 +8,7 @@ import numpy as np
 
 from replicax._errors import DivergenceError
 from replicax.values._reduce import agree
-from replicax.variables._cell import Cell
+from replicax.variables._cell import Cell, on_host
 from replicax.variables._variable import Variable, live_variables
 
 CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
@@ -50,7 +50,7 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
     for cell in cells:
         if cell.per_replica or cell.topology is None:
             continue
-        pieces = [np.asarray(p) for p in cell.pieces()]
+        pieces = [on_host(p) for p in cell.pieces()]
         if not agree(pieces):
             raise DivergenceError(_report(cell.name, pieces, when))
 
@@ -58,8 +58,8 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
 def _report(name: str, pieces: list[Any], when: str) -> str:
     other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
     a, b = pieces[0], pieces[other]
-    differ = ~((a == b) | ((a != a) & (b != b)))  # NaN agrees with NaN
-    where = tuple(int(i) for i in np.argwhere(differ)[0]) if differ.any() else ()
+    differ = (_bytes(a) != _bytes(b)).any(axis=-1)
+    where = tuple(int(i) for i in np.argwhere(differ)[0])
     at = f" at index {where}" if where else ""
     return (
         f"Mirrored variable {name!r} differs between replicas{when}: {int(differ.sum())} of"
@@ -67,3 +67,7 @@ def _report(name: str, pieces: list[Any], when: str) -> str:
         " Something wrote to single copies, or replicas computed an update from different values;"
         " all-reduce what the update is made of."
     )
+
+
+def _bytes(a: np.ndarray) -> np.ndarray:
+    return np.frombuffer(a.tobytes(), np.uint8).reshape(*a.shape, a.dtype.itemsize)

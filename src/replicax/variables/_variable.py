@@ -16,9 +16,10 @@ from replicax._errors import VariableError
 from replicax.context._current import get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import PerReplica, format_components
+from replicax.values._per_replica import InBody, PerReplica, format_components
 from replicax.values._placement import is_traced
-from replicax.variables._cell import Cell
+from replicax.variables._cell import Cell, on_host
+from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, initial_array
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._policy import (
@@ -90,7 +91,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         self._components: tuple[Variable, ...] | None = None
         self.constraint = constraint
         value, traced = initial_array(initial_value, dtype, self._name)
-        _check_declaration(self, value, shape, distributed=topology is not None)
+        check_declaration(self, self._name, value, shape, distributed=topology is not None)
         several = topology is not None and topology.num_replicas > 1
         with jax.ensure_compile_time_eval():
             cell = Cell(value, topology, self._name, per_replica=on_read and several)
@@ -245,23 +246,28 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     def _checked(self, value: Any, verb: str) -> Any:
         if isinstance(value, PerReplica):
+            for part in _components(value):
+                self._check_array(jnp.asarray(part), verb, exact=True)
             return value
         if isinstance(value, Variable):
             value = value.read_value()
         if isinstance(value, bool | int | float | complex) and self.shape == ():
             # Stays a Python number, so that all replicas may be seen to agree on it.
-            _check_dtype(self, np.asarray(value), verb, exact=False)
+            check_dtype(self, np.asarray(value), verb, exact=False)
             return value
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
         array = jnp.asarray(value)
-        _check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))
+        self._check_array(array, verb, exact=exact)
+        return array if is_key(array) else array.astype(self.dtype)
+
+    def _check_array(self, array: jax.Array, verb: str, *, exact: bool) -> None:
+        check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))
         if tuple(array.shape) != self.shape:
             raise ValueError(
                 f"{verb} of a value of shape {tuple(array.shape)} to variable {self.name!r} of"
                 f" shape {self.shape}: the shapes must be equal. Use `jnp.broadcast_to(value,"
                 f" {self.shape})` to repeat it."
             )
-        return array if is_key(array) else array.astype(self.dtype)
 
     # Its copies.
 
@@ -343,86 +349,18 @@ def _component(whole: Variable, replica: int) -> Variable:
     return part
 
 
-def _check_declaration(v: Variable, value: Any, shape: Any, *, distributed: bool) -> None:
-    for what, kind in (
-        ("synchronization", VariableSynchronization),
-        ("aggregation", VariableAggregation),
-    ):
-        if not isinstance(getattr(v, what), kind):
-            raise ValueError(
-                f"{what}={getattr(v, what)!r} of variable {v._name!r} is not one of"  # noqa: SLF001
-                f" {', '.join(f'rx.{kind.__name__}.{m}' for m in kind.__members__)}."
-            )
-    if distributed and v.synchronization is VariableSynchronization.NONE:
-        raise VariableError(
-            f"Variable {v._name!r} has synchronization NONE, which no strategy supports: use"  # noqa: SLF001
-            " rx.VariableSynchronization.AUTO, ON_WRITE or ON_READ."
-        )
-    if v.synchronization is VariableSynchronization.ON_READ and v.trainable:
-        raise VariableError(
-            f"Variable {v._name!r} has synchronization ON_READ and cannot be trainable: its copies"  # noqa: SLF001
-            " differ between reads. Leave out `trainable`, or use ON_WRITE."
-        )
-    if (
-        distributed
-        and v.aggregation is VariableAggregation.MEAN
-        and not jnp.issubdtype(value.dtype, jnp.inexact)
-    ):
-        raise VariableError(
-            f"Variable {v._name!r} of dtype {value.dtype} cannot have aggregation MEAN: the mean"  # noqa: SLF001
-            " of integers is not an integer. Use SUM, ONLY_FIRST_REPLICA, or a float dtype."
-        )
-    if shape is not None and tuple(shape) != tuple(value.shape):
-        raise ValueError(
-            f"Variable {v._name!r} was declared with shape {tuple(shape)}, but its initial value"  # noqa: SLF001
-            f" has shape {tuple(value.shape)}."
-        )
-
-
-def _check_dtype(v: Variable, value: Any, verb: str, *, exact: bool) -> None:
-    if jnp.issubdtype(v.dtype, jax.dtypes.extended):
-        return
-    have, want = np.dtype(value.dtype), np.dtype(v.dtype)
-    fits = np.can_cast(have, want, "same_kind") if exact else _python_fits(have, want)
-    if not fits:
-        raise VariableError(
-            f"{verb} of a value of dtype {have} to variable {v.name!r} of dtype {want} would lose"
-            f" what does not fit. Convert it yourself: `value.astype({str(want)!r})`."
-        )
-
-
-def _python_fits(have: np.dtype, want: np.dtype) -> bool:
-    order = "biufcV"
-    have_rank = {"b": 0, "i": 1, "u": 1, "f": 2, "c": 3}.get(have.kind, 4)
-    want_rank = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}.get(want.kind, 4)
-    return have_rank <= want_rank and have.kind in order
-
-
-def is_key(x: Any) -> bool:
-    """Whether ``x`` is an array of random keys, which has no dtype to convert to."""
-    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
+def _components(value: PerReplica) -> tuple[Any, ...]:
+    # Inside compiled code the others' pieces are a collective away, and of the same kind.
+    return (value.form.piece,) if isinstance(value.form, InBody) else value.values
 
 
 def _shown(value: jax.Array) -> str:
-    array = np.asarray(value)
+    array = on_host(value)
     return repr(array.item()) if array.ndim == 0 else repr(array)
 
 
-_BINARY = [
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-]
+_ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
+_BINARY = [*_ARITHMETIC, "and", "or", "xor", "lshift", "rshift"]
 _COMPARE = ["lt", "le", "gt", "ge", "eq", "ne"]
 _UNARY = ["neg", "pos", "abs", "invert"]
 
