@@ -171,7 +171,7 @@ def test_a_union_of_resolvers_without_a_protocol_has_none():
         ((Fixed(), "x"), {}, TypeError),
         ((Fixed(),), {"z": 3}, ValueError),
     ],
-    ids=str,
+    ids=["nothing", "a number", "None", "a resolver and a text", "an unknown keyword"],
 )
 def test_a_union_of_something_else_is_refused(arguments, keywords, kind):
     with pytest.raises(kind) as caught:

@@ -14,8 +14,8 @@ from replicax.input._autoshard import Part, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
-from replicax.input._sources import DatasetSource, source_of
-from replicax.input._split import HostStep, Share, deal, split_batches, split_stream
+from replicax.input._sources import DatasetSource, Source, source_of
+from replicax.input._split import HostStep, Share, deal, split_batches, split_stream, without_rows
 from replicax.topology._mesh import Topology
 
 
@@ -51,12 +51,15 @@ def distribute_dataset(
             elements, begun = source.open(state, skip)
             return split_batches(elements, share), begun
         elements, begun = source.open(state)
-        chunks = split_stream(elements, share, size)
+        chunks = split_stream(elements, share, size, without_rows(source.element_spec))
         for _ in range(skip):
             next(chunks, None)
         return chunks, begun
 
-    spec = distributed_spec(source.element_spec, feed, leading=_leading(source.element_spec, share))
+    def spec() -> Any:
+        own = source.element_spec
+        return distributed_spec(own, feed, leading=_leading(own, share))
+
     depth = len(topology.own) * given.experimental_per_replica_buffer_size
     return DistributedDataset(Pipeline(steps, feed, spec, source.cardinality, depth))
 
@@ -83,19 +86,19 @@ def distribute_from_function(
         ]
     else:
         sources = [source_of(dataset_fn(InputContext(1, 0, replicas)))]
-    own = sources[0].element_spec
-    drop = drop_partial or _is_static(own)
 
     def steps(state: Any, skip: int) -> tuple[Iterator[HostStep], Any]:
         if len(sources) == 1:
             elements, begun = sources[0].open(state, skip * replicas)
-            return deal(elements, replicas, drop=drop), begun
+            return deal(elements, replicas, drop=drop_partial or _is_static(sources[0])), begun
         opened = [
             s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
         ]
         return _together([e for e, _ in opened]), [begun for _, begun in opened]
 
-    spec = distributed_spec(own, feed, leading=True)
+    def spec() -> Any:
+        return distributed_spec(sources[0].element_spec, feed, leading=True)
+
     count = sources[0].cardinality
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
     depth = replicas * given.experimental_per_replica_buffer_size
@@ -127,8 +130,11 @@ def _leading(spec: Any, share: Share) -> int | bool | None:
     return None if rest else size
 
 
-def _is_static(spec: Any) -> bool:
-    return all(s.shape is not None and None not in s.shape for s in _leaves(spec))
+def _is_static(source: Source) -> bool:
+    if not isinstance(source, DatasetSource):
+        return False
+    specs = _leaves(source.element_spec)
+    return all(s.shape is not None and None not in s.shape for s in specs)
 
 
 def _leaves(spec: Any) -> list[TensorSpec]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NoReturn
 
 import jax
@@ -32,16 +33,22 @@ class Pipeline:
         steps: Makes the host steps of a pass: takes the state of an earlier pass, or None, and how
             many steps to pass over; returns the steps and the state of this pass.
         feed: Puts a step on the devices.
-        element_spec: What each step looks like.
+        spec: Says what each step looks like; asked for only when somebody wants to know, as it may
+            have to read the first element.
         cardinality: How many steps there are, or a negative constant of rx.data.
         depth: How many steps are made ready ahead of time.
     """
 
     steps: Callable[[Any, int], tuple[Iterator[HostStep], Any]]
     feed: Feed
-    element_spec: Any
+    spec: Callable[[], Any]
     cardinality: int
     depth: int
+
+    @cached_property
+    def element_spec(self) -> Any:
+        """What each step looks like."""
+        return self.spec()
 
 
 class DistributedDataset:

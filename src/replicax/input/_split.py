@@ -13,6 +13,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._tensor_spec import TensorSpec
+
 
 @dataclass(frozen=True)
 class Share:
@@ -47,27 +49,46 @@ class HostStep:
         return tuple(jax.tree.map(lambda x, i=i: x[i], self.even) for i in range(replicas))
 
 
-def split_batches(batches: Iterable[Any], share: Share) -> Iterator[HostStep]:
-    """Every batch on its own."""
+def split_batches(
+    batches: Iterable[Any], share: Share, *, shared: bool = True
+) -> Iterator[HostStep]:
+    """Every batch on its own.
+
+    Args:
+        batches: The batches that this worker reads.
+        share: Which chunks of a batch are whose.
+        shared: Whether all workers read the same batches, and each takes its chunks of them;
+            otherwise the chunks are all this worker's, over several steps.
+    """
     for batch in batches:
         rows = _rows(batch)
         size = -(-rows // share.total)
-        mine = [i * share.workers + share.worker for i in range(share.replicas)]
-        if (mine[-1] + 1) * size <= rows:
-            yield HostStep(even=jax.tree.map(lambda x: _stacked(x, mine, size, share), batch))  # noqa: B023
-        else:
-            yield _step([_cut(batch, j * size, (j + 1) * size) for j in mine])
+        for mine in _chunks(share, shared=shared):
+            if (mine[-1] + 1) * size <= rows:
+                yield HostStep(even=jax.tree.map(lambda x: _stacked(x, mine, size, share), batch))  # noqa: B023
+            else:
+                yield _step([_cut(batch, j * size, (j + 1) * size) for j in mine])
 
 
-def split_stream(batches: Iterable[Any], share: Share, batch_size: int) -> Iterator[HostStep]:
-    """Chunks of the stream, in the shares of a full batch."""
+def split_stream(
+    batches: Iterable[Any], share: Share, batch_size: int, nothing: Any
+) -> Iterator[HostStep]:
+    """Chunks of the stream, in the shares of a full batch.
+
+    Args:
+        batches: The batches that this worker reads.
+        share: Which replicas it serves.
+        batch_size: How many rows a full batch has.
+        nothing: A batch without rows, for shares that have none.
+    """
     small, larger = divmod(batch_size, share.total)
     sizes = [small + 1] * larger + [small] * (share.total - larger)
     first = share.worker * share.replicas
     source = _Rows(batches)
     step: list[Any] = []
     for size in itertools.cycle(sizes[first:] + sizes[:first]):
-        chunk = source.take(size)
+        # The end shows only when rows are asked for.
+        chunk = source.take(size) if size else nothing
         if chunk is None:
             break
         step.append(chunk)
@@ -103,12 +124,9 @@ class _Rows:
     def __init__(self, batches: Iterable[Any]) -> None:
         self._batches = iter(batches)
         self._left: Any = None
-        self._last: Any = None
 
     def take(self, count: int) -> Any:
         """The next ``count`` rows, fewer at the end; None if there are none."""
-        if count == 0:
-            return self._empty()
         taken: list[Any] = []
         while count and (batch := self._next()) is not None:
             rows = _rows(batch)
@@ -125,13 +143,7 @@ class _Rows:
         left, self._left = self._left, None
         if left is not None:
             return left
-        self._last = next(self._batches, None)
-        return self._last
-
-    def _empty(self) -> Any:
-        if self._left is None:
-            self._left = self._next()
-        return None if self._left is None else _cut(self._left, 0, 0)
+        return next(self._batches, None)
 
 
 def _rows(batch: Any) -> int:
@@ -142,6 +154,14 @@ def _rows(batch: Any) -> int:
             " the global batch size first: `dataset.batch(global_batch_size)`."
         )
     return len(leaves[0])
+
+
+def _chunks(share: Share, *, shared: bool) -> list[list[int]]:
+    """The numbers of the chunks of a batch that this worker takes, step by step."""
+    if shared:
+        return [[i * share.workers + share.worker for i in range(share.replicas)]]
+    numbers = range(share.total)
+    return [list(numbers[i : i + share.replicas]) for i in numbers[:: share.replicas]]
 
 
 def _stacked(x: np.ndarray, mine: Sequence[int], size: int, share: Share) -> np.ndarray:
@@ -164,6 +184,15 @@ def _step(parts: Sequence[Any]) -> HostStep:
 def _filled(step: Sequence[Any], replicas: int) -> list[Any]:
     nothing = jax.tree.map(_without_rows, step[0])
     return [*step, *([nothing] * (replicas - len(step)))]
+
+
+def without_rows(spec: Any) -> Any:
+    """A batch without rows, of a spec."""
+    return jax.tree.map(
+        lambda s: np.zeros((0, *(n or 0 for n in (s.shape or ())[1:])), s.dtype),
+        spec,
+        is_leaf=lambda s: isinstance(s, TensorSpec),
+    )
 
 
 def _without_rows(x: Any) -> np.ndarray:
