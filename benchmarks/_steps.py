@@ -1,0 +1,79 @@
+"""One training step of a model, with replicax and written by hand."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import replicax as rx
+from benchmarks._models import RATE, Model
+from benchmarks._timing import Block, block
+
+
+def with_replicax(strategy: rx.distribute.Strategy, model: Model) -> Block:
+    """The step as users write it."""
+    with strategy.scope():
+        weights = [rx.Variable(w) for w in model.weights()]
+    step = replicax_step(strategy, model, weights)
+    x, y = (per_replica(strategy, a) for a in model.batch(strategy.num_replicas_in_sync))
+    return block(lambda: step(x, y), lambda: jax.block_until_ready([w.cell.value for w in weights]))
+
+
+def replicax_step(
+    strategy: rx.distribute.Strategy, model: Model, weights: list[rx.Variable]
+) -> rx.function:
+    """The compiled step; fresh, so that its first call traces."""
+
+    def replica_step(x, y):
+        def loss_fn():
+            return model.loss([w.read_value() for w in weights], x, y)
+
+        loss, gradients = rx.value_and_grad(loss_fn, weights)()
+        gradients = rx.distribute.get_replica_context().all_reduce("MEAN", gradients)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.assign_sub(RATE * gradient)
+        return loss
+
+    @rx.function
+    def step(x, y):
+        return strategy.reduce("MEAN", strategy.run(replica_step, args=(x, y)), axis=None)
+
+    return step
+
+
+def per_replica(strategy: rx.distribute.Strategy, rows) -> rx.distribute.PerReplica:
+    """Rows split over the replicas, on their devices, as a step before this one would give them."""
+    size = len(rows) // strategy.num_replicas_in_sync
+    values = strategy.experimental_distribute_values_from_function(
+        lambda ctx: jnp.asarray(rows[ctx.replica_id_in_sync_group * size :][:size])
+    )
+    return rx.function(lambda v: strategy.run(lambda a: a, args=(v,)))(values)
+
+
+def by_hand(devices: list[jax.Device], model: Model) -> Block:
+    """The same with nothing but JAX: shard_map, jit, and the state handed on and donated."""
+    mesh = Mesh(devices, ("replica",))
+    split, same = PartitionSpec("replica"), PartitionSpec()
+
+    def replica_step(weights, x, y):
+        loss, gradients = jax.value_and_grad(model.loss)(weights, x, y)
+        gradients = jax.lax.pmean(gradients, "replica")
+        new = [w - RATE * g for w, g in zip(weights, gradients, strict=True)]
+        return new, jax.lax.pmean(loss, "replica")
+
+    step = jax.jit(
+        jax.shard_map(
+            replica_step,
+            mesh=mesh,
+            in_specs=(same, split, split),
+            out_specs=(same, same),
+            check_vma=False,
+        ),
+        donate_argnums=0,
+    )
+    x, y = jax.device_put(model.batch(len(devices)), NamedSharding(mesh, split))
+    state = [jax.device_put(model.weights(), NamedSharding(mesh, same))]
+
+    def once():
+        state[0], _ = step(state[0], x, y)
+
+    return block(once, lambda: jax.block_until_ready(state[0]))

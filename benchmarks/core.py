@@ -1,0 +1,246 @@
+"""The speed table of the core: one run, one table of ratios.
+
+    python benchmarks/core.py [--tensorflow PYTHON] [--quick]
+
+``PYTHON`` is an interpreter that can import tensorflow; by default this one. Without TensorFlow its
+rows are left out. What each row means is in docs/benchmarks.md.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import replicax as rx  # noqa: E402
+from benchmarks._models import DEEP, MLP, MODELS  # noqa: E402
+from benchmarks._steps import by_hand, with_replicax  # noqa: E402
+from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table."""
+
+    what: str
+    measured: Spread
+    target: float | None
+    times: tuple[float, float]
+    unit: str = ""
+
+    def cells(self) -> tuple[str, ...]:
+        scale, digits = (1e6, 0) if self.unit else (1, 2)
+        shown = [f"{v * scale:.{digits}f}" for v in vars(self.measured).values()]
+        sign = "+" if self.unit else ""
+        target = "" if self.target is None else f"{sign}{self.target * scale:.{digits}f}{self.unit}"
+        verdict = "" if self.target is None else "ok" if self.holds else "MISSED"
+        ours, theirs = map(_seconds, self.times)
+        median, low, high = shown
+        return self.what, f"{sign}{median}{self.unit}", f"{low}..{high}", target, verdict, ours, theirs
+
+    @property
+    def holds(self) -> bool:
+        return self.target is not None and self.measured.median <= self.target
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The speed table of the core.")
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the pairs, to try it out")
+    options = parser.parse_args()
+    console, share = Console(width=None if sys.stdout.isatty() else 118), 10 if options.quick else 1
+    rows: list[Row] = []
+    for part in (_imports, _first_calls):
+        with console.status(part.__doc__ or ""):
+            rows += part(share)
+    strategy = _two_replicas()
+    with console.status("Steps against hand-written JAX"):
+        rows += _against_hand(strategy, share)
+    with console.status("Against TensorFlow"), _tensorflow(options.tensorflow) as answer:
+        if answer is None:
+            console.print("No TensorFlow: give an interpreter that has it with --tensorflow.")
+        else:
+            rows += _against_tensorflow(strategy, answer, share)
+    console.print(_table(rows))
+
+
+def _two_replicas() -> rx.distribute.Strategy:
+    [cpu] = rx.config.list_physical_devices("CPU")
+    rx.config.set_logical_device_configuration(cpu, [rx.config.LogicalDeviceConfiguration()] * 2)
+    return rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
+    devices = jax.devices()[:2]
+    rows = []
+    for model in MODELS:
+        found = compare(with_replicax(strategy, model), by_hand(devices, model), pairs=100 // share)
+        rows.append(_ratio(f"step of {model.name} / hand-written", found, 1.03))
+    found = compare(*_empty_steps(strategy, devices), pairs=200 // share, seconds=0.02)
+    rows.append(
+        Row("empty step - hand-written", found.difference, 40e-6, _medians(found), unit=" us")
+    )
+    return rows
+
+
+def _empty_steps(
+    strategy: rx.distribute.Strategy, devices: list[jax.Device]
+) -> tuple[Block, Block]:
+    """One scalar and no work: what a call costs."""
+    with strategy.scope():
+        count = rx.Variable(0.0)
+
+    def replica_step() -> None:
+        count.assign_add(1.0)
+
+    step = rx.function(lambda: strategy.run(replica_step))
+    mesh, same = Mesh(devices, ("replica",)), PartitionSpec()
+    hand = jax.jit(
+        jax.shard_map(lambda x: x + 1, mesh=mesh, in_specs=same, out_specs=same, check_vma=False),
+        donate_argnums=0,
+    )
+    state = [jax.device_put(0.0, NamedSharding(mesh, same))]
+
+    def hand_step() -> None:
+        state[0] = hand(state[0])
+
+    return (
+        block(step, lambda: jax.block_until_ready(count.cell.value)),
+        block(hand_step, lambda: jax.block_until_ready(state[0])),
+    )
+
+
+def _against_tensorflow(strategy: rx.distribute.Strategy, answer, share: int) -> list[Row]:
+    rows = []
+    for model in (MLP, DEEP):
+        theirs = lambda steps, name=model.name: answer(name, steps)  # noqa: E731
+        found = compare(with_replicax(strategy, model), theirs, pairs=60 // share)
+        rows.append(_ratio(f"step of {model.name} / TensorFlow", found, 0.5))
+
+    def total(x: jax.Array) -> jax.Array:
+        return rx.distribute.get_replica_context().all_reduce("SUM", x * 2)
+
+    for name, fn in (("eager", lambda x: x * 2 + 1), ("eager all_reduce", total)):
+        x = strategy.experimental_distribute_values_from_function(lambda _: jnp.ones(4))
+        theirs = lambda steps, name=name: answer(name, steps)  # noqa: E731
+        found = compare(_eager(strategy, fn, x), theirs, pairs=60 // share)
+        rows.append(_ratio(f"{name.replace('eager', 'eager run')} / TensorFlow", found, 0.7))
+    return rows
+
+
+def _eager(strategy: rx.distribute.Strategy, fn, x) -> Block:
+    last = [None]
+
+    def step() -> None:
+        last[0] = strategy.run(fn, args=(x,))
+
+    return block(step, lambda: jax.block_until_ready(last[0]))
+
+
+@contextmanager
+def _tensorflow(python: str) -> Iterator[object]:
+    """A function that has TensorFlow do a block, or None where there is none."""
+    child = subprocess.Popen(
+        [python, ROOT / "benchmarks" / "_tensorflow.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert child.stdin and child.stdout
+
+    def answer(name: str, steps: int) -> float:
+        print(name, steps, file=child.stdin, flush=True)
+        return float(child.stdout.readline())
+
+    try:
+        yield answer if child.stdout.readline() == "ready\n" else None
+    finally:
+        child.kill()
+        child.wait()
+
+
+def _first_calls(share: int) -> list[Row]:
+    """Tracing with 64 and with 2 replicas."""
+    found = json.loads(_child(["-m", "benchmarks._first_call", str(max(2, 12 // share))]))
+    traces = Comparison(found["64"]["trace"], found["2"]["trace"])
+    compiled = found["64"]["compile"], found["2"]["compile"]
+    ratio = compiled[0] / compiled[1]
+    return [
+        _ratio("trace, 64 replicas / 2 (50 layers)", traces, 1.3),
+        Row("compile, 64 replicas / 2 (once)", Spread(ratio, ratio, ratio), None, compiled),
+    ]
+
+
+def _imports(share: int) -> list[Row]:
+    """`import replicax` and `import jax` in fresh processes."""
+    with tempfile.TemporaryDirectory() as bytecode:
+        # As after an installation: bytecode is there. Processor time, which neighbours disturb less.
+        def seconds(module: str) -> float:
+            code = f"import time, {module}; print(time.process_time())"
+            return float(_child(["-c", code], bytecode=bytecode))
+
+        def repeated(module: str) -> Block:
+            return lambda steps: sum(seconds(module) for _ in range(steps))
+
+        bare = seconds("sys")
+        found = compare(
+            repeated("replicax"), repeated("jax"), pairs=max(4, 20 // share), seconds=0
+        )
+    ours, theirs = ([t - bare for t in side] for side in (found.ours, found.theirs))
+    return [_ratio("import replicax / import jax", Comparison(ours, theirs), 1.25)]
+
+
+def _child(arguments: list[str], *, bytecode: str | None = None) -> str:
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+    }
+    if bytecode:
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = bytecode
+    ran = subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True
+    )
+    if ran.returncode:
+        raise SystemExit(ran.stderr)
+    return ran.stdout
+
+
+def _ratio(what: str, found: Comparison, target: float) -> Row:
+    return Row(what, found.ratio, target, _medians(found))
+
+
+def _medians(found: Comparison) -> tuple[float, float]:
+    return Spread.of(found.ours).median, Spread.of(found.theirs).median
+
+
+def _seconds(t: float) -> str:
+    return f"{t:.2f} s" if t >= 1 else f"{t * 1e3:.2f} ms" if t >= 1e-3 else f"{t * 1e6:.0f} us"
+
+
+def _table(rows: list[Row]) -> Table:
+    table = Table(title="replicax: ratios, medians of neighbouring pairs")
+    for name in ("what", "measured", "quartiles", "at most", "", "ours", "theirs"):
+        table.add_column(name, justify="left" if name in ("what", "") else "right")
+    for row in rows:
+        table.add_row(*row.cells())
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""Datasets against a NumPy loop and, where it can be imported, tf.data.
+
+    python -m benchmarks.data
+
+Every pass of ours alternates with a pass of theirs in one process, and the median of the ratios of
+neighbours is reported: above 1 means that ours is faster.
+"""
+
+import importlib
+import os
+import resource
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+import replicax.data as rxd
+import replicax.io as rxio
+
+PAIRS = 9
+IMAGES = 60_000
+LINES = 300_000
+RECORDS = 20_000
+BATCH = 128
+
+
+def tensorflow():
+    """The tensorflow module, or None."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    try:
+        return importlib.import_module("tensorflow")
+    except ImportError:
+        return None
+
+
+def seconds(run: Callable[[], Iterable[object]]) -> float:
+    began = time.perf_counter()
+    for _ in run():
+        pass
+    return time.perf_counter() - began
+
+
+def speed_up(ours, theirs, pairs: int = PAIRS) -> float:
+    """How many times faster ours is: the median over neighbouring passes."""
+    seconds(ours), seconds(theirs)
+    ratios = []
+    for pair in range(pairs):
+        first, second = (ours, theirs) if pair % 2 else (theirs, ours)
+        a, b = seconds(first), seconds(second)
+        ratios.append(b / a if pair % 2 else a / b)
+    return statistics.median(ratios)
+
+
+def report(name: str, against: str, value: float, target: float | None) -> None:
+    wanted = (
+        "" if target is None else f"  (target {target:g}: {'met' if value >= target else 'MISSED'})"
+    )
+    print(f"{name:44} vs {against:24} {value:8.2f}x{wanted}", flush=True)
+
+
+def images(tf) -> None:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (IMAGES, 28, 28), dtype=np.uint8)
+    labels = rng.integers(0, 10, IMAGES)
+    scale = np.float32(1 / 255)
+
+    def gather():
+        order = rng.permutation(IMAGES)
+        for start in range(0, IMAGES, BATCH):
+            places = order[start : start + BATCH]
+            yield pixels[places] * scale, labels[places]
+
+    def normalise(x, y):
+        return x * scale, y
+
+    source = rxd.Dataset.from_tensor_slices((pixels, labels)).shuffle(IMAGES)
+    after = source.batch(BATCH).map(normalise)
+    before = source.map(normalise).batch(BATCH)
+    buffered = (
+        rxd.Dataset.from_tensor_slices((pixels, labels)).shuffle(10_000).batch(BATCH).map(normalise)
+    )
+    report("images: shuffle, batch, map", "NumPy gather", speed_up(after.__iter__, gather), 0.9)
+    report("images: shuffle, map, batch", "NumPy gather", speed_up(before.__iter__, gather), 0.9)
+    report("images: small buffer", "NumPy gather", speed_up(buffered.__iter__, gather), None)
+    if tf is not None:
+        shuffled = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(IMAGES)
+
+        def cast(x, y):
+            return tf.cast(x, tf.float32) * scale, y
+
+        fast = shuffled.batch(BATCH).map(cast).as_numpy_iterator
+        slow = shuffled.map(cast).batch(BATCH).as_numpy_iterator
+        report("images: shuffle, batch, map", "tf.data", speed_up(after.__iter__, fast, 3), 8)
+        report("images: shuffle, map, batch", "tf.data", speed_up(before.__iter__, slow, 1), 8)
+
+
+def numbers(tf) -> None:
+    count = 2_000_000
+
+    def slices():
+        for start in range(0, count, 256):
+            yield np.arange(start, min(start + 256, count))
+
+    dataset = rxd.Dataset.range(count).batch(256)
+    report("range, batch(256)", "NumPy arange", speed_up(dataset.__iter__, slices), 0.9)
+    if tf is not None:
+        theirs = tf.data.Dataset.range(count).batch(256).as_numpy_iterator
+        report("range, batch(256)", "tf.data", speed_up(dataset.__iter__, theirs, 3), None)
+
+
+def lines(tf, folder: Path) -> None:
+    path = str(folder / "lines.txt")
+    Path(path).write_text("".join(f"line {k} with some words in it\n" for k in range(LINES)))
+    ours = rxd.TextLineDataset(path)
+    if tf is not None:
+        theirs = tf.data.TextLineDataset(path)
+        for name, a, b in (
+            ("text lines, batch(256)", ours.batch(256), theirs.batch(256)),
+            ("text lines one by one", ours, theirs),
+        ):
+            report(name, "tf.data", speed_up(a.__iter__, b.as_numpy_iterator, 3), 8)
+
+
+def records(tf, folder: Path) -> None:
+    path = str(folder / "examples.tfrecord")
+    rng = np.random.default_rng(0)
+    with rxio.TFRecordWriter(path) as writer:
+        for k in range(RECORDS):
+            writer.write(rxio.serialize_example({"image": rng.bytes(784), "label": k % 10}))
+    features = {
+        "image": rxio.FixedLenFeature([], bytes),
+        "label": rxio.FixedLenFeature([], np.int64),
+    }
+
+    def parse(record):
+        example = rxio.parse_single_example(record, features)
+        return rxio.decode_raw(example["image"], np.uint8), example["label"]
+
+    before = rxd.TFRecordDataset(path).map(parse).batch(BATCH)
+    after = rxd.TFRecordDataset(path).batch(BATCH).map(parse)
+    if tf is not None:
+        theirs = {
+            "image": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64),
+        }
+
+        def parse_one(record):
+            example = tf.io.parse_single_example(record, theirs)
+            return tf.io.decode_raw(example["image"], tf.uint8), example["label"]
+
+        def parse_many(batch):
+            example = tf.io.parse_example(batch, theirs)
+            return tf.io.decode_raw(example["image"], tf.uint8), example["label"]
+
+        one = tf.data.TFRecordDataset(path).map(parse_one).batch(BATCH).as_numpy_iterator
+        many = tf.data.TFRecordDataset(path).batch(BATCH).map(parse_many).as_numpy_iterator
+        report("TFRecord, parse, batch", "tf.data", speed_up(before.__iter__, one, 3), 4)
+        report(
+            "TFRecord, batch, parse",
+            "tf.data batch, parse",
+            speed_up(after.__iter__, many, 3),
+            None,
+        )
+
+
+def memory() -> None:
+    x = np.zeros((20_000, 28, 28), np.uint8)
+    dataset = (
+        rxd.Dataset.from_tensor_slices(x)
+        .shuffle(5_000)
+        .map(lambda v: v * np.float32(0.5))
+        .batch(BATCH)
+        .prefetch(2)
+    )
+    grown = []
+    for epoch in range(50):
+        for _ in dataset:
+            pass
+        if epoch in (9, 49):
+            grown.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(f"{'memory after 10 and 50 epochs':44} {grown[0]:.0f} MB, {grown[1]:.0f} MB")
+
+
+def main() -> None:
+    tf = tensorflow()
+    if tf is None:
+        print("tensorflow is not installed here: the comparisons with tf.data are left out")
+    images(tf)
+    numbers(tf)
+    with tempfile.TemporaryDirectory() as folder:
+        lines(tf, Path(folder))
+        records(tf, Path(folder))
+    memory()
+
+
+if __name__ == "__main__":
+    main()
