@@ -62,7 +62,10 @@ class ElementFunction:
 
     def row(self, element: Any, index: int) -> Row:
         """The leaves of the function's result for one element."""
-        result = self.call(element, index)
+        try:
+            result = self._call(element)
+        except Exception as error:
+            raise self._failed(error, index) from error
         try:
             return tuple(self._leaves(result))
         except StructureError as error:

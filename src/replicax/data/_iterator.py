@@ -41,9 +41,11 @@ class DatasetIterator(Iterator[Any]):
         for element in self._ready:
             self._position += 1
             return element
-        if not self._advance():
+        elements = self._advance()
+        if elements is None:
             raise StopIteration
         self._position += 1
+        self._ready = iter(elements)
         return next(self._ready)
 
     def get_next(self) -> Any:
@@ -168,21 +170,20 @@ class DatasetIterator(Iterator[Any]):
         if getattr(self, "_stream", None) is not None:
             self._stop()
 
-    def _advance(self) -> bool:
+    def _advance(self) -> list[Any] | None:
         if self._is_done:
-            return False
+            return None
         if self._stream is None:
             self._stream = self._open()
         try:
             block = self._stream.pull(self._limit)
+            elements = None if block is None else block.elements()
         except BaseException:
             self.close()
             raise
-        if block is None:
+        if elements is None:
             self.close()
-            return False
-        self._ready = iter(block.elements())
-        return True
+        return elements
 
     def _open(self) -> Stream:
         pairs = zip(self._random, self._seeds, strict=True)

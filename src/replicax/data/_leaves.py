@@ -21,6 +21,8 @@ _INT32 = np.iinfo(np.int32)
 
 def to_leaf(value: Any) -> Any:
     """One leaf of an element: an array, a NumPy scalar, ``bytes`` or a nested dataset."""
+    if type(value) is np.ndarray and value.ndim and value.dtype.kind not in "OSU":
+        return value
     if isinstance(value, np.ndarray):
         if value.dtype.kind in "SU" or value.dtype.kind == "O":
             value = _to_bytes_array(value)

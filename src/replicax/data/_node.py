@@ -81,6 +81,11 @@ class Node(ABC):
         return None
 
     @property
+    def gives_places(self) -> bool:
+        """Whether elements are not fetched yet when they come, so that reading ahead is cheap."""
+        return False
+
+    @property
     def random(self) -> Seeds | None:
         """The seeds of this very node, if it is random."""
         return None
@@ -140,6 +145,11 @@ class PassingNode(UnaryNode):
     def batching(self) -> Batching | None:
         """As in the input."""
         return self.input.batching
+
+    @property
+    def gives_places(self) -> bool:
+        """As in the input."""
+        return self.input.gives_places
 
 
 def walk(node: Node) -> Iterator[Node]:

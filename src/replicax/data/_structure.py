@@ -35,6 +35,9 @@ class Structure:
         """The nested value -> its leaves, or `StructureError` if it is built differently."""
         if self.kind == "leaf" and not isinstance(value, (tuple, dict)):
             return [value]
+        is_alike = self.is_flat_tuple and type(value) is tuple and len(value) == self.num_leaves
+        if is_alike and not any(p is None or isinstance(p, (tuple, Mapping)) for p in value):
+            return list(value)
         leaves: list[Any] = []
         self.collect(value, leaves, value)
         return leaves

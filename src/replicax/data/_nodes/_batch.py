@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from typing import Any, final
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
-from replicax.data._blocks import Block, RowBlock, join
+from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import Batching, Stream, UnaryNode
 from replicax.data._seeds import Run
 from replicax.data._structure import map_leaves
 
+_BATCHES_AHEAD = 16
 _BYTES_AHEAD = 1 << 17  # small batches are cut from one larger block of about this size
 
 
@@ -48,59 +49,82 @@ class _BatchStream(Stream):
         self._stream = stream
         self._size = node.size
         self._drop_remainder = node.drop_remainder
-        self._may_read_ahead = not node.input.calls_user_code
-        self._batch_bytes = _BYTES_AHEAD
-        self._waiting: list[Block] = []
-        self._count = 0
+        # Reading ahead in places is cheap, and fewer calls go through the pipeline.
+        self._rows_ahead = node.size * (_BATCHES_AHEAD if node.input.gives_places else 1)
+        self._batch_bytes = 0
+        self._block: Block | None = None
+        self._used = 0  # rows of the block that are in batches already
 
     def pull(self, limit: int) -> Block | None:
-        if not self._collect(self._wanted(limit)):
+        size = self._size
+        block = self._block
+        if block is None or len(block) - self._used < size:
+            block = self._refill()
+        if block is None:
             return None
-        block = join(self._waiting)
-        self._waiting, self._count = [], 0
-        full = len(block) - len(block) % self._size or len(block)
-        if full < len(block):
-            self._waiting, self._count = [block.slice(full, len(block))], len(block) - full
-            block = block.slice(0, full)
-        return self._cut(block)
+        start = self._used
+        batches = 1 if limit == 1 else self._most_batches(limit)
+        self._used = stop = min(len(block), start + batches * size)
+        if stop - start > size:
+            stop -= (stop - start) % size
+            self._used = stop
+        return self._cut(block, start, stop)
 
     def skip(self, count: int) -> int:
-        rows = count * self._size - self._count
-        self._waiting, self._count = [], 0
-        found = count * self._size - rows + self._stream.skip(rows)
+        waiting = 0 if self._block is None else len(self._block) - self._used
+        here = min(waiting, count * self._size)
+        self._used += here
+        found = here
+        if here == waiting:
+            self._block, self._used = None, 0
+            found += self._stream.skip(count * self._size - here)
         return batches_of(found, self._size, drop_remainder=self._drop_remainder)
 
     def close(self) -> None:
         self._stream.close()
 
-    def _wanted(self, limit: int) -> int:
-        if not self._may_read_ahead or limit == 1:
-            return self._size
-        return self._size * max(1, min(limit, _BYTES_AHEAD // self._batch_bytes))
+    def _most_batches(self, limit: int) -> int:
+        if not self._batch_bytes:
+            return 1
+        return max(1, min(limit, _BYTES_AHEAD // self._batch_bytes))
 
-    def _collect(self, wanted: int) -> bool:
-        while self._count < self._size:
-            block = self._stream.pull(wanted - self._count)
+    def _refill(self) -> Block | None:
+        """Rows for at least one batch, as far as there are any."""
+        blocks: list[Block] = []
+        count = 0
+        if self._block is not None and self._used < len(self._block):
+            blocks.append(self._block.slice(self._used, len(self._block)))
+            count = len(blocks[0])
+        self._block, self._used = None, 0
+        while count < self._size:
+            block = self._stream.pull(self._rows_ahead - count)
             if block is None:
-                return self._count > 0 and not self._drop_remainder
-            self._waiting.append(block)
-            self._count += len(block)
-        return True
+                break
+            blocks.append(block)
+            count += len(block)
+        if not count or (count < self._size and self._drop_remainder):
+            return None
+        self._block = join(blocks)
+        return self._block
 
-    def _cut(self, block: Block) -> Block:
-        size, total = self._size, len(block)
-        if total <= size or isinstance(block, RowBlock):
-            parts = [block.slice(i, i + size) for i in range(0, total, size)]
-            rows = [tuple(part.columns()) for part in (parts if total > size else [block])]
+    def _cut(self, block: Block, start: int, stop: int) -> Block:
+        size = self._size
+        part = block if stop - start == len(block) else block.slice(start, stop)
+        if stop - start <= size:
+            rows: list[Row] = [tuple(part.columns())]
+        elif isinstance(part, RowBlock):
+            starts = range(0, stop - start, size)
+            rows = [tuple(part.slice(i, i + size).columns()) for i in starts]
         else:
-            columns = block.columns()
-            starts = range(0, total, size)
+            columns = part.columns()
+            starts = range(0, stop - start, size)
             if len(columns) == 1:
                 column = columns[0]
                 rows = [(column[i : i + size],) for i in starts]
             else:
                 rows = [tuple(column[i : i + size] for column in columns) for i in starts]
-        self._batch_bytes = max(64, sum(leaf.nbytes for leaf in rows[0]))
+        if not self._batch_bytes:
+            self._batch_bytes = max(64, sum(leaf.nbytes for leaf in rows[0]))
         return RowBlock(block.structure, rows)
 
 

@@ -50,6 +50,11 @@ class CacheNode(PassingNode):
         return replace(self, input=node, memory=Memory())
 
     @property
+    def gives_places(self) -> bool:
+        """Only once it is filled, and not always."""
+        return False
+
+    @property
     def calls_user_code(self) -> bool:
         """Not once it is filled."""
         return not self._is_filled() and self.input.calls_user_code

@@ -71,6 +71,10 @@ class _MapStream(Stream):
         block = self._stream.pull(limit)
         if block is None:
             return None
+        if len(block) == 1 and self._workers is None and not self._function.vectorize:
+            row = self._function.row(block.elements()[0], self._index)
+            self._index += 1
+            return self._function.rows_block([row])
         result = self._function.block(block)
         if result is None:
             return self._one_by_one(block)

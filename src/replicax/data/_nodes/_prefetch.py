@@ -20,6 +20,11 @@ class PrefetchNode(PassingNode):
 
     buffer_size: int
 
+    @property
+    def gives_places(self) -> bool:
+        """The thread fetches."""
+        return False
+
     def open(self, run: Run) -> Stream:
         """Start a pass; the thread starts with the first pull."""
         stream = self.input.open(run)

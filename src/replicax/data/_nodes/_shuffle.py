@@ -12,6 +12,7 @@ from replicax.data._nodes._stores import MixedStore
 from replicax.data._seeds import Run, Seeds
 
 _DRAWS = 1024  # random numbers are drawn in chunks of this fixed size, whatever is pulled
+_AHEAD = 1024  # elements swapped at once
 _FILL = 1 << 16  # elements read at once while the buffer fills
 
 
@@ -34,20 +35,25 @@ class ShuffleNode(PassingNode):
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         generator = run.generator(self.seeds)
-        return _ShuffleStream(self.input.open(run), self.buffer_size, generator)
+        ahead = 1 if self.input.calls_user_code else _AHEAD
+        return _ShuffleStream(self.input.open(run), self.buffer_size, generator, ahead=ahead)
 
 
 @final
 class _ShuffleStream(Stream):
-    def __init__(self, stream: Stream, capacity: int, generator: np.random.Generator) -> None:
+    def __init__(
+        self, stream: Stream, capacity: int, generator: np.random.Generator, *, ahead: int
+    ) -> None:
         self._stream = stream
         self._capacity = capacity if capacity >= 0 else 1 << 62
         self._generator = generator
+        self._ahead = ahead
         self._store = MixedStore()
-        self._slots: list[int] = []  # handles of the store
-        self._draws: list[int] = []
-        self._rest: Array | None = None  # handles in final order, once the input has ended
+        self._slots = np.empty(0, np.int64)  # handles of the store
+        self._draws = np.empty(0, np.int64)
+        self._ready = np.empty(0, np.int64)  # handles in their final order
         self._is_filled = False
+        self._is_done = False
 
     def pull(self, limit: int) -> Block | None:
         handles = self._next_handles(limit)
@@ -69,16 +75,16 @@ class _ShuffleStream(Stream):
     def _next_handles(self, limit: int) -> Array | None:
         if not self._is_filled:
             self._fill()
-        if self._rest is None:
-            block = self._stream.pull(limit)
-            if block is not None:
-                return self._swap(self._store.put(block).tolist())
-            self._finish(np.array(self._slots, np.int64))
-        rest = self._rest
-        if rest is None or not len(rest):
+        if not len(self._ready) and not self._is_done:
+            block = self._stream.pull(max(limit, self._ahead))
+            if block is None:
+                self._finish()
+            else:
+                self._ready = self._swap(self._store.put(block))
+        if not len(self._ready):
             return None
-        self._rest = rest[limit:]
-        return rest[:limit]
+        handles, self._ready = self._ready[:limit], self._ready[limit:]
+        return handles
 
     def _fill(self) -> None:
         parts: list[Array] = []
@@ -90,27 +96,36 @@ class _ShuffleStream(Stream):
             parts.append(self._store.put(block))
             missing -= len(block)
         self._is_filled = True
-        slots = np.concatenate(parts) if parts else np.empty(0, np.int64)
+        if parts:
+            self._slots = np.concatenate(parts)
         if missing:
-            self._finish(slots)
-        else:
-            self._slots = slots.tolist()
+            self._finish()
 
-    def _swap(self, arrived: list[int]) -> Array:
-        slots, leaving = self._slots, []
-        for slot, handle in zip(self._draw(len(arrived)), arrived, strict=True):
-            leaving.append(slots[slot])
-            slots[slot] = handle
-        return np.array(leaving, np.int64)
+    def _swap(self, arrived: Array) -> Array:
+        """Each arrival takes a random slot, and what was there leaves, one after the other.
 
-    def _draw(self, count: int) -> list[int]:
+        Done for all at once: what leaves a slot drawn before is the arrival of that earlier draw.
+        """
+        drawn = self._draw(len(arrived))
+        order = np.argsort(drawn, kind="stable")
+        is_again = np.empty(len(drawn), bool)
+        is_again[:1] = False
+        np.equal(drawn[order[1:]], drawn[order[:-1]], out=is_again[1:])
+        leaving = self._slots[drawn]
+        again = np.flatnonzero(is_again)
+        leaving[order[again]] = arrived[order[again - 1]]
+        self._slots[drawn] = arrived  # of several arrivals in one slot NumPy keeps the last
+        return leaving
+
+    def _draw(self, count: int) -> Array:
         while len(self._draws) < count:
-            self._draws.extend(self._generator.integers(0, self._capacity, _DRAWS).tolist())
-        drawn = self._draws[:count]
-        del self._draws[:count]
+            fresh = self._generator.integers(0, self._capacity, _DRAWS)
+            self._draws = np.concatenate([self._draws, fresh])
+        drawn, self._draws = self._draws[:count], self._draws[count:]
         return drawn
 
-    def _finish(self, slots: Array) -> None:
+    def _finish(self) -> None:
         # The draws so far are a function of the number of elements, and so is this one.
-        self._rest = slots[self._generator.permutation(len(slots))]
-        self._slots = []
+        self._ready = self._slots[self._generator.permutation(len(self._slots))]
+        self._slots = self._slots[:0]
+        self._is_done = True

@@ -50,6 +50,7 @@ class RangeNode(SourceNode):
     is_endless: bool = False
 
     structure = LEAF
+    gives_places = True
 
     @property
     def element_spec(self) -> TensorSpec:
@@ -105,6 +106,8 @@ class SlicesNode(SourceNode):
     source: ArraySource
     spec: Any
     count: int
+
+    gives_places = True
 
     @classmethod
     def of(cls, tensors: Any) -> "SlicesNode":
