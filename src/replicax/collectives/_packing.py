@@ -46,7 +46,8 @@ def plan_packs(
     if not bytes_per_pack and num_packs == 0:
         return [[i] for i in range(len(sizes))]
     limit = bytes_per_pack or AUTO_PACK_BYTES
-    if not bytes_per_pack and num_packs > 1:
+    by_count = not bytes_per_pack and num_packs > 1
+    if by_count:
         limit = max(1, -(-sum(n for _, n in sizes) // num_packs))
     only_small = not bytes_per_pack and num_packs == 1
     packs: list[list[int]] = []
@@ -56,7 +57,9 @@ def plan_packs(
             packs.append([i])
             continue
         pack, used = open_packs.get(dtype, (None, 0))
-        if pack is None or used + size > limit:
+        # A pack that must not be too large ends before the limit; one of so many, behind it.
+        full = used >= limit if by_count else used + size > limit
+        if pack is None or full:
             pack, used = [], 0
             packs.append(pack)
         pack.append(i)

@@ -1,0 +1,64 @@
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+import replicax as rx
+from replicax.topology._mesh import REPLICA_AXIS
+from replicax.values._in_body import apply_in_body, local_piece, stacked_array
+from replicax.values._per_replica import stacked
+from replicax.values._placement import per_replica_map, stack
+from tests.replicas import components, mirrored, per_replica
+
+
+@pytest.fixture
+def strategy():
+    return mirrored(4)
+
+
+def plus_all(leaves):
+    return [jax.lax.psum(x, REPLICA_AXIS) for x in leaves]
+
+
+def test_a_function_of_the_pieces_gives_the_same_everywhere(strategy):
+    topology = strategy.topology
+    rows = [jnp.float32(i) for i in range(4)]
+    pieces = per_replica(strategy, rows)
+    whole = stacked(stack(rows, topology), topology)
+
+    (of_pieces,) = apply_in_body(plus_all, [pieces], topology)
+    (of_stacked,) = apply_in_body(plus_all, [whole], topology)
+    traced = jax.jit(
+        lambda rows: apply_in_body(plus_all, [stacked(rows, topology)], topology)[0].form.array
+    )(stack(rows, topology))
+
+    assert components(of_pieces) == components(of_stacked) == [6.0] * 4
+    assert float(traced) == 6.0
+    assert isinstance(of_pieces, rx.distribute.Mirrored)
+
+
+def test_a_stacked_array_is_used_as_it_is(strategy):
+    rows = stack([jnp.float32(i) for i in range(4)], strategy.topology)
+
+    assert stacked_array(stacked(rows, strategy.topology), strategy.topology) is rows
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        rx.distribute.PerReplica,
+        lambda rows: rx.distribute.PerReplica([int(r) for r in rows]),
+    ],
+)
+def test_each_replica_finds_its_own_component_of_a_list(strategy, make):
+    value = make([jnp.int32(10 * i) for i in range(4)])
+    spec = PartitionSpec(REPLICA_AXIS)
+    body = per_replica_map(lambda x: x + local_piece(value), strategy.topology, spec, spec)
+
+    assert jax.jit(body)(jnp.zeros(4, jnp.int32)).tolist() == [0, 10, 20, 30]
+
+
+def test_a_component_that_all_share_needs_no_choice():
+    assert local_piece(rx.distribute.PerReplica(["same", "same"])) == "same"
+    assert local_piece(rx.distribute.Mirrored([3, 3])) == 3
+    assert local_piece("no distributed value") == "no distributed value"

@@ -1,0 +1,91 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicax.topology._mesh import Topology
+from replicax.values._placement import first, join, on_device, replicate, split, stack, unstack
+
+ORDERS = [[0, 1], [1, 0], [3, 1, 2, 0], [7, 6, 5, 4, 3, 2, 1, 0], [5]]
+
+
+def topology_of(order):
+    return Topology(tuple(jax.devices()[i] for i in order))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_shards_come_in_the_order_of_the_replicas(order):
+    topology = topology_of(order)
+
+    back = split(join([jnp.float32(10 * i) for i in order], topology), topology)
+
+    assert [float(x) for x in back] == [10.0 * i for i in order]
+    assert [next(iter(x.devices())).id for x in back] == order
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_of_a_stacked_array_lie_on_their_replicas(order):
+    topology = topology_of(order)
+    rows = [jnp.full(3, float(i)) for i in order]
+
+    stacked = stack(rows, topology)
+    back = unstack(stacked, topology)
+
+    assert stacked.shape == (len(order), 3)
+    assert np.asarray(stacked).tolist() == [[float(i)] * 3 for i in order]
+    assert [x.tolist() for x in back] == [x.tolist() for x in rows]
+    assert [next(iter(x.devices())).id for x in back] == order
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_array_that_is_handed_out_is_free_to_move(order):
+    topology = topology_of(order)
+    rows = [jnp.ones(2)] * len(order)
+
+    handed_out = [
+        *split(join(rows, topology), topology),
+        *unstack(stack(rows, topology), topology),
+        first(replicate(jnp.ones(2), topology)),
+        on_device(jnp.ones(2), topology.devices[-1]),
+    ]
+
+    assert not any(x.committed for x in handed_out)
+
+
+def test_a_replicated_array_owns_its_memory():
+    mine = np.ones(64, np.float32)
+    placed = replicate(mine, topology_of([0, 1]))
+
+    mine[:] = 7
+
+    assert np.asarray(placed).tolist() == [1.0] * 64
+
+
+def test_rows_of_different_types_become_one_type():
+    stacked = stack([jnp.int32(1), jnp.float32(2.5)], topology_of([0, 1]))
+
+    assert stacked.dtype == jnp.float32
+    assert stacked.tolist() == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("make", [join, stack])
+def test_another_number_of_components_than_replicas_is_refused(make):
+    with pytest.raises(ValueError, match="3 components was used with 2 replicas") as error:
+        make([1.0, 2.0, 3.0], topology_of([0, 1]))
+
+    assert "experimental_distribute_values_from_function" in str(error.value)
+
+
+@settings(max_examples=15)
+@given(
+    order=st.permutations(range(4)),
+    rows=st.lists(st.integers(-100, 100), min_size=4, max_size=4),
+)
+def test_stack_then_unstack_is_the_identity(order, rows):
+    topology = topology_of(order)
+
+    back = unstack(stack([np.int32(r) for r in rows], topology), topology)
+
+    assert [int(x) for x in back] == rows
