@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,23 +25,29 @@ class Link(Protocol):
     """How one replica reaches the others: alone, in threads, or in compiled code."""
 
     @property
+    @abstractmethod
     def across(self) -> Across:
         """The collectives of compiled code."""
 
+    @abstractmethod
     def replica_id(self) -> Any:
         """This replica's number."""
 
+    @abstractmethod
     def device(self) -> jax.Device:
         """Where this replica computes; the first replica's device in compiled code."""
 
+    @abstractmethod
     def all_reduce(
         self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
     ) -> list[jax.Array]:
         """Each leaf, combined over all replicas."""
 
+    @abstractmethod
     def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
         """All replicas' values, joined along ``axis``."""
 
+    @abstractmethod
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """``fn`` called once, in cross-replica context."""
 

@@ -73,11 +73,12 @@ class Pull(Cell):
         if not self._iterator.reaches(self._ahead + 1):
             raise Unfilled
         leaves = jax.tree.leaves(self._iterator.peek(self._ahead), is_leaf=is_distributed)
-        x = leaves[self._leaf]
-        if isinstance(x, PerReplica) and isinstance(x.form, Stacked):
-            x = x.form.array
+        x: Any = leaves[self._leaf]
+        array: Any = (
+            x.form.array if isinstance(x, PerReplica) and isinstance(x.form, Stacked) else x
+        )
         rows = () if self.topology is None else (self.topology.num_replicas,)
-        if not is_array(x) or tuple(x.shape) != (*rows, *self.shape):
+        if not is_array(array) or tuple(array.shape) != (*rows, *self.shape):
             raise Unfilled
-        taken: jax.Array = x
+        taken: jax.Array = array
         return taken

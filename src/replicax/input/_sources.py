@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -18,13 +19,16 @@ class Source(Protocol):
     """A re-iterable stream of elements."""
 
     @property
+    @abstractmethod
     def element_spec(self) -> Any:
         """The structure of elements, with a spec for each leaf."""
 
     @property
+    @abstractmethod
     def cardinality(self) -> int:
         """How many elements there are, or a negative constant of rx.data."""
 
+    @abstractmethod
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
         """A pass over the elements, from ``skip`` on, and what to give to have it again.
 
@@ -151,14 +155,15 @@ def to_numpy(batch: Any) -> Any:
 
 
 def _batches_of(dataset: Any) -> Iterable[Any]:
-    as_numpy = getattr(dataset, "as_numpy_iterator", None)
-    if callable(as_numpy):  # tf.data
+    as_numpy: Callable[[], Any] | None = getattr(dataset, "as_numpy_iterator", None)
+    if as_numpy is not None:  # tf.data
         batches: Iterable[Any] = as_numpy()
         return batches
     if isinstance(dataset, Iterable) and not hasattr(dataset, "num_batches"):
         return dataset
-    count = getattr(dataset, "num_batches", None)  # Keras's PyDataset
-    return (dataset[i] for i in range(len(dataset) if count is None else count))
+    numbered: Any = dataset  # Keras's PyDataset
+    count = getattr(numbered, "num_batches", None)
+    return (numbered[i] for i in range(len(numbered) if count is None else count))
 
 
 def _is_one_shot(dataset: Any) -> bool:

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
 from replicax._errors import ScopeError
 from replicax.context._current import get_replica_context, get_strategy
@@ -78,7 +79,7 @@ def _batch_size(given: Any) -> jax.Array:
         raise ValueError(f"global_batch_size must be a scalar, got shape {size.shape}.")
     if not jnp.issubdtype(size.dtype, jnp.integer):
         raise TypeError(f"global_batch_size must be an integer, got {given!r}.")
-    if not isinstance(size, jax.core.Tracer) and size < 0:
+    if not isinstance(size, Tracer) and size < 0:
         raise ValueError(f"global_batch_size must not be negative, got {given!r}.")
     return size
 

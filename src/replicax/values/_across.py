@@ -4,6 +4,7 @@ Code inside a compiled replica function reaches them over the mesh. A replica th
 itself, because its shapes differ from the others', meets them; see ``collectives._eager``.
 """
 
+from abc import abstractmethod
 from typing import Any, Protocol
 
 import jax
@@ -14,12 +15,15 @@ from replicax.topology._mesh import REPLICA_AXIS
 class Across(Protocol):
     """The collectives that everything else is made of."""
 
+    @abstractmethod
     def index(self) -> Any:
         """This replica's number."""
 
+    @abstractmethod
     def sum(self, xs: list[Any]) -> list[Any]:
         """The sum over all replicas of each array."""
 
+    @abstractmethod
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
         """All replicas' arrays, joined along ``axis``."""
 

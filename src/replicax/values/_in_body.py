@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._together import together
 from replicax.values._per_replica import (
     DistributedValues,
     InBody,
@@ -60,8 +61,15 @@ def apply_in_body(
             PartitionSpec(),
         )
         return [mirrored(r, topology) for r in staged(rows)]
-    compiled = _compiled(fn, topology)
-    return [mirrored(r, topology) for r in compiled([join(v.values, topology) for v in values])]
+    joined = [join(v.values, topology) for v in values]
+    with together(topology, _described(fn, joined)):
+        results = _compiled(fn, topology)(joined)
+    return [mirrored(r, topology) for r in results]
+
+
+def _described(fn: Any, arrays: Sequence[jax.Array]) -> str:
+    purpose = getattr(fn, "purpose", None) or getattr(fn, "__name__", type(fn).__name__).strip("_")
+    return f"{purpose} of {', '.join(f'{x.dtype}{list(x.shape)}' for x in arrays)}"
 
 
 def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array:

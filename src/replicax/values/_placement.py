@@ -1,8 +1,9 @@
 """Arrays on the devices of a topology: one for each replica <-> one global array.
 
 A *stacked* array has one row for each replica and is what compiled code takes and gives. A *joined*
-array is declared replicated while its shards may differ; it never leaves this module and
-``replicax.values._in_body``, where each device looks at its own shard only.
+array is declared the same on all replicas while they may differ; it never leaves this module and
+``replicax.values._in_body``, where each replica looks at its own part only. Within a replica, an
+array is on every logical device, or cut over them as a spec of their mesh axes says.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +12,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
+from jax.core import Tracer
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._jax_private import uncommitted
 from replicax.topology._mesh import REPLICA_AXIS, Topology
+
+WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
 
 
 def is_array(x: Any) -> bool:
@@ -24,7 +28,7 @@ def is_array(x: Any) -> bool:
 
 def is_traced(x: Any) -> bool:
     """Whether ``x`` is the stand-in for an array in a function that is being traced."""
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def on_device(x: Any, device: jax.Device) -> jax.Array:
@@ -33,34 +37,57 @@ def on_device(x: Any, device: jax.Device) -> jax.Array:
     return uncommitted(placed)
 
 
-def replicate(x: Any, topology: Topology) -> jax.Array:
-    """The same value on every device of ``topology``, in memory of its own."""
+def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
+    """The same value on every replica of ``topology``, in memory of its own."""
+    sharding = topology.sharding(spec)
     # device_put may alias the caller's memory, which the caller may change later.
     own = jnp.array(x, copy=True)
     if topology.is_whole:
-        placed: jax.Array = jax.device_put(own, topology.mirrored)
+        placed: jax.Array = jax.device_put(own, sharding)
         return placed
     # Across processes device_put is a collective that compares; this is local.
-    return jax.make_array_from_callback(own.shape, topology.mirrored, lambda _: own)
+    return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
 
 
 def split(joined: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
-    """The shard of each of this process's replicas, in their order."""
+    """What each of this process's replicas holds, in their order."""
     shards = {shard.device: shard.data for shard in joined.addressable_shards}
-    return tuple(uncommitted(shards[device]) for device in topology.leads)
+    if joined.is_fully_replicated:
+        return tuple(uncommitted(shards[device]) for device in topology.leads)
+    return tuple(_assembled(joined, shards, topology, replica) for replica in topology.own)
 
 
-def join(pieces: Sequence[Any], topology: Topology) -> jax.Array:
-    """One shard for each device, as an array that claims to be replicated."""
+def _assembled(
+    joined: jax.Array, shards: dict[jax.Device, jax.Array], topology: Topology, replica: int
+) -> jax.Array:
+    """One replica's array, cut over its logical devices."""
+    assert isinstance(joined.sharding, NamedSharding)
+    own = NamedSharding(topology.mesh_of(replica), joined.sharding.spec)
+    parts = [shards[device] for device in topology.devices_of(replica)]
+    return jax.make_array_from_single_device_arrays(joined.shape, own, parts, dtype=joined.dtype)
+
+
+def join(pieces: Sequence[Any], topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
+    """One piece for each replica, as an array that claims to be the same on all of them."""
     check_count(len(pieces), topology)
     shards = [
-        jax.device_put(piece, device)
+        shard
         for piece, replica in zip(pieces, topology.own, strict=True)
-        for device in topology.devices_of(replica)
+        for shard in _shards(piece, topology, replica, spec)
     ]
+    dtype, shape = jnp.result_type(pieces[0]), jnp.shape(pieces[0])
     return jax.make_array_from_single_device_arrays(
-        shards[0].shape, topology.mirrored, shards, dtype=shards[0].dtype
+        shape, topology.sharding(spec), shards, dtype=dtype
     )
+
+
+def _shards(piece: Any, topology: Topology, replica: int, spec: PartitionSpec) -> list[jax.Array]:
+    devices = topology.devices_of(replica)
+    if spec == WHOLE:
+        return [jax.device_put(piece, device) for device in devices]
+    cut = jax.device_put(piece, NamedSharding(topology.mesh_of(replica), spec))
+    at = {shard.device: shard.data for shard in cut.addressable_shards}
+    return [at[device] for device in devices]
 
 
 def check_count(components: int, topology: Topology) -> None:
@@ -79,8 +106,8 @@ def check_count(components: int, topology: Topology) -> None:
 
 
 def first(x: jax.Array) -> jax.Array:
-    """The first device's copy of a replicated array."""
-    return uncommitted(x.addressable_data(0))
+    """The first device's copy of a replicated array; one that is cut over devices as it is."""
+    return uncommitted(x.addressable_data(0)) if x.is_fully_replicated else x
 
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
@@ -91,6 +118,8 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     if len({jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
         pieces = [jnp.asarray(p, dtype) for p in pieces]
+    if not topology.is_whole:
+        return _stack_own(pieces, topology)
     stacked: jax.Array = _stacker(topology)(join(pieces, topology))
     return stacked
 
@@ -99,7 +128,31 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     """The rows of a stacked array, each on its replica's device."""
     if is_traced(stacked):
         return tuple(stacked[i] for i in range(topology.num_replicas))
+    if not topology.is_whole:
+        return _unstack_own(stacked, topology)
     return split(_unstacker(topology)(stacked), topology)
+
+
+def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
+    """The same without a program of all processes, which they would have to start together."""
+    rows = [
+        _raised(jax.device_put(piece, device))
+        for piece, replica in zip(pieces, topology.own, strict=True)
+        for device in topology.devices_of(replica)
+    ]
+    shape = (topology.num_replicas, *rows[0].shape[1:])
+    return jax.make_array_from_single_device_arrays(
+        shape, topology.stacked, rows, dtype=rows[0].dtype
+    )
+
+
+def _unstack_own(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
+    shards = {shard.device: shard.data for shard in stacked.addressable_shards}
+    return tuple(uncommitted(_lowered(shards[device])) for device in topology.leads)
+
+
+_raised = jax.jit(lambda x: x[None])
+_lowered = jax.jit(lambda x: x[0])
 
 
 @cache

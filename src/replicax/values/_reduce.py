@@ -12,9 +12,11 @@ import numpy as np
 from replicax._enums import ReduceOp
 from replicax.topology._devices import current_device
 from replicax.topology._mesh import Topology
+from replicax.topology._together import together
 from replicax.values._in_body import stacked_array
-from replicax.values._per_replica import InBody, Mirrored, PerReplica, Stacked
+from replicax.values._per_replica import InBody, Mirrored, PerReplica, Pieces, Stacked
 from replicax.values._placement import first, is_traced, on_device
+from replicax.values._workers import all_shapes, first_of_all, gather_across, sum_across
 
 Axis = int | Sequence[int] | None
 
@@ -30,13 +32,16 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
         return _reduce_in_body(op, form, axis)
     shapes = component_shapes(value)
     axes = tuple(_normalized(axis, len(s)) for s in shapes)
+    if isinstance(form, Pieces) and not topology.is_whole:
+        return _reduce_across(op, value, axes, topology)
     if len(set(shapes)) > 1:
         return _reduce_ragged(op, value, axis, axes[0])
     rows = stacked_array(value, topology)
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
         return _reduce_rows(rows, op, over)
-    return _to_current_device(first(_reduce_rows_jit(rows, op, over)))
+    with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}"):
+        return _to_current_device(first(_reduce_rows_jit(rows, op, over)))
 
 
 def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
@@ -49,6 +54,11 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     at = _one_axis(axis, min(len(s) for s in shapes))
     if isinstance(form, Stacked) and is_traced(form.array):
         return jnp.concatenate(list(form.values), axis=at)
+    if not topology.is_whole:
+        everyone = all_shapes(shapes, topology, f"gather(axis={axis})")
+        check_joinable(everyone, at)
+        sizes = [s[at] for s in everyone]
+        return _to_current_device(gather_across(value.values, at, sizes, topology)[0])
     pieces = [_to_current_device(jnp.asarray(v)) for v in value.values]
     return concatenate(pieces, at, shapes)
 
@@ -59,20 +69,30 @@ def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ..
     Raises:
         ValueError: If they differ in another axis.
     """
+    check_joinable(shapes, axis)
+    return jnp.concatenate([jnp.asarray(p) for p in pieces], axis=axis)
+
+
+def check_joinable(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
+    """Refuse shapes that differ elsewhere than along ``axis``.
+
+    Raises:
+        ValueError: If they do.
+    """
     rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
     if len(rest) > 1:
         raise ValueError(
             f"The replicas hold values of shapes {list(shapes)}, which can only differ along the"
             f" gathered axis, {axis}."
         )
-    return jnp.concatenate([jnp.asarray(p) for p in pieces], axis=axis)
 
 
 def first_value(value: PerReplica) -> Any:
     """The first replica's component, on all replicas if inside compiled code."""
     form = value.form
     if not isinstance(form, InBody):
-        return value.values[0]
+        where = form.topology
+        return value.values[0] if where is None else first_of_all(value, where)
     piece = jnp.asarray(form.piece)
     if not jnp.issubdtype(piece.dtype, jnp.number):
         return value.values[0]
@@ -127,6 +147,21 @@ def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Ar
 _reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
 
 
+def _reduce_across(
+    op: ReduceOp, value: PerReplica, axes: Sequence[tuple[int, ...]], topology: Topology
+) -> jax.Array:
+    """Add up here first, so that the shapes that meet do not depend on the workers' rows."""
+    parts = [
+        (_reduce_rows(jnp.asarray(v), ReduceOp.SUM, over), _entries(jnp.shape(v), over))
+        for v, over in zip(value.values, axes, strict=True)
+    ]
+    return _to_current_device(sum_across(op, parts, topology))
+
+
+def _entries(shape: tuple[int, ...], over: tuple[int, ...]) -> int:
+    return int(np.prod([shape[a] for a in over]))
+
+
 def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int, ...]) -> jax.Array:
     shapes = component_shapes(value)
     left = {tuple(n for i, n in enumerate(s) if i not in over) for s in shapes}
@@ -144,7 +179,7 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
 
 
 def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
-    axes = () if axis is None else axis if isinstance(axis, list | tuple) else (axis,)
+    axes = (axis,) if isinstance(axis, int) else tuple(axis or ())
     return tuple(_one_axis(a, rank) for a in axes)
 
 

@@ -1,7 +1,8 @@
 """Cell: where one variable's value lives between calls.
 
-A mirrored cell holds one array that is replicated over its topology. A per-replica cell holds one
-value for each replica: a stacked array, or a tuple after eager replicas wrote to it.
+A mirrored cell holds one array that is the same on all replicas of its topology; within each
+replica it is on every logical device, or cut over them. A per-replica cell holds one value for each
+replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, stacked
-from replicax.values._placement import first, join, on_device, replicate, split, stack
+from replicax.values._placement import WHOLE, first, join, on_device, replicate, split, stack
 
 
 class Cell:
@@ -23,6 +24,7 @@ class Cell:
         value: The array, or the tuple of a per-replica cell's pieces.
         owned: Whether nobody else holds ``value``, so that a compiled call may consume it. Only
             arrays that our own compiled calls produced are owned; reading one gives it away.
+        spec: How a mirrored value is cut over the logical devices of each replica.
     """
 
     __slots__ = (
@@ -34,6 +36,7 @@ class Cell:
         "owned",
         "per_replica",
         "shape",
+        "spec",
         "topology",
         "value",
     )
@@ -41,12 +44,19 @@ class Cell:
     transient = False  # whether it is filled anew for every call, and not kept
 
     def __init__(
-        self, value: jax.Array, topology: Topology | None, name: str, *, per_replica: bool
+        self,
+        value: jax.Array,
+        topology: Topology | None,
+        name: str,
+        *,
+        per_replica: bool,
+        spec: PartitionSpec = WHOLE,
     ) -> None:
         self.shape: tuple[int, ...] = tuple(value.shape)
         self.dtype: Any = value.dtype
         self.topology = topology
         self.per_replica = per_replica
+        self.spec = spec
         self.name = name
         self.owned = False
         self.guards: Cell | None = None
@@ -65,6 +75,18 @@ class Cell:
             self.value = stack(self.value, self.topology)
         held: jax.Array = self.value
         return held
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Where compiled code puts the value, in a cell that belongs to a topology."""
+        assert self.topology is not None
+        return self.topology.stacked if self.per_replica else self.topology.sharding(self.spec)
+
+    def lay_out(self, spec: PartitionSpec) -> None:
+        """Cut the value over the logical devices in another way."""
+        value = self.view()
+        self.spec = spec
+        self.store(value)
 
     def to_one_device(self) -> None:
         """Take a plain value back from the devices that a strategy's function left it on."""
@@ -100,7 +122,7 @@ class Cell:
             # Free to meet other arrays: where the value came from must not decide where it is used.
             self.value = first(own) if own.is_fully_replicated else own
         else:
-            self.value = replicate(x, self.topology)
+            self.value = replicate(x, self.topology, self.spec)
 
     def piece(self, replica: int) -> jax.Array:
         """One replica's own value."""
@@ -122,7 +144,8 @@ class Cell:
             return
         pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
         self.owned = False
-        self.value = tuple(pieces) if self.per_replica else join(pieces, self.topology)
+        whole = not self.per_replica
+        self.value = join(pieces, self.topology, self.spec) if whole else tuple(pieces)
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -96,7 +96,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[jax.Array,
             " takes no arguments and returns one."
         )
     with jax.ensure_compile_time_eval():
-        value = initial_value() if callable(initial_value) else initial_value
+        value: Any = initial_value() if callable(initial_value) else initial_value
         value = jnp.asarray(value, dtype=dtype) if not is_traced(value) else value
     if not is_traced(value):
         return value, None

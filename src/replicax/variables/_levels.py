@@ -9,6 +9,7 @@ scan.
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace, take_current_trace
 
 from replicax._errors import TracingError
@@ -36,21 +38,27 @@ _eager_generation = [0]
 class Level(Protocol):
     """Where a read comes from and a write goes to."""
 
+    @abstractmethod
     def read(self, cell: Cell) -> Any:
         """The value as the current context sees it."""
 
+    @abstractmethod
     def write(self, cell: Cell, value: Any) -> None:
         """Replace the value."""
 
+    @abstractmethod
     def uses(self, topology: Topology, what: str) -> None:
         """Note that code at this level computes on ``topology``, because of ``what``."""
 
+    @abstractmethod
     def unverify(self, cell: Cell) -> None:
         """Note that replicas wrote a mirrored variable, and must be seen to agree."""
 
+    @abstractmethod
     def read_copy(self, cell: Cell, replica: int) -> Any:
         """One replica's copy."""
 
+    @abstractmethod
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
         """Replace one replica's copy."""
 
@@ -289,7 +297,7 @@ class TraceLevel:
 
     def _aval(self, cell: Cell) -> Any:
         rows = () if self._in_replica or not cell.per_replica else (cell.topology.num_replicas,)  # type: ignore[union-attr]
-        return jax.core.ShapedArray((*rows, *cell.shape), cell.dtype)
+        return ShapedArray((*rows, *cell.shape), cell.dtype)
 
 
 read_p = Primitive("replicax_read")

@@ -12,6 +12,7 @@ A mirrored variable with aggregation NONE may be written by replicas only if all
 value; this is compared by value, in eager and in compiled code alike.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, final
@@ -39,9 +40,11 @@ class Policy(Protocol):
 
     cell: Cell
 
+    @abstractmethod
     def read(self) -> jax.Array:
         """The value in the current context."""
 
+    @abstractmethod
     def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
         """Write ``combine(old, *parts)``, with the parts of several replicas made one first.
 

@@ -21,6 +21,7 @@ from replicax.values._placement import is_traced
 from replicax.variables._cell import Cell, on_host
 from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, initial_array
+from replicax.variables._layout import layout_of
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._policy import (
     ComponentPolicy,
@@ -94,7 +95,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         check_declaration(self, self._name, value, shape, distributed=topology is not None)
         several = topology is not None and topology.num_replicas > 1
         with jax.ensure_compile_time_eval():
-            cell = Cell(value, topology, self._name, per_replica=on_read and several)
+            stacks = on_read and several
+            spec = layout_of(value, self._name, topology, per_replica=stacks)
+            cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
         live_variables.add(self)
         where = level()
@@ -164,7 +167,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         policy, cell = self._policy, self._policy.cell
         replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
         if cell.topology is not None:
-            return device_name(cell.topology.leads[replica])
+            return cell.topology.name_of(cell.topology.leads[replica])
         return device_name(next(iter(cell.array().devices())))
 
     @property
@@ -343,7 +346,7 @@ def _policy(
 
 def _component(whole: Variable, replica: int) -> Variable:
     part: Variable = object.__new__(Variable)
-    part.__dict__.update(whole.__dict__)
+    vars(part).update(vars(whole))
     part._policy = ComponentPolicy(whole.cell, replica)  # noqa: SLF001
     part._whole = whole  # noqa: SLF001
     return part

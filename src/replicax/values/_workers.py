@@ -1,0 +1,137 @@
+"""Values of replicas in several processes: what each process holds -> what all know.
+
+Every function here is a collective: all workers call it, in the same order. Tensors travel by XLA;
+the hub only carries shapes.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from replicax._enums import ReduceOp
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._together import together
+from replicax.values._in_body import apply_in_body
+from replicax.values._per_replica import PerReplica, pieces
+from replicax.values._placement import first, join, per_replica_jit
+from replicax.workers import _group
+
+_CHUNK = 4 * 1024 * 1024  # words; large values are sent in several parts
+_FEWEST = 16
+
+
+def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Array:
+    """The sum or mean over all replicas of ``parts``: each a sum, and how many entries it is of."""
+    sums, counts = zip(*parts, strict=True)
+    values = [pieces([jnp.asarray(s) for s in sums], topology)]
+    if op is ReduceOp.MEAN:
+        values.append(pieces([jnp.int32(c) for c in counts], topology))
+    totals = [first(m.form.array) for m in apply_in_body(_sum, values, topology)]
+    return totals[0] if op is ReduceOp.SUM else totals[0] / totals[1]
+
+
+def all_shapes(
+    shapes: Sequence[tuple[int, ...]], topology: Topology, what: str
+) -> list[tuple[int, ...]]:
+    """The shapes that all replicas hold, of which this process knows its own."""
+    if topology.is_whole:
+        return list(shapes)
+    told = _group.required().agree(f"the shapes of {what}", [list(s) for s in shapes])
+    return [tuple(s) for one in told for s in one]
+
+
+def gather_across(
+    parts: Sequence[Any], axis: int, sizes: Sequence[int], topology: Topology
+) -> tuple[jax.Array, ...]:
+    """All replicas' values joined along ``axis``, on each of this process's devices.
+
+    Args:
+        parts: What this process's replicas hold.
+        axis: Where to join.
+        sizes: How long the value of each replica, of all processes, is there.
+        topology: Where the replicas live.
+    """
+    longest = max(sizes)
+    padded = [_padded(jnp.asarray(p), axis, longest) for p in parts]
+    (rows,) = apply_in_body(_gather, [pieces(padded, topology)], topology)
+    return tuple(_cut(r, axis, sizes) for r in rows.values)
+
+
+def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
+    """What worker 0 holds, to the bit; the others' values only say shape and dtype.
+
+    Args:
+        x: An array, with the same shape and dtype on all workers.
+        topology: Whose workers.
+        what: What it is, in words.
+    """
+    if topology.is_whole:
+        return jnp.asarray(x)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = from_first(jax.random.key_data(x), topology, what)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    aval = f"{host.dtype}{list(host.shape)}"
+    words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
+    with together(topology, f"the value of worker 0 for {what}, {aval}"):
+        sent = [_send(words[i : i + _CHUNK], topology) for i in range(0, len(words), _CHUNK)]
+    data = np.concatenate(sent).tobytes() if sent else b""
+    return jnp.asarray(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))
+
+
+def first_of_all(value: PerReplica, topology: Topology) -> Any:
+    """The first replica's component, of all processes."""
+    own = value.values[0]
+    if topology.is_whole:
+        return own
+    return from_first(jnp.asarray(own), topology, "the first replica's value")
+
+
+def equal_across(digest: str, topology: Topology, what: str) -> bool:
+    """Whether all workers have the same digest of something."""
+    return topology.is_whole or len(set(_group.required().agree(what, digest))) == 1
+
+
+def _sum(leaves: list[jax.Array]) -> list[jax.Array]:
+    summed: list[jax.Array] = jax.lax.psum(leaves, REPLICA_AXIS)
+    return summed
+
+
+def _gather(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [jax.lax.all_gather(x, REPLICA_AXIS) for x in leaves]
+
+
+def _padded(x: jax.Array, axis: int, size: int) -> jax.Array:
+    missing = size - x.shape[axis]
+    if not missing:
+        return x
+    return jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)])
+
+
+def _cut(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
+    parts = [jax.lax.slice_in_dim(rows[i], 0, n, axis=axis) for i, n in enumerate(sizes)]
+    return jnp.concatenate(parts, axis=axis)
+
+
+def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
+    # Few sizes, so that few programs are compiled.
+    size = max(_FEWEST, 1 << (len(words) - 1).bit_length())
+    row = np.zeros(size, np.uint32)
+    row[: len(words)] = words
+    sent = _sender(topology)(join([row] * len(topology.own), topology))
+    return np.asarray(sent.addressable_data(0))[: len(words)]
+
+
+@cache
+def _sender(topology: Topology) -> Any:
+    def send(row: jax.Array) -> jax.Array:
+        mine = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, row, jnp.zeros_like(row))
+        sent: jax.Array = jax.lax.psum(mine, REPLICA_AXIS)
+        return sent
+
+    return per_replica_jit(send, topology, PartitionSpec(), PartitionSpec())
