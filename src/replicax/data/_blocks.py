@@ -11,7 +11,7 @@ from typing import Any, Protocol, final
 import numpy as np
 
 from replicax.data._leaves import Array, is_stackable, stack
-from replicax.data._structure import LEAF, Structure
+from replicax.data._structure import Structure
 
 Row = tuple[Any, ...]
 
@@ -56,7 +56,7 @@ class Block(ABC):
     def elements(self) -> list[Any]:
         """The elements as the user sees them."""
         structure = self.structure
-        if structure is LEAF or structure.kind == "leaf":
+        if structure.kind == "leaf":
             return list(self.columns()[0])
         rows = self.rows()
         if structure.is_flat_tuple:
@@ -158,9 +158,12 @@ class RowBlock(Block):
 
     def elements(self) -> list[Any]:
         """The elements as the user sees them."""
-        if self.structure.kind == "leaf":
+        structure = self.structure
+        if structure.is_flat_tuple:
+            return list(self._rows)
+        if structure.kind == "leaf":
             return [row[0] for row in self._rows]
-        return [self.structure.unflatten(row) for row in self._rows]
+        return [structure.unflatten(row) for row in self._rows]
 
     def columns(self) -> list[Array]:
         """Stack; an error if shapes differ."""

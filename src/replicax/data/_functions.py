@@ -88,7 +88,7 @@ class ElementFunction:
         if len(block) < 2:
             return None
         columns = block.columns()
-        form: _Form = tuple((c.shape[1:], c.dtype) for c in columns)
+        form: _Form = tuple([(c.shape[1:], c.dtype) for c in columns])
         verdict = self._verdicts.get(form)
         if verdict is None:
             verdict = self._verdicts[form] = self._probe(block.structure, columns)
@@ -99,10 +99,15 @@ class ElementFunction:
         return tuple(result) if type(result) is list else result
 
     def _leaves(self, result: Any) -> list[Any]:
-        if self._structure is None:
+        structure = self._structure
+        if structure is None:
             self._structure, leaves = flatten(result)
+        elif structure.is_flat_tuple and type(result) is tuple and _are_arrays(result):
+            if len(result) == structure.num_leaves:
+                return list(result)
+            leaves = structure.leaves_of(result)  # which raises
         else:
-            leaves = self._structure.leaves_of(result)
+            leaves = structure.leaves_of(result)
         return [to_leaf(leaf) for leaf in leaves]
 
     def _trusted(self, block: Block) -> Block:
@@ -126,8 +131,9 @@ class ElementFunction:
             leaves = self._leaves(self._call(structure.unflatten(columns)))
         except Exception:
             return None  # element by element, the error will name its element
-        if any(not isinstance(c, np.ndarray) or not c.ndim or len(c) != size for c in leaves):
-            return None
+        for leaf in leaves:
+            if not isinstance(leaf, np.ndarray) or not leaf.ndim or len(leaf) != size:
+                return None
         assert self._structure is not None
         return ColumnBlock(self._structure, leaves, size)
 
@@ -156,6 +162,11 @@ class ElementFunction:
             f"The function {name} given to {self.name}() raised {type(error).__name__}: {error},"
             f" on {where} (counted from 0)."
         )
+
+
+def _are_arrays(parts: tuple[Any, ...]) -> bool:
+    """Whether `to_leaf` would leave all parts as they are: the usual case, asked first."""
+    return all(type(p) is np.ndarray and p.ndim and p.dtype.kind in "fiub" for p in parts)
 
 
 def _same(together: Any, alone: Sequence[Any]) -> bool:

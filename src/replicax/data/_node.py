@@ -16,6 +16,8 @@ INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 AUTOTUNE = -1
 
+_BLOCKS_AHEAD = 16
+
 
 class Stream(ABC):
     """One pass over a node, in order, in blocks of the size that the consumer asks for.
@@ -162,6 +164,36 @@ def walk(node: Node) -> Iterator[Node]:
             seen.add(id(current))
             yield current
             pending.extend(reversed(current.inputs))
+
+
+class PlacesAhead(Stream):
+    """A stream of places, read in larger blocks than asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._block: Block | None = None
+        self._used = 0
+
+    def pull(self, limit: int) -> Block | None:
+        """The next 1 to ``limit`` elements."""
+        block, start = self._block, self._used
+        if block is None or start == len(block):
+            block = self._block = self._stream.pull(limit * _BLOCKS_AHEAD)
+            if block is None:
+                return None
+            start = 0
+        self._used = stop = min(len(block), start + limit)
+        return block.slice(start, stop)
+
+    def skip(self, count: int) -> int:
+        """Pass over elements."""
+        here = 0 if self._block is None else min(count, len(self._block) - self._used)
+        self._used += here
+        return here + self._stream.skip(count - here)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
 
 
 class Buffered:

@@ -12,7 +12,7 @@ import numpy as np
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, PlacesAhead, Stream, UnaryNode
 from replicax.data._probe import KnownSpec, mapped_spec
 from replicax.data._seeds import Run
 
@@ -46,7 +46,10 @@ class MapNode(UnaryNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return _MapStream(self.input.open(run), self.function, self.num_parallel_calls)
+        stream = self.input.open(run)
+        if self.input.gives_places:
+            stream = PlacesAhead(stream)
+        return _MapStream(stream, self.function, self.num_parallel_calls)
 
 
 @final
