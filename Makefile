@@ -4,6 +4,7 @@
 #   make test       every check and every test
 #   make lint       the checks alone
 #   make test-slow  the tests that `make test` leaves out
+#   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make bench      the speed table
 
 PYTHON ?= python3
@@ -15,7 +16,7 @@ export PATH := $(RUN):$(PATH)
 # The installed pyright is the one we want: no look-up of a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
-.PHONY: demo test lint pytest test-slow bench clean
+.PHONY: demo test lint pytest test-slow test-foreign bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -30,10 +31,14 @@ lint: $(VENV)/.dev
 	lint-imports
 
 pytest: $(VENV)/.dev
-	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow"
+	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign"
 
 test-slow: $(VENV)/.dev
 	python -m pytest -q -m slow
+
+# Other libraries in a venv of their own: they are large, and nobody else needs them.
+test-foreign: $(VENV)-foreign/.done
+	$(VENV)-foreign/bin/python -m pytest -q tests/foreign
 
 bench: $(VENV)/.dev
 	python -m benchmarks
@@ -44,6 +49,12 @@ clean:
 # One stamp per set of extras; constraints.txt pins every version, the build tools included.
 $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+$(VENV)-foreign/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-foreign
+	$(VENV)-foreign/bin/python -m pip install --quiet --disable-pip-version-check \
+	    torch==2.13.0 -e '.[test,foreign]'
 	touch $@
 
 $(VENV)/pyvenv.cfg:
