@@ -49,6 +49,12 @@ def _enough_devices(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(autouse=True)
+def _no_simulated_tpu() -> Iterator[None]:
+    yield
+    rx.tpu.experimental.shutdown_tpu_system()
+
+
+@pytest.fixture(autouse=True)
 def _no_open_scope() -> Iterator[None]:
     yield
     distribute = getattr(rx, "distribute", None)

@@ -70,8 +70,37 @@ class CollectiveHints:
 
 
 @dataclass(frozen=True)
+class XLAOptions:
+    """Options for XLA in `RunOptions`.
+
+    Attributes:
+        use_spmd_for_xla_partitioning: Accepted for TensorFlow's sake: XLA's SPMD partitioner is the
+            only one here.
+        enable_xla_dynamic_padder: Whether replicas may hold batches of different sizes. Nothing is
+            padded for it: each replica is then compiled by itself.
+
+    Example:
+        >>> rx.tpu.XLAOptions().enable_xla_dynamic_padder
+        True
+    """
+
+    use_spmd_for_xla_partitioning: bool = True
+    enable_xla_dynamic_padder: bool = True
+
+
+@dataclass(frozen=True)
 class RunOptions:
     """Options of `Strategy.run`; they matter to `TPUStrategy` only.
+
+    Attributes:
+        experimental_enable_dynamic_batch_size: Whether replicas may hold batches of different
+            sizes, as after a short last batch. With False such a batch is an error.
+        experimental_bucketizing_dynamic_shape: Accepted for TensorFlow's sake. It would pad shapes
+            to save compilations; here every shape has a program of its own, and exact results.
+        experimental_xla_options: An `rx.tpu.XLAOptions`.
+
+    Raises:
+        TypeError: If the XLA options are something else.
 
     Example:
         >>> rx.distribute.RunOptions().experimental_enable_dynamic_batch_size
@@ -81,6 +110,20 @@ class RunOptions:
     experimental_enable_dynamic_batch_size: bool = True
     experimental_bucketizing_dynamic_shape: bool = False
     experimental_xla_options: Any = None
+
+    def __post_init__(self) -> None:
+        xla = self.experimental_xla_options
+        if xla is not None and not isinstance(xla, XLAOptions):
+            raise TypeError(
+                f"experimental_xla_options must be a rx.tpu.XLAOptions, got {xla!r}. Flags of XLA"
+                " itself go into the environment variables XLA_FLAGS and LIBTPU_INIT_ARGS."
+            )
+
+    @property
+    def allows_dynamic_batch(self) -> bool:
+        """Whether replicas may hold batches of different sizes."""
+        xla = self.experimental_xla_options or XLAOptions()
+        return self.experimental_enable_dynamic_batch_size and xla.enable_xla_dynamic_padder
 
 
 def _implementation(value: Any) -> CommunicationImplementation:

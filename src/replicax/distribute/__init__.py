@@ -30,6 +30,7 @@ from replicax.input._options import InputContext, InputOptions, InputReplication
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._mirrored import MirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
+from replicax.strategy._tpu import TPUStrategy
 from replicax.strategy._v2 import Strategy
 from replicax.strategy._value_context import ValueContext
 from replicax.values._per_replica import (
@@ -61,6 +62,7 @@ __all__ = [
     "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "TPUStrategy",
     "ValueContext",
     "cluster_resolver",
     "experimental",

@@ -105,7 +105,7 @@ class Program:
             return None
         return (
             [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
-            [topology.stacked if c.per_replica else topology.mirrored for c in self.written],
+            [c.sharding if c.topology else topology.mirrored for c in self.written],
         )
 
     def _judge(self, new: Sequence[Any]) -> None:
@@ -152,7 +152,7 @@ _one_call = threading.RLock()
 
 
 def _one_topology(found: Mapping[Topology, str], name: str) -> Topology | None:
-    several = [t for t in found if t.num_replicas > 1]
+    several = [t for t in found if len(t.devices) > 1]
     if len(several) > 1:
         (a, b), whats = several[:2], list(found.values())
         raise TracingError(

@@ -25,6 +25,7 @@ from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import LatestUsed
 from replicax.strategy._links import SoloLink
+from replicax.strategy._logical import LogicalDeviceVerbs
 from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
@@ -34,8 +35,11 @@ from replicax.values._reduce import Axis, gather_value, reduce_value
 from replicax.variables._variable import Variable
 
 
-class StrategyBase:
+class StrategyBase(LogicalDeviceVerbs):
     """What `rx.distribute.Strategy` and its v1 form have in common."""
+
+    # Whether a run is compiled also where Python runs op by op.
+    compiles_runs = False
 
     def __init__(
         self, topology: Topology | None, cross_device_ops: CrossDeviceOps | None = None
@@ -277,7 +281,8 @@ class StrategyBase:
         """
         require_cross_replica(self, "experimental_distribute_values_from_function")
         count = self.num_replicas_in_sync
-        values = [value_fn(ValueContext(i, count)) for i in range(count)]
+        own = self._topology.own if self._topology else (0,)
+        values = [value_fn(ValueContext(i, count)) for i in own]
         if not self.wraps_single:
             return values[0]
         leaves, treedefs = zip(*(jax.tree.flatten(v) for v in values), strict=True)
@@ -341,8 +346,10 @@ class StrategyBase:
         return self
 
     def __repr__(self) -> str:
-        count = self.num_replicas_in_sync
-        return f"<{type(self).__name__} of {count} replica{'s' if count > 1 else ''}>"
+        count, cores = self.num_replicas_in_sync, self._topology.cores if self._topology else 1
+        of = f" of {cores} logical devices" if cores > 1 else ""
+        kind = type(self).__name__.removeprefix("Experimental")
+        return f"<{kind} of {count} replica{'s' if count > 1 else ''}{of}>"
 
 
 def _parts(x: Any) -> tuple[Any, ...]:

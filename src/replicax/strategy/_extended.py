@@ -13,10 +13,10 @@ from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, strategy_scope
-from replicax.topology._devices import device_name
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._regroup import regroup, select
+from replicax.variables._layout import laid_out_like
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._variable import Variable
 
@@ -40,17 +40,18 @@ class StrategyExtended:
     @property
     def worker_devices(self) -> tuple[str, ...]:
         """The names of the devices that compute."""
-        return tuple(map(device_name, self._devices("worker_devices")))
+        return self._device_names("worker_devices")
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
         """The names of the devices that hold variables."""
-        return tuple(map(device_name, self._devices("parameter_devices")))
+        return self._device_names("parameter_devices")
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether every batch must have the same shape; it need not."""
-        return False
+        """Whether the replicas' batches must have one shape: if each has several devices."""
+        topology = self._strategy.topology
+        return topology is not None and topology.cores > 1
 
     @property
     def experimental_between_graph(self) -> bool:
@@ -177,7 +178,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Create variables where another one is; here they are on all devices anyway.
+        """Create variables where another one is: those of its shape are cut as it is.
 
         Raises:
             ValueError: If the other variable belongs to another strategy.
@@ -190,7 +191,8 @@ class StrategyExtended:
                 f"colocate_vars_with needs a variable made in the scope of {self._strategy}, got"
                 f" {colocate_with_variable!r}."
             )
-        yield
+        with laid_out_like(colocate_with_variable.cell):
+            yield
 
     def _for_each(
         self, parts: Sequence[Any], fn: Callable[..., Any], call: Any, *, group: bool
@@ -231,6 +233,11 @@ class StrategyExtended:
         else:
             with strategy_scope(self._strategy):
                 yield
+
+    def _device_names(self, what: str) -> tuple[str, ...]:
+        devices, topology = self._devices(what), self._strategy.topology
+        assert topology is not None
+        return tuple(map(topology.name_of, devices))
 
     def _devices(self, what: str) -> tuple[jax.Device, ...]:
         topology: Topology | None = self._strategy.topology

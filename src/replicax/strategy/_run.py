@@ -22,6 +22,7 @@ from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced, on_device
 from replicax.values._regroup import check_counts, regroup, select
+from replicax.variables._levels import level
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -39,16 +40,19 @@ def run_replicas(
         if current().level is None:
             return _run_function(strategy, fn, args, kwargs)
         fn = fn.python_function
-    if topology is None or topology.num_replicas == 1:
-        return _run_solo(strategy, topology, fn, args, kwargs)
-    if current().level is not None:
-        context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
-        return run_compiled(context, topology, fn, args, kwargs)
-    if current().hosted:
+    frame = current()
+    is_solo = topology is None or topology.num_replicas == 1
+    compiles = strategy.compiles_runs or (frame.hosted and not is_solo)
+    if topology is not None and compiles and frame.level is None:
         try:
             return run_hosted(strategy, topology, fn, args, kwargs)
         except CannotTrace:
             pass
+    if topology is None or is_solo:
+        return _run_solo(strategy, topology, fn, args, kwargs)
+    if frame.level is not None:
+        context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
+        return run_compiled(context, topology, fn, args, kwargs)
     return _run_threads(strategy, topology, fn, args, kwargs)
 
 
@@ -92,6 +96,8 @@ def _run_solo(
     if topology is None:
         with entered(replica=strategy.solo_context):
             return fn(*args, **kwargs)
+    if topology.cores > 1:
+        level().uses(topology, f"a run of {strategy}")
     context = ReplicaContext(strategy, SoloLink(topology))
     with jax.default_device(topology.leads[0]), entered(strategy=strategy, replica=context):
         return fn(*args, **kwargs)

@@ -9,7 +9,7 @@ import jax
 
 from replicax._errors import PlacementError, ScopeError
 from replicax._jax_private import backend_is_initialized, setting
-from replicax.topology._devices import KINDS, local_devices
+from replicax.topology._devices import KINDS, local_devices, named_devices
 from replicax.topology._virtual import planned_cpu_devices
 
 
@@ -102,7 +102,7 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
     return [
         LogicalDevice(f"/device:{kind}:{index}", kind)
         for kind in _selected_kinds(device_type)
-        for index in range(len(local_devices(kind)))
+        for index in range(len(named_devices(kind)))
     ]
 
 

@@ -27,6 +27,7 @@ _VIRTUAL_DEVICES = (
     " computation."
 )
 
+_simulated_tpus: list[jax.Device] = []
 _current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", default=None)
 
 
@@ -89,7 +90,7 @@ def device_name(x: Any) -> str:
             " the device of what the function returns."
         )
     if isinstance(x, str):
-        return _canonical_name(resolve(x))
+        return device_name_as(resolve(x), _named_kind(x))
     if isinstance(x, jax.Device):
         return _canonical_name(x)
     if isinstance(x, jax.Array):
@@ -100,6 +101,17 @@ def device_name(x: Any) -> str:
         f"Expected a device, a device name or an array, but got {x!r} ({type(x).__name__}),"
         " which lies on no device."
     )
+
+
+def device_name_as(device: jax.Device, kind: str) -> str:
+    """The full name of a device that stands in for one of ``kind``; its own name if that is ''."""
+    own = _canonical_name(device)
+    return own if not kind else own.replace(f"device:{_kind(device)}:", f"device:{kind}:")
+
+
+def simulate_tpus(devices: Sequence[jax.Device]) -> None:
+    """From now on ``TPU:i`` names the i-th of ``devices``; none ends it."""
+    _simulated_tpus[:] = devices
 
 
 def default_devices() -> tuple[jax.Device, ...]:
@@ -160,7 +172,7 @@ def resolve(device: str | jax.Device) -> jax.Device:
             f"{device!r} belongs to task {task}, and this process is task {jax.process_index()}."
             f" A process names only its own devices. {_what_exists()}"
         )
-    local, index = local_devices(match["kind"].upper()), int(match["index"] or 0)
+    local, index = named_devices(match["kind"].upper()), int(match["index"] or 0)
     if index >= len(local):
         raise PlacementError(f"There is no device {device!r}. {_what_exists()} {_VIRTUAL_DEVICES}")
     return local[index]
@@ -173,6 +185,17 @@ def local_devices(kind: str) -> tuple[jax.Device, ...]:
         return tuple(jax.local_devices(backend=kind.lower()))
     except RuntimeError:  # how JAX says that it has no backend of this kind
         return ()
+
+
+def named_devices(kind: str) -> tuple[jax.Device, ...]:
+    """Those and, if TPUs are simulated, what stands in for them."""
+    real = local_devices(kind)
+    return tuple(_simulated_tpus) if kind == "TPU" and not real else real
+
+
+def _named_kind(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return match["kind"].upper() if match else ""
 
 
 def _require_local(device: jax.Device) -> jax.Device:
@@ -218,6 +241,6 @@ def _what_exists() -> str:
     """One sentence about the devices of this process, short even for hundreds of them."""
     ranges = []
     for kind in KINDS:
-        if count := len(local_devices(kind)):
+        if count := len(named_devices(kind)):
             ranges.append(f"{kind}:0" + (f" to {kind}:{count - 1}" if count > 1 else ""))
     return f"This process has {' and '.join(ranges)}."

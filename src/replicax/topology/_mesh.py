@@ -1,4 +1,4 @@
-"""Topology: devices -> one mesh axis of replicas -> shardings."""
+"""Topology: devices -> a mesh of replicas and their logical devices -> shardings."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.topology._devices import default_devices, resolve_all
+from replicax.topology._devices import default_devices, device_name_as, resolve_all
 
 REPLICA_AXIS = "replica"
 
@@ -20,6 +20,7 @@ class Topology:
     Attributes:
         devices: The devices of all replicas of all processes, replica by replica.
         cores: How many of them make one replica.
+        kind: What they stand in for, ``"TPU"`` in a simulated slice; empty for what they are.
 
     Example:
         >>> from replicax.topology._mesh import Topology
@@ -29,6 +30,7 @@ class Topology:
 
     devices: tuple[jax.Device, ...]
     cores: int = 1
+    kind: str = ""
 
     @classmethod
     def local(cls, devices: Sequence[str | jax.Device] | None = None) -> "Topology":
@@ -61,12 +63,30 @@ class Topology:
         """All devices of one replica."""
         return self.devices[replica * self.cores : (replica + 1) * self.cores]
 
+    def name_of(self, device: jax.Device) -> str:
+        """The full name of one of the devices."""
+        return device_name_as(device, self.kind)
+
+    @cached_property
+    def logical_axes(self) -> dict[str, int]:
+        """The mesh axes of a replica's logical devices, one for each prime factor, with sizes."""
+        return {f"l{i}": size for i, size in enumerate(prime_factors(self.cores))}
+
     @cached_property
     def mesh(self) -> Mesh:
-        """The replicas as one mesh axis, and their logical devices as one for each prime factor."""
-        factors = prime_factors(self.cores)
-        grid = np.asarray(self.devices, dtype=object).reshape(self.num_replicas, *factors)
-        return Mesh(grid, (REPLICA_AXIS, *(f"l{i}" for i in range(len(factors)))))
+        """The replicas as one mesh axis, and the axes of their logical devices."""
+        shape = (self.num_replicas, *self.logical_axes.values())
+        grid = np.asarray(self.devices, dtype=object).reshape(shape)
+        return Mesh(grid, (REPLICA_AXIS, *self.logical_axes))
+
+    def mesh_of(self, replica: int) -> Mesh:
+        """The logical devices of one replica."""
+        grid = np.asarray(self.devices_of(replica), dtype=object)
+        return Mesh(grid.reshape(tuple(self.logical_axes.values())), tuple(self.logical_axes))
+
+    def sharding(self, spec: PartitionSpec) -> NamedSharding:
+        """An array that is cut over the mesh as ``spec`` says."""
+        return self.mirrored if spec == PartitionSpec() else NamedSharding(self.mesh, spec)
 
     @cached_property
     def mirrored(self) -> NamedSharding:

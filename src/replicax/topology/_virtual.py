@@ -20,8 +20,10 @@ import jax
 from replicax._errors import PlacementError
 from replicax._jax_private import backend_is_initialized, setting, surround_cpu_start
 from replicax.topology._devices import local_devices
+from replicax.topology._generations import SliceShape
 
 COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
+TPU_VARIABLE = "REPLICAX_TPU_TOPOLOGY"
 
 # XLA reads NPROC first. The second name is the one it would keep if it dropped the first.
 _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
@@ -39,7 +41,8 @@ def prepare_environment() -> None:
     still be asked for later, by `rx.config` or JAX's own settings, while no backend has started.
 
     Raises:
-        PlacementError: ``REPLICAX_CPU_DEVICES`` is not a positive number.
+        PlacementError: ``REPLICAX_CPU_DEVICES`` is not a positive number, or
+            ``REPLICAX_TPU_TOPOLOGY`` no TPU slice.
 
     Example:
         >>> from replicax.topology._virtual import prepare_environment
@@ -70,7 +73,8 @@ def threads_needed(devices: int) -> int:
 def _requested_devices() -> int | None:
     text = os.environ.get(COUNT_VARIABLE, "").strip()
     if not text:
-        return None
+        slice_name = os.environ.get(TPU_VARIABLE, "").strip()
+        return SliceShape.parse(slice_name).num_devices if slice_name else None
     if not (text.isascii() and text.isdigit() and int(text) > 0):
         raise PlacementError(
             f"{COUNT_VARIABLE}={text!r} is not a number of devices. Expected 1 or more, for example"

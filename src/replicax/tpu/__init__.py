@@ -7,6 +7,8 @@ Example:
     2
 """
 
+from replicax.collectives._options import XLAOptions
 from replicax.tpu import experimental
+from replicax.variables._layout import LayoutMap
 
-__all__ = ["experimental"]
+__all__ = ["LayoutMap", "XLAOptions", "experimental"]

@@ -10,14 +10,17 @@ from replicax.collectives._options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from replicax.strategy._tpu import ExperimentalTPUStrategy
 from replicax.strategy._value_context import ValueContext
 
 CollectiveCommunication = CommunicationImplementation
+TPUStrategy = ExperimentalTPUStrategy
 
 __all__ = [
     "CollectiveCommunication",
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "TPUStrategy",
     "ValueContext",
 ]

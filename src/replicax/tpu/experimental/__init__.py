@@ -9,6 +9,13 @@ Example:
 """
 
 from replicax.topology._device_assignment import DeviceAssignment, DeviceOrderMode
+from replicax.topology._system import initialize_tpu_system, shutdown_tpu_system
 from replicax.topology._tpu_topology import Topology
 
-__all__ = ["DeviceAssignment", "DeviceOrderMode", "Topology"]
+__all__ = [
+    "DeviceAssignment",
+    "DeviceOrderMode",
+    "Topology",
+    "initialize_tpu_system",
+    "shutdown_tpu_system",
+]

@@ -1,0 +1,141 @@
+"""Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
+
+The figures of a generation are those that Google publishes for one chip
+(cloud.google.com/tpu/docs/system-architecture-tpu-vm), divided by the devices that JAX makes of it.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from replicax._errors import PlacementError
+
+_NAME = re.compile(r"(?P<generation>\w+):(?P<chips>\d+(x\d+)*)")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What is known of one generation of TPUs.
+
+    Attributes:
+        name: As in the name of a slice.
+        devices_per_chip: How many devices JAX makes of a chip.
+        host: The chips of one machine, along each axis.
+        largest: The largest slice, in chips along each axis.
+        chip_hbm_gib: Memory of a chip.
+        chip_flops: Peak operations on bfloat16 in a second, of a chip.
+        chip_hbm_bytes: What a chip reads from its memory in a second.
+        chip_ici_bytes: What a chip sends to its neighbours in a second, all links together.
+    """
+
+    name: str
+    devices_per_chip: int
+    host: tuple[int, ...]
+    largest: tuple[int, ...]
+    chip_hbm_gib: float
+    chip_flops: float
+    chip_hbm_bytes: float
+    chip_ici_bytes: float
+
+    @property
+    def hbm(self) -> float:
+        """Memory of a device, in bytes."""
+        return self.chip_hbm_gib * _GIB / self.devices_per_chip
+
+    @property
+    def flops(self) -> float:
+        """Peak operations of a device in a second."""
+        return self.chip_flops / self.devices_per_chip
+
+    @property
+    def hbm_bytes(self) -> float:
+        """What a device reads from memory in a second."""
+        return self.chip_hbm_bytes / self.devices_per_chip
+
+    @property
+    def ici_bytes(self) -> float:
+        """What a device sends to others in a second."""
+        return self.chip_ici_bytes / self.devices_per_chip
+
+
+GENERATIONS = {
+    g.name: g
+    for g in (
+        Generation("v2", 2, (2, 2), (16, 16), 16, 45e12, 700e9, 248e9),
+        Generation("v3", 2, (2, 2), (32, 32), 32, 123e12, 900e9, 328e9),
+        Generation("v4", 2, (2, 2, 1), (16, 16, 16), 32, 275e12, 1228e9, 300e9),
+        Generation("v5e", 1, (2, 2), (16, 16), 16, 197e12, 819e9, 200e9),
+        Generation("v5p", 1, (2, 2, 1), (16, 20, 28), 95, 459e12, 2765e9, 600e9),
+        Generation("v6e", 1, (2, 2), (16, 16), 32, 918e12, 1640e9, 448e9),
+        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 192, 2307e12, 7380e9, 1200e9),
+    )
+}
+
+
+@dataclass(frozen=True)
+class SliceShape:
+    """A slice as its name says it: a generation, and chips along each axis.
+
+    Example:
+        >>> from replicax.topology._generations import SliceShape
+        >>> shape = SliceShape.parse("v4:2x2x2")
+        >>> shape.num_devices, shape.mesh_shape
+        (16, (2, 2, 2, 2))
+    """
+
+    generation: Generation
+    chips: tuple[int, ...]
+
+    @classmethod
+    def parse(cls, name: str) -> "SliceShape":
+        """The slice called ``name``.
+
+        Raises:
+            PlacementError: There is no such slice; the message lists those that there are.
+        """
+        match = _NAME.fullmatch(str(name))
+        generation = GENERATIONS.get(match["generation"]) if match else None
+        if match is None or generation is None:
+            raise PlacementError(
+                f"{name!r} is not the name of a TPU slice: a generation, a colon and the chips"
+                f" along each axis, such as 'v5e:4x4' or 'v4:2x2x2'. {_known()}"
+            )
+        chips = tuple(map(int, match["chips"].split("x")))
+        if problem := _problem(generation, chips):
+            raise PlacementError(f"There is no slice {name!r}: {problem}. {_known()}")
+        return cls(generation, chips)
+
+    @property
+    def name(self) -> str:
+        """Such as ``v4:2x2x2``."""
+        return f"{self.generation.name}:{'x'.join(map(str, self.chips))}"
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices JAX makes of it."""
+        return math.prod(self.mesh_shape)
+
+    @property
+    def mesh_shape(self) -> tuple[int, int, int, int]:
+        """Chips along x, y and z, and devices on each chip."""
+        x, y, z = (*self.chips, 1, 1)[:3]
+        return x, y, z, self.generation.devices_per_chip
+
+
+def _problem(generation: Generation, chips: tuple[int, ...]) -> str:
+    rank = len(generation.largest)
+    if len(chips) != rank:
+        return f"{generation.name} has {rank} axes of chips, not {len(chips)}"
+    if any(n > most for n, most in zip(sorted(chips), sorted(generation.largest), strict=True)):
+        return f"the largest is {generation.name}:{'x'.join(map(str, generation.largest))}"
+    hosts_fit = all(n % h == 0 for n, h in zip(chips, generation.host, strict=True))
+    if math.prod(chips) != 1 and not hosts_fit:
+        host = "x".join(map(str, generation.host))
+        return f"a machine holds {host} chips, and a slice is one chip or made of whole machines"
+    return ""
+
+
+def _known() -> str:
+    largest = (f"{g.name}:{'x'.join(map(str, g.largest))}" for g in GENERATIONS.values())
+    return f"The generations, each with its largest slice, are {', '.join(largest)}."

@@ -1,0 +1,157 @@
+"""Slice: the TPUs of this program, real or simulated -> devices at coordinates of a mesh."""
+
+import itertools
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from replicax._errors import PlacementError
+from replicax.topology._device_assignment import DeviceAssignment
+from replicax.topology._devices import simulate_tpus
+from replicax.topology._generations import SliceShape
+from replicax.topology._mesh import Topology
+from replicax.topology._tpu_topology import Topology as TPUTopology
+from replicax.topology._virtual import TPU_VARIABLE
+
+_log = logging.getLogger("replicax")
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Devices that form one TPU system.
+
+    Attributes:
+        topology: Where they lie, and which process holds them.
+        devices: They themselves, in the order of the processes.
+        is_simulated: Whether CPU devices stand in for TPUs.
+    """
+
+    topology: TPUTopology
+    devices: tuple[jax.Device, ...]
+    is_simulated: bool
+
+    @classmethod
+    def find(cls) -> "Slice":
+        """The TPUs that JAX has; else virtual CPU devices in their place."""
+        if tpus := _tpus():
+            return cls(_real_topology(tpus), tpus, is_simulated=False)
+        return _simulated()
+
+    def laid_out(self, assignment: DeviceAssignment | None) -> Topology:
+        """The replicas of an assignment; one on each device by default.
+
+        Raises:
+            PlacementError: The assignment is made for another slice.
+        """
+        kind = "TPU" if self.is_simulated else ""
+        if assignment is None:
+            return Topology(self.devices, kind=kind)
+        if not isinstance(assignment, DeviceAssignment):
+            raise PlacementError(
+                f"device_assignment is a {type(assignment).__name__}; it must be what"
+                " rx.tpu.experimental.DeviceAssignment.build(topology, ...) returns."
+            )
+        other = assignment.topology
+        if not (
+            np.array_equal(other.mesh_shape, self.topology.mesh_shape)
+            and np.array_equal(other.device_coordinates, self.topology.device_coordinates)
+        ):
+            raise PlacementError(
+                f"The device assignment is made for {other}, and this program runs on"
+                f" {self.topology}. Build it from what"
+                " rx.tpu.experimental.initialize_tpu_system(resolver) returned."
+            )
+        at = dict(zip(_places(self.topology), self.devices, strict=True))
+        cores = assignment.core_assignment.reshape(-1, 4).tolist()
+        devices = tuple(at[tuple(core)] for core in cores)
+        return Topology(devices, assignment.num_cores_per_replica, kind)
+
+
+def current_slice() -> Slice:
+    """The slice that `start_slice` found last, or finds now."""
+    return _started[0] if _started else start_slice()
+
+
+def start_slice() -> Slice:
+    """Look for the TPUs, and say if they are simulated."""
+    found = Slice.find()
+    if found.is_simulated:
+        here = [d for d in found.devices if d.process_index == jax.process_index()]
+        simulate_tpus(here)
+        _log.info(
+            "No TPU here: a slice of %d TPU devices, mesh %s, is simulated on virtual CPU devices.",
+            len(found.devices),
+            "x".join(map(str, found.topology.mesh_shape)),
+        )
+    _started[:] = [found]
+    return found
+
+
+def forget_slice() -> None:
+    """Forget what `start_slice` found."""
+    _started.clear()
+    simulate_tpus(())
+
+
+_started: list[Slice] = []
+
+
+def _tpus() -> tuple[jax.Device, ...]:
+    jax.local_devices()  # a backend that cannot start raises here, with its own reason
+    try:
+        return _by_process(jax.devices("tpu"))
+    except RuntimeError:  # how JAX says that it has no TPU
+        return ()
+
+
+def _by_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
+    return tuple(sorted(devices, key=lambda d: (d.process_index, d.id)))
+
+
+def _real_topology(tpus: Sequence[jax.Device]) -> TPUTopology:
+    places = np.array([[*d.coords, d.core_on_chip] for d in tpus], dtype=np.int32)
+    places -= places.min(axis=0)  # part of a pod starts somewhere in it
+    shape = (places.max(axis=0) + 1).tolist()
+    tasks = len({d.process_index for d in tpus})
+    return TPUTopology(mesh_shape=shape, device_coordinates=places.reshape(tasks, -1, 4))
+
+
+def _simulated() -> Slice:
+    cpus = _by_process(jax.devices("cpu"))
+    name = os.environ.get(TPU_VARIABLE, "").strip()
+    shape = SliceShape.parse(name).mesh_shape if name else _default_mesh(len(cpus))
+    needed = int(np.prod(shape))
+    if needed > len(cpus):
+        raise PlacementError(
+            f"{TPU_VARIABLE}={name} has {needed} devices, and JAX has started with {len(cpus)}"
+            f" virtual CPU device(s). Set {TPU_VARIABLE} before `import replicax` and leave out"
+            f" REPLICAX_CPU_DEVICES, or set that to {needed}."
+        )
+    chosen = cpus[:needed]
+    tasks = len({d.process_index for d in chosen})
+    places = np.array(_counted(shape), dtype=np.int32).reshape(tasks, -1, 4)
+    topology = TPUTopology(mesh_shape=shape, device_coordinates=places)
+    return Slice(topology, chosen, is_simulated=True)
+
+
+def _default_mesh(devices: int) -> tuple[int, int, int, int]:
+    """Two cores on a chip if that works out, chips in a plane as square as can be."""
+    on_chip = 2 if devices % 2 == 0 else 1
+    chips = devices // on_chip
+    y = max(n for n in range(1, int(chips**0.5) + 1) if chips % n == 0)
+    return chips // y, y, 1, on_chip
+
+
+def _counted(shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """All places of a mesh, counted as TPUs are: along core, x, y, z."""
+    x, y, z, on_chip = shape
+    order = itertools.product(range(z), range(y), range(x), range(on_chip))
+    return [(i, j, k, core) for k, j, i, core in order]
+
+
+def _places(topology: TPUTopology) -> list[tuple[int, ...]]:
+    return [tuple(core) for core in topology.device_coordinates.reshape(-1, 4).tolist()]
