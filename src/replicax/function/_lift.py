@@ -4,7 +4,7 @@ The Python body runs once. What it reads appears in the jaxpr as `read` equation
 which become inputs here; what it writes is appended to its outputs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
@@ -16,6 +16,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 from replicax._errors import TracingError
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._placement import is_traced
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, read_p
 
@@ -107,8 +108,13 @@ def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
     )
 
 
-def settle_created(level: TraceLevel, closed: ClosedJaxpr) -> None:
+def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] = ()) -> None:
     """Give variables that the body created the initial values that it computed for them.
+
+    Args:
+        level: Where they were created.
+        closed: The traced body.
+        known: For each input, the array that it always is, or a tracer.
 
     Raises:
         TracingError: If such a value depends on the arguments of the function.
@@ -116,31 +122,44 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr) -> None:
     if not level.created:
         return
     jaxpr = closed.jaxpr
-    known = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-    for equation in jaxpr.eqns:
-        if equation.primitive is read_p or not all(
-            isinstance(x, Literal) or x in known for x in equation.invars
-        ):
-            continue
-        _evaluate(equation, known)
+    pairs = zip(jaxpr.invars, known, strict=False)
+    inputs = {var: value for var, value in pairs if not is_traced(value)}
     starts = jaxpr.outvars[len(jaxpr.outvars) - len(level.created) :]
     for (variable, _), out in zip(level.created, starts, strict=True):
-        if not isinstance(out, Literal) and out not in known:
+        value = _constant(out, closed, inputs)
+        if value is None:
             raise TracingError(
                 f"The initial value of variable {variable.name!r}, created while a function is"
                 " traced, depends on the function's arguments, on other variables or on the"
                 " replica. Create the variable before the first call, or give it a constant."
             )
-        variable.cell.store(out.val if isinstance(out, Literal) else known[out])
+        with jax.ensure_compile_time_eval():
+            variable.cell.store(value)
 
 
-def _evaluate(equation: Any, known: dict[Any, Any]) -> None:
-    values = [x.val if isinstance(x, Literal) else known[x] for x in equation.invars]
-    subfuns, params = equation.primitive.get_bind_params(equation.params)
+def _constant(out: Any, closed: ClosedJaxpr, inputs: Mapping[Any, Any]) -> Any:
+    """What ``out`` is whatever the inputs are; None if it depends on them."""
+    if isinstance(out, Literal):
+        return out.val
+    jaxpr, needed, equations = closed.jaxpr, {out}, []
+    for equation in reversed(jaxpr.eqns):
+        if needed.isdisjoint(equation.outvars):
+            continue
+        if equation.primitive is read_p:
+            return None
+        equations.append(equation)
+        needed.update(x for x in equation.invars if not isinstance(x, Literal))
+    if any(x in needed and x not in inputs for x in jaxpr.invars):
+        return None
+    alone = jaxpr.replace(
+        invars=list(inputs),
+        outvars=[out],
+        eqns=equations[::-1],
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
     try:
         with jax.ensure_compile_time_eval():
-            results = equation.primitive.bind(*subfuns, *values, **params)
-    except (NameError, ValueError):  # it names the replica axis: no constant
-        return
-    outs = results if equation.primitive.multiple_results else [results]
-    known.update(zip(equation.outvars, outs, strict=True))
+            (value,) = jaxpr_as_fun(ClosedJaxpr(alone, closed.consts))(*inputs.values())
+    except NameError:  # it names the replica axis
+        return None
+    return value

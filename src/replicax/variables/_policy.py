@@ -24,7 +24,8 @@ from replicax._enums import ReduceOp, VariableAggregation
 from replicax._errors import DivergenceError, ScopeError, VariableError
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import InBody, PerReplica, in_body
+from replicax.values._in_body import local_piece
+from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._cell import Cell, on_host
@@ -86,8 +87,7 @@ class PlainPolicy:
                 m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
                 for m in merged
             ]
-            one = [unite(p, aggregation, self.cell, topology, kind) for p in everyone]
-            write(self.cell, one, combine, kind)
+            write_united(self.cell, everyone, combine, kind, (aggregation, topology))
 
         replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
 
@@ -142,8 +142,8 @@ class MirroredPolicy:
 
     def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
         assert self.cell.topology is not None
-        one = [unite(p, self._aggregation, self.cell, self.cell.topology, kind) for p in parts]
-        write(self.cell, one, combine, kind)
+        how = (self._aggregation, self.cell.topology)
+        write_united(self.cell, parts, combine, kind, how)
 
 
 @final
@@ -249,14 +249,26 @@ class Merge:
         return self.fn(*args)
 
 
-def unite(
-    part: Any, aggregation: VariableAggregation, cell: Cell, topology: Topology, kind: Kind
-) -> Any:
-    """One value of all replicas' values, as ``aggregation`` says."""
+def write_united(
+    cell: Cell,
+    parts: Sequence[Any],
+    combine: Combine,
+    kind: Kind,
+    how: tuple[VariableAggregation, Topology],
+) -> None:
+    """Write one value for all replicas, made of all replicas' parts as the aggregation says."""
+    aggregation, topology = how
+    if not any(isinstance(p, PerReplica) for p in parts):
+        write(cell, parts, combine, kind)
+    elif aggregation is VariableAggregation.NONE:
+        _write_agreed(cell, parts, combine, kind)
+    else:
+        write(cell, [_unite(p, aggregation, topology, kind) for p in parts], combine, kind)
+
+
+def _unite(part: Any, aggregation: VariableAggregation, topology: Topology, kind: Kind) -> Any:
     if not isinstance(part, PerReplica):
         return part
-    if aggregation is VariableAggregation.NONE:
-        return _agreed(part, cell)
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return first_value(part)
     op = ReduceOp.from_variable_aggregation(aggregation)
@@ -267,15 +279,21 @@ def unite(
     return joined / topology.num_replicas if is_values else joined
 
 
-def _agreed(part: PerReplica, cell: Cell) -> Any:
-    if isinstance(part.form, InBody):
-        level().unverify(cell)
-        return part.form.piece
-    if any(map(is_traced, part.values)):
-        note_verdict(level(), cell, all_equal(part.values))
-    elif not _same_on_host(part.values):
-        raise DivergenceError(diverging(cell.name, part.values))
-    return part.values[0]
+def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
+    where = level()
+    if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
+        write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
+        where.unverify(cell)
+        return
+    count = max(len(p.values) for p in parts if isinstance(p, PerReplica))
+    columns = [p.values if isinstance(p, PerReplica) else (p,) * count for p in parts]
+    old = _old(where, cell, kind)
+    values = [combine(old, *row) for row in zip(*columns, strict=True)]
+    if any(map(is_traced, values)):
+        note_verdict(where, cell, all_equal(values))
+    elif not _same_on_host(values):
+        raise DivergenceError(diverging(cell.name, values))
+    where.write(cell, values[0])
 
 
 def _same_on_host(values: Sequence[Any]) -> bool:

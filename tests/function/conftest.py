@@ -1,0 +1,25 @@
+"""Strategies for the tests of rx.function: made once, as they hold no state of their own."""
+
+import pytest
+
+import replicax as rx
+
+
+def mirrored(replicas):
+    return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+
+@pytest.fixture(scope="session")
+def two():
+    return mirrored(2)
+
+
+@pytest.fixture(scope="session")
+def four():
+    return mirrored(4)
+
+
+@pytest.fixture(params=[False, True], ids=["eager", "compiled"])
+def mode(request):
+    """Runs a function as it is, or as an rx.function."""
+    return rx.function if request.param else lambda f: f
