@@ -82,6 +82,15 @@ def test_a_kept_shuffle_stays_as_it_was(place):
     assert ints(dataset) == ints(dataset.repeat(2))[:30] == ints(dataset)
 
 
+def test_the_epochs_and_the_inner_orders_of_what_is_kept_differ():
+    epochs = ints(Dataset.range(30).shuffle(30).repeat(2).cache())
+    inner = Dataset.range(2).flat_map(lambda _: Dataset.range(30).shuffle(30)).cache()
+
+    assert epochs[:30] != epochs[30:]
+    assert ints(inner)[:30] != ints(inner)[30:]
+    assert ints(inner) == ints(inner)
+
+
 def test_a_shuffle_after_the_cache_is_new_in_each_pass(place):
     dataset = Dataset.range(30).cache(place).shuffle(30)
 

@@ -285,3 +285,17 @@ def test_the_spec_after_a_map_keeps_the_open_axis():
 
 def test_the_spec_after_a_map_is_known_for_an_empty_dataset():
     assert Dataset.range(0).map(lambda x: x + 1.0).element_spec.dtype == np.float64
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_function_may_fill_one_buffer_again_and_again(batched):
+    buffer = np.empty(2)
+
+    def fill(x):
+        buffer[:] = int(x)
+        return buffer
+
+    dataset = Dataset.range(5).map(fill)
+    rows = np.concatenate(list(dataset.batch(2))) if batched else np.stack(list(dataset))
+
+    assert rows.tolist() == [[k, k] for k in range(5)]

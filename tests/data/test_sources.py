@@ -333,3 +333,17 @@ def test_single_elements_are_single():
         Dataset.range(2).get_single_element()
     with pytest.raises(InvalidArgumentError, match=r"none"):
         Dataset.range(0).get_single_element()
+
+
+@pytest.mark.parametrize("signature", [None, TensorSpec([2], np.float64)])
+def test_a_generator_may_fill_one_buffer_again_and_again(signature):
+    def numbers():
+        buffer = np.empty(2)
+        for k in range(5):
+            buffer[:] = k
+            yield buffer
+
+    dataset = Dataset.from_generator(numbers, output_signature=signature)
+
+    assert np.concatenate(list(dataset.batch(2))).tolist() == [[k, k] for k in range(5)]
+    assert np.stack(list(dataset)).tolist() == [[k, k] for k in range(5)]

@@ -15,7 +15,7 @@ from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, Row, RowBlock
 from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
-from replicax.data._leaves import Array, is_stackable, stack, to_leaf
+from replicax.data._leaves import Array, is_stackable, own, stack, to_leaf
 from replicax.data._structure import Structure, flatten
 from replicax.data._watched import MixesRowsError, plain, watch
 
@@ -39,6 +39,8 @@ class ElementFunction:
         self.name = name
         self.vectorize = vectorize
         self._structure: Structure | None = None
+        self._reuses: bool | None = None  # whether it returns the same memory again and again
+        self._first: list[Any] | None = None
         self._verdicts: dict[_Form, bool] = {}
 
     @property
@@ -67,7 +69,8 @@ class ElementFunction:
         except Exception as error:
             raise self._failed(error, index) from error
         try:
-            return tuple(self._leaves(result))
+            leaves = self._leaves(result)
+            return tuple(leaves) if self._reuses is False else self._owned(leaves)
         except StructureError as error:
             raise StructureError(
                 f"{self.name}() built element {index} differently from the ones before: {error}."
@@ -109,6 +112,19 @@ class ElementFunction:
         else:
             leaves = structure.leaves_of(result)
         return [to_leaf(leaf) for leaf in leaves]
+
+    def _owned(self, leaves: list[Any]) -> Row:
+        """Copies, until it is clear that the function does not fill one buffer again and again."""
+        copies = tuple(own(leaf) for leaf in leaves)
+        first = self._first
+        if first is None:
+            self._first = leaves
+        elif self._reuses is None:
+            arrays = [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]
+            before = [leaf for leaf in first if isinstance(leaf, np.ndarray)]
+            self._reuses = any(np.may_share_memory(a, b) for a in arrays for b in before)
+            self._first = []
+        return copies
 
     def _trusted(self, block: Block) -> Block:
         columns = block.columns()

@@ -36,6 +36,11 @@ def to_leaf(value: Any) -> Any:
     return _convert(value)
 
 
+def own(leaf: Any) -> Any:
+    """A leaf whose memory nobody else writes to: generators often fill one buffer again."""
+    return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
+
+
 def to_array(value: Any) -> Array:
     """Like `to_leaf`, but always an array, also for scalars and strings."""
     leaf = to_leaf(value)

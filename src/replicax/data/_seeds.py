@@ -99,5 +99,6 @@ class Run:
     def generator(self, seeds: Seeds) -> np.random.Generator:
         """The random numbers of one transformation at this place."""
         seed, number = self.seeds.get(id(seeds), (seeds.seed, 0))
-        key = [seed] if self.is_fixed or not seeds.reshuffle else [seed, number + 1, *self.path]
+        place = [0 if self.is_fixed else number + 1, *self.path]
+        key = [seed, *place] if seeds.reshuffle else [seed]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))

@@ -10,7 +10,7 @@ import numpy as np
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
-from replicax.data._leaves import leaf_spec, to_array, to_leaf
+from replicax.data._leaves import leaf_spec, own, to_array, to_leaf
 from replicax.data._node import UNKNOWN_CARDINALITY, SourceNode, Stream
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten
@@ -148,8 +148,8 @@ class RowStream(Stream):
 
     def _convert(self, leaves: list[Any]) -> Row:
         if self._specs is None:
-            return tuple(to_leaf(leaf) for leaf in leaves)
-        return tuple(self._fit(v, spec) for v, spec in zip(leaves, self._specs, strict=True))
+            return tuple(own(to_leaf(leaf)) for leaf in leaves)
+        return tuple(own(self._fit(v, spec)) for v, spec in zip(leaves, self._specs, strict=True))
 
     def _fit(self, value: Any, spec: TypeSpec) -> Any:
         if not isinstance(spec, TensorSpec):
