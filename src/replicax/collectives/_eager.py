@@ -22,10 +22,12 @@ from replicax._errors import ReplicaError
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._packing import packed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces
 from replicax.values._placement import is_array, on_device
 from replicax.values._regroup import select
+from replicax.values._workers import all_shapes, gather_across
 
 
 @dataclass(frozen=True)
@@ -121,9 +123,10 @@ def all_reduce(
 def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
     """All replicas' values, joined along ``axis``; their sizes may differ there."""
 
-    def settle(shapes: list[tuple[int, ...]]) -> list[Any]:
+    def settle(own: list[tuple[int, ...]]) -> list[Any]:
+        shapes = all_shapes(own, seat.topology, f"all_gather(axis={axis})")
         check_gathered(shapes, axis)
-        return [tuple(s[axis] for s in shapes)] * len(shapes)
+        return [tuple(s[axis] for s in shapes)] * len(own)
 
     purpose = f"all_gather(axis={axis})"
     sizes = seat.meeting.meet(
@@ -142,11 +145,13 @@ def _reduce_now(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOp
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
-        if not is_array(columns[0][0]):
+        on_host = not is_array(columns[0][0])
+        if on_host and seat.topology.is_whole:
             return [[_host_reduction(op, c) for c in columns]] * len(rows)
         values = [pieces(c, seat.topology) for c in columns]
         results = seat.ops.batch_reduce(op, [(v, v) for v in values], options)
-        return [select(results, i) for i in range(len(rows))]
+        answers = [select(results, i) for i in range(len(rows))]
+        return [list(map(np.asarray, a)) for a in answers] if on_host else answers
 
     purpose = f"all_reduce({op.name})"
     results = seat.meeting.meet(
@@ -159,7 +164,10 @@ def _gather_now(
     x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], options: CommunicationOptions
 ) -> Any:
     def settle(pieces: list[Any]) -> list[Any]:
-        _check_traced_sizes([p.shape[axis] for p in pieces], sizes)
+        _check_traced_sizes([p.shape[axis] for p in pieces], [sizes[i] for i in seat.topology.own])
+        if not seat.topology.is_whole:
+            rows = gather_across(pieces, axis, sizes, seat.topology)
+            return list(rows) if is_array(pieces[0]) else list(map(np.asarray, rows))
         if not is_array(pieces[0]):
             return [np.concatenate(pieces, axis)] * len(pieces)
         whole = jnp.concatenate([on_device(p, seat.topology.leads[0]) for p in pieces], axis)
@@ -226,6 +234,11 @@ def _from_runtime(now: Any, avals: Any) -> Any:
     return staged
 
 
+def _reduce_from_runtime(*leaves: Any, **params: Any) -> Any:
+    staged = _from_runtime(_reduce_now, _reduce_avals)
+    return packed(lambda flat: staged(*flat, **params), leaves)
+
+
 def _reduce_avals(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> Any:
     return [_reduced_aval(jax.typeof(x) if is_array(x) else x, op) for x in leaves]
 
@@ -254,8 +267,8 @@ def _reduce_transposed(cotangents: Any, *leaves: Any, **params: Any) -> Any:
 def _gather_transposed(cotangent: Any, x: Any, *, axis: int, sizes: Any, **params: Any) -> Any:
     seat: Seat = params["seat"]
     (total,) = _reduce_p.bind(ad.instantiate_zeros(cotangent), op=ReduceOp.SUM, **params)
-    at = sum(sizes[: seat.replica])
-    return [jax.lax.slice_in_dim(total, at, at + sizes[seat.replica], axis=axis)]
+    at = sum(sizes[: seat.number])
+    return [jax.lax.slice_in_dim(total, at, at + sizes[seat.number], axis=axis)]
 
 
 def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
@@ -272,9 +285,7 @@ batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (
     _reduce_p.bind(*args, **kw),
     dims,
 )
-mlir.register_lowering(
-    _reduce_p, mlir.lower_fun(_from_runtime(_reduce_now, _reduce_avals), multiple_results=True)
-)
+mlir.register_lowering(_reduce_p, mlir.lower_fun(_reduce_from_runtime, multiple_results=True))
 
 _gather_p.def_impl(lambda x, **params: _gather_now(jnp.asarray(x), **params))
 _gather_p.def_abstract_eval(_gather_avals)

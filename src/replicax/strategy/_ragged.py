@@ -7,12 +7,14 @@ results are exact: nothing is padded.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from replicax._errors import DivergenceError
 from replicax.collectives import _eager
@@ -25,6 +27,7 @@ from replicax.values._per_replica import is_distributed, pieces
 from replicax.values._placement import join
 from replicax.values._reduce import agree
 from replicax.values._regroup import regroup, select
+from replicax.values._workers import equal_across
 from replicax.variables._cell import Cell
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel, level
@@ -73,11 +76,15 @@ def run_ragged(
             strategy,
         )
 
+    held = _Held(topology)
+
     def body(replica: int) -> tuple[Any, dict[Cell, Any], set[Cell]]:
         with as_replica(strategy, topology, replica):
             if replica not in run.programs:
                 run.programs[replica] = _Program.trace(fn, calls[replica])
-            return run.programs[replica](calls[replica])
+            program = run.programs[replica]
+            state = [held.read(cell, replica) for cell in program.lifted.reads]
+            return program(calls[replica], state)
 
     try:
         with _eager.opened(topology) as meeting:
@@ -87,6 +94,21 @@ def run_ragged(
         raise
     _commit([w for _, w, _ in rows], rows[0][2], topology)
     return regroup([result for result, _, _ in rows], topology)
+
+
+class _Held:
+    """What the replicas hold, taken apart once for all of them."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._pieces: dict[Cell, tuple[Any, ...]] = {}
+
+    def read(self, cell: Cell, replica: int) -> Any:
+        if cell.topology != self._topology:
+            return level().read(cell)
+        if cell not in self._pieces:
+            self._pieces[cell] = cell.pieces()
+        return self._pieces[cell][replica]
 
 
 @dataclass(frozen=True)
@@ -118,9 +140,10 @@ class _Program:
             raise CannotTrace
         return cls(lifted, outputs, inner.unverified, jax.jit(lifted.call))
 
-    def __call__(self, arguments: Arguments) -> tuple[Any, dict[Cell, Any], set[Cell]]:
-        lifted, own = self.lifted, level()
-        state = [own.read(cell) for cell in lifted.reads]
+    def __call__(
+        self, arguments: Arguments, state: list[Any]
+    ) -> tuple[Any, dict[Cell, Any], set[Cell]]:
+        lifted = self.lifted
         results = _eager.settled(self.jitted(*arguments.arrays, *state))
         result = self.outputs.rebuild(results[: lifted.num_outs], local=False)
         writes = dict(zip(lifted.writes, results[lifted.num_outs :], strict=True))
@@ -130,7 +153,7 @@ class _Program:
 def _commit(rows: list[dict[Cell, Any]], unverified: set[Cell], topology: Topology) -> None:
     columns = {cell: [row[cell] for row in rows] for cell in rows[0]}
     for cell in unverified:
-        if cell in columns and not agree(columns[cell]):
+        if cell in columns and not (agree(columns[cell]) and _on_workers(columns[cell], topology)):
             raise DivergenceError(diverging(cell.name, columns[cell]))
     for cell, values in columns.items():
         if cell.per_replica:
@@ -139,3 +162,8 @@ def _commit(rows: list[dict[Cell, Any]], unverified: set[Cell], topology: Topolo
             cell.value, cell.owned = join(values, topology), False
         else:
             cell.store(values[0])
+
+
+def _on_workers(values: list[Any], topology: Topology) -> bool:
+    written = hashlib.sha256(np.asarray(values[0]).tobytes()).hexdigest()
+    return equal_across(written, topology, "the value that replicas wrote")

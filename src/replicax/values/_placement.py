@@ -84,10 +84,17 @@ def join(pieces: Sequence[Any], topology: Topology, spec: PartitionSpec = WHOLE)
 def _shards(piece: Any, topology: Topology, replica: int, spec: PartitionSpec) -> list[jax.Array]:
     devices = topology.devices_of(replica)
     if spec == WHOLE:
-        return [jax.device_put(piece, device) for device in devices]
+        return [_at(piece, device) for device in devices]
     cut = jax.device_put(piece, NamedSharding(topology.mesh_of(replica), spec))
     at = {shard.device: shard.data for shard in cut.addressable_shards}
     return [at[device] for device in devices]
+
+
+def _at(piece: Any, device: jax.Device) -> jax.Array:
+    if isinstance(piece, jax.Array) and piece.devices() == {device}:
+        return piece
+    placed: jax.Array = jax.device_put(piece, device)
+    return placed
 
 
 def check_count(components: int, topology: Topology) -> None:
