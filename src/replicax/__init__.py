@@ -4,6 +4,8 @@ Write a replica function once; one line chooses how it is spread: one device, th
 machine, many machines, or a TPU slice.
 """
 
+from typing import NoReturn
+
 from replicax.topology._virtual import prepare_environment
 
 prepare_environment()
@@ -73,3 +75,15 @@ __all__ = [
     "variable_creator_scope",
     "while_loop",
 ]
+
+_ABSENT = {
+    "GradientTape": "Use `rx.value_and_grad(loss_fn, variables)`, which also keeps assignments.",
+    "keras": "Write the step in JAX with `rx.Variable` and `rx.value_and_grad`.",
+    "saved_model": "Save `variable.numpy()` of what you want to keep.",
+}
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in _ABSENT:
+        raise AttributeError(f"replicax has no {name} yet. {_ABSENT[name]}")
+    raise AttributeError(f"module 'replicax' has no attribute {name!r}")

@@ -8,5 +8,6 @@ Example:
 from replicax._basics import enable_eager_execution
 from replicax.compat.v1 import distribute
 from replicax.compat.v1._config import ConfigProto
+from replicax.compat.v1._tensor_info import TensorInfo
 
-__all__ = ["ConfigProto", "distribute", "enable_eager_execution"]
+__all__ = ["ConfigProto", "TensorInfo", "distribute", "enable_eager_execution"]
