@@ -23,9 +23,11 @@ class Source(Protocol):
 
     def span(self, start: int, stop: int) -> list[Array]:
         """Columns of the elements ``start`` to ``stop``; new memory."""
+        ...
 
     def gather(self, places: Array) -> list[Array]:
         """Columns of the elements at ``places``; new memory."""
+        ...
 
 
 class Block(ABC):
@@ -175,7 +177,8 @@ class RowBlock(Block):
 
     def take(self, places: Array) -> "RowBlock":
         """Some of the rows, in another order."""
-        return RowBlock(self.structure, [self._rows[place] for place in places.tolist()])
+        numbers: list[int] = places.tolist()
+        return RowBlock(self.structure, [self._rows[number] for number in numbers])
 
     def is_columnar(self) -> bool:
         """Whether all shapes and dtypes are equal."""

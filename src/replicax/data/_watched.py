@@ -29,11 +29,15 @@ class Watched(np.ndarray[Any, np.dtype[Any]]):
             return watch(result)
         return result
 
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise MixesRowsError
 
-    __bool__ = __len__ = __iter__ = __int__ = __float__ = __index__ = __contains__ = _refuse
-    item = tolist = _refuse
+def _refuse(*_: Any) -> NoReturn:
+    raise MixesRowsError
+
+
+for _name in ("bool", "len", "iter", "int", "float", "index", "contains"):
+    setattr(Watched, f"__{_name}__", _refuse)
+for _name in ("item", "tolist"):
+    setattr(Watched, _name, _refuse)
 
 
 def watch(array: Array) -> Array:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self, final
 
-from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
+from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, Row, RowBlock, join
 from replicax.data._cache_file import read_blocks, writing
+from replicax.data._leaves import own
 from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._nodes._source import ArraySource, SourceStream
 from replicax.data._nodes._window import BlocksStream
@@ -175,5 +176,5 @@ class _FileStream(Stream):
         return block.slice(0, limit) if len(block) > limit else block
 
 
-def _copied(row: tuple[object, ...]) -> tuple[object, ...]:
-    return tuple(leaf.copy() if hasattr(leaf, "copy") else leaf for leaf in row)
+def _copied(row: Row) -> Row:
+    return tuple(own(leaf) for leaf in row)

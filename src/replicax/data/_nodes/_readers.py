@@ -25,6 +25,7 @@ class FileFormat(Protocol):
 
     def read(self, path: str) -> Iterator[list[bytes]]:
         """Records in lists of convenient size; what is good comes before an error."""
+        ...
 
 
 @final

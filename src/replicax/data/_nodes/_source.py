@@ -50,7 +50,11 @@ class RangeNode(SourceNode):
     is_endless: bool = False
 
     structure = LEAF
-    gives_places = True
+
+    @property
+    def gives_places(self) -> bool:
+        """Numbers are made when they are fetched."""
+        return True
 
     @property
     def element_spec(self) -> TensorSpec:
@@ -107,7 +111,10 @@ class SlicesNode(SourceNode):
     spec: Any
     count: int
 
-    gives_places = True
+    @property
+    def gives_places(self) -> bool:
+        """Rows are copied when they are fetched."""
+        return True
 
     @classmethod
     def of(cls, tensors: Any) -> "SlicesNode":

@@ -2,21 +2,13 @@
 
 import operator
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import Node
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
-
-
-class HasNode(Protocol):
-    """A dataset, for functions that only need its graph."""
-
-    @property
-    def node(self) -> Node:
-        """The last node of the graph."""
 
 
 class Root(ABC):
