@@ -14,6 +14,14 @@ _xla_bridge: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import xla_bridge as _xla_bridge
 
+_distributed: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import distributed as _distributed
+
+_jaxlib: Any = None
+with contextlib.suppress(ImportError):
+    from jaxlib import _jax as _jaxlib  # type: ignore[no-redef]
+
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
@@ -71,9 +79,46 @@ def surround_cpu_start(surroundings: Callable[[], contextlib.AbstractContextMana
         return False
     start = registration.factory
 
-    def start_inside() -> Any:
+    def start_inside(**options: Any) -> Any:
         with surroundings():
-            return start()
+            return start(**options)
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_inside)
+    return True
+
+
+def connect_distributed(service: str, index: int, size: int, hostname: str, patience: int) -> bool:
+    """Make this process number ``index`` of ``size``, at a coordination service that is running.
+
+    Unlike ``jax.distributed.initialize``, it starts no service, ends no process when a peer is
+    lost, leaves SIGTERM alone, and binds the sockets of CPU collectives to ``hostname`` only.
+
+    Returns:
+        Whether this JAX offers a way; if not, nothing has happened.
+    """
+    state: Any = getattr(_distributed, "global_state", None)
+    new_client: Any = getattr(_jaxlib, "get_distributed_runtime_client", None)
+    new_collectives: Any = getattr(_jaxlib, "make_gloo_tcp_collectives", None)
+    factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
+    if None in (state, new_client, new_collectives) or not hasattr(factories.get("cpu"), "factory"):
+        return False  # pragma: no cover - a JAX that moved it
+    client = new_client(
+        service,
+        index,
+        init_timeout=patience,
+        heartbeat_timeout=1_000_000,
+        shutdown_timeout=5,
+        shutdown_on_destruction=False,
+        use_compression=True,
+    )
+    client.connect()
+    state.coordinator_address, state.client = service, client
+    state.process_id, state.num_processes = index, size
+    registration = factories["cpu"]
+    start = registration.factory
+
+    def start_with_collectives() -> Any:
+        return start(collectives=new_collectives(distributed_client=client, hostname=hostname))
+
+    factories["cpu"] = dataclasses.replace(registration, factory=start_with_collectives)
     return True

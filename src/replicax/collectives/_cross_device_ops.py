@@ -177,6 +177,11 @@ class _Plan:
     options: CommunicationOptions
     topology: Topology
 
+    @property
+    def purpose(self) -> str:
+        """What it does, for messages."""
+        return f"all_reduce({self.op.name})"
+
     def __call__(self, leaves: Leaves) -> Leaves:
         leaves = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in leaves]
         sums = self.ops.sum_in_body(leaves, self.options, self.topology)

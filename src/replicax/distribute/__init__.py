@@ -29,6 +29,7 @@ from replicax.input._distributed import DistributedDataset, DistributedIterator
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._mirrored import MirroredStrategy
+from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
 from replicax.strategy._tpu import TPUStrategy
 from replicax.strategy._v2 import Strategy
@@ -52,6 +53,7 @@ __all__ = [
     "InputReplicationMode",
     "Mirrored",
     "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
     "PerReplica",

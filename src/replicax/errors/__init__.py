@@ -14,6 +14,7 @@ from replicax._errors import (
     TracingError,
     VariableError,
 )
+from replicax.cluster._errors import ClusterError
 from replicax.data._errors import (
     DataLossError,
     InvalidArgumentError,
@@ -21,8 +22,10 @@ from replicax.data._errors import (
     OutOfRangeError,
     StructureError,
 )
+from replicax.workers._errors import RollCallError, WorkerLostError
 
 __all__ = [
+    "ClusterError",
     "DataLossError",
     "DivergenceError",
     "InvalidArgumentError",
@@ -31,8 +34,10 @@ __all__ = [
     "PlacementError",
     "ReplicaError",
     "ReplicaxError",
+    "RollCallError",
     "ScopeError",
     "StructureError",
     "TracingError",
     "VariableError",
+    "WorkerLostError",
 ]

@@ -11,12 +11,14 @@ from functools import wraps
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax._errors import TracingError
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
+from replicax.values._workers import from_first
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, read_p
 
@@ -134,7 +136,15 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] 
                 " replica. Create the variable before the first call, or give it a constant."
             )
         with jax.ensure_compile_time_eval():
-            variable.cell.store(value)
+            _start(variable.cell, jnp.asarray(value))
+
+
+def _start(cell: Cell, value: jax.Array) -> None:
+    own = 1
+    if cell.topology is not None:
+        value = from_first(value, cell.topology, f"variable {cell.name!r}")
+        own = len(cell.topology.own)
+    cell.store(PerReplica([value] * own) if cell.per_replica else value)
 
 
 def _constant(out: Any, closed: ClosedJaxpr, inputs: Mapping[Any, Any]) -> Any:

@@ -1,21 +1,24 @@
 """Program: one traced signature of a function, compiled, with the variables that it touches."""
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
 from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
-from replicax.values._placement import first
+from replicax.topology._together import together
+from replicax.values._placement import first, replicate
 from replicax.variables._levels import TraceLevel
 from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
+from replicax.workers._group import digest
 
 
 class Program:
@@ -51,8 +54,12 @@ class Program:
         pure.__name__ = pure.__qualname__ = name
         # A call that may fail while it runs must leave the variables as they were.
         self._may_fail = bool(self._verdicts) or calls_host(lifted.jaxpr)
-        donate = () if self._may_fail else (0,)
+        self.donates = not self._may_fail
+        donate = (0,) if self.donates else ()
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
+        self._label = name
+        if topology is not None and not topology.is_whole:
+            self._label = f"{name} (program {digest(' '.join(_outline(lifted.jaxpr)))})"
 
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Run it on the variables' own storage."""
@@ -62,7 +69,11 @@ class Program:
         # A donated array must not be seen by another thread's call.
         with _one_call:
             changed, read_only = self._state()
-            outs, new = self.jitted(changed, read_only, arrays)
+            if topology is None or topology.is_whole:
+                outs, new = self.jitted(changed, read_only, arrays)
+            else:
+                with together(topology, self._label):
+                    outs, new = self.jitted(changed, read_only, arrays)
             if self._may_fail:
                 jax.block_until_ready(new)
                 self._judge(new)
@@ -76,27 +87,27 @@ class Program:
             check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
 
-    def _state(self) -> tuple[list[Any], list[Any]]:
+    def _state(self, *, donated: bool = True) -> tuple[list[Any], list[Any]]:
         topology = self.topology
         for cell in self._plain:
             if topology is None:
                 cell.to_one_device()
             elif cell.array().sharding != topology.mirrored:
-                cell.value = jax.device_put(cell.array(), topology.mirrored)
+                cell.value = _mirrored(cell.array(), topology)
                 cell.owned = False
-        if self._may_fail:
+        if self._may_fail or not donated:
             changed = [c.array() for c in self.changed]
         else:
             changed = [c.array() if c.owned else _copy(c.array()) for c in self.changed]
         read_only = [c.array() for c in self.read_only]
         for i in self._foreign:
             assert topology is not None
-            read_only[i] = jax.device_put(first(read_only[i]), topology.mirrored)
+            read_only[i] = _mirrored(first(read_only[i]), topology)
         return changed, read_only
 
     def lowered(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, for looking at the compiled program."""
-        changed, read_only = self._state()
+        changed, read_only = self._state(donated=False)
         return self.jitted.lower(changed, read_only, list(arrays))
 
     def _shardings(self) -> Any:
@@ -132,6 +143,9 @@ class Program:
 
 
 def _placed(x: Any, topology: Topology) -> Any:
+    if not topology.is_whole:
+        known = isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set
+        return x if known else replicate(x, topology)
     # Uncommitted arrays go where the others are by themselves; committed ones must be sent.
     if not isinstance(x, jax.Array) or not x.committed:
         return x
@@ -145,6 +159,25 @@ def _placed(x: Any, topology: Topology) -> Any:
     # A per-replica value of another strategy, or an array that the user spread.
     is_stacked = x.shape[0] == topology.num_replicas
     return jax.device_put(x, topology.stacked if is_stacked else topology.mirrored)
+
+
+def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
+    if topology.is_whole:
+        placed: jax.Array = jax.device_put(x, topology.mirrored)
+        return placed
+    return replicate(x, topology)
+
+
+def _outline(jaxpr: Any) -> Iterator[str]:
+    """What a program does, in words that are the same in every process."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        yield from (str(x.aval) for x in equation.outvars)
+        yield from (
+            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
+        )
+        for inner in jaxprs_in_params(equation.params):
+            yield from _outline(inner)
 
 
 _copy = jax.jit(jnp.copy)

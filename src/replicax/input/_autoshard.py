@@ -53,7 +53,7 @@ def shard(node: Node, policy: AutoShardPolicy, share: Share) -> Part:
     Raises:
         ValueError: If FILE is asked for and there are fewer files than workers.
     """
-    chosen = choose(node, policy, share.workers)
+    chosen = choose(node, policy, share.workers, warns=share.worker == 0)
     size = batch_size(node)
     if chosen is AutoShardPolicy.DATA:
         return Part(node, None, every_worker_reads_all=True)
@@ -64,7 +64,9 @@ def shard(node: Node, policy: AutoShardPolicy, share: Share) -> Part:
     return Part(node, size, every_worker_reads_all=False)
 
 
-def choose(node: Node, policy: AutoShardPolicy, workers: int) -> AutoShardPolicy:
+def choose(
+    node: Node, policy: AutoShardPolicy, workers: int, *, warns: bool = True
+) -> AutoShardPolicy:
     """The policy that is really used: AUTO becomes FILE or DATA."""
     files = _fewest_files(node)
     if policy is AutoShardPolicy.FILE and workers > 1:
@@ -72,7 +74,7 @@ def choose(node: Node, policy: AutoShardPolicy, workers: int) -> AutoShardPolicy
     if policy is not AutoShardPolicy.AUTO:
         return policy
     if files is None:
-        if workers > 1:
+        if workers > 1 and warns:
             _log.warning(
                 "The dataset is not read from files, so that every worker reads all of it and keeps"
                 " its part of every batch. To have each worker read less, use"
@@ -80,12 +82,13 @@ def choose(node: Node, policy: AutoShardPolicy, workers: int) -> AutoShardPolicy
             )
         return AutoShardPolicy.DATA
     if files < workers:
-        _log.warning(
-            "The dataset reads %d file(s) for %d workers, so that every worker reads all of it and"
-            " keeps its part of every batch. Write at least as many files as workers.",
-            files,
-            workers,
-        )
+        if warns:
+            _log.warning(
+                "The dataset reads %d file(s) for %d workers, so that every worker reads all of it"
+                " and keeps its part of every batch. Write at least as many files as workers.",
+                files,
+                workers,
+            )
         return AutoShardPolicy.DATA
     return AutoShardPolicy.FILE
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import jax
@@ -10,9 +12,11 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._dataset import Dataset
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.input._autoshard import Part, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
+from replicax.input._meets import Meets
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.input._sources import DatasetSource, Source, source_of
 from replicax.input._split import HostStep, Share, deal, split_batches, split_stream, without_rows
@@ -33,35 +37,62 @@ def distribute_dataset(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
-    share = Share(1, 0, len(topology.own))
+    share = Share.of(topology)
     source = source_of(dataset)
     part: Part | None = None
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         part = shard(source.dataset.node, policy, share)
         source = DatasetSource(Dataset(part.node))
-    size = part.batch_size if part else None
+    shared = part is None or part.every_worker_reads_all
+    meets = Meets(share, source, needs_none=shared and source.cardinality != UNKNOWN_CARDINALITY)
+    steps = _Steps(source, share, meets, part.batch_size if part else None, shared)
     feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
-
-    def steps(state: Any, skip: int) -> tuple[Iterator[HostStep], Any]:
-        if share.total == 1:
-            elements, begun = source.open(state, skip)
-            return (HostStep(parts=(e,)) for e in elements), begun
-        if size is None:
-            elements, begun = source.open(state, skip)
-            return split_batches(elements, share), begun
-        elements, begun = source.open(state)
-        chunks = split_stream(elements, share, size, without_rows(source.element_spec))
-        for _ in range(skip):
-            next(chunks, None)
-        return chunks, begun
 
     def spec() -> Any:
         own = source.element_spec
-        return distributed_spec(own, feed, leading=_leading(own, share))
+        return distributed_spec(own, feed, leading=_leading(own, share, source.cardinality))
 
     depth = len(topology.own) * given.experimental_per_replica_buffer_size
-    return DistributedDataset(Pipeline(steps, feed, spec, source.cardinality, depth))
+    count = source.cardinality if shared or share.workers == 1 else meets.cardinality
+    return DistributedDataset(Pipeline(steps, feed, spec, count, depth))
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """The steps of a dataset of global batches.
+
+    Attributes:
+        source: What this worker reads.
+        share: Which replicas are whose.
+        meets: What the workers tell each other.
+        size: By what size the stream is split; None to split every batch on its own.
+        shared: Whether all workers read the same batches.
+    """
+
+    source: Source
+    share: Share
+    meets: Meets
+    size: int | None
+    shared: bool
+
+    def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
+        source, share = self.source, self.share
+        if share.total == 1:
+            elements, begun = source.open(state, skip)
+            return (HostStep(parts=(e,)) for e in elements), begun
+        begun = self.meets.one_order(state) if self.shared else state
+        if self.size is None and self.shared:
+            elements, begun = source.open(begun, skip)
+            return self.meets.together(split_batches(elements, share), stop), begun
+        elements, begun = source.open(begun)
+        if self.size is None:
+            chunks = split_batches(elements, share, shared=False)
+        else:
+            chunks = split_stream(elements, share, self.size, without_rows(source.element_spec))
+        for _ in range(skip):
+            next(chunks, None)
+        return self.meets.together(chunks, stop), begun
 
 
 def distribute_from_function(
@@ -78,29 +109,33 @@ def distribute_from_function(
     """
     given = options or InputOptions()
     _check(given, topology)
-    replicas = len(topology.own)
-    feed = Feed(topology, replicas > 1, bool(given.experimental_fetch_to_device))
+    share = Share.of(topology)
+    replicas, total = share.replicas, share.total
+    feed = Feed(topology, total > 1, bool(given.experimental_fetch_to_device))
     if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        sources = [
-            source_of(dataset_fn(InputContext(replicas, i, replicas))) for i in range(replicas)
-        ]
+        sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
     else:
-        sources = [source_of(dataset_fn(InputContext(1, 0, replicas)))]
+        sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
+    meets = Meets(share, sources[0], needs_none=False, drop=drop_partial)
+    alone = share.workers == 1
 
-    def steps(state: Any, skip: int) -> tuple[Iterator[HostStep], Any]:
+    def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
         if len(sources) == 1:
             elements, begun = sources[0].open(state, skip * replicas)
-            return deal(elements, replicas, drop=drop_partial or _is_static(sources[0])), begun
+            drop = drop_partial or (alone and _is_static(sources[0]))
+            return meets.together(deal(elements, replicas, drop=drop), stop), begun
         opened = [
             s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
         ]
-        return _together([e for e, _ in opened]), [begun for _, begun in opened]
+        return meets.together(_together([e for e, _ in opened]), stop), [b for _, b in opened]
 
     def spec() -> Any:
-        return distributed_spec(sources[0].element_spec, feed, leading=True)
+        leading = True if alone or sources[0].cardinality == INFINITE_CARDINALITY else None
+        return distributed_spec(sources[0].element_spec, feed, leading=leading)
 
     count = sources[0].cardinality
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
+    cardinality = cardinality if alone else meets.cardinality
     depth = replicas * given.experimental_per_replica_buffer_size
     return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth))
 
@@ -120,9 +155,11 @@ def _together(streams: list[Iterator[Any]]) -> Iterator[HostStep]:
         yield from deal(parts, len(parts), drop=False)
 
 
-def _leading(spec: Any, share: Share) -> int | bool | None:
+def _leading(spec: Any, share: Share, cardinality: int) -> int | bool | None:
     if share.total == 1:
         return True
+    if share.workers > 1 and cardinality != INFINITE_CARDINALITY:
+        return None  # a worker may run out before the others
     first = {s.shape[0] for s in _leaves(spec) if s.shape}
     if len(first) != 1 or None in first:
         return None

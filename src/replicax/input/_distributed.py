@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ class Pipeline:
 
     Attributes:
         steps: Makes the host steps of a pass: takes the state of an earlier pass, or None, and how
-            many steps to pass over; returns the steps and the state of this pass.
+            many steps to pass over, and an event that says when nobody wants them any more;
+            returns the steps and the state of this pass.
         feed: Puts a step on the devices.
         spec: Says what each step looks like; asked for only when somebody wants to know, as it may
             have to read the first element.
@@ -39,7 +41,7 @@ class Pipeline:
         depth: How many steps are made ready ahead of time.
     """
 
-    steps: Callable[[Any, int], tuple[Iterator[HostStep], Any]]
+    steps: Callable[[Any, int, threading.Event], tuple[Iterator[HostStep], Any]]
     feed: Feed
     spec: Callable[[], Any]
     cardinality: int
@@ -205,9 +207,10 @@ class DistributedIterator(Iterator[Any]):
         self._peeked.clear()
 
     def _open(self, state: Any, skip: int) -> Prefetch:
-        steps, self._state = self._pipeline.steps(state, skip)
+        stop = threading.Event()
+        steps, self._state = self._pipeline.steps(state, skip, stop)
         feed = self._pipeline.feed
-        return Prefetch(lambda: map(feed, steps), self._pipeline.depth)
+        return Prefetch(lambda: map(feed, steps), self._pipeline.depth, stop)
 
 
 def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> Any:

@@ -37,11 +37,23 @@ class Feed:
             return jax.tree.map(lambda *xs: self._uneven(xs), *columns)
         leaves, treedef = jax.tree.flatten(step.even)
         numeric = [i for i, x in enumerate(leaves) if _is_numeric(x)]
-        put = jax.device_put([_own(leaves[i]) for i in numeric], self.topology.stacked)
+        put = self._put([_own(leaves[i]) for i in numeric])
         values: list[Any] = [pieces(list(x), self.topology) for x in leaves]
         for i, array in zip(numeric, put, strict=True):
             values[i] = stacked(array, self.topology)
         return jax.tree.unflatten(treedef, values)
+
+    def _put(self, rows: list[np.ndarray]) -> list[jax.Array]:
+        sharding = self.topology.stacked
+        if self.topology.is_whole:
+            put: list[jax.Array] = jax.device_put(rows, sharding)
+            return put
+        return [
+            jax.make_array_from_process_local_data(
+                sharding, _canonical(x), (self.topology.num_replicas, *x.shape[1:])
+            )
+            for x in rows
+        ]
 
     def _single(self, x: Any) -> Any:
         if not _is_numeric(x):
@@ -56,6 +68,10 @@ class Feed:
 
     def _device(self, replica: int) -> jax.Device:
         return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
+
+
+def _canonical(x: np.ndarray) -> np.ndarray:
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype), copy=False)
 
 
 def _is_numeric(x: Any) -> bool:

@@ -12,9 +12,14 @@ _END = object()
 class Prefetch(Iterator[Any]):
     """An iterator whose elements are made ahead of time, at most ``depth`` of them."""
 
-    def __init__(self, make: Callable[[], Iterator[Any]], depth: int) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Iterator[Any]],
+        depth: int,
+        stop: threading.Event | None = None,
+    ) -> None:
         self._ready: queue.Queue[Any] = queue.Queue(depth)
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._is_done = False
         self._thread = threading.Thread(
             target=_produce, args=(make, self._ready, self._stop), name="replicax-feed", daemon=True

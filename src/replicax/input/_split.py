@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec
+from replicax.topology._mesh import Topology
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,12 @@ class Share:
     workers: int
     worker: int
     replicas: int
+
+    @classmethod
+    def of(cls, topology: Topology) -> "Share":
+        """This process's share of the replicas of a topology."""
+        replicas = len(topology.own)
+        return cls(topology.num_replicas // replicas, topology.own[0] // replicas, replicas)
 
     @property
     def total(self) -> int:
@@ -64,10 +71,13 @@ def split_batches(
         rows = _rows(batch)
         size = -(-rows // share.total)
         for mine in _chunks(share, shared=shared):
-            if (mine[-1] + 1) * size <= rows:
+            # With several workers, all must find the same, which looks at their chunks too.
+            last = mine[-1] if share.workers == 1 or not shared else share.total - 1
+            if (last + 1) * size <= rows:
                 yield HostStep(even=jax.tree.map(lambda x: _stacked(x, mine, size, share), batch))  # noqa: B023
             else:
-                yield _step([_cut(batch, j * size, (j + 1) * size) for j in mine])
+                parts = [_cut(batch, j * size, (j + 1) * size) for j in mine]
+                yield _step(parts) if share.workers == 1 else HostStep(parts=tuple(parts))
 
 
 def split_stream(
@@ -177,13 +187,22 @@ def _cut(batch: Any, start: int, stop: int) -> Any:
 def _step(parts: Sequence[Any]) -> HostStep:
     shapes = [[np.shape(x) for x in jax.tree.leaves(p)] for p in parts]
     if all(s == shapes[0] for s in shapes) and len(parts) > 1:
-        return HostStep(even=jax.tree.map(lambda *xs: np.stack(xs), *parts))
+        return evened(parts)
     return HostStep(parts=tuple(parts))
 
 
+def evened(parts: Sequence[Any]) -> HostStep:
+    """Parts of one shape, as one step."""
+    return HostStep(even=jax.tree.map(lambda *xs: np.stack(xs), *parts))
+
+
 def _filled(step: Sequence[Any], replicas: int) -> list[Any]:
-    nothing = jax.tree.map(_without_rows, step[0])
-    return [*step, *([nothing] * (replicas - len(step)))]
+    return [*step, *([emptied(step[0])] * (replicas - len(step)))]
+
+
+def emptied(part: Any) -> Any:
+    """A part without rows, for the structure of one that has some."""
+    return jax.tree.map(_without_rows, part)
 
 
 def without_rows(spec: Any) -> Any:

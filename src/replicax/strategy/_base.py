@@ -86,6 +86,11 @@ class StrategyBase(LogicalDeviceVerbs):
         """The cluster that a multi-worker strategy runs in; None for the others."""
         return None
 
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one of all workers that writes files."""
+        return True
+
     def scope(self) -> AbstractContextManager[Any]:
         """Make this strategy current: variables created in the block are distributed.
 

@@ -65,13 +65,13 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints."""
-        return True
+        """Whether this process writes checkpoints; of several workers, the chief does."""
+        return self._strategy.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries."""
-        return True
+        """Whether this process writes summaries; of several workers, the chief does."""
+        return self._strategy.is_chief
 
     def call_for_each_replica(
         self,

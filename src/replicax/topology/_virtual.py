@@ -48,7 +48,7 @@ def prepare_environment() -> None:
         >>> from replicax.topology._virtual import prepare_environment
         >>> prepare_environment()
     """
-    requested = _requested_devices()
+    requested = requested_devices()
     if backend_is_initialized():
         _warn_if_too_late(requested)
     elif requested is not None:
@@ -70,7 +70,12 @@ def threads_needed(devices: int) -> int:
     return max(_FEWEST_THREADS, _THREADS_PER_DEVICE * devices)
 
 
-def _requested_devices() -> int | None:
+def requested_devices() -> int | None:
+    """The number of CPU devices that ``REPLICAX_CPU_DEVICES`` asks for.
+
+    Raises:
+        PlacementError: If it is not a positive number.
+    """
     text = os.environ.get(COUNT_VARIABLE, "").strip()
     if not text:
         slice_name = os.environ.get(TPU_VARIABLE, "").strip()

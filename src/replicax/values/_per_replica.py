@@ -20,6 +20,7 @@ from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.topology._mesh import Topology
 from replicax.values._across import MESH_AXIS, Across
 from replicax.values._placement import is_array, is_traced, split, unstack
+from replicax.workers import _group
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class Pieces:
 
     values: tuple[Any, ...]
     topology: Topology | None = None
+
+    @cached_property
+    def everyones(self) -> tuple[tuple[Any, ...], ...]:
+        """The shape and dtype of each replica's array, of all processes; () for other things."""
+        own = [
+            (tuple(np.shape(v)), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values
+        ]
+        if self.topology is None or self.topology.is_whole:
+            return tuple(own)
+        told = _group.required().agree("the shapes of a per-replica value", own)
+        return tuple((tuple(o[0]), o[1]) if o else () for one in told for o in one)
 
 
 @dataclass(frozen=True)
@@ -227,8 +239,8 @@ def is_ragged(x: Any) -> bool:
     """Whether ``x`` is a per-replica value whose arrays differ in shape or dtype."""
     if not isinstance(x, PerReplica) or not isinstance(x.form, Pieces):
         return False
-    specs = component_specs(x)
-    return all(isinstance(s, TensorSpec) for s in specs) and any(s != specs[0] for s in specs)
+    everyones = x.form.everyones
+    return all(everyones) and any(one != everyones[0] for one in everyones)
 
 
 def component_specs(value: DistributedValues) -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.topology._together import together
 from replicax.values._in_body import apply_in_body
 from replicax.values._per_replica import PerReplica, pieces
-from replicax.values._placement import first, join, per_replica_jit
+from replicax.values._placement import join, per_replica_jit
 from replicax.workers import _group
 
 _CHUNK = 4 * 1024 * 1024  # words; large values are sent in several parts
@@ -31,8 +31,9 @@ def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Ar
     values = [pieces([jnp.asarray(s) for s in sums], topology)]
     if op is ReduceOp.MEAN:
         values.append(pieces([jnp.int32(c) for c in counts], topology))
-    totals = [first(m.form.array) for m in apply_in_body(_sum, values, topology)]
-    return totals[0] if op is ReduceOp.SUM else totals[0] / totals[1]
+    totals = [m.values[0] for m in apply_in_body(_sum, values, topology)]
+    total: jax.Array = totals[0] if op is ReduceOp.SUM else totals[0] / totals[1]
+    return total
 
 
 def all_shapes(
@@ -73,8 +74,9 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     if topology.is_whole:
         return jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        data = from_first(jax.random.key_data(x), topology, what)
-        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        numbers = from_first(jax.random.key_data(x), topology, what)
+        keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
+        return keys
     host = np.asarray(x)
     aval = f"{host.dtype}{list(host.shape)}"
     words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
@@ -121,17 +123,15 @@ def _cut(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
 def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
     # Few sizes, so that few programs are compiled.
     size = max(_FEWEST, 1 << (len(words) - 1).bit_length())
-    row = np.zeros(size, np.uint32)
-    row[: len(words)] = words
-    sent = _sender(topology)(join([row] * len(topology.own), topology))
+    rows = np.zeros((len(topology.own), size), np.uint32)
+    if topology.own[0] == 0:  # the others add nothing
+        rows[0, : len(words)] = words
+    sent = _sender(topology)(join(list(rows), topology))
     return np.asarray(sent.addressable_data(0))[: len(words)]
 
 
 @cache
 def _sender(topology: Topology) -> Any:
-    def send(row: jax.Array) -> jax.Array:
-        mine = jnp.where(jax.lax.axis_index(REPLICA_AXIS) == 0, row, jnp.zeros_like(row))
-        sent: jax.Array = jax.lax.psum(mine, REPLICA_AXIS)
-        return sent
-
-    return per_replica_jit(send, topology, PartitionSpec(), PartitionSpec())
+    return per_replica_jit(
+        lambda row: jax.lax.psum(row, REPLICA_AXIS), topology, PartitionSpec(), PartitionSpec()
+    )

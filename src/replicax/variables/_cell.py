@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._per_replica import PerReplica, pieces, stacked
 from replicax.values._placement import WHOLE, first, join, on_device, replicate, split, stack
 
 
@@ -29,6 +30,7 @@ class Cell:
 
     __slots__ = (
         "__weakref__",
+        "_topology",
         "_verdict",
         "dtype",
         "guards",
@@ -37,7 +39,6 @@ class Cell:
         "per_replica",
         "shape",
         "spec",
-        "topology",
         "value",
     )
 
@@ -67,6 +68,15 @@ class Cell:
             self.store(PerReplica([value] * len(topology.own)))
         else:
             self.store(value)
+
+    @property
+    def topology(self) -> Topology | None:
+        """The devices that hold it; None for a plain variable's."""
+        return aimed(self._topology)
+
+    @topology.setter
+    def topology(self, topology: Topology | None) -> None:
+        self._topology = topology
 
     def array(self) -> jax.Array:
         """The value as compiled code takes it: replicated, or stacked."""
@@ -108,7 +118,7 @@ class Cell:
         if not self.per_replica:
             return first(self.value)
         if isinstance(self.value, tuple):
-            return PerReplica(self.value)
+            return pieces(self.value, self.topology)  # type: ignore[arg-type]
         assert self.topology is not None
         return stacked(self.value, self.topology)
 
@@ -138,14 +148,14 @@ class Cell:
 
     def store_piece(self, replica: int, x: Any) -> None:
         """Replace one replica's own value."""
-        pieces = list(self.pieces())
+        own = list(self.pieces())
         if self.topology is None:
             self.store(x)
             return
-        pieces[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
+        own[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
         self.owned = False
         whole = not self.per_replica
-        self.value = join(pieces, self.topology, self.spec) if whole else tuple(pieces)
+        self.value = join(own, self.topology, self.spec) if whole else tuple(own)
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ A mirrored variable with aggregation NONE may be written by replicas only if all
 value; this is compared by value, in eager and in compiled code alike.
 """
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,9 +26,10 @@ from replicax._errors import DivergenceError, ScopeError, VariableError
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import local_piece
-from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed
+from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
+from replicax.values._workers import equal_across
 from replicax.variables._cell import Cell, on_host
 from replicax.variables._levels import all_equal, level, note_verdict
 
@@ -136,7 +138,8 @@ class MirroredPolicy:
         def merge(_: Any, *merged: Any) -> None:
             if self._aggregation is VariableAggregation.SUM:
                 refuse_plain(self.cell, merged)
-            self._write(merged, combine, kind)
+            assert self.cell.topology is not None
+            self._write([everyones(m, self.cell.topology) for m in merged], combine, kind)
 
         replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
 
@@ -249,6 +252,14 @@ class Merge:
         return self.fn(*args)
 
 
+def everyones(part: Any, topology: Topology) -> Any:
+    """A number that this process's replicas wrote, as what other processes' may differ from."""
+    is_number = isinstance(part, bool | int | float | complex)
+    if topology.is_whole or not is_number or current().body is not None:
+        return part
+    return pieces([jnp.asarray(part)] * len(topology.own), topology)
+
+
 def write_united(
     cell: Cell,
     parts: Sequence[Any],
@@ -285,15 +296,23 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
         where.unverify(cell)
         return
-    count = max(len(p.values) for p in parts if isinstance(p, PerReplica))
+    count, topology = next((len(p.values), p.topology) for p in parts if isinstance(p, PerReplica))
     columns = [p.values if isinstance(p, PerReplica) else (p,) * count for p in parts]
     old = _old(where, cell, kind)
     values = [combine(old, *row) for row in zip(*columns, strict=True)]
     if any(map(is_traced, values)):
         note_verdict(where, cell, all_equal(values))
-    elif not _same_on_host(values):
+    elif not (_same_on_host(values) and _same_on_workers(values[0], cell, topology)):
         raise DivergenceError(diverging(cell.name, values))
     where.write(cell, values[0])
+
+
+def _same_on_workers(value: Any, cell: Cell, where: Topology | None) -> bool:
+    if where is None or where.is_whole:
+        return True
+    mine = on_host(value) + 0  # -0.0 is 0.0
+    written = hashlib.sha256(mine.tobytes()).hexdigest()
+    return equal_across(written, where, f"the value written to variable {cell.name!r}")
 
 
 def _same_on_host(values: Sequence[Any]) -> bool:

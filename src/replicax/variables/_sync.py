@@ -1,5 +1,6 @@
 """Are all copies of every mirrored variable still equal?"""
 
+import hashlib
 import os
 from collections.abc import Iterable
 from typing import Any
@@ -10,6 +11,7 @@ from replicax._errors import DivergenceError
 from replicax.values._reduce import agree
 from replicax.variables._cell import Cell, on_host
 from replicax.variables._variable import Variable, live_variables
+from replicax.workers._group import required
 
 CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
 
@@ -53,6 +55,22 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
         pieces = [on_host(p) for p in cell.pieces()]
         if not agree(pieces):
             raise DivergenceError(_report(cell.name, pieces, when))
+        if not cell.topology.is_whole:
+            _check_workers(cell, pieces[0], when)
+
+
+def _check_workers(cell: Cell, mine: np.ndarray, when: str) -> None:
+    digest = hashlib.sha256(mine.tobytes()).hexdigest()
+    sample = str(mine.ravel()[:3])
+    told = required().agree(f"the value of variable {cell.name!r}", [digest, sample])
+    for worker, (theirs, shown) in enumerate(told):
+        if theirs != told[0][0]:
+            raise DivergenceError(
+                f"Mirrored variable {cell.name!r} differs between workers{when}: worker 0 has"
+                f" {told[0][1]}..., worker {worker} has {shown}.... An `assign` outside of"
+                " `strategy.run` is local to each worker: assign the same value on all, or write"
+                " it inside `strategy.run`."
+            )
 
 
 def _report(name: str, pieces: list[Any], when: str) -> str:

@@ -18,6 +18,7 @@ from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import InBody, PerReplica, format_components
 from replicax.values._placement import is_traced
+from replicax.values._workers import from_first
 from replicax.variables._cell import Cell, on_host
 from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, initial_array
@@ -96,6 +97,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         several = topology is not None and topology.num_replicas > 1
         with jax.ensure_compile_time_eval():
             stacks = on_read and several
+            if topology is not None and traced is None:
+                value = from_first(value, topology, f"variable {self._name!r}")
             spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         self._policy: Policy = _policy(cell, strategy, aggregation, several=several)

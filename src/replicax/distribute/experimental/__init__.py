@@ -10,10 +10,12 @@ from replicax.collectives._options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from replicax.strategy._multi_worker import ExperimentalMultiWorkerMirroredStrategy
 from replicax.strategy._tpu import ExperimentalTPUStrategy
 from replicax.strategy._value_context import ValueContext
 
 CollectiveCommunication = CommunicationImplementation
+MultiWorkerMirroredStrategy = ExperimentalMultiWorkerMirroredStrategy
 TPUStrategy = ExperimentalTPUStrategy
 
 __all__ = [
@@ -21,6 +23,7 @@ __all__ = [
     "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
     "TPUStrategy",
     "ValueContext",
 ]

@@ -8,6 +8,7 @@ Example:
 
 from replicax._enums import ReduceOp
 from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy, Strategy
+from replicax.compat.v1.distribute import experimental
 from replicax.context._current import (
     experimental_set_strategy,
     get_replica_context,
@@ -25,6 +26,7 @@ __all__ = [
     "ReplicaContext",
     "Strategy",
     "StrategyExtended",
+    "experimental",
     "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",

@@ -1,0 +1,83 @@
+"""Agree: this worker's steps -> steps that all workers take together.
+
+Workers that read different files have different numbers of steps, of different sizes. A worker that
+has run out still steps, with nothing, until no worker has anything left; and all must know before a
+step whether its parts are equal, as that decides how it runs. The workers tell each other through
+the hub, ahead of time, in the thread that reads the data: training does not wait for it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax.input._split import HostStep, Share, emptied, evened
+from replicax.workers._group import Cancelled, Group
+
+_MOST = 8  # steps that are agreed on at once
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How the workers of a group agree on the steps of one pass.
+
+    Attributes:
+        group: The workers.
+        share: Which replicas are whose.
+        nothing: Makes a part without rows, for a worker that has never had any.
+        drop: Whether the pass ends for all when one worker cannot serve all of its replicas.
+    """
+
+    group: Group
+    share: Share
+    nothing: Callable[[], Any]
+    drop: bool = False
+
+    def steps(self, own: Iterator[HostStep], stop: Any) -> Iterator[HostStep]:
+        """The steps of the pass, as many and as even as all workers' together allow.
+
+        Args:
+            own: What this worker reads.
+            stop: An event; when it is set, nobody waits any more.
+        """
+        return self._steps(own, stop, self.group.new_feed())
+
+    def _steps(self, own: Iterator[HostStep], stop: Any, feed: int) -> Iterator[HostStep]:
+        size, nothing = 1, None
+        for number in itertools.count():
+            ready = list(itertools.islice(own, size))
+            sizes = [self._shapes(s) for s in ready]
+            try:
+                told = self.group.exchange(f"feed {feed} {number}", sizes, stop.is_set)
+            except Cancelled:
+                return
+            if ready:
+                nothing = emptied(ready[-1].pieces(self.share.replicas)[0])
+            elif nothing is None and any(told):
+                nothing = self.nothing()
+            yield from self._together(ready, told, nothing)
+            if all(len(t) < size for t in told) or (self.drop and any(len(t) < size for t in told)):
+                return
+            size = min(2 * size, _MOST)
+
+    def _shapes(self, step: HostStep) -> list[Any]:
+        """Of each part: the shape of each leaf."""
+        parts = step.pieces(self.share.replicas)
+        return [[list(np.shape(x)) for x in jax.tree.leaves(p)] for p in parts]
+
+    def _together(
+        self, ready: list[HostStep], told: list[list[Any]], nothing: Any
+    ) -> Iterator[HostStep]:
+        counts = [len(t) for t in told]
+        for i in range(min(counts) if self.drop else max(counts)):
+            shapes = [p for t in told for p in (t[i] if i < len(t) else [None])]
+            parts = (
+                ready[i].pieces(self.share.replicas)
+                if i < len(ready)
+                else (nothing,) * self.share.replicas
+            )
+            is_even = all(s == shapes[0] for s in shapes)
+            yield evened(parts) if is_even else HostStep(parts=tuple(parts))

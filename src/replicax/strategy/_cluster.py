@@ -1,0 +1,100 @@
+"""InCluster: where a multi-worker strategy finds its workers and its devices."""
+
+from typing import Any
+
+import jax
+
+from replicax._errors import ScopeError
+from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._resolve import resolve_cluster
+from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
+from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
+from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
+from replicax.collectives._options import CommunicationOptions
+from replicax.topology._devices import default_devices
+from replicax.topology._mesh import Topology
+from replicax.topology._virtual import requested_devices
+from replicax.workers import _start
+
+# Between processes each collective costs more than on one machine, so that larger values are
+# packed too. Measured with benchmarks/workers.py.
+_PACK_BYTES = 16 * 1024 * 1024
+
+
+class InCluster:
+    """The workers of a strategy.
+
+    Args:
+        resolver: What the user gave; None to look at the environment.
+    """
+
+    def __init__(self, resolver: ClusterResolver | None) -> None:
+        self.facts = resolve_cluster(resolver)
+        self.resolver = resolver if resolver is not None else _resolver_of(self.facts)
+        self.topology = _topology(self.facts)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes for all."""
+        return self.facts.is_chief
+
+
+class WorkersAllReduce(NcclAllReduce):
+    """One all-reduce over the replicas of all workers, of packed values."""
+
+    def __init__(self, options: CommunicationOptions | None) -> None:
+        super().__init__()
+        self.options = options or CommunicationOptions()
+
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
+        """One all-reduce for each pack."""
+        size = options.bytes_per_pack or self.options.bytes_per_pack or _PACK_BYTES
+        if topology.is_whole:
+            return super().sum_in_body(leaves, options, topology)
+        given = CommunicationOptions(size, options.timeout_seconds, options.implementation)
+        return super().sum_in_body(leaves, given, topology)
+
+
+def _topology(facts: ClusterFacts) -> Topology:
+    if facts.num_workers == 1:
+        return Topology(_own_devices())
+    group = _start.start(facts)
+    own = _own_devices()
+    _start.check_equal_devices(group, len(own), own[0].platform)
+    return Topology(
+        tuple(
+            device
+            for process in range(facts.num_workers)
+            for device in jax.local_devices(process_index=process, backend=own[0].platform)[
+                : len(own)
+            ]
+        )
+    )
+
+
+def _own_devices() -> tuple[jax.Device, ...]:
+    """All accelerators of this process, else one CPU device, or as many as were asked for."""
+    devices = default_devices()
+    if devices[0].platform != "cpu":
+        return devices
+    count = requested_devices() or 1
+    if count > len(devices):
+        raise ScopeError(
+            f"REPLICAX_CPU_DEVICES={count} came too late: JAX has started with {len(devices)} CPU"
+            " device(s). Set it before Python starts."
+        )
+    return devices[:count]
+
+
+def _resolver_of(facts: ClusterFacts) -> ClusterResolver:
+    if has_tf_config_cluster():
+        return TFConfigClusterResolver()
+    if facts.num_workers == 1:
+        return TFConfigClusterResolver()
+    jobs: dict[str, Any] = {"worker": [a or "" for a in facts.addresses]}
+    return SimpleClusterResolver(
+        ClusterSpec(jobs), task_type=facts.task_type or "", task_id=facts.task_id or 0
+    )

@@ -1,0 +1,73 @@
+"""MultiWorkerMirroredStrategy: a replica for each device of every worker."""
+
+from typing import Any
+
+from replicax.cluster._resolver import ClusterResolver
+from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
+from replicax.strategy._cluster import InCluster, WorkersAllReduce
+from replicax.strategy._v2 import Strategy
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Synchronous training on the devices of several machines.
+
+    Each variable has a copy on every device of every worker, and the copies are kept equal. Every
+    worker runs the same program; which of them it is says ``TF_CONFIG``, a resolver, or the
+    scheduler that started it. Without a cluster there is one worker.
+
+    A worker takes all of its GPUs, else one CPU device, or ``REPLICAX_CPU_DEVICES`` of them.
+
+    Args:
+        cluster_resolver: Where to find the cluster; by default the environment.
+        communication_options: How to pack and move data between workers.
+
+    Raises:
+        ClusterError: If the cluster makes no sense, or its workers do not come together.
+        RuntimeError: If JAX has already started: make the strategy first.
+
+    Example:
+        >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()  # no cluster: one worker
+        >>> strategy.num_replicas_in_sync
+        1
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+    ) -> None:
+        self._cluster = InCluster(cluster_resolver)
+        super().__init__(self._cluster.topology, WorkersAllReduce(communication_options))
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The cluster, and which task of it this process is."""
+        return self._cluster.resolver
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one of all workers that writes files."""
+        return self._cluster.is_chief
+
+
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
+    """The older form of `rx.distribute.MultiWorkerMirroredStrategy`.
+
+    Args:
+        communication: Which library moves the data; XLA chooses, whatever is named.
+        cluster_resolver: Where to find the cluster; by default the environment.
+
+    Example:
+        >>> strategy = rx.distribute.experimental.MultiWorkerMirroredStrategy(
+        ...     communication=rx.distribute.experimental.CollectiveCommunication.RING
+        ... )
+        >>> isinstance(strategy, rx.distribute.MultiWorkerMirroredStrategy)
+        True
+    """
+
+    def __init__(
+        self,
+        communication: Any = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))

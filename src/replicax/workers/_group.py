@@ -1,0 +1,320 @@
+"""Group: this process among its workers, from the roll-call to the goodbye.
+
+Every cross-process collective passes through one gate, `Group.collective`. It counts, so that the
+hub sees who is late and who does something else; it refuses to begin when a worker is gone; and it
+turns what XLA says when a connection breaks into the story that the hub tells.
+"""
+
+import atexit
+import hashlib
+import logging
+import os
+import statistics
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NoReturn
+
+from replicax._errors import ReplicaError, ReplicaxError
+from replicax.cluster._facts import ClusterFacts
+from replicax.workers import _sockets, _wire
+from replicax.workers._errors import WorkerLostError
+from replicax.workers._reports import Report
+from replicax.workers._wire import Message, Wire
+
+_PING_EVERY = 1.0
+_NEWS_PATIENCE = 5.0  # how long the hub may take to say why a connection broke
+_SHOWN = 32
+_MOVE_ON = 5.0  # how long a stuck worker has to end by itself
+_log = logging.getLogger("replicax")
+
+
+class Cancelled(Exception):  # noqa: N818 - a signal, not an error
+    """Nobody waits for the agreement any more."""
+
+
+class Group:
+    """The workers that train together, seen from one of them."""
+
+    def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
+        self.facts = facts
+        self._wire = wire
+        self._members: list[Message] = go["members"]
+        self._hub_pid = go["hub_pid"]
+        self._report: Report | None = None
+        self._answers: dict[str, list[Any]] = {}
+        self._news = threading.Condition()
+        self._ports: list[int] = []
+        self._count = 0
+        self._inside = False
+        self._journal: deque[tuple[int, str, int]] = deque(maxlen=_SHOWN)
+        self._chain = 0
+        self._began = time.monotonic()
+        self._paces: deque[float] = deque(maxlen=32)
+        self._is_leaving = False
+        self._lock = threading.Lock()
+        self._feeds = 0
+        self._threads = [
+            threading.Thread(target=target, name=f"replicax-{target.__name__[1:]}", daemon=True)
+            for target in (self._listen, self._ping)
+        ]
+
+    def start(self) -> None:
+        """Listen to the hub, speak to it, and tell it when this process ends."""
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.leave)
+        before = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            self.tell(error)
+            before(kind, error, trace)
+            news = self._report
+            if news and news.index != self.facts.index and not isinstance(error, ReplicaxError):
+                sys.stderr.write(f"The cause: {news.text}\n")
+
+        sys.excepthook = hook
+
+    def watch_sockets(self, ports: list[int]) -> None:
+        """Know the ports of all workers' collectives, to be able to end one that waits."""
+        self._ports = ports
+
+    # The gate.
+
+    @contextmanager
+    def collective(self, what: str) -> Iterator[None]:
+        """Do something that all workers do together, as their next collective.
+
+        Args:
+            what: What it is, in words; the same on all workers.
+
+        Raises:
+            WorkerLostError: If a worker is gone, or is lost meanwhile.
+            ReplicaError: If the workers do different things.
+        """
+        self._raise_news()
+        self._begin(what)
+        try:
+            yield
+        except Exception as error:
+            self._explain(error)
+            raise
+        finally:
+            self._inside = False
+
+    def agree(self, what: str, value: Any) -> list[Any]:
+        """Every worker's ``value``, in the order of the workers; a collective of the main thread.
+
+        Args:
+            what: What it is about, in words; the same on all workers.
+            value: Anything that JSON can hold, and small.
+        """
+        with self.collective(f"an agreement on {what}"):
+            return self.exchange(f"main {self._count}", value, lambda: False)
+
+    def exchange(self, key: str, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
+        """Every worker's ``value`` under ``key``; from any thread, and no collective.
+
+        Raises:
+            WorkerLostError: If a worker is gone, and will not answer.
+            Cancelled: When ``is_cancelled()`` says so.
+        """
+        self._wire.send({"offer": key, "value": value})
+        with self._news:
+            while key not in self._answers:
+                if self._report is not None:
+                    self._raise_news()
+                if is_cancelled():
+                    self._wire.send({"withdraw": key})
+                    raise Cancelled
+                self._news.wait(0.1)
+            return self._answers.pop(key)
+
+    def new_feed(self) -> int:
+        """A number for a stream that workers read side by side; the same on all workers."""
+        self._feeds += 1
+        return self._feeds
+
+    def describe(self, index: int) -> str:
+        """A worker, for a message."""
+        return self.facts.describe(index)
+
+    # What is told to the hub.
+
+    def tell(self, error: BaseException) -> None:
+        """Tell the others that this worker cannot go on, and why."""
+        if isinstance(error, WorkerLostError) or self._report is not None:
+            return  # they know
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        lines = traceback.format_exception_only(type(error), error)
+        text = lines[0].strip() if lines else type(error).__name__
+        self._wire.send({"raised": text[:1000], "progress": self._progress()})
+
+    def leave(self) -> None:
+        """Say goodbye; called when the process ends."""
+        if not self._is_leaving:
+            self._is_leaving = True
+            self._wire.send({"bye": self._progress()})
+            self._wire.close()
+
+    def _ping(self) -> None:
+        while not self._is_leaving and self._wire.send({"ping": self._progress()}):
+            if self._report is not None and self._inside:
+                _sockets.cut(self._ports)
+            time.sleep(_PING_EVERY)
+
+    def _progress(self) -> Message:
+        with self._lock:
+            return {
+                "count": self._count,
+                "inside": self._inside,
+                "pace": statistics.median(self._paces) if self._paces else 0.0,
+                "journal": list(self._journal),
+            }
+
+    def _begin(self, what: str) -> None:
+        now = time.monotonic()
+        with self._lock:
+            self._count += 1
+            self._chain = zlib.crc32(what.encode(), self._chain)
+            self._journal.append((self._count, what, self._chain))
+            self._paces.append(now - self._began)
+            self._began = now
+            self._inside = True
+
+    # What the hub tells.
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._wire.receive()
+            except _wire.WireError:
+                message = None
+            if message is None:
+                break
+            self._take(message)
+        if not self._is_leaving:
+            self._learn(Report("hub", None, self._hub_is_gone()))
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case {"answer": key, "values": values}:
+                with self._news:
+                    self._answers[key] = values
+                    self._news.notify_all()
+            case {"report": _}:
+                self._learn(Report.from_message(message))
+            case {"stacks": late}:
+                self._show_stacks(int(late))
+
+    def _learn(self, report: Report) -> None:
+        with self._news:
+            if self._report is None:
+                self._report = report
+            self._news.notify_all()
+        if report.kind != "left":  # one that left may have answered all that we wait for
+            _sockets.cut(self._ports)
+        if report.kind == "lost" and report.index == self.facts.index:
+            self._end_if_stuck(report)
+
+    def _end_if_stuck(self, report: Report) -> None:
+        count = self._count
+        time.sleep(_MOVE_ON)
+        if count == self._count and not self._is_leaving:
+            sys.stderr.write(f"replicax: the others gave this worker up. {report.text}\n")
+            sys.stderr.flush()
+            os._exit(1)  # nothing else ends a thread that never comes back
+
+    def _show_stacks(self, late: int) -> None:
+        lines = [f"replicax: {self.describe(late)} is late; the threads of this worker:"]
+        names = {t.ident: t.name for t in threading.enumerate()}
+        for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
+            if not names.get(ident, "").startswith("replicax-"):
+                lines.append(f"thread {names.get(ident, ident)}:")
+                lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
+        sys.stderr.write("\n".join(lines) + "\n")
+        sys.stderr.flush()
+
+    def _explain(self, error: Exception) -> None:
+        """Raise what the hub knows, if a broken connection is what ``error`` is about."""
+        if isinstance(error, ReplicaxError) or not _is_of_runtime(error):
+            return
+        deadline = time.monotonic() + _NEWS_PATIENCE
+        with self._news:
+            while self._report is None and time.monotonic() < deadline:
+                self._news.wait(0.05)
+        if self._report is not None:
+            raise self._error() from error
+
+    def _raise_news(self) -> None:
+        if self._report is not None:
+            raise self._error()
+
+    def _error(self) -> Exception:
+        report = self._report
+        assert report is not None
+        if report.kind == "mismatch":
+            return ReplicaError(report.text)
+        return WorkerLostError(report.text, report.index)
+
+    def _hub_is_gone(self) -> str:
+        return (
+            f"The coordinator of all workers (pid {self._hub_pid}, at {self.facts.coordinator}, on"
+            f" the machine of {self.describe(0)}) is gone: its process was killed, or that machine"
+            " or its network is down. Start all workers again, from the last checkpoint."
+        )
+
+
+def _is_of_runtime(error: Exception) -> bool:
+    """Whether XLA raised it: small programs give a ValueError, others an error of JAX's."""
+    text = str(error).lower()
+    return (
+        "gloo" in text
+        or "nccl" in text
+        or type(error).__name__
+        in (
+            "JaxRuntimeError",
+            "XlaRuntimeError",
+        )
+    )
+
+
+_current: list[Group] = []
+
+
+def current() -> Group | None:
+    """The group that this process belongs to, if it is in one."""
+    return _current[0] if _current else None
+
+
+def set_current(group: Group) -> None:
+    """Make ``group`` the one of this process, for the rest of its life."""
+    _current[:] = [group]
+
+
+def required() -> Group:
+    """The group of this process, for code that runs only in one."""
+    if not _current:
+        _no_group()
+    return _current[0]
+
+
+def _no_group() -> NoReturn:
+    raise ReplicaError(
+        "These replicas are of several processes, which replicax did not bring together. Make a"
+        " `MultiWorkerMirroredStrategy` instead of calling `jax.distributed.initialize`."
+    )
+
+
+def digest(text: str) -> str:
+    """A short name for a long text."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,214 @@
+"""Joining: a worker finds the hub, proves itself, and waits until all are there."""
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from replicax.cluster._facts import ClusterFacts
+from replicax.workers import _wire
+from replicax.workers._errors import RollCallError
+from replicax.workers._hub import HubOptions
+from replicax.workers._settings import Settings
+from replicax.workers._wire import Message, Wire
+
+_log = logging.getLogger("replicax")
+
+# The package is entered without its ``__init__``, so that the hub starts without JAX's Python.
+_HUB_PROGRAM = """
+import sys, types
+package = types.ModuleType("replicax")
+package.__path__ = [sys.argv[1]]
+sys.modules["replicax"] = package
+from replicax.workers._hub import main
+main()
+"""
+_RETRY = 0.05
+_ANSWER_PATIENCE = 10.0
+
+
+def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
+    """Come together with the other workers.
+
+    Returns:
+        The connection to the hub, and what it said when all had come.
+
+    Raises:
+        RollCallError: If they do not come together in time.
+    """
+    address = settings.hub or facts.coordinator
+    assert address is not None
+    fault = ""
+    if facts.index == 0 and settings.hub is None:
+        fault = start_hub(hub_options(facts, settings, address))
+    deadline = time.monotonic() + settings.join_timeout
+    wire = _connect(facts, settings, address, fault, deadline)
+    try:
+        _prove(wire, settings.token, address, fault)
+        wire.send({"join": _own_facts(facts)})
+        return wire, _wait(wire, address)
+    except BaseException:
+        wire.close()
+        raise
+
+
+def hub_options(facts: ClusterFacts, settings: Settings, address: str) -> HubOptions:
+    """What a hub for this cluster must know."""
+    return HubOptions(
+        address=address,
+        size=facts.num_workers,
+        token=settings.token,
+        addresses=facts.addresses or (None,) * facts.num_workers,
+        join_timeout=settings.join_timeout,
+        ping_timeout=settings.ping_timeout,
+        step_timeout=settings.step_timeout,
+    )
+
+
+def start_hub(options: HubOptions) -> str:
+    """Start the hub in a process of its own; why it could not listen, or nothing."""
+    package = str(Path(__file__).parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _HUB_PROGRAM, package],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # it outlives the worker that started it
+        env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
+    process.stdin.close()
+    with process.stdout as told:
+        line = told.readline()
+    answer: Message = json.loads(line) if line else {"failed": "its process ended at once"}
+    if "failed" in answer:
+        process.wait(_ANSWER_PATIENCE)
+    process.returncode = 0  # it is nobody's child to wait for
+    return str(answer.get("failed", ""))
+
+
+def _connect(
+    facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
+) -> Wire:
+    told = began = time.monotonic()
+    while True:
+        try:
+            return Wire(socket.create_connection(_wire.split_address(address), timeout=2))
+        except OSError as error:
+            now = time.monotonic()
+            if fault:
+                raise RollCallError(_cannot_listen(address, fault)) from None
+            if now > deadline:
+                raise RollCallError(
+                    f"{facts.describe(facts.index).capitalize()} could not reach worker 0 at"
+                    f" {address} within {settings.join_timeout:g} s: {error.strerror or error}."
+                    " Start worker 0, and check that its address can be reached from here;"
+                    " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
+                ) from None
+            if now - told > 5:
+                told = now
+                _log.warning("waiting for worker 0 (%s), %.0f s", address, now - began)
+            time.sleep(_RETRY)
+
+
+def _prove(wire: Wire, token: str, address: str, fault: str) -> None:
+    """Show that this worker knows the token, and see that the hub does."""
+    wire.socket.settimeout(_ANSWER_PATIENCE)
+    stranger = _cannot_listen(address, fault) if fault else _not_ours(address)
+    challenge = _patiently(wire, stranger).get("challenge")
+    if not isinstance(challenge, str):
+        raise RollCallError(stranger)
+    mine = _wire.nonce()
+    answer = {"nonce": mine, "proof": _wire.proof(token, "worker", challenge, mine)}
+    wire.send(answer)
+    reply = _patiently(wire, stranger)
+    if not _wire.is_proof(reply.get("proof"), token, "hub", mine, challenge):
+        raise RollCallError(stranger)
+
+
+def _patiently(wire: Wire, otherwise: str) -> Message:
+    try:
+        data = wire.receive_within(_ANSWER_PATIENCE)
+    except _wire.WireError:
+        data = None
+    if data is None:
+        raise RollCallError(otherwise)
+    return data
+
+
+def _wait(wire: Wire, address: str) -> Message:
+    """Wait for all others; the hub keeps the time."""
+    while True:
+        message = wire.receive()
+        match message:
+            case None:
+                raise RollCallError(
+                    f"The connection to worker 0 at {address} closed before all workers had come:"
+                    " worker 0, or its hub, has ended. Look at the output of worker 0."
+                )
+            case {"refused": why}:
+                raise RollCallError(str(why))
+            case {"waiting": text}:
+                _log.warning("%s", text)
+            case {"go": go}:
+                found: Message = go
+                return found
+
+
+def _own_facts(facts: ClusterFacts) -> dict[str, Any]:
+    known = facts.addresses[facts.index] if facts.index < len(facts.addresses) else None
+    return {
+        "index": facts.index,
+        "size": facts.num_workers,
+        "address": known,
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "program": _program(),
+        "versions": {
+            "Python": ".".join(platform.python_version_tuple()[:2]),
+            **{name: _version(name) for name in ("replicax", "jax", "jaxlib")},
+        },
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _program() -> str | None:
+    """A digest of the program's text, to see whether all workers run the same."""
+    path = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None
+    except OSError:
+        return None
+
+
+def _cannot_listen(address: str, fault: str) -> str:
+    return (
+        f"Worker 0 cannot listen at its address {address}: {fault}. If another program holds the"
+        " port, stop it or give the cluster another port; if the address is not this machine's,"
+        " correct the cluster."
+    )
+
+
+def _not_ours(address: str) -> str:
+    return (
+        f"What listens at {address} is not worker 0 of this run: it is another program, or a run"
+        " with another cluster or another REPLICAX_TOKEN. Choose another port, or give all workers"
+        " the same cluster and token."
+    )

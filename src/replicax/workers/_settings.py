@@ -1,0 +1,81 @@
+"""Settings of a run, from the environment: deadlines, the token, and whose hub it is."""
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicax.cluster._errors import ClusterError
+from replicax.cluster._facts import ClusterFacts
+
+HUB_VARIABLE = "REPLICAX_HUB"
+TOKEN_VARIABLE = "REPLICAX_TOKEN"
+TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
+
+_DEADLINES = {
+    "REPLICAX_JOIN_TIMEOUT": 300.0,
+    "REPLICAX_PING_TIMEOUT": 20.0,
+    "REPLICAX_STEP_TIMEOUT": 60.0,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a worker is told by its surroundings.
+
+    Attributes:
+        hub: Where somebody else, such as the launcher, runs the hub; None if worker 0 must.
+        token: What the workers of this run know, and nobody else should.
+        join_timeout: Seconds that all workers together may take to come.
+        ping_timeout: Seconds of silence after which a worker is given up.
+        step_timeout: Seconds after which a worker that others wait for is given up.
+    """
+
+    hub: str | None
+    token: str
+    join_timeout: float
+    ping_timeout: float
+    step_timeout: float
+
+    @classmethod
+    def read(cls, facts: ClusterFacts) -> "Settings":
+        """The settings of this process.
+
+        Raises:
+            ClusterError: If one of them makes no sense.
+        """
+        join, ping, step = (_seconds(name, usual) for name, usual in _DEADLINES.items())
+        hub = os.environ.get(HUB_VARIABLE) or None
+        return cls(hub, _token(facts), join, ping, step)
+
+
+def _seconds(name: str, usual: float) -> float:
+    text = os.environ.get(name, "").strip()
+    if not text:
+        return usual
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ClusterError(
+            f"{name}={text!r} is not a number of seconds. Write for example {name}={usual:g}, or"
+            " unset it."
+        )
+    return seconds
+
+
+def _token(facts: ClusterFacts) -> str:
+    if token := os.environ.get(TOKEN_VARIABLE):
+        return token
+    path = os.environ.get(TOKEN_FILE_VARIABLE)
+    if path:
+        try:
+            return Path(path).read_text().strip()
+        except OSError as error:
+            raise ClusterError(
+                f"{TOKEN_FILE_VARIABLE}={path!r} cannot be read: {error.strerror}. It is a file"
+                " with the token that all workers of this run share."
+            ) from error
+    # No secret, but workers of another run do not join this one by mistake.
+    return hashlib.sha256(repr((facts.addresses, facts.coordinator)).encode()).hexdigest()

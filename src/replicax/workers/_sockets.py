@@ -1,0 +1,51 @@
+"""Sockets of collectives: how to end a collective that waits for a worker that is gone.
+
+XLA's CPU collectives run over TCP connections that Gloo opens inside this process, and wait on them
+without a deadline. Closing them from another thread ends the wait with an error.
+"""
+
+import os
+import socket
+from collections.abc import Collection, Iterator
+
+_LISTINGS = ("/proc/self/fd", "/dev/fd")
+
+
+def listening_ports() -> set[int]:
+    """The TCP ports on which this process listens."""
+    return {s.getsockname()[1] for s in _own_sockets() if _listens(s)}
+
+
+def connections(port: int) -> int:
+    """How many connections this process has at its own port ``port``."""
+    return sum(not _listens(s) and s.getsockname()[1] == port for s in _own_sockets())
+
+
+def cut(ports: Collection[int]) -> int:
+    """End this process's connections from or to ``ports``; how many there were."""
+    count = 0
+    for s in _own_sockets():
+        try:
+            if _listens(s) or not {s.getsockname()[1], s.getpeername()[1]} & set(ports):
+                continue
+            s.shutdown(socket.SHUT_RDWR)
+            count += 1
+        except OSError:  # not connected, or gone by now
+            continue
+    return count
+
+
+def _own_sockets() -> Iterator[socket.socket]:
+    listing = next((d for d in _LISTINGS if os.path.isdir(d)), None)
+    for name in os.listdir(listing) if listing else ():
+        try:
+            copy = socket.socket(fileno=os.dup(int(name)))
+        except OSError:
+            continue
+        with copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                yield copy
+
+
+def _listens(s: socket.socket) -> bool:
+    return bool(s.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,0 +1,105 @@
+"""Start: the facts of a cluster -> a group of workers, and a JAX that spans them."""
+
+import logging
+
+import jax
+
+from replicax._errors import ScopeError
+from replicax._jax_private import backend_is_initialized, connect_distributed
+from replicax.cluster._facts import ClusterFacts
+from replicax.workers import _group, _sockets, _wire
+from replicax.workers._errors import RollCallError
+from replicax.workers._group import Group
+from replicax.workers._join import join
+from replicax.workers._settings import Settings
+
+_log = logging.getLogger("replicax")
+
+
+def start(facts: ClusterFacts) -> Group:
+    """Bring the workers together, once in the life of a process.
+
+    Raises:
+        RollCallError: If they do not come together, or differ in their devices.
+        ScopeError: If JAX has already started, or this process is in another cluster.
+    """
+    group = _group.current()
+    if group is not None:
+        _require_same(group.facts, facts)
+        return group
+    if backend_is_initialized():
+        raise ScopeError(
+            "MultiWorkerMirroredStrategy was made after JAX had started, so that its devices"
+            " cannot become part of the cluster any more. Make it at the top of the program,"
+            " before the first array, variable or list of devices."
+        )
+    wire, go = join(facts, Settings.read(facts))
+    group = Group(facts, wire, go)
+    group.start()
+    _group.set_current(group)
+    if not go["same_program"] and facts.is_chief:
+        _log.warning(
+            "The workers were started from program files with different texts; they must call the"
+            " same functions in the same order."
+        )
+    _start_jax(group, go["service"])
+    return group
+
+
+def _start_jax(group: Group, service: str) -> None:
+    facts = group.facts
+    # A call that returns when it is done can say which worker it waited for.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    before = _sockets.listening_ports()
+    address = facts.addresses[facts.index] if facts.addresses else None
+    host = _wire.split_address(address or service)[0]
+    with group.collective("the start of JAX"):
+        if not connect_distributed(service, facts.index, facts.num_workers, host, 120):
+            _initialize_publicly(group, host)
+        jax.devices()
+    mine = sorted(_sockets.listening_ports() - before)
+    devices = jax.local_devices()
+    told = group.agree("devices", {"ports": mine, "kind": devices[0].platform, "n": len(devices)})
+    group.watch_sockets([port for one in told for port in one["ports"]])
+
+
+def _initialize_publicly(group: Group, host: str) -> None:  # pragma: no cover - a JAX that moved
+    facts = group.facts
+    with _wire.listen(f"{host}:0") as free:
+        mine = f"{host}:{free.getsockname()[1]}"
+    chosen = group.exchange("coordinator", mine, lambda: False)[0]
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        chosen,
+        facts.num_workers,
+        facts.index,
+        coordinator_bind_address=chosen,
+        cluster_detection_method="deactivate",
+    )
+
+
+def check_equal_devices(group: Group, count: int, kind: str) -> None:
+    """Refuse workers with different numbers or kinds of devices.
+
+    Raises:
+        RollCallError: If they differ; it names two that do.
+    """
+    told = group.agree("the devices of each worker", [count, kind])
+    for index, (n, what) in enumerate(told):
+        if [n, what] != told[0]:
+            raise RollCallError(
+                f"Worker 0 has {told[0][0]} {told[0][1]} device(s), and {group.describe(index)} has"
+                f" {n} {what} device(s). All workers must have as many of the same kind; on CPUs"
+                " set REPLICAX_CPU_DEVICES alike."
+            )
+
+
+def _require_same(old: ClusterFacts, new: ClusterFacts) -> None:
+    if (old.addresses, old.index) != (new.addresses, new.index):
+        raise ScopeError(
+            f"This process is {old.describe(old.index)} of a cluster of {old.num_workers} workers,"
+            f" and cannot become {new.describe(new.index)} of another one of {new.num_workers}"
+            f" ({new.source}). The cluster of a process is fixed when its first"
+            " MultiWorkerMirroredStrategy is made."
+        )
