@@ -21,6 +21,7 @@ from replicax import (  # noqa: E402
     nest,
     nn,
     random,
+    testing,
     tpu,
     train,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "nn",
     "random",
     "scan",
+    "testing",
     "tpu",
     "train",
     "value_and_grad",

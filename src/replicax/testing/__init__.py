@@ -1,0 +1,11 @@
+"""Helpers to test distributed programs.
+
+Example:
+    >>> import os
+    >>> len(set(rx.testing.run_in_processes(os.getpid, 2)))
+    2
+"""
+
+from replicax.testing._processes import run_in_processes
+
+__all__ = ["run_in_processes"]

@@ -1,0 +1,195 @@
+"""run_in_processes: one function in several processes that form a cluster on this machine."""
+
+import json
+import os
+import pickle
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from replicax._errors import ReplicaxError
+from replicax.workers._errors import WorkerLostError
+
+_GRACE = 10.0  # seconds that the others have to notice that one has failed
+_DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
+_OTHERS = ("TF_CONFIG", "SLURM_", "JAX_COORDINATOR_", "JAX_NUM_CPU_DEVICES", "REPLICAX_HUB")
+
+
+def run_in_processes(
+    fn: Callable[..., Any],
+    n: int,
+    devices_per_process: int = 1,
+    *,
+    args: Sequence[Any] = (),
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120.0,
+) -> list[Any]:
+    """Call ``fn(*args)`` in each of ``n`` new processes, the workers of one cluster.
+
+    Inside, `rx.distribute.MultiWorkerMirroredStrategy()` finds the others. Everything happens on
+    this machine's CPU and its loopback address, and no process is left when this returns.
+
+    Args:
+        fn: A function that can be imported: defined at the top of a module.
+        n: How many workers.
+        devices_per_process: How many virtual CPU devices each has.
+        args: Its arguments, the same for all; they and the results travel by pickle.
+        env: More environment variables for all of them.
+        timeout: Seconds after which they are ended.
+
+    Returns:
+        What each worker's call returned, in the order of the workers.
+
+    Raises:
+        Exception: What ``fn`` raised first in one of them, with its traceback as a note.
+        TimeoutError: If they take too long; with the stack of each.
+
+    Example:
+        >>> import os
+        >>> rx.testing.run_in_processes(os.getenv, 2, 3, args=("REPLICAX_CPU_DEVICES",))
+        ['3', '3']
+    """
+    with tempfile.TemporaryDirectory(prefix="replicax-test-") as name:
+        folder = Path(name)
+        (folder / "call").write_bytes(_packed(fn, args))
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(n)]
+        common = {**_environment(devices_per_process), **(env or {})}
+        common.setdefault("REPLICAX_TOKEN", secrets.token_hex(16))
+        processes: list[subprocess.Popen[bytes]] = []
+        try:
+            for index in range(n):
+                own = {**common, **_place(index, addresses)}
+                processes.append(_started(folder, index, own))
+            _wait(processes, folder, time.monotonic() + timeout, timeout)
+        finally:
+            _end(processes)
+        return _results(processes, folder)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address on which nobody listens."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [s.getsockname()[1] for s in sockets]
+    for s in sockets:
+        s.close()
+    return ports
+
+
+def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
+    module, name = getattr(fn, "__module__", None), getattr(fn, "__qualname__", "")
+    if not module or "<" in name:
+        raise ValueError(
+            f"run_in_processes needs a function that a new process can import, got {fn!r}. Define"
+            " it at the top of a module, not inside another function, and give it what it needs"
+            " with `args`."
+        )
+    main = getattr(sys.modules["__main__"], "__file__", None) if module == "__main__" else None
+    return pickle.dumps({"module": module, "name": name, "main": main, "args": tuple(args)})
+
+
+def _environment(devices: int) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(_OTHERS)}
+    kept["XLA_FLAGS"] = _DEVICE_COUNT.sub("", kept.get("XLA_FLAGS", "")).strip()
+    kept["PYTHONPATH"] = os.pathsep.join(p or os.getcwd() for p in sys.path)
+    return {
+        **kept,
+        "REPLICAX_CPU_DEVICES": str(devices),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def _place(index: int, addresses: list[str]) -> dict[str, str]:
+    if len(addresses) == 1:
+        return {}
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def _started(folder: Path, index: int, env: dict[str, str]) -> subprocess.Popen[bytes]:
+    with (folder / f"output{index}").open("wb") as output:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-c", "from replicax.testing._child import main; main()"),
+                *(str(folder), str(index)),
+            ],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # it and what it starts can be ended together
+        )
+
+
+def _wait(
+    processes: list[subprocess.Popen[bytes]], folder: Path, deadline: float, timeout: float
+) -> None:
+    failed_at: float | None = None
+    while any(p.poll() is None for p in processes):
+        now = time.monotonic()
+        if failed_at is None and any(p.poll() not in (None, 0) for p in processes):
+            failed_at = now
+        if failed_at is not None and now - failed_at > _GRACE:
+            return
+        if now > deadline:
+            raise TimeoutError(_stacks(processes, folder, timeout))
+        time.sleep(0.02)
+
+
+def _stacks(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: float) -> str:
+    late = [i for i, p in enumerate(processes) if p.poll() is None]
+    for i in late:
+        processes[i].send_signal(signal.SIGUSR1)
+    time.sleep(1.0)
+    shown = "\n".join(f"Worker {i}:\n{_output(folder, i)}" for i in late)
+    return f"Workers {late} did not end within {timeout:g} s. Their last output and stacks:\n{shown}"
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _results(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[Any]:
+    results: list[Any] = []
+    failures: list[tuple[bool, float, int, BaseException]] = []
+    for index, process in enumerate(processes):
+        path = folder / f"result{index}"
+        told = pickle.loads(path.read_bytes()) if path.exists() else None
+        if told is not None and "value" in told:
+            results.append(told["value"])
+            continue
+        error = _error(told, index, process.returncode, folder)
+        when = told["time"] if told is not None else path.parent.stat().st_mtime
+        failures.append((isinstance(error, WorkerLostError), when, index, error))
+    if failures:
+        # One that only noticed that another was gone is not the cause.
+        raise min(failures, key=lambda f: f[:3])[3]
+    return results
+
+
+def _error(told: Any, index: int, code: int, folder: Path) -> BaseException:
+    if told is None:
+        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+        return ReplicaxError(
+            f"Worker {index} ended {how} and returned nothing. Its last output:\n"
+            + _output(folder, index)
+        )
+    error: BaseException = told["error"] or ReplicaxError(f"Worker {index} raised {told['text']}")
+    error.add_note(f"Raised in worker {index}:\n{told['traceback']}")
+    return error
+
+
+def _output(folder: Path, index: int, lines: int = 40) -> str:
+    text = (folder / f"output{index}").read_text(errors="replace")
+    return "\n".join(text.splitlines()[-lines:])
