@@ -26,13 +26,18 @@ from replicax.function._signature import (
     explain,
     take_apart,
 )
+from replicax.function._watch import tell
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel, is_transformed
 
 _MANY_TRACES = 6
-_NEEDS_VALUE = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
+_NEEDS_VALUE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _x64 = operator.attrgetter("jax_enable_x64")
 _log = logging.getLogger("replicax")
 
@@ -211,6 +216,7 @@ class Function:
             self._started = True
             self._note(key, arguments)
             self._programs[key] = program
+            tell(self, arguments, program)
             return program
 
     def _trace(self, arguments: Arguments) -> tuple[Program, list[Any]]:

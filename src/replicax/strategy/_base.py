@@ -29,6 +29,7 @@ from replicax.strategy._logical import LogicalDeviceVerbs
 from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
+from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, is_distributed, pieces
 from replicax.values._reduce import Axis, gather_value, reduce_value
@@ -59,7 +60,7 @@ class StrategyBase(LogicalDeviceVerbs):
     @property
     def topology(self) -> Topology | None:
         """Which devices make which replicas; None for the default strategy."""
-        return self._topology
+        return aimed(self._topology)
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
@@ -79,7 +80,8 @@ class StrategyBase(LogicalDeviceVerbs):
     @property
     def num_replicas_in_sync(self) -> int:
         """Over how many replicas gradients are added up."""
-        return self._topology.num_replicas if self._topology else 1
+        topology = self.topology
+        return topology.num_replicas if topology else 1
 
     @property
     def cluster_resolver(self) -> Any:
@@ -334,7 +336,7 @@ class StrategyBase(LogicalDeviceVerbs):
     @property
     def devices_or_default(self) -> Topology:
         """The topology; for the default strategy, the device where JAX computes."""
-        return self._topology or Topology((jax.local_devices()[0],))
+        return self.topology or Topology((jax.local_devices()[0],))
 
     def _configured(self, config_proto: Any) -> Any:
         changed = copy.deepcopy(config_proto)

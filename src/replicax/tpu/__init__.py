@@ -8,7 +8,18 @@ Example:
 """
 
 from replicax.collectives._options import XLAOptions
+from replicax.preflight._preflight import preflight, preflight_sweep
+from replicax.preflight._report import PreflightReport
+from replicax.preflight._sweep import Sweep
 from replicax.tpu import experimental
 from replicax.variables._layout import LayoutMap
 
-__all__ = ["LayoutMap", "XLAOptions", "experimental"]
+__all__ = [
+    "LayoutMap",
+    "PreflightReport",
+    "Sweep",
+    "XLAOptions",
+    "experimental",
+    "preflight",
+    "preflight_sweep",
+]

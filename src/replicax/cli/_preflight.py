@@ -1,0 +1,81 @@
+"""``replicax preflight train.py --topology v4:8x8x8``: will it compile, and will it fit?"""
+
+import argparse
+import os
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from replicax._jax_private import backend_is_initialized
+from replicax.preflight._preflight import compile_step, require_compiler
+from replicax.preflight._report import PreflightReport
+from replicax.preflight._script import preflight_script
+from replicax.preflight._sweep import Sweep
+from replicax.preflight._trace import Step
+from replicax.topology._generations import SliceShape
+from replicax.topology._virtual import planned_cpu_devices
+
+HELP = "Compile the training step of a script for TPU slices, on a machine without TPUs."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb."""
+    parser.add_argument("script", help="the training program; its own arguments follow after --")
+    parser.add_argument(
+        "--topology",
+        action="append",
+        metavar="SLICE",
+        help="a slice, such as v5e:16x16 (default) or v4:8x8x8; give several for a sweep",
+    )
+    parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
+    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
+    parser.add_argument(
+        "--devices",
+        type=int,
+        default=8,
+        metavar="N",
+        help="virtual CPU devices for the script, if nothing else says how many (default: 8)",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Catch the step of the script, compile it for each slice, print what came out."""
+    names = options.topology or ["v5e:16x16"]
+    for name in names:
+        SliceShape.parse(name)
+    if not Path(options.script).is_file():
+        raise FileNotFoundError(f"There is no script {options.script!r}.")
+    require_compiler()
+    _choose_devices(options.devices)
+    console = Console()
+
+    def compiled(step: Step) -> list[PreflightReport]:
+        reports = [compile_step(step, name) for name in names]
+        for report in reports:
+            console.print(report)
+        return reports
+
+    reports = preflight_script(options.script, options.rest, options.function, compiled)
+    _deliver(Sweep(tuple(reports)), options, console)
+    return 0 if all(report.fits and report.compiles for report in reports) else 1
+
+
+def _choose_devices(count: int) -> None:
+    """Virtual CPU devices for the script, which need not know that there is no TPU."""
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
+    if planned_cpu_devices() is None and not backend_is_initialized():
+        jax.config.update("jax_num_cpu_devices", count)
+
+
+def _deliver(sweep: Sweep, options: argparse.Namespace, console: Console) -> None:
+    several = len(sweep.reports) > 1
+    if several:
+        console.print(sweep)
+    if options.json:
+        text = sweep.to_json() if several else sweep.reports[0].to_json()
+        Path(options.json).write_text(text + "\n")
+    if options.plot:
+        sweep.plot(options.plot)

@@ -1,0 +1,151 @@
+"""Report: what the compiler said of a step on a slice, and what that means."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from replicax.preflight._hlo import Collective
+from replicax.topology._generations import GENERATIONS, Generation
+
+FORMULA = (
+    "step time >= max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
+)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Memory of one device, in bytes.
+
+    Attributes:
+        arguments: Variables and inputs.
+        outputs: Results that do not take the place of an argument.
+        temporaries: What is kept between the operations of a step.
+        code: The program.
+        total: Their sum; if it does not fit, what the compiler said.
+
+    Example:
+        >>> from replicax.preflight._report import Memory
+        >>> Memory(arguments=4, outputs=2, temporaries=1, code=1, total=8).total
+        8
+    """
+
+    arguments: int = 0
+    outputs: int = 0
+    temporaries: int = 0
+    code: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class PreflightReport:
+    """What a step takes on each device of a slice. Print it, or ask `to_json`.
+
+    Attributes:
+        step: The name of the function.
+        topology: The slice, such as ``v5e:16x16``.
+        num_devices: How many devices it has.
+        num_replicas: How many replicas they form.
+        compiles: Whether the compiler made a program of the step.
+        fits: Whether that program fits into the memory of a device.
+        error: Why not, in the compiler's words.
+        memory: What one device holds.
+        hbm: What one device has.
+        collectives: What the devices send each other.
+        flops: Multiplications and additions of matrix products and convolutions, of one device in
+            one step, loops counted through.
+        bytes_accessed: What one device reads and writes in its memory in one step, by XLA's
+            estimate, with loops in proportion to their flops.
+        compile_seconds: How long the compiler took.
+
+    Example:
+        >>> from replicax.preflight._report import Memory
+        >>> report = rx.tpu.PreflightReport(
+        ...     step="train_step", topology="v5e:2x2", num_devices=4, num_replicas=4,
+        ...     compiles=True, fits=True, error="", memory=Memory(total=1 << 30), hbm=16 << 30,
+        ...     collectives=(), flops=1e12, bytes_accessed=1e9, compile_seconds=1.5,
+        ... )
+        >>> report.headroom == 15 << 30, round(report.step_seconds * 1e3, 2)
+        (True, 5.08)
+    """
+
+    step: str
+    topology: str
+    num_devices: int
+    num_replicas: int
+    compiles: bool
+    fits: bool
+    error: str
+    memory: Memory
+    hbm: int
+    collectives: tuple[Collective, ...]
+    flops: float
+    bytes_accessed: float
+    compile_seconds: float
+
+    @property
+    def generation(self) -> Generation:
+        """The generation of TPUs, with its limits."""
+        return GENERATIONS[self.topology.split(":")[0]]
+
+    @property
+    def headroom(self) -> int:
+        """Bytes of a device that stay free; negative if the step does not fit."""
+        return self.hbm - self.memory.total
+
+    @property
+    def communication_bytes(self) -> float:
+        """What a device sends in one step."""
+        return sum(c.wire_bytes for c in self.collectives)
+
+    @property
+    def compute_seconds(self) -> float:
+        """The time of the flops at the peak."""
+        return self.flops / self.generation.flops
+
+    @property
+    def memory_seconds(self) -> float:
+        """The time of the memory traffic at full bandwidth."""
+        return self.bytes_accessed / self.generation.hbm_bytes
+
+    @property
+    def communication_seconds(self) -> float:
+        """The time of the collectives with all links of a device in use."""
+        return self.communication_bytes / self.generation.ici_bytes
+
+    @property
+    def step_seconds(self) -> float:
+        """The roofline: no step is faster than this, and few reach it."""
+        return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
+
+    def to_json(self) -> str:
+        """All figures, with the formula of the estimate, as JSON text.
+
+        Example:
+            >>> import json
+            >>> from replicax.preflight._report import Memory
+            >>> report = rx.tpu.PreflightReport(
+            ...     "step", "v4:2x2x1", 8, 8, False, False, "no", Memory(), 1, (), 0.0, 0.0, 0.0
+            ... )
+            >>> json.loads(report.to_json())["compiles"]
+            False
+        """
+        facts = dataclasses.asdict(self)
+        names = ("headroom", "communication_bytes", "compute_seconds", "memory_seconds")
+        facts |= {name: getattr(self, name) for name in (*names, "communication_seconds")}
+        facts |= {"step_seconds": self.step_seconds, "formula": FORMULA}
+        return json.dumps(facts, indent=2)
+
+    def __rich__(self) -> Any:
+        return _tables().report_table(self)
+
+    def __str__(self) -> str:
+        return str(_tables().as_text(self))
+
+
+def _tables() -> Any:
+    """The module that draws; it is loaded when asked for, as importing replicax loads no rich."""
+    return importlib.import_module("replicax.preflight._tables")

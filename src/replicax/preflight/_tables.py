@@ -1,0 +1,102 @@
+"""Reports and sweeps as tables for people."""
+
+import io
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from replicax.preflight._hlo import Collective
+from replicax.preflight._report import FORMULA, PreflightReport
+from replicax.preflight._sweep import Sweep
+
+
+def report_table(report: PreflightReport) -> Table:
+    """One report, a fact in each row."""
+    table = Table(title=f"{report.step} on {report.topology}", show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    for name, value in _rows(report):
+        table.add_row(name, value)
+    return table
+
+
+def sweep_table(sweep: Sweep) -> Table:
+    """Several reports, a slice in each row."""
+    name = sweep.reports[0].step if sweep.reports else "nothing"
+    table = Table(title=f"{name} on several slices")
+    for column in ("slice", "devices", "replicas", "memory", "fits", "sent", "step, at least"):
+        table.add_column(column, justify="left" if column == "slice" else "right")
+    for r in sweep.reports:
+        table.add_row(
+            r.topology,
+            f"{r.num_devices:,}",
+            f"{r.num_replicas:,}",
+            show_bytes(r.memory.total) if r.memory.total else "-",
+            "yes" if r.fits and r.compiles else "no" if r.memory.total else "-",
+            show_bytes(r.communication_bytes) if r.compiles else "-",
+            f"{1e3 * r.step_seconds:.3g} ms" if r.compiles else "-",
+        )
+    return table
+
+
+def as_text(drawn: Any) -> str:
+    """A table without colours, 100 characters wide."""
+    text = io.StringIO()
+    Console(width=100, file=text, force_terminal=False).print(drawn)
+    return text.getvalue()
+
+
+def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
+    cores = r.num_devices // r.num_replicas
+    each = f" of {cores} logical devices" if cores > 1 else ""
+    rows: list[tuple[str, Any]] = [
+        ("devices", f"{r.num_devices:,}: {r.num_replicas:,} replicas{each}"),
+        ("verdict", _verdict(r)),
+    ]
+    if not r.compiles:
+        return [*rows, ("compiler", r.error)]
+    m = r.memory
+    parts = (
+        f"{show_bytes(m.arguments)} arguments, {show_bytes(m.outputs)} other outputs,"
+        f" {show_bytes(m.temporaries)} temporaries, {show_bytes(m.code)} code"
+    )
+    return [
+        *rows,
+        ("memory of a device", f"{show_bytes(m.total)} of {show_bytes(r.hbm)}"),
+        ("", parts),
+        ("collectives of a step", "\n".join(map(_described, r.collectives)) or "none"),
+        ("flops of a device", f"{r.flops:.3g}"),
+        ("step time, at least", _estimate(r)),
+        ("", FORMULA),
+        ("compiled in", f"{r.compile_seconds:.1f} s"),
+    ]
+
+
+def _verdict(r: PreflightReport) -> Text:
+    if not r.fits:
+        return Text(f"does NOT fit: {show_bytes(-r.headroom)} too much", "red")
+    if not r.compiles:
+        return Text("does not compile", "red")
+    return Text(f"fits, with {show_bytes(r.headroom)} to spare", "green")
+
+
+def _estimate(r: PreflightReport) -> str:
+    parts = (r.compute_seconds, r.memory_seconds, r.communication_seconds)
+    compute, memory, links = (f"{1e3 * s:.3g} ms" for s in parts)
+    total = f"{1e3 * r.step_seconds:.3g} ms"
+    return f"{total} = max({compute} compute, {memory} memory) + {links} links"
+
+
+def _described(c: Collective) -> str:
+    return f"{c.count} x {c.kind} over {c.group:,} devices, {show_bytes(c.bytes)} together"
+
+
+def show_bytes(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:,.2f} GiB"

@@ -1,0 +1,167 @@
+"""Trace: a step and its arguments, aimed at a slice -> a serialized program and its mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import export
+from jax.sharding import NamedSharding
+
+from replicax._errors import PlacementError, TracingError
+from replicax.function._function import BoundFunction, Function
+from replicax.function._lift import lift
+from replicax.function._outputs import Outputs
+from replicax.function._program import Program
+from replicax.function._signature import Arguments, take_apart
+from replicax.topology._aim import PlannedTopology, aimed_at
+from replicax.topology._generations import SliceShape
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import PerReplica, stacked
+from replicax.variables._cell import Cell
+from replicax.variables._levels import TraceLevel
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A step that is lowered for a slice.
+
+    Attributes:
+        name: Of the function.
+        program: As `jax.export` serializes it.
+        axes: The names and sizes of the mesh axes.
+        donates: Whether the program consumes the variables that it changes.
+    """
+
+    name: str
+    program: bytes
+    axes: dict[str, int]
+    donates: bool
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas fill the slice."""
+        return next(iter(self.axes.values()))
+
+
+@dataclass(frozen=True)
+class Step:
+    """A function and the arguments of a call of it."""
+
+    function: Callable[..., Any]
+    arguments: Arguments
+
+    @classmethod
+    def of(
+        cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Step:
+        """The call ``function(*args, **kwargs)``."""
+        if isinstance(function, Function | BoundFunction):
+            function = function.python_function
+        return cls(function, take_apart(tuple(args), dict(kwargs)))
+
+
+def trace(step: Step, shape: SliceShape) -> Traced:
+    """A call for a whole slice: as many replicas as fit, each with its batch."""
+    target = _target(step.function, step.arguments, shape)
+    with aimed_at(target):
+        program, avals = _program(step.function, step.arguments, target)
+        exported = export.export(program.jitted, platforms=["tpu"])(*avals)
+    axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
+    return Traced(program.name, bytes(exported.serialize()), axes, donates=program.donates)
+
+
+def _target(step: Callable[..., Any], arguments: Arguments, shape: SliceShape) -> PlannedTopology:
+    """The slice, with as many logical devices for each replica as the step's strategy has."""
+    level = TraceLevel(in_replica=False)
+    _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
+    found = max(level.topologies, key=lambda t: len(t.devices), default=None)
+    if found is None:
+        raise TracingError(
+            f"{_name(step)} uses no strategy, so that there is nothing to spread over"
+            f" {shape.name}. Preflight the function that calls `strategy.run`."
+        )
+    if shape.num_devices % found.cores:
+        raise PlacementError(
+            f"{shape.name} has {shape.num_devices} devices, which replicas of {found.cores} logical"
+            " devices cannot fill. Choose a larger slice, or another device assignment."
+        )
+    return PlannedTopology.of(shape.num_devices, found.cores)
+
+
+def _program(
+    step: Callable[..., Any], arguments: Arguments, target: Topology
+) -> tuple[Program, tuple[Any, ...]]:
+    moved = arguments._replace(
+        rebuilds=[_rebuild(*pair, target) for pair in _pairs(arguments)],
+    )
+    avals = [_aimed_aval(x, target) for x in _array_leaves(arguments)]
+    level = TraceLevel(in_replica=False)
+    lifted, outputs = _lifted(step, moved, avals, level)
+    program = Program(lifted, level, outputs, _name(step))
+    changed = [_cell_aval(c, target) for c in program.changed]
+    read_only = [_cell_aval(c, target) for c in program.read_only]
+    return program, (changed, read_only, avals)
+
+
+def _lifted(
+    step: Callable[..., Any], arguments: Arguments, avals: Sequence[Any], level: TraceLevel
+) -> Any:
+    outputs = Outputs()
+
+    def body(*arrays: Any) -> list[Any]:
+        args, kwargs = arguments.with_arrays(arrays)
+        return outputs.take(step(*args, **kwargs), lambda: next(iter(level.topologies), None))
+
+    return lift(body, avals, level), outputs
+
+
+def _pairs(arguments: Arguments) -> list[tuple[Any, Any]]:
+    return list(zip(arguments.leaves, arguments.rebuilds, strict=True))
+
+
+def _array_leaves(arguments: Arguments) -> list[tuple[Any, Any]]:
+    """Each leaf that is an array, with the array that stands for it."""
+    leaves = [x for x, rebuild in _pairs(arguments) if rebuild is not None]
+    return list(zip(leaves, arguments.arrays, strict=True))
+
+
+def _is_per_replica(leaf: Any) -> bool:
+    return isinstance(leaf, PerReplica)
+
+
+def _rebuild(leaf: Any, rebuild: Any, target: Topology) -> Any:
+    if rebuild is not None and _is_per_replica(leaf):
+        return lambda a: stacked(a, target)
+    return rebuild
+
+
+def _aimed_aval(pair: tuple[Any, Any], target: Topology) -> jax.ShapeDtypeStruct:
+    leaf, array = pair
+    if not _is_per_replica(leaf):
+        return _struct(array.shape, array.dtype, target.mirrored)
+    return _struct((target.num_replicas, *array.shape[1:]), array.dtype, target.stacked)
+
+
+def _cell_aval(cell: Cell, target: Topology) -> jax.ShapeDtypeStruct:
+    if cell.topology is None:
+        return _struct(cell.shape, cell.dtype, target.mirrored)
+    rows = (target.num_replicas,) if cell.per_replica else ()
+    return _struct((*rows, *cell.shape), cell.dtype, cell.sharding)
+
+
+def _struct(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    dtype = jax.dtypes.canonicalize_dtype(dtype) if isinstance(dtype, np.dtype) else dtype
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+def _aval(x: Any) -> jax.ShapeDtypeStruct:
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
+
+
+def _name(step: Callable[..., Any]) -> str:
+    return getattr(step, "__name__", type(step).__name__).replace("<lambda>", "lambda_")
