@@ -146,7 +146,7 @@ def while_loop(
         >>> float(f(jnp.float32(8))), int(turns)
         (1.0, 3)
     """
-    value = init_val
+    value = jax.tree.map(jnp.asarray, init_val)
     while not is_staging():
         going = cond_fun(value)
         if _is_mapped(going):
@@ -155,7 +155,7 @@ def while_loop(
             return value
         value = body_fun(value)
         _check_same("body_fun of rx.while_loop", value, jax.tree.structure(init_val))
-    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.asarray, value))
+    leaves, treedef = jax.tree.flatten(value)
     unflat = lambda fn: lambda *flat: fn(jax.tree.unflatten(treedef, flat))  # noqa: E731
     test, body = _Body(unflat(cond_fun), leaves, None), _Body(unflat(body_fun), leaves, None)
     _check_structure("body_fun of rx.while_loop", body.out, treedef)
