@@ -15,11 +15,9 @@ from replicax.values._per_replica import (
     DistributedValues,
     Joined,
     Mirrored,
-    PerReplica,
     Stacked,
     is_distributed,
     mirrored,
-    stacked,
 )
 from replicax.values._placement import first, is_array
 from replicax.variables._variable import Variable
@@ -100,5 +98,5 @@ def _distributed(
             f"A traced function returned a per-replica value of {len(x.values)} components without"
             " using a strategy that has as many replicas."
         )
-    assert isinstance(x, PerReplica)
-    return lambda a, _: stacked(a, place), stacked_array(x, place), True
+    kind = type(x)
+    return lambda a, _: kind.of(Stacked(a, place)), stacked_array(x, place), True  # type: ignore[arg-type]

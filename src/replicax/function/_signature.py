@@ -25,7 +25,6 @@ from replicax.values._per_replica import (
     is_ragged,
     mirrored,
     pieces,
-    stacked,
 )
 from replicax.values._placement import is_array
 
@@ -115,21 +114,24 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
         array, topology = x.form.array, x.form.topology
         return ("mirrored", array.shape, array.dtype), array, lambda a: mirrored(a, topology)
     if isinstance(x.form, Stacked):  # what every step but the first hands on
-        return _stacked(x.form.array, x.form.topology)
+        return _stacked(x.form.array, x.form.topology, type(x))
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None
     if is_ragged(x):
         raise Ragged
-    place = x.topology
+    place, kind = x.topology, type(x)
     if place is None:  # made by hand: the strategy that runs it will say where it belongs
         rows = np.stack([np.asarray(v) for v in x.values])
-        return ("rows", rows.shape, rows.dtype), rows, PerReplica
-    return _stacked(stacked_array(x, place), place)  # type: ignore[arg-type]
+        return ("rows", rows.shape, rows.dtype, kind), rows, kind
+    return _stacked(stacked_array(x, place), place, kind)  # type: ignore[arg-type]
 
 
-def _stacked(array: jax.Array, place: Topology) -> tuple[Any, Any, Rebuild | None]:
-    return ("stacked", array.shape, array.dtype, place), array, lambda a: stacked(a, place)
+def _stacked(
+    array: jax.Array, place: Topology, kind: type[DistributedValues]
+) -> tuple[Any, Any, Rebuild | None]:
+    key = ("stacked", array.shape, array.dtype, place, kind)
+    return key, array, lambda a: kind.of(Stacked(a, place))
 
 
 def static_key(x: Any) -> Any:

@@ -49,4 +49,5 @@ def is_nested(structure: Any) -> bool:
         >>> rx.nest.is_nested([1]), rx.nest.is_nested(1)
         (True, False)
     """
-    return jax.tree.structure(structure, is_leaf=_is_leaf) != jax.tree.structure(0)
+    leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_leaf)
+    return not leaves or not jax.tree_util.treedef_is_leaf(treedef)

@@ -98,8 +98,10 @@ def _run_solo(
             return fn(*args, **kwargs)
     if topology.cores > 1:
         level().uses(topology, f"a run of {strategy}")
-    context = ReplicaContext(strategy, SoloLink(topology))
-    with jax.default_device(topology.leads[0]), entered(strategy=strategy, replica=context):
+    context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
+    if topology.cores == 1:  # a replica of several devices keeps its arrays spread
+        args, kwargs = _given((args, kwargs), device)
+    with jax.default_device(device), entered(strategy=strategy, replica=context):
         return fn(*args, **kwargs)
 
 

@@ -1,0 +1,92 @@
+"""The hop budget: how far it is from strategy.run to the function of the user."""
+
+import sys
+import threading
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import replicax as rx
+from tests.replicas import context, mirrored
+
+MOST_FRAMES = 25
+MOST_MODULES = 5
+PACKAGE = str(Path(rx.__file__).parent)
+
+
+def own_frames(frame):
+    """The file names of replicax's frames below ``frame``, innermost first."""
+    files = []
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(PACKAGE):
+            files.append(frame.f_code.co_filename)
+        frame = frame.f_back
+    return files
+
+
+def frames_into(run):
+    """The frames of replicax between a warm ``run(fn)`` and ``fn``, on both threads."""
+    seen = []
+
+    def fn():
+        here, main = threading.get_ident(), threading.main_thread().ident
+        starter = [] if here == main else own_frames(sys._current_frames()[main])
+        seen.append([*own_frames(sys._getframe()), *starter])
+        return jnp.ones(())
+
+    run(fn)
+    del seen[:]
+    run(fn)
+    return seen[0]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_eager_run_is_a_short_way(count):
+    files = frames_into(mirrored(count).run)
+
+    assert len(files) <= MOST_FRAMES
+    assert len(set(files)) <= MOST_MODULES
+
+
+def test_a_compiled_run_is_a_short_way_while_it_is_traced():
+    strategy = mirrored(2)
+
+    files = frames_into(lambda fn: rx.function(lambda: strategy.run(fn))())
+
+    assert len(files) <= MOST_FRAMES
+
+
+def test_a_warm_call_of_a_compiled_step_makes_few_calls():
+    strategy = mirrored(2)
+    step = rx.function(lambda x: strategy.run(lambda y: y + 1, args=(x,)))
+    x = jnp.ones(2)
+    step(x)
+    calls = []
+
+    def note(frame, event, _):
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            calls.append(frame.f_code.co_filename)
+
+    sys.setprofile(note)
+    try:
+        step(x)
+    finally:
+        sys.setprofile(None)
+
+    assert 0 < len(calls) <= MOST_FRAMES  # all calls, not only those that are open at once
+
+
+def test_a_collective_is_a_short_way_from_the_replica():
+    strategy = mirrored(2)
+    deepest = []
+
+    class Ops(rx.distribute.NcclAllReduce):
+        def batch_reduce_implementation(self, reduce_op, value_destination_pairs, options):
+            deepest.append(own_frames(sys._getframe()))
+            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
+
+    strategy = mirrored(2, cross_device_ops=Ops())
+    strategy.run(lambda: context().all_reduce("SUM", jnp.ones(())))
+
+    assert len(deepest[0]) <= MOST_FRAMES
