@@ -5,6 +5,7 @@ replica it is on every logical device, or cut over them. A per-replica cell hold
 replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
+import itertools
 from typing import Any
 
 import jax
@@ -16,6 +17,9 @@ from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, pieces, stacked
 from replicax.values._placement import WHOLE, first, join, on_device, replicate, split, stack
+from replicax.variables._planned import is_planned, require_value
+
+_numbers = itertools.count(1)
 
 
 class Cell:
@@ -35,6 +39,7 @@ class Cell:
         "dtype",
         "guards",
         "name",
+        "number",
         "owned",
         "per_replica",
         "shape",
@@ -59,6 +64,8 @@ class Cell:
         self.per_replica = per_replica
         self.spec = spec
         self.name = name
+        # The same in every process of a cluster, where all make the same variables.
+        self.number = next(_numbers) if topology is not None else 0
         self.owned = False
         self.guards: Cell | None = None
         self._verdict: Cell | None = None
@@ -80,6 +87,7 @@ class Cell:
 
     def array(self) -> jax.Array:
         """The value as compiled code takes it: replicated, or stacked."""
+        require_value(self.value, self.name)
         if isinstance(self.value, tuple):
             assert self.topology is not None
             self.value = stack(self.value, self.topology)
@@ -94,7 +102,7 @@ class Cell:
 
     def lay_out(self, spec: PartitionSpec) -> None:
         """Cut the value over the logical devices in another way."""
-        value = self.view()
+        value = self.value if is_planned(self.value) else self.view()
         self.spec = spec
         self.store(value)
 
@@ -114,6 +122,7 @@ class Cell:
 
     def view(self) -> Any:
         """The value as cross-replica code sees it: an array, or a per-replica value."""
+        require_value(self.value, self.name)
         self.owned = False
         if not self.per_replica:
             return first(self.value)
@@ -125,7 +134,9 @@ class Cell:
     def store(self, x: Any) -> None:
         """Replace the value, by one of the kind that `view` gives."""
         self.owned = False
-        if self.per_replica:
+        if is_planned(x):
+            self.value = x
+        elif self.per_replica:
             self.value = tuple(x.values)
         elif self.topology is None:
             own = jnp.array(x, copy=True)

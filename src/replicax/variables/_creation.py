@@ -13,6 +13,7 @@ from replicax._errors import TracingError
 from replicax.context._current import current
 from replicax.values._placement import is_traced
 from replicax.variables._levels import TraceLevel, level
+from replicax.variables._planned import is_planning, plan
 
 Creator = Callable[..., Any]
 
@@ -84,17 +85,20 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
     return lambda **kwargs: creator(inner, **kwargs)
 
 
-def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[jax.Array, Any]:
+def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     """The array that a new variable starts with.
 
     Returns:
-        The array, and None; or zeros, and the traced value that it is to be computed from.
+        The array, and None; or zeros, and the traced value that it is to be computed from. While
+        planning, the shape and dtype alone.
     """
     if initial_value is None:
         raise ValueError(
             f"Variable {name!r} needs an initial value: an array, a number, or a function that"
             " takes no arguments and returns one."
         )
+    if is_planning():
+        return plan(initial_value, dtype), None
     with jax.ensure_compile_time_eval():
         value: Any = initial_value() if callable(initial_value) else initial_value
         value = jnp.asarray(value, dtype=dtype) if not is_traced(value) else value

@@ -49,28 +49,43 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
     Raises:
         DivergenceError: If one is not.
     """
+    spread: dict[str, tuple[Cell, np.ndarray]] = {}
+    fault = ""
     for cell in cells:
         if cell.per_replica or cell.topology is None:
             continue
         pieces = [on_host(p) for p in cell.pieces()]
-        if not agree(pieces):
-            raise DivergenceError(_report(cell.name, pieces, when))
+        if not fault and not agree(pieces):
+            fault = _report(cell.name, pieces, when)
         if not cell.topology.is_whole:
-            _check_workers(cell, pieces[0], when)
+            spread[str(cell.number)] = (cell, pieces[0])
+    if spread:
+        fault = _compared(spread, fault, when)
+    if fault:
+        raise DivergenceError(fault)
 
 
-def _check_workers(cell: Cell, mine: np.ndarray, when: str) -> None:
-    digest = hashlib.sha256(mine.tobytes()).hexdigest()
-    sample = str(mine.ravel()[:3])
-    told = required().agree(f"the value of variable {cell.name!r}", [digest, sample])
-    for worker, (theirs, shown) in enumerate(told):
-        if theirs != told[0][0]:
-            raise DivergenceError(
-                f"Mirrored variable {cell.name!r} differs between workers{when}: worker 0 has"
-                f" {told[0][1]}..., worker {worker} has {shown}.... An `assign` outside of"
-                " `strategy.run` is local to each worker: assign the same value on all, or write"
-                " it inside `strategy.run`."
-            )
+def _compared(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str) -> str:
+    """What is wrong with variables that several workers hold; the same answer on all of them."""
+    mine = {
+        number: [hashlib.sha256(value.tobytes()).hexdigest(), str(value.ravel()[:3])]
+        for number, (_, value) in spread.items()
+    }
+    told = required().agree("the values of variables", [fault, mine])
+    for worker, (theirs, _) in enumerate(told):
+        if theirs:
+            return f"On worker {worker}: {theirs}"
+    for number, (cell, _) in sorted(spread.items(), key=lambda item: int(item[0])):
+        first = told[0][1].get(number)
+        for worker, (_, values) in enumerate(told):
+            if first and number in values and values[number][0] != first[0]:
+                return (
+                    f"Mirrored variable {cell.name!r} differs between workers{when}: worker 0 has"
+                    f" {first[1]}..., worker {worker} has {values[number][1]}.... An `assign`"
+                    " outside of `strategy.run` is local to each worker: assign the same value on"
+                    " all, or write it inside `strategy.run`."
+                )
+    return ""
 
 
 def _report(name: str, pieces: list[Any], when: str) -> str:

@@ -24,6 +24,7 @@ from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, initial_array
 from replicax.variables._layout import layout_of
 from replicax.variables._levels import TraceLevel, level
+from replicax.variables._planned import is_planned
 from replicax.variables._policy import (
     ComponentPolicy,
     MirroredPolicy,
@@ -97,7 +98,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         several = topology is not None and topology.num_replicas > 1
         with jax.ensure_compile_time_eval():
             stacks = on_read and several
-            if topology is not None and traced is None:
+            if topology is not None and traced is None and not is_planned(value):
                 value = from_first(value, topology, f"variable {self._name!r}")
             spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)

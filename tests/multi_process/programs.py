@@ -1,0 +1,231 @@
+"""What the workers of the tests do; each returns what the test looks at."""
+
+import os
+import tempfile
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax as rx
+
+AGGREGATION, SYNCHRONIZATION = rx.VariableAggregation, rx.VariableSynchronization
+
+
+def made():
+    return rx.distribute.MultiWorkerMirroredStrategy()
+
+
+def own(strategy, value):
+    return [np.asarray(v).tolist() for v in strategy.experimental_local_results(value)]
+
+
+def context():
+    return rx.distribute.get_replica_context()
+
+
+def replica_id():
+    return jnp.asarray(context().replica_id_in_sync_group, jnp.float32)
+
+
+def collectives(compiled):
+    strategy = made()
+    wrap = rx.function if compiled else (lambda f: f)
+
+    def step():
+        i = replica_id()
+        total = context().all_reduce("SUM", {"a": i + 1, "b": jnp.ones((2,)) * i})
+        mean = context().all_reduce("MEAN", i)
+        rows = context().all_gather(jnp.full((1,), i), axis=0)
+        merged = context().merge_call(lambda s, x: s.reduce("SUM", x, axis=None), (i,))
+        grad = jax.grad(lambda x: context().all_reduce("SUM", x * (i + 1)) ** 2)(jnp.float32(1))
+        return total, mean, rows, merged, grad, i
+
+    total, mean, rows, merged, grad, ids = wrap(lambda: strategy.run(step))()
+    return {
+        "total": [own(strategy, total["a"]), own(strategy, total["b"])],
+        "mean": own(strategy, mean),
+        "rows": own(strategy, rows),
+        "merged": own(strategy, merged),
+        "grad": own(strategy, grad),
+        "ids": own(strategy, ids),
+        "reduce": [float(strategy.reduce(op, ids, axis=None)) for op in ("SUM", "MEAN")],
+        "gather": np.asarray(
+            strategy.gather(strategy.run(lambda: jnp.full((1, 2), replica_id())), axis=0)
+        ).tolist(),
+    }
+
+
+def ragged_values():
+    """Values whose rows differ between workers, reduced and gathered."""
+    strategy = made()
+
+    def rows():
+        n = int(context().replica_id_in_sync_group) + 1
+        return jnp.arange(n, dtype=jnp.float32)
+
+    value = strategy.run(rows)
+    gathered = strategy.run(lambda: context().all_gather(rows(), axis=0))
+    return {
+        "sum": float(strategy.reduce("SUM", value, axis=0)),
+        "mean": float(strategy.reduce("MEAN", value, axis=0)),
+        "gather": np.asarray(strategy.gather(value, axis=0)).tolist(),
+        "all_gather": own(strategy, gathered),
+    }
+
+
+def variables():
+    strategy = made()
+    index = strategy.cluster_resolver.task_id or 0
+    with strategy.scope():
+        start = rx.Variable(np.full((3,), index + 1.0, np.float32), name="start")
+        negative = rx.Variable(-0.0 if index == 0 else 5.0)
+        whole = rx.Variable(index + 7)
+        key = rx.Variable(jax.random.key(index))
+        first = rx.Variable(0.0, aggregation=AGGREGATION.ONLY_FIRST_REPLICA)
+        mean = rx.Variable(0.0, aggregation=AGGREGATION.MEAN)
+        count = rx.Variable(
+            0.0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+        )
+    out = {
+        "start": np.asarray(start).tolist(),
+        "signbit": bool(np.signbit(np.asarray(negative))),
+        "whole": int(whole),
+        "key": np.asarray(jax.random.key_data(key.read_value())).tolist(),
+    }
+
+    def step():
+        first.assign(replica_id() + 10)
+        mean.assign(replica_id())
+        count.assign_add(replica_id() + 1)
+
+    for run in (lambda: strategy.run(step), rx.function(lambda: strategy.run(step))):
+        run()
+        out.setdefault("written", []).append([float(first), float(mean), float(count)])
+    rx.debug.check_in_sync()
+    start.assign(jnp.full((3,), float(index)))
+    try:
+        rx.debug.check_in_sync([start])
+    except rx.errors.DivergenceError as error:
+        out["diverged"] = str(error)
+    try:
+        strategy.run(lambda: whole.assign(int(context().replica_id_in_sync_group)))
+    except rx.errors.DivergenceError as error:
+        out["refused"] = str(error)
+    return out
+
+
+def train(steps, compiled, rows):
+    """A linear model on shuffled data, with a short last batch in every epoch."""
+    strategy = made()
+    x = np.random.default_rng(0).normal(size=(rows, 4)).astype(np.float32)
+    y = (x @ np.array([1.0, -2.0, 3.0, 0.5], np.float32))[:, None]
+    dataset = rx.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=3).batch(12)
+    with strategy.scope():
+        w = rx.Variable(jnp.zeros((4, 1)))
+        seen = rx.Variable(
+            0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+        )
+
+    def step(batch):
+        inputs, targets = batch
+        seen.assign_add(inputs.shape[0])
+        count = context().all_reduce("SUM", jnp.float32(inputs.shape[0]))
+
+        def loss(v):
+            return jnp.sum((inputs @ v - targets) ** 2) / count
+
+        value, grad = jax.value_and_grad(loss)(w.read_value())
+        w.assign_sub(0.1 * context().all_reduce("SUM", grad))
+        return value
+
+    run = lambda batch: strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)  # noqa: E731
+    run = rx.function(run) if compiled else run
+    losses = []
+    for _ in range(steps):
+        losses += [float(run(batch)) for batch in strategy.experimental_distribute_dataset(dataset)]
+    rx.debug.check_in_sync([w])
+    return {"w": np.asarray(w).ravel().tolist(), "losses": losses, "seen": int(seen)}
+
+
+def iterator_train(rows):
+    """The iterator is an argument; the last call finds no batch."""
+    strategy = made()
+    dataset = rx.data.Dataset.range(rows).batch(4)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    with strategy.scope():
+        total = rx.Variable(0.0)
+
+    @rx.function
+    def step(iterator):
+        part = strategy.run(lambda x: jnp.sum(x.astype(jnp.float32)), args=(next(iterator),))
+        total.assign_add(strategy.reduce("SUM", part, axis=None))
+
+    steps = 0
+    try:
+        while True:
+            step(iterator)
+            steps += 1
+    except StopIteration:
+        pass
+    return [steps, float(total)]
+
+
+def uneven_files(sizes, batch, policy):
+    """Files of different lengths; which worker saw what, step by step."""
+    strategy = made()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for f, size in enumerate(sizes):
+            path = Path(folder) / f"{f}.txt"
+            path.write_text("".join(f"{100 * f + i}\n" for i in range(size)))
+            paths.append(str(path))
+        dataset = rx.data.TextLineDataset(paths).map(lambda s: np.int32(s)).batch(batch)
+        options = rx.data.Options()
+        options.experimental_distribute.auto_shard_policy = getattr(
+            rx.data.experimental.AutoShardPolicy, policy
+        )
+        distributed = strategy.experimental_distribute_dataset(dataset.with_options(options))
+        steps, sums = [], []
+        for element in distributed:
+            steps.append(own(strategy, element))
+            part = strategy.run(lambda x: jnp.sum(x), args=(element,))
+            sums.append(int(strategy.reduce("SUM", part, axis=None)))
+        for count, _ in enumerate(distributed):  # a second pass, left early
+            if count == 1:
+                break
+    return [steps, sums]
+
+
+def uneven_function(lengths):
+    strategy = made()
+
+    def make(context):
+        n = lengths[context.input_pipeline_id]
+        return rx.data.Dataset.range(n).map(lambda x: x + 100 * context.input_pipeline_id).batch(2)
+
+    distributed = strategy.distribute_datasets_from_function(make)
+    return [own(strategy, element) for element in distributed]
+
+
+def unseeded_shuffle(rows):
+    strategy = made()
+    dataset = rx.data.Dataset.range(rows).shuffle(rows).batch(strategy.num_replicas_in_sync)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    return [[v for e in distributed for part in own(strategy, e) for v in part] for _ in range(2)]
+
+
+def facts():
+    strategy = made()
+    extended = strategy.extended
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda c: c.replica_id_in_sync_group
+    )
+    return {
+        "n": strategy.num_replicas_in_sync,
+        "numbers": list(strategy.experimental_local_results(numbers)),
+        "devices": list(extended.worker_devices),
+        "writes": [extended.should_checkpoint, extended.should_save_summary],
+        "pid": os.getpid(),
+    }

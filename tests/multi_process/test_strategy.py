@@ -1,0 +1,130 @@
+"""Several workers compute, hold variables and read data as one strategy."""
+
+import numpy as np
+import pytest
+
+from replicax.testing import run_in_processes
+from tests.multi_process import programs
+
+pytestmark = pytest.mark.multi_process
+
+SIZES = [
+    (2, 1),
+    pytest.param(2, 2, marks=pytest.mark.slow),
+    pytest.param(3, 1, marks=pytest.mark.slow),
+    pytest.param(3, 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("workers", "devices"), SIZES)
+@pytest.mark.parametrize(
+    "compiled", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["compiled", "eager"]
+)
+def test_collectives_reach_every_replica_of_every_worker(workers, devices, compiled):
+    results = run_in_processes(programs.collectives, workers, devices, args=(compiled,))
+
+    n = workers * devices
+    ids = list(range(n))
+    for w, result in enumerate(results):
+        mine = ids[w * devices : (w + 1) * devices]
+        assert result["ids"] == mine
+        assert result["total"] == [[n * (n + 1) / 2] * devices, [[sum(ids)] * 2] * devices]
+        assert result["mean"] == [sum(ids) / n] * devices
+        assert result["rows"] == [ids] * devices
+        assert result["merged"] == [sum(ids)] * devices
+        assert result["grad"] == [n * n * (n + 1) * (i + 1) for i in mine]
+        assert result["reduce"] == [sum(ids), sum(ids) / n]
+        assert result["gather"] == [[i, i] for i in ids]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2), (3, 1)])
+def test_values_of_different_sizes_are_reduced_and_gathered_exactly(workers, devices):
+    results = run_in_processes(programs.ragged_values, workers, devices)
+
+    rows = [list(range(i + 1)) for i in range(workers * devices)]
+    joined = [x for r in rows for x in r]
+    for result in results:
+        assert result["sum"] == sum(joined)
+        assert result["mean"] == pytest.approx(sum(joined) / len(joined))
+        assert result["gather"] == joined
+        assert result["all_gather"] == [joined] * devices
+
+
+@pytest.mark.slow
+def test_variables_start_with_the_chiefs_value_and_stay_equal():
+    first, second = run_in_processes(programs.variables, 2)
+
+    assert first["start"] == second["start"] == [1.0, 1.0, 1.0]
+    assert first["signbit"]
+    assert second["signbit"]
+    assert first["whole"] == second["whole"] == 7
+    assert first["key"] == second["key"]
+    assert first["written"] == second["written"] == [[10.0, 0.5, 3.0], [10.0, 0.5, 6.0]]
+    for result in (first, second):
+        assert "'start' differs between workers" in result["diverged"]
+        assert "assigned different values" in result["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2), (3, 1)])
+def test_training_equals_one_worker_also_with_short_batches(workers, devices, compiled):
+    (alone,) = run_in_processes(programs.train, 1, args=(2, compiled, 31))
+    results = run_in_processes(programs.train, workers, devices, args=(2, compiled, 31))
+
+    for result in results:
+        assert result["seen"] == alone["seen"] == 62
+        np.testing.assert_allclose(result["losses"], alone["losses"], rtol=1e-4)
+        np.testing.assert_allclose(result["w"], alone["w"], rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [8, 10])
+def test_an_iterator_ends_on_all_workers_at_the_same_step(rows):
+    results = run_in_processes(programs.iterator_train, 2, args=(rows,))
+
+    assert results == [[-(-rows // 4), rows * (rows - 1) / 2]] * 2
+
+
+@pytest.mark.slow
+def test_a_worker_whose_files_are_read_goes_on_with_nothing():
+    first, second = run_in_processes(programs.uneven_files, 2, args=([7, 4, 6], 8, "FILE"))
+
+    assert first[0] == [[[0, 1, 2, 3]], [[4, 5, 6, 200]], [[201, 202, 203, 204]], [[205]]]
+    assert second[0] == [[[100, 101, 102, 103]], [[]], [[]], [[]]]
+    assert first[1] == second[1] == [412, 215, 810, 205]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lengths", [[3, 8], [8, 3], [0, 5], [4, 4]])
+def test_dataset_functions_of_different_lengths_end_together(lengths):
+    results = run_in_processes(programs.uneven_function, 2, args=(lengths,))
+
+    assert len(results[0]) == len(results[1]) == -(-max(lengths) // 2)
+    for w, steps in enumerate(results):
+        assert [x for s in steps for part in s for x in part] == [
+            100 * w + i for i in range(lengths[w])
+        ]
+
+
+@pytest.mark.slow
+def test_an_unseeded_shuffle_gives_every_element_to_one_worker():
+    results = run_in_processes(programs.unseeded_shuffle, 2, 2, args=(11,))
+
+    for epoch in range(2):
+        assert sorted(x for r in results for x in r[epoch]) == list(range(11))
+    assert results[0][0] != results[0][1]
+
+
+def test_every_worker_knows_its_place():
+    first, second = run_in_processes(programs.facts, 2, 2)
+
+    assert first["n"] == second["n"] == 4
+    assert first["numbers"] == [0, 1]
+    assert second["numbers"] == [2, 3]
+    assert first["devices"][1] == "/job:worker/replica:0/task:0/device:CPU:1"
+    assert second["devices"][0] == "/job:worker/replica:0/task:1/device:CPU:0"
+    assert first["writes"] == [True, True]
+    assert second["writes"] == [False, False]
+    assert first["pid"] != second["pid"]
