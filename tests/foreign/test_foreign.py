@@ -65,7 +65,7 @@ def grain_loader():
 
 def hugging_face_dataset():
     datasets = pytest.importorskip("datasets")
-    datasets.disable_progress_bars()  # they leave a thread behind
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # its thread would outlive the test
     whole = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()}).with_format("numpy")
     return whole.batch(4)
 
