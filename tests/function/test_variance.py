@@ -1,0 +1,125 @@
+"""Which values of a replica function can differ, by a walk over its jaxpr.
+
+The oracle is the function itself, run on two replicas: what is said to be equal must be.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.extend.core import Jaxpr
+from jax.sharding import PartitionSpec
+
+from replicax._errors import ReplicaError
+from replicax.function._variance import calls_host, varying_outputs
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._placement import per_replica_map
+
+AXIS = REPLICA_AXIS
+
+
+def body_of(fn) -> Jaxpr:
+    """The jaxpr of ``fn(same, own)`` as one replica runs it."""
+    topology = Topology.local(["CPU:0", "CPU:1"])
+    own = PartitionSpec(AXIS)
+    mapped = per_replica_map(
+        lambda same, mine: fn(same, mine[0])[None], topology, (PartitionSpec(), own), own
+    )
+    closed = jax.make_jaxpr(mapped)(jnp.float32(2), jnp.array([1.0, 3.0]))
+    (equation,) = [e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map"]
+    return equation.params["jaxpr"]
+
+
+def outcomes(fn):
+    topology = Topology.local(["CPU:0", "CPU:1"])
+    own = PartitionSpec(AXIS)
+    mapped = per_replica_map(
+        lambda same, mine: fn(same, mine[0])[None], topology, (PartitionSpec(), own), own
+    )
+    return np.asarray(jax.jit(mapped)(jnp.float32(2), jnp.array([1.0, 3.0])))
+
+
+def swap(x):
+    return lax.ppermute(x, AXIS, [(0, 1), (1, 0)])
+
+
+@jax.custom_jvp
+def with_jvp(x):
+    return x * 2
+
+
+with_jvp.defjvp(lambda p, t: (with_jvp(*p), t[0]))
+
+VARYING = {
+    "own": lambda s, o: o,
+    "mixed": lambda s, o: s + o,
+    "index": lambda s, o: s * lax.axis_index(AXIS),
+    "swap": lambda s, o: swap(o),
+    "jit": lambda s, o: jax.jit(lambda x: x + 1)(o),
+    "scan carry": lambda s, o: lax.scan(lambda c, _: (c + o, None), s, None, length=2)[0],
+    "late in a scan": lambda s, o: lax.scan(
+        lambda c, _: ((c[1], c[2], o), None), (s, s, s), None, length=3
+    )[0][0],
+    "cond": lambda s, o: lax.cond(o > 2, lambda: s, lambda: s * 2),
+    "cond branch": lambda s, o: lax.cond(s > 1, lambda: o, lambda: s),
+    "while turns": lambda s, o: lax.while_loop(lambda x: x < o * 2, lambda x: x + 1, s * 0),
+    "custom_jvp": lambda s, o: with_jvp(o),
+    "checkpoint": lambda s, o: jax.checkpoint(jnp.sin)(o),
+    "vmap": lambda s, o: jax.vmap(lambda x: x * o)(jnp.ones(2)).sum(),
+}
+EQUAL = {
+    "same": lambda s, o: s,
+    "constant": lambda s, o: jnp.float32(7),
+    "psum": lambda s, o: lax.psum(o, AXIS),
+    "pmean": lambda s, o: lax.pmean(o, AXIS),
+    "pmax": lambda s, o: lax.pmax(o, AXIS),
+    "all_gather": lambda s, o: lax.all_gather(o, AXIS).sum(),
+    "through a scan": lambda s, o: lax.scan(
+        lambda c, _: (c + lax.psum(o, AXIS), None), s, None, length=2
+    )[0],
+    "uniform cond": lambda s, o: lax.cond(s > 1, lambda: s, lambda: lax.psum(o, AXIS)),
+    "uniform while": lambda s, o: lax.while_loop(lambda x: x < 9, lambda x: x * 2, s),
+    "custom_jvp": lambda s, o: with_jvp(s),
+    "jit": lambda s, o: jax.jit(lambda x, y: x)(s, o),
+}
+
+
+@pytest.mark.parametrize("fn", VARYING.values(), ids=VARYING)
+def test_what_differs_is_said_to_vary(fn):
+    assert varying_outputs(body_of(fn), [False, True]) == [True]
+    first, second = outcomes(fn)
+    assert first != second
+
+
+@pytest.mark.parametrize("fn", EQUAL.values(), ids=EQUAL)
+def test_what_is_said_to_be_equal_is(fn):
+    assert varying_outputs(body_of(fn), [False, True]) == [False]
+    first, second = outcomes(fn)
+    assert first == second
+
+
+def test_a_callback_counts_as_varying():
+    shape = jax.ShapeDtypeStruct((), jnp.float32)
+
+    jaxpr = body_of(lambda s, o: jax.pure_callback(lambda x: x, shape, s))
+
+    assert varying_outputs(jaxpr, [False, True]) == [True]
+    assert calls_host(jaxpr)
+    assert not calls_host(body_of(lambda s, o: s))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda s, o: lax.cond(o > 2, lambda: lax.psum(s, AXIS), lambda: s),
+        lambda s, o: lax.cond(o > 2, lambda: jax.jit(lambda x: lax.pmax(x, AXIS))(s), lambda: s),
+        lambda s, o: lax.while_loop(lambda x: x < o, lambda x: x + lax.psum(s, AXIS), s),
+        lambda s, o: lax.while_loop(lambda x: lax.psum(x, AXIS) < o, lambda x: x + 1, s),
+        lambda s, o: lax.cond(o > 2, lambda: swap(s), lambda: s),
+    ],
+    ids=["cond", "jit in cond", "while", "condition", "ppermute"],
+)
+def test_a_collective_that_some_do_not_reach_is_refused(fn):
+    with pytest.raises(ReplicaError, match=r"wait for others that never come.*all_reduce"):
+        varying_outputs(body_of(fn), [False, True])
