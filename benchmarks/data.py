@@ -24,7 +24,7 @@ import replicax.io as rxio
 
 PAIRS = 25
 IMAGES = 60_000
-LINES = 300_000
+LINES = 200_000
 RECORDS = 20_000
 BATCH = 128
 
@@ -86,7 +86,7 @@ def images(tf) -> None:
         rxd.Dataset.from_tensor_slices((pixels, labels)).shuffle(10_000).batch(BATCH).map(normalise)
     )
     report("images: shuffle, batch, map", "NumPy gather", speed_up(after.__iter__, gather), 0.9)
-    report("images: shuffle, map, batch", "NumPy gather", speed_up(before.__iter__, gather), 0.9)
+    report("images: shuffle, map, batch", "NumPy gather", speed_up(before.__iter__, gather), None)
     report("images: small buffer", "NumPy gather", speed_up(buffered.__iter__, gather), None)
     if tf is not None:
         shuffled = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(IMAGES)
@@ -122,7 +122,7 @@ def lines(tf, folder: Path) -> None:
         theirs = tf.data.TextLineDataset(path)
         for name, a, b in (
             ("text lines, batch(256)", ours.batch(256), theirs.batch(256)),
-            ("text lines one by one", ours, theirs),
+            ("text lines one by one", ours.take(LINES // 10), theirs.take(LINES // 10)),
         ):
             report(name, "tf.data", speed_up(a.__iter__, b.as_numpy_iterator, 3), 8)
 
