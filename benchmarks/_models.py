@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -68,13 +69,11 @@ def _many(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 
 def _dense(*widths: int) -> tuple[tuple[int, ...], ...]:
-    return tuple(s for a, b in zip(widths, widths[1:], strict=False) for s in ((a, b), (b,)))
+    return tuple(s for a, b in pairwise(widths) for s in ((a, b), (b,)))
 
 
 MLP = Model("MLP", _dense(784, 512, 512, 10), (784,), _mlp)
-CNN = Model(
-    "CNN", ((3, 3, 1, 16), (3, 3, 16, 32), (7 * 7 * 32, 10), (10,)), (28, 28, 1), _cnn
-)
+CNN = Model("CNN", ((3, 3, 1, 16), (3, 3, 16, 32), (7 * 7 * 32, 10), (10,)), (28, 28, 1), _cnn)
 DEEP = Model("50 layers", _dense(*([128] * 50), 10), (128,), _deep)
 MANY = Model(
     "1,000 variables",
@@ -83,3 +82,7 @@ MANY = Model(
     _many,
 )
 MODELS = (MLP, CNN, DEEP, MANY)
+
+# The same shapes with little to multiply: there the libraries differ, not their matrix products.
+SMALL_MLP = Model("small MLP", _dense(784, 128, 10), (784,), _mlp)
+SMALL_DEEP = Model("50 narrow layers", _dense(*([32] * 50), 10), (32,), _deep)

@@ -7,6 +7,7 @@ blocks can alternate with ours.
 import os
 import sys
 import time
+from itertools import pairwise
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -28,6 +29,8 @@ def main() -> None:
     makers = {
         "MLP": lambda: train_step(strategy, [784, 512, 512, 10], residual=False),
         "50 layers": lambda: train_step(strategy, [128] * 50 + [10], residual=True),
+        "small MLP": lambda: train_step(strategy, [784, 128, 10], residual=False),
+        "50 narrow layers": lambda: train_step(strategy, [32] * 50 + [10], residual=True),
         "eager": lambda: eager(strategy, lambda x: x * 2 + 1),
         "eager all_reduce": lambda: eager(
             strategy, lambda x: tf.distribute.get_replica_context().all_reduce("SUM", x * 2)
@@ -56,7 +59,7 @@ def train_step(strategy, widths, *, residual):
                 tf.Variable((rng.standard_normal((a, b)) * 0.05).astype(np.float32)),
                 tf.Variable(np.zeros(b, np.float32)),
             )
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         ]
     flat = [w for pair in weights for w in pair]
 

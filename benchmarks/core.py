@@ -27,7 +27,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
-from benchmarks._models import DEEP, MLP, MODELS  # noqa: E402
+from benchmarks._models import DEEP, MLP, MODELS, SMALL_DEEP, SMALL_MLP  # noqa: E402
 from benchmarks._steps import by_hand, with_replicax  # noqa: E402
 from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
 
@@ -50,7 +50,15 @@ class Row:
         verdict = "" if self.target is None else "ok" if self.holds else "MISSED"
         ours, theirs = map(_seconds, self.times)
         median, low, high = shown
-        return self.what, f"{sign}{median}{self.unit}", f"{low}..{high}", target, verdict, ours, theirs
+        return (
+            self.what,
+            f"{sign}{median}{self.unit}",
+            f"{low}..{high}",
+            target,
+            verdict,
+            ours,
+            theirs,
+        )
 
     @property
     def holds(self) -> bool:
@@ -88,7 +96,7 @@ def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     devices = jax.devices()[:2]
     rows = []
     for model in MODELS:
-        found = compare(with_replicax(strategy, model), by_hand(devices, model), pairs=100 // share)
+        found = compare(with_replicax(strategy, model), by_hand(devices, model), pairs=60 // share)
         rows.append(_ratio(f"step of {model.name} / hand-written", found, 1.03))
     found = compare(*_empty_steps(strategy, devices), pairs=200 // share, seconds=0.02)
     rows.append(
@@ -126,7 +134,7 @@ def _empty_steps(
 
 def _against_tensorflow(strategy: rx.distribute.Strategy, answer, share: int) -> list[Row]:
     rows = []
-    for model in (MLP, DEEP):
+    for model in (MLP, DEEP, SMALL_MLP, SMALL_DEEP):
         theirs = lambda steps, name=model.name: answer(name, steps)  # noqa: E731
         found = compare(with_replicax(strategy, model), theirs, pairs=60 // share)
         rows.append(_ratio(f"step of {model.name} / TensorFlow", found, 0.5))
@@ -161,7 +169,8 @@ def _tensorflow(python: str) -> Iterator[object]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
-    assert child.stdin and child.stdout
+    assert child.stdin
+    assert child.stdout
 
     def answer(name: str, steps: int) -> float:
         print(name, steps, file=child.stdin, flush=True)
@@ -189,7 +198,7 @@ def _first_calls(share: int) -> list[Row]:
 def _imports(share: int) -> list[Row]:
     """`import replicax` and `import jax` in fresh processes."""
     with tempfile.TemporaryDirectory() as bytecode:
-        # As after an installation: bytecode is there. Processor time, which neighbours disturb less.
+        # With bytecode, as after an installation; processor time, as neighbours disturb it less.
         def seconds(module: str) -> float:
             code = f"import time, {module}; print(time.process_time())"
             return float(_child(["-c", code], bytecode=bytecode))
@@ -198,9 +207,7 @@ def _imports(share: int) -> list[Row]:
             return lambda steps: sum(seconds(module) for _ in range(steps))
 
         bare = seconds("sys")
-        found = compare(
-            repeated("replicax"), repeated("jax"), pairs=max(4, 20 // share), seconds=0
-        )
+        found = compare(repeated("replicax"), repeated("jax"), pairs=max(4, 20 // share), seconds=0)
     ours, theirs = ([t - bare for t in side] for side in (found.ours, found.theirs))
     return [_ratio("import replicax / import jax", Comparison(ours, theirs), 1.25)]
 
