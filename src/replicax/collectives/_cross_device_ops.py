@@ -8,6 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
+from replicax.collectives._destinations import (
+    Pairs,
+    check_destinations,
+    checked_pairs,
+    common_topology,
+    deliver,
+    place,
+    plain_reduction,
+    replicas_of,
+)
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
 from replicax.topology._devices import resolve
@@ -15,15 +25,11 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across
 from replicax.values._in_body import apply_in_body, local_piece
 from replicax.values._per_replica import (
-    DistributedValues,
     InBody,
     Mirrored,
     PerReplica,
-    mirrored,
 )
-from replicax.values._placement import is_array, on_device, replicate
 
-Pairs = Sequence[tuple[Any, Any]]
 Leaves = list[jax.Array]
 
 
@@ -70,7 +76,7 @@ class CrossDeviceOps:
         Raises:
             ValueError: Without destinations, or for the sum of a plain value.
         """
-        _check_destinations(destinations)
+        check_destinations(destinations)
         op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
         if not isinstance(per_replica_value, PerReplica):
             return plain_reduction(op, per_replica_value, replicas_of(destinations))
@@ -92,7 +98,7 @@ class CrossDeviceOps:
         Raises:
             ValueError: If the pairs are not pairs.
         """
-        pairs = _checked_pairs(value_destination_pairs)
+        pairs = checked_pairs(value_destination_pairs)
         op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
         if not pairs:
             return []
@@ -102,7 +108,7 @@ class CrossDeviceOps:
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
         """The same value on all destinations."""
-        _check_destinations(destinations)
+        check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
     def reduce_implementation(
@@ -150,14 +156,14 @@ class _InBodyOps(CrossDeviceOps):
         self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
     ) -> list[Any]:
         """All values of the batch in one compiled call."""
-        topology = _common_topology(value_destination_pairs)
+        topology = common_topology(value_destination_pairs)
         values = [v for v, _ in value_destination_pairs]
         form = values[0].form
         if isinstance(form, InBody) and form.across is not MESH_AXIS:
             return _by_meeting(reduce_op, values, form.across, topology)
         plan = _Plan(self, reduce_op, options, topology)
         results = apply_in_body(plan, values, topology)
-        return [_deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
+        return [deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
 
 
 def _by_meeting(
@@ -323,91 +329,6 @@ def _broadcast_from(root: int, x: jax.Array, size: int) -> jax.Array:
         x = jnp.where((rank >= step) & (rank < 2 * step), arrived, x)
         step *= 2
     return x
-
-
-def plain_reduction(op: ReduceOp, value: Any, size: int) -> Any:
-    """The reduction of a value that has no per-replica parts.
-
-    Raises:
-        ValueError: For the sum over several replicas, which could mean two things.
-    """
-    if op is ReduceOp.MEAN or size == 1 or (isinstance(value, int | float) and value == 0):
-        return value
-    raise ValueError(
-        f"{value!r} is one value, not one for each of the {size} replicas, so that its SUM could"
-        " mean the value or the value times the replicas. Reduce what `strategy.run` returned, or"
-        ' use "MEAN".'
-    )
-
-
-def place(value: Any, destinations: Any) -> Any:
-    """``value`` on all of ``destinations``."""
-    topology = topology_of(destinations)
-    if topology is None:
-        return on_device(value, resolve(destinations))
-    return mirrored(replicate(value, topology), topology)
-
-
-def _common_topology(pairs: Pairs) -> Topology:
-    for value, destinations in pairs:
-        if found := topology_of(value) or topology_of(destinations):
-            return found
-    raise ValueError(
-        f"The replicas hold {pairs[0][0]!r}, which lies on no devices, and the destination names"
-        " one device at most. Make the components arrays on their replicas' devices, for example"
-        " with `strategy.run`, or give the list of all replicas' devices as destinations."
-    )
-
-
-def topology_of(x: Any) -> Topology | None:
-    """Where a variable, a distributed value or a list of devices lives; None for one device."""
-    if isinstance(x, DistributedValues):
-        found = x.topology
-        if found is not None or not all(map(is_array, x.values)):
-            return found
-        devices = tuple(next(iter(v.devices())) for v in x.values)
-        return Topology(devices) if len(set(devices)) == len(devices) else None
-    if isinstance(x, str | jax.Device):
-        return None
-    if isinstance(x, list | tuple):
-        return Topology.local(x)
-    if is_array(x):
-        return Topology(tuple(x.devices())) if len(x.devices()) == 1 else None
-    held: Topology | None = getattr(x, "topology", None)
-    return held
-
-
-def replicas_of(destinations: Any) -> int:
-    """How many replicas a destination spans."""
-    topology = topology_of(destinations)
-    return topology.num_replicas if topology else 1
-
-
-def _deliver(result: Mirrored, destinations: Any) -> Any:
-    if isinstance(destinations, str | jax.Device) and not isinstance(result.form, InBody):
-        return on_device(result.values[0], resolve(destinations))
-    return result
-
-
-def _check_destinations(destinations: Any) -> None:
-    if destinations is None:
-        raise ValueError(
-            "destinations is None: say where the result is wanted, with a variable, a distributed"
-            " value, a device's name or a list of names."
-        )
-
-
-def _checked_pairs(pairs: Any) -> Pairs:
-    if not isinstance(pairs, list | tuple) or not all(
-        isinstance(p, list | tuple) and len(p) == 2 for p in pairs
-    ):
-        raise ValueError(
-            "value_destination_pairs must be a list of (per-replica value, destinations) pairs,"
-            f" got {pairs!r}."
-        )
-    for _, destinations in pairs:
-        _check_destinations(destinations)
-    return pairs
 
 
 def _checked_packs(num_packs: int) -> int:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
-from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce, plain_reduction
+from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
+from replicax.collectives._destinations import plain_reduction
 from replicax.collectives._options import RunOptions
 from replicax.context._current import require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext

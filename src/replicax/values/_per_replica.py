@@ -101,7 +101,7 @@ class DistributedValues:
         [0, 1]
     """
 
-    __slots__ = ("form",)
+    __slots__ = {"form": "How the components are held; nobody outside of ``values`` asks."}
 
     def __init__(self, values: Sequence[Any]) -> None:
         self.form: Form = Pieces(tuple(values))
