@@ -433,7 +433,7 @@ def interpret(program, variables, x):
     return seen
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(program=STEPS, where=st.sampled_from(["outside", "cross", "replica"]))
 def test_random_programs_are_the_same_eager_and_compiled(program, where):
     strategy = mirrored()
