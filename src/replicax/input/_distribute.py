@@ -12,7 +12,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._dataset import Dataset
-from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax.data._node import INFINITE_CARDINALITY
 from replicax.input._autoshard import Part, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
@@ -45,8 +45,8 @@ def distribute_dataset(
         part = shard(source.dataset.node, policy, share)
         source = DatasetSource(Dataset(part.node))
     shared = part is None or part.every_worker_reads_all
-    meets = Meets(share, source, needs_none=shared and source.cardinality != UNKNOWN_CARDINALITY)
-    steps = _Steps(source, share, meets, part.batch_size if part else None, shared)
+    meets = Meets(share, source, shared)
+    steps = _Steps(meets, part.batch_size if part else None)
     feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
 
     def spec() -> Any:
@@ -63,36 +63,30 @@ class _Steps:
     """The steps of a dataset of global batches.
 
     Attributes:
-        source: What this worker reads.
-        share: Which replicas are whose.
-        meets: What the workers tell each other.
+        meets: What this worker reads, and what the workers tell each other.
         size: By what size the stream is split; None to split every batch on its own.
-        shared: Whether all workers read the same batches.
     """
 
-    source: Source
-    share: Share
     meets: Meets
     size: int | None
-    shared: bool
 
     def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
-        source, share = self.source, self.share
+        meets, share = self.meets, self.meets.share
         if share.total == 1:
-            elements, begun = source.open(state, skip)
+            elements, begun = meets.open(state, skip)
             return (HostStep(parts=(e,)) for e in elements), begun
-        begun = self.meets.one_order(state) if self.shared else state
-        if self.size is None and self.shared:
-            elements, begun = source.open(begun, skip)
-            return self.meets.together(split_batches(elements, share), stop), begun
-        elements, begun = source.open(begun)
+        if self.size is None and meets.shared:
+            elements, begun = meets.open(state, skip)
+            return meets.together(split_batches(elements, share), stop), begun
+        elements, begun = meets.open(state)
         if self.size is None:
             chunks = split_batches(elements, share, shared=False)
         else:
-            chunks = split_stream(elements, share, self.size, without_rows(source.element_spec))
+            nothing = without_rows(meets.source.element_spec)
+            chunks = split_stream(elements, share, self.size, nothing)
         for _ in range(skip):
             next(chunks, None)
-        return self.meets.together(chunks, stop), begun
+        return meets.together(chunks, stop), begun
 
 
 def distribute_from_function(
@@ -116,7 +110,7 @@ def distribute_from_function(
         sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
     else:
         sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
-    meets = Meets(share, sources[0], needs_none=False, drop=drop_partial)
+    meets = Meets(share, sources[0], shared=False, drop=drop_partial)
     alone = share.workers == 1
 
     def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:

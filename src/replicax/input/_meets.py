@@ -1,5 +1,6 @@
 """Meets: whether the workers must talk about the steps of a dataset, and how if they must."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from threading import Event
@@ -19,14 +20,13 @@ class Meets:
     Attributes:
         share: Which replicas are whose.
         source: What this worker reads.
-        needs_none: Whether every worker can tell by itself what the others have, because all read
-            the same batches and know how many there are.
+        shared: Whether all workers read the same batches.
         drop: Whether the pass ends for all when one worker cannot serve all of its replicas.
     """
 
     share: Share
     source: Source
-    needs_none: bool
+    shared: bool
     drop: bool = False
 
     @property
@@ -37,21 +37,22 @@ class Meets:
 
     def together(self, own: Iterator[HostStep], stop: Event) -> Iterator[HostStep]:
         """This worker's steps, made to fit those of the others."""
-        if self.share.workers == 1 or self.needs_none:
+        # Of batches that all read, every worker can tell by itself what the others have.
+        knows = self.shared and self.source.cardinality != UNKNOWN_CARDINALITY
+        if self.share.workers == 1 or knows:
             return own
         agreement = Agreement(
             required(), self.share, lambda: without_rows(self.source.element_spec), self.drop
         )
         return agreement.steps(own, stop)
 
-    def one_order(self, state: Any) -> Any:
-        """The state of a new pass in which all workers read in the same random order."""
-        if (
-            state is not None
-            or self.share.workers == 1
-            or not isinstance(self.source, DatasetSource)
-        ):
-            return state
-        mine = self.source.dataset.__iter__().save_state()
-        told: Any = required().agree("the order of a dataset", mine)[0]
-        return told
+    def open(self, state: Any, skip: int = 0) -> tuple[Iterator[Any], Any]:
+        """A pass over the source; in a new one, all workers read in the chief's random order."""
+        elements, begun = self.source.open(state, skip)
+        if state is not None or self.share.workers == 1:
+            return elements, begun
+        if not (self.shared and isinstance(self.source, DatasetSource)):
+            return elements, begun
+        told: Any = required().agree("the order of a dataset", begun)[0]
+        is_mine = told == json.loads(json.dumps(begun))
+        return (elements, begun) if is_mine else self.source.open(told, skip)
