@@ -39,6 +39,15 @@ def test_auto_goes_by_file_when_every_branch_reads_files(lines, change):
     assert choose(change(lines).node, AUTO, 2) is FILE
 
 
+def test_readers_over_a_dataset_of_names_are_files_too(lines, tmp_path):
+    names = rx.data.Dataset.list_files(str(tmp_path / "*.txt"), shuffle=False)
+    node = names.interleave(rx.data.TextLineDataset).batch(4).node
+
+    assert choose(node, AUTO, 3) is FILE
+    parts = [shard(node, FILE, Share(3, w, 1)).node for w in range(3)]
+    assert [{x for b in Dataset(p) for x in b} for p in parts] == [{b"0"}, {b"1"}, {b"2"}]
+
+
 def test_auto_goes_by_element_when_a_branch_reads_no_files(lines):
     mixed = rx.data.Dataset.zip((lines, rx.data.Dataset.range(12))).batch(2)
 

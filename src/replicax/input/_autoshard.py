@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replicax._tensor_spec import TensorSpec
-from replicax.data._node import Node
+from replicax.data._node import Node, walk
 from replicax.data._nodes._batch import BatchNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
+from replicax.data._nodes._flat_map import NestingNode
 from replicax.data._nodes._padded_batch import PaddedBatchNode
 from replicax.data._nodes._readers import ReaderNode
 from replicax.data._nodes._select import SHARD_HINT, ShardNode
@@ -120,11 +121,21 @@ def _fewest_files(node: Node) -> int | None:
         return len(node.files)
     if not node.inputs:
         return None
+    if _reads_named_files(node):
+        names = node.inputs[0].cardinality
+        return names if names >= 0 else None
     counts = [_fewest_files(i) for i in node.inputs]
     if isinstance(node, ZipNode | ConcatenateNode):
         known = [c for c in counts if c is not None]
         return min(known) if len(known) == len(counts) else None
     return counts[0]
+
+
+def _reads_named_files(node: Node) -> bool:
+    """Whether a node reads a file for each name that comes in: ``interleave(TFRecordDataset)``."""
+    return isinstance(node, NestingNode) and any(
+        isinstance(inner, ReaderNode) for inner in walk(node.first_inner())
+    )
 
 
 def _require_files(files: int | None, workers: int) -> None:
@@ -143,6 +154,8 @@ def _require_files(files: int | None, workers: int) -> None:
 def _with_files(node: Node, share: Share) -> Node:
     if isinstance(node, ReaderNode):
         return node.shard_files(share.workers, share.worker)
+    if _reads_named_files(node):
+        return node.with_inputs(ShardNode(node.inputs[0], share.workers, share.worker))
     return node.with_inputs(*(_with_files(i, share) for i in node.inputs)) if node.inputs else node
 
 
