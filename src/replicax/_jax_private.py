@@ -22,6 +22,12 @@ _jaxlib: Any = None
 with contextlib.suppress(ImportError):
     from jaxlib import _jax as _jaxlib  # type: ignore[no-redef]
 
+_core: Any = None
+_dtypes: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import core as _core
+    from jax._src import dtypes as _dtypes
+
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
@@ -122,3 +128,22 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_with_collectives)
     return True
+
+
+def accept_as_array(
+    kind: type, describe: Callable[[Any], Any], read: Callable[[Any], jax.Array]
+) -> None:
+    """Let JAX functions take objects of ``kind`` where they take arrays.
+
+    ``jnp.asarray`` and operators know ``__jax_array__``, but functions that are jitted, most of
+    ``jax.numpy`` among them, refuse it. Where the tables of JAX have moved, they go on refusing:
+    then ``jnp.sum(variable.value())`` works.
+
+    Args:
+        kind: The type.
+        describe: Gives the `jax.core.ShapedArray` of an object.
+        read: Gives its array, or a tracer in a function that is being traced.
+    """
+    with contextlib.suppress(AttributeError):
+        _core.pytype_aval_mappings[kind] = describe
+        _dtypes.canonicalize_value_handlers[kind] = read

@@ -10,9 +10,11 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import ShapedArray
 
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
+from replicax._jax_private import accept_as_array
 from replicax.context._current import get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
@@ -395,3 +397,4 @@ def _operand(x: Any) -> Any:
 
 
 _install_operators()
+accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())
