@@ -179,7 +179,8 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
 
 
 def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
-    axes = (axis,) if isinstance(axis, int) else tuple(axis or ())
+    # Not by its truth: the axis may be NumPy's 0.
+    axes = () if axis is None else axis if isinstance(axis, Sequence) else (axis,)
     return tuple(_one_axis(a, rank) for a in axes)
 
 
