@@ -18,6 +18,9 @@ import numpy as np  # noqa: E402
 
 import replicax as rx  # noqa: E402
 
+# What records golden results needs TensorFlow, and tests nothing.
+collect_ignore_glob = ["tests/golden/make_*.py"]
+
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)
 

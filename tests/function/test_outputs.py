@@ -30,7 +30,7 @@ THING = Thing()
 @pytest.mark.parametrize(
     "result",
     [None, "text", b"bytes", THING, (), [], {}, {"a": None, "b": ["text", (THING,)]}],
-    ids=repr,
+    ids=["None", "text", "bytes", "an object", "()", "[]", "{}", "a structure"],
 )
 def test_what_is_no_array_comes_back_as_it_is(result):
     f = rx.function(lambda x: result)
