@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from replicax.preflight._sweep import Sweep
 from replicax.preflight._trace import Step
 from replicax.topology._generations import SliceShape
 from replicax.topology._virtual import planned_cpu_devices
+from replicax.variables._planned import planning
 
 HELP = "Compile the training step of a script for TPU slices, on a machine without TPUs."
 
@@ -29,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a slice, such as v5e:16x16 (default) or v4:8x8x8; give several for a sweep",
     )
     parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
+    parser.add_argument(
+        "--plan", action="store_true", help="make the script's variables without values"
+    )
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
     parser.add_argument(
@@ -57,7 +62,8 @@ def run(options: argparse.Namespace) -> int:
             console.print(report)
         return reports
 
-    reports = preflight_script(options.script, options.rest, options.function, compiled)
+    with planning() if options.plan else nullcontext():
+        reports = preflight_script(options.script, options.rest, options.function, compiled)
     _deliver(Sweep(tuple(reports)), options, console)
     return 0 if all(report.fits and report.compiles for report in reports) else 1
 

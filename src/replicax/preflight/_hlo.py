@@ -197,14 +197,57 @@ def _group_size(tail: str) -> int:
 
 def _product_flops(one: _Instruction, computation: _Computation) -> float:
     out = _SHAPE.search(one.shape)
-    operands = _NAME.findall(one.tail[: _closing(f"({one.tail}")])
-    kernel = _SHAPE.search(computation.shapes.get(operands[1], "")) if len(operands) > 1 else None
-    if out is None or kernel is None:
+    names = _NAME.findall(one.tail[: _closing(f"({one.tail}")])
+    operands = [_SHAPE.search(computation.shapes.get(name, "")) for name in names[:2]]
+    if out is None or len(operands) < 2 or operands[0] is None or operands[1] is None:
         return 0.0
-    if labels := re.search(r"dim_labels=\w+_(\w+)->", one.tail):
-        terms = math.prod(_sizes(kernel)) / _sizes(kernel)[labels[1].index("o")]
-    else:
-        contracted = re.search(r"rhs_contracting_dims=\{([\d,]*)\}", one.tail)
-        axes = [int(n) for n in contracted[1].split(",") if n] if contracted else []
-        terms = math.prod(_sizes(kernel)[axis] for axis in axes)
-    return 2.0 * math.prod(_sizes(out)) * terms
+    left, right = _sizes(operands[0]), _sizes(operands[1])
+    if labels := re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.tail):
+        return _convolution_flops(one.tail, labels, left, right, _sizes(out))
+    contracted = re.search(r"rhs_contracting_dims=\{([\d,]*)\}", one.tail)
+    axes = [int(n) for n in contracted[1].split(",") if n] if contracted else []
+    return 2.0 * math.prod(_sizes(out)) * math.prod(right[axis] for axis in axes)
+
+
+def _convolution_flops(
+    tail: str, labels: re.Match[str], left: list[int], right: list[int], out: list[int]
+) -> float:
+    """Products of a convolution, without those with padding.
+
+    The TPU compiler writes every matrix product as a convolution, and a batch of them as one whose
+    windows meet padding nearly everywhere.
+    """
+    of_left, of_right, of_out = labels.groups()
+    total = 2.0 * out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
+    window = _window(tail)
+    for axis in sorted(filter(str.isdigit, of_out)):
+        sizes = left[of_left.index(axis)], right[of_right.index(axis)], out[of_out.index(axis)]
+        total *= _meetings(*sizes, {k: v[int(axis)] for k, v in window.items()})
+    return total
+
+
+def _window(tail: str) -> dict[str, list[int]]:
+    """Stride, padding and dilations of a convolution's window, by axis; only those that are set."""
+    text = re.search(r"window=\{([^}]*)\}", tail)
+    found: dict[str, list[int]] = {}
+    for part in text[1].split() if text else ():
+        key, _, value = part.partition("=")
+        found[key] = [int(v.split("_")[0]) for v in value.split("x")]
+    return found
+
+
+def _meetings(size: int, kernel: int, out: int, window: dict[str, int]) -> int:
+    """How many pairs of an output and a kernel position on one axis meet an input."""
+    stride, low = window.get("stride", 1), window.get("pad", 0)
+    stretch, reach = window.get("lhs_dilate", 1), window.get("rhs_dilate", 1)
+    spread = (size - 1) * stretch
+    count = 0
+    for k in range(kernel):
+        # Output o and kernel position k meet the input at stride * o + start, if there is one.
+        start = k * reach - low
+        count += sum(
+            1
+            for at in range(start, start + stride * out, stride)
+            if 0 <= at <= spread and at % stretch == 0
+        )
+    return count

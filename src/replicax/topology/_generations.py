@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from replicax._errors import PlacementError
 
-_NAME = re.compile(r"(?P<generation>\w+):(?P<chips>\d+(x\d+)*)")
+_NAME = re.compile(r"(?P<generation>\w+):(?P<chips>[1-9]\d*(x[1-9]\d*)*)")
 _GIB = 1 << 30
 
 

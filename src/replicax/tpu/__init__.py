@@ -13,6 +13,7 @@ from replicax.preflight._report import PreflightReport
 from replicax.preflight._sweep import Sweep
 from replicax.tpu import experimental
 from replicax.variables._layout import LayoutMap
+from replicax.variables._planned import planning
 
 __all__ = [
     "LayoutMap",
@@ -20,6 +21,7 @@ __all__ = [
     "Sweep",
     "XLAOptions",
     "experimental",
+    "planning",
     "preflight",
     "preflight_sweep",
 ]
