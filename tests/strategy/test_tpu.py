@@ -116,7 +116,7 @@ def test_an_assignment_for_another_slice_is_refused():
     other = rx.tpu.experimental.Topology(None, [1, 1, 1, 1], [[[0, 0, 0, 0]]])
     assignment = rx.tpu.experimental.DeviceAssignment.build(other)
 
-    with pytest.raises(ValueError, match="made for .*1x1x1x1.*this program runs on"):
+    with pytest.raises(ValueError, match=r"made for .*1x1x1x1.*this program runs on"):
         rx.distribute.TPUStrategy(experimental_device_assignment=assignment)
 
 
@@ -261,7 +261,7 @@ def test_logical_devices_need_the_same_shapes_on_all_replicas():
     ragged = rx.distribute.PerReplica([jnp.ones(2)] * 3 + [jnp.ones(1)])
 
     assert strategy.extended.experimental_require_static_shapes
-    with pytest.raises(ValueError, match="needs the same shapes.*drop_remainder=True"):
+    with pytest.raises(ValueError, match=r"needs the same shapes.*drop_remainder=True"):
         strategy.run(lambda x: x.sum(), args=(ragged,))
 
 

@@ -27,14 +27,11 @@ class ConvNet:
 
     layouts = rx.tpu.LayoutMap()
     x_shape = (8, 8, 3)
-    kernels = {"conv_0/kernel": (3, 3, 3, 8), "conv_1/kernel": (3, 3, 8, 4)}
+    kernels = (3, 3, 3, 8), (3, 3, 8, 4)
 
     def __init__(self, split):
         self.split = split
-        self.weights = [rx.Variable(normal(i, *s), name=n) for i, (n, s) in enumerate(self.items())]
-
-    def items(self):
-        return self.kernels.items()
+        self.weights = [rx.Variable(normal(i, *shape)) for i, shape in enumerate(self.kernels)]
 
     def __call__(self, x):
         x = self.split(x)

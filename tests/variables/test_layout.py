@@ -173,7 +173,7 @@ def test_a_layout_that_does_not_fit_names_the_variable(strategy, parts, message)
 def test_a_name_that_several_patterns_match_is_refused():
     layouts = rx.tpu.LayoutMap({"dense": [1, 4], "kernel": [4, 1], "the kernel": [2, 2]})
 
-    with pytest.raises(ValueError, match="matches several patterns.*'dense', 'kernel'"):
+    with pytest.raises(ValueError, match=r"matches several patterns.*'dense', 'kernel'"):
         layouts.find("dense/kernel")
     assert layouts.find("the kernel") == (2, 2)
     assert layouts.find("bias") is None
