@@ -64,6 +64,7 @@ class Program:
     def __call__(self, arrays: Sequence[Any]) -> Any:
         """Run it on the variables' own storage."""
         topology = self.topology
+        self._calls += 1
         if topology is not None:
             arrays = [_placed(x, topology) for x in arrays]
         # A donated array must not be seen by another thread's call.
@@ -72,7 +73,7 @@ class Program:
             if topology is None or topology.is_whole:
                 outs, new = self.jitted(changed, read_only, arrays)
             else:
-                with together(topology, self._label):
+                with together(topology, f"call {self._calls} of {self._label}"):
                     outs, new = self.jitted(changed, read_only, arrays)
             if self._may_fail:
                 jax.block_until_ready(new)
@@ -83,7 +84,6 @@ class Program:
         for iterator, count in self._pulls.items():
             iterator.consume(count)
         if CHECKS_EVERY_CALL:
-            self._calls += 1
             check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
 

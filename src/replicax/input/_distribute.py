@@ -55,7 +55,7 @@ def distribute_dataset(
 
     depth = len(topology.own) * given.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else meets.cardinality
-    return DistributedDataset(Pipeline(steps, feed, spec, count, depth))
+    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, meets.waiting))
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def distribute_from_function(
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
     cardinality = cardinality if alone else meets.cardinality
     depth = replicas * given.experimental_per_replica_buffer_size
-    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth))
+    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth, meets.waiting))
 
 
 def numpy_dataset(numpy_input: Any) -> Dataset:

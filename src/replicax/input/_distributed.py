@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -24,6 +25,7 @@ from replicax.values._per_replica import PerReplicaSpec
 from replicax.variables._levels import TraceLevel
 
 _STATE_VERSION = 1
+_END = object()
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Pipeline:
             have to read the first element.
         cardinality: How many steps there are, or a negative constant of rx.data.
         depth: How many steps are made ready ahead of time.
+        waiting: What surrounds the wait for a step that workers must agree on.
     """
 
     steps: Callable[[Any, int, threading.Event], tuple[Iterator[HostStep], Any]]
@@ -46,6 +49,7 @@ class Pipeline:
     spec: Callable[[], Any]
     cardinality: int
     depth: int
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def element_spec(self) -> Any:
@@ -166,11 +170,11 @@ class DistributedIterator(Iterator[Any]):
     def reaches(self, count: int) -> bool:
         """Whether there are ``count`` more elements."""
         while len(self._peeked) < count:
-            for element in self._elements:
-                self._peeked.append(element)
-                break
-            else:
+            with self._pipeline.waiting():
+                element = next(self._elements, _END)
+            if element is _END:
                 return False
+            self._peeked.append(element)
         return True
 
     def consume(self, count: int) -> list[Any]:

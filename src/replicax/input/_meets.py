@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -35,11 +36,19 @@ class Meets:
         endless = self.source.cardinality == INFINITE_CARDINALITY
         return INFINITE_CARDINALITY if endless else UNKNOWN_CARDINALITY
 
+    @property
+    def must_talk(self) -> bool:
+        """Whether a worker cannot tell by itself what the others have."""
+        knows = self.shared and self.source.cardinality != UNKNOWN_CARDINALITY
+        return self.share.workers > 1 and not knows
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """What surrounds the wait for a step: all workers take it together."""
+        return required().collective("the next batch") if self.must_talk else nullcontext()
+
     def together(self, own: Iterator[HostStep], stop: Event) -> Iterator[HostStep]:
         """This worker's steps, made to fit those of the others."""
-        # Of batches that all read, every worker can tell by itself what the others have.
-        knows = self.shared and self.source.cardinality != UNKNOWN_CARDINALITY
-        if self.share.workers == 1 or knows:
+        if not self.must_talk:
             return own
         agreement = Agreement(
             required(), self.share, lambda: without_rows(self.source.element_spec), self.drop

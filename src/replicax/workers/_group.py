@@ -29,8 +29,10 @@ from replicax.workers._reports import Report
 from replicax.workers._wire import Message, Wire
 
 _PING_EVERY = 1.0
+_TELL_EVERY = 0.2  # how often, at most, a new collective is told at once
 _NEWS_PATIENCE = 5.0  # how long the hub may take to say why a connection broke
 _SHOWN = 32
+_LAST_RESORT = 8.0  # how long a collective may go on whose connections are cut
 _MOVE_ON = 5.0  # how long a stuck worker has to end by itself
 _log = logging.getLogger("replicax")
 
@@ -48,6 +50,8 @@ class Group:
         self._members: list[Message] = go["members"]
         self._hub_pid = go["hub_pid"]
         self._report: Report | None = None
+        self._departed: list[Report] = []
+        self._never: set[str] = set()
         self._answers: dict[str, list[Any]] = {}
         self._news = threading.Condition()
         self._ports: list[int] = []
@@ -55,7 +59,7 @@ class Group:
         self._inside = False
         self._journal: deque[tuple[int, str, int]] = deque(maxlen=_SHOWN)
         self._chain = 0
-        self._began = time.monotonic()
+        self._began = self._told = time.monotonic()
         self._paces: deque[float] = deque(maxlen=32)
         self._is_leaving = False
         self._lock = threading.Lock()
@@ -100,8 +104,10 @@ class Group:
             WorkerLostError: If a worker is gone, or is lost meanwhile.
             ReplicaError: If the workers do different things.
         """
-        self._raise_news()
         self._begin(what)
+        if self._news_for(self._count) is not None:
+            self._inside = False
+            raise self._error()
         try:
             yield
         except Exception as error:
@@ -130,8 +136,8 @@ class Group:
         self._wire.send({"offer": key, "value": value})
         with self._news:
             while key not in self._answers:
-                if self._report is not None:
-                    self._raise_news()
+                if self._report is not None or key in self._never:
+                    raise self._error()
                 if is_cancelled():
                     self._wire.send({"withdraw": key})
                     raise Cancelled
@@ -167,9 +173,15 @@ class Group:
             self._wire.close()
 
     def _ping(self) -> None:
-        while not self._is_leaving and self._wire.send({"ping": self._progress()}):
-            if self._report is not None and self._inside:
+        since: float | None = None
+        while not self._is_leaving:
+            self._wire.send({"ping": self._progress()})
+            news = self._news_for(self._count) if self._inside else None
+            since = None if news is None else since or time.monotonic()
+            if news is not None and since is not None:
                 _sockets.cut(self._ports)
+                if time.monotonic() - since > _LAST_RESORT:
+                    _end(f"a collective could not be ended otherwise. {news.text}")
             time.sleep(_PING_EVERY)
 
     def _progress(self) -> Message:
@@ -190,6 +202,9 @@ class Group:
             self._paces.append(now - self._began)
             self._began = now
             self._inside = True
+        if now - self._told > _TELL_EVERY:
+            self._told = now
+            self._wire.send({"ping": self._progress()})
 
     # What the hub tells.
 
@@ -211,6 +226,10 @@ class Group:
                 with self._news:
                     self._answers[key] = values
                     self._news.notify_all()
+            case {"never": key}:
+                with self._news:
+                    self._never.add(key)
+                    self._news.notify_all()
             case {"report": _}:
                 self._learn(Report.from_message(message))
             case {"stacks": late}:
@@ -218,10 +237,12 @@ class Group:
 
     def _learn(self, report: Report) -> None:
         with self._news:
-            if self._report is None:
+            if report.kind == "left":  # it may have answered all that we want of it
+                self._departed.append(report)
+            elif self._report is None:
                 self._report = report
             self._news.notify_all()
-        if report.kind != "left":  # one that left may have answered all that we wait for
+        if report.kind != "left":
             _sockets.cut(self._ports)
         if report.kind == "lost" and report.index == self.facts.index:
             self._end_if_stuck(report)
@@ -230,9 +251,7 @@ class Group:
         count = self._count
         time.sleep(_MOVE_ON)
         if count == self._count and not self._is_leaving:
-            sys.stderr.write(f"replicax: the others gave this worker up. {report.text}\n")
-            sys.stderr.flush()
-            os._exit(1)  # nothing else ends a thread that never comes back
+            _end(f"the others gave this worker up. {report.text}")
 
     def _show_stacks(self, late: int) -> None:
         lines = [f"replicax: {self.describe(late)} is late; the threads of this worker:"]
@@ -250,18 +269,18 @@ class Group:
             return
         deadline = time.monotonic() + _NEWS_PATIENCE
         with self._news:
-            while self._report is None and time.monotonic() < deadline:
+            while self._news_for(self._count) is None and time.monotonic() < deadline:
                 self._news.wait(0.05)
-        if self._report is not None:
+        if self._news_for(self._count) is not None:
             raise self._error() from error
 
-    def _raise_news(self) -> None:
-        if self._report is not None:
-            raise self._error()
+    def _news_for(self, count: int) -> Report | None:
+        """Why the collective with this number cannot be, if it cannot."""
+        early = (r for r in self._departed if r.count < count)
+        return self._report or next(early, None)
 
     def _error(self) -> Exception:
-        report = self._report
-        assert report is not None
+        report = self._report or self._departed[0]
         if report.kind == "mismatch":
             return ReplicaError(report.text)
         return WorkerLostError(report.text, report.index)
@@ -272,6 +291,13 @@ class Group:
             f" the machine of {self.describe(0)}) is gone: its process was killed, or that machine"
             " or its network is down. Start all workers again, from the last checkpoint."
         )
+
+
+def _end(why: str) -> NoReturn:
+    """End the process: nothing else ends a thread that never comes back."""
+    sys.stderr.write(f"replicax: this process ends, as {why}\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _is_of_runtime(error: Exception) -> bool:

@@ -22,6 +22,7 @@ from replicax.workers._wire import Message, Wire
 
 _TICK = 0.1
 _LINGER = 1.0  # seconds that the hub outlives its last worker
+_PATIENCE = 10.0  # seconds that one which was given up has to end by itself
 _TELL_EVERY = 5.0
 
 
@@ -81,9 +82,12 @@ class Hub:
         self._visitors: dict[socket.socket, Visitor] = {}
         self._members: dict[int, Member] = {}
         self._offers: dict[str, dict[int, Any]] = {}
+        self._asked: dict[str, float] = {}
         self._began = time.monotonic()
         self._told = self._began
         self._started = False
+        self._is_broken = False
+        self._gone: set[int] = set()
         self._empty_since: float | None = None
 
     def serve(self) -> None:
@@ -254,6 +258,7 @@ class Hub:
                 self._offer(str(key), index, value)
             case {"withdraw": key}:
                 self._offers.pop(str(key), None)
+                self._asked.pop(str(key), None)
             case {"raised": text}:
                 member.raised = str(text)
                 member.progress.note(message["progress"])
@@ -262,20 +267,23 @@ class Hub:
                 member.progress.note(ping)
                 self._give_up(
                     index,
-                    "it came to the end of its program, while others still wait for it; all"
-                    " workers must take the same number of steps",
+                    "it came to the end of its program, while others go on; all workers must take"
+                    " the same number of steps",
                     quietly=True,
                 )
 
     def _offer(self, key: str, index: int, value: Any) -> None:
         offers = self._offers.setdefault(key, {})
+        self._asked.setdefault(key, time.monotonic())
         offers[index] = value
         if len(offers) == self._options.size:
-            del self._offers[key]
+            del self._offers[key], self._asked[key]
             self._tell_all({"answer": key, "values": [offers[i] for i in sorted(offers)]})
+        elif self._gone - offers.keys():
+            self._tell_all({"never": key})
 
     def _look_after(self) -> None:
-        if len(self._members) < self._options.size:
+        if self._is_broken:
             return  # the news is out already
         workers = {i: m.progress for i, m in self._members.items()}
         for index, seconds in _watch.silent(workers, self._options.ping_timeout):
@@ -285,10 +293,17 @@ class Hub:
                 " machine or network is down",
             )
             return
-        if found := _watch.stuck(workers, self._options.step_timeout):
+        if found := _watch.stuck(workers, self._silent_on(), self._options.step_timeout):
             self._report_stuck(*found)
         elif differs := _watch.different(workers):
             self._report_different(*differs)
+
+    def _silent_on(self) -> tuple[float, list[int]]:
+        """Since when the oldest question is open, and who has not answered it."""
+        if not self._asked:
+            return time.monotonic(), []
+        key = min(self._asked, key=self._asked.__getitem__)
+        return self._asked[key], [i for i in self._members if i not in self._offers[key]]
 
     def _report_stuck(self, late: int, waiting: int, seconds: float) -> None:
         ahead = self._members[waiting].progress
@@ -312,15 +327,20 @@ class Hub:
             " same order; do not put them under an `if` that depends on the worker."
         )
         self._tell_all(Report("mismatch", None, text).to_message())
-        self._members.clear()
+        self._is_broken = True
 
     def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
         """Tell all that a worker is gone; only the first such news counts."""
         member = self._members[index]
-        step = _reports.at_step(member.progress.count, member.progress.what)
+        count = member.progress.count
+        step = _reports.at_step(count, member.progress.what)
         text = _reports.gone(self._name(index).capitalize(), step, why)
-        self._tell_all(Report("left" if quietly else "lost", index, text).to_message())
+        self._tell_all(Report("left" if quietly else "lost", index, text, count).to_message())
         del self._members[index]
+        self._gone.add(index)
+        self._is_broken |= not quietly
+        for key in [k for k, offers in self._offers.items() if index not in offers]:
+            self._tell_all({"never": key})
 
     def _tell_all(self, message: Message) -> None:
         for visitor in list(self._visitors.values()):
@@ -336,11 +356,12 @@ class Hub:
         for visitor in list(self._visitors.values()):
             if visitor.index is None and now - visitor.since > self._options.ping_timeout:
                 self._close(visitor)
-        if not self._started or self._visitors:
+        is_over = self._is_broken and not self._members  # one that was given up may stay for ever
+        if not self._started or (self._visitors and not is_over):
             self._empty_since = None
             return False
         self._empty_since = self._empty_since or now
-        return now - self._empty_since > _LINGER
+        return now - self._empty_since > (_PATIENCE if self._visitors else _LINGER)
 
 
 def main() -> None:

@@ -9,15 +9,17 @@ class Report:
     """Why the group cannot go on.
 
     Attributes:
-        kind: "lost" for a worker that is gone, "mismatch" for workers that do different things,
-            "hub" for a lost coordinator.
+        kind: "lost" for a worker that is gone, "left" for one that came to its end, "mismatch" for
+            workers that do different things, "hub" for a lost coordinator.
         index: The worker, if it is one's.
         text: The whole story, in sentences.
+        count: How many collectives one that left has taken part in.
     """
 
     kind: str
     index: int | None
     text: str
+    count: int = 0
 
     def to_message(self) -> dict[str, Any]:
         """As it travels."""
@@ -27,7 +29,7 @@ class Report:
     def from_message(cls, message: dict[str, Any]) -> "Report":
         """As it arrived."""
         told = message["report"]
-        return cls(str(told["kind"]), told["index"], str(told["text"]))
+        return cls(str(told["kind"]), told["index"], str(told["text"]), int(told["count"]))
 
 
 def name(index: int, address: str | None, pid: Any = None) -> str:
@@ -47,5 +49,5 @@ def gone(who: str, step: str, why: str) -> str:
 def at_step(count: int, what: str) -> str:
     """How far a worker came."""
     if not count:
-        return "before its first collective"
-    return f"at collective {count} ({what})" if what else f"at collective {count}"
+        return "before its first step"
+    return f"last seen at collective {count}" + (f", {what}" if what else "")

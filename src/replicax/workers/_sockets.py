@@ -39,8 +39,13 @@ def _own_sockets() -> Iterator[socket.socket]:
     listing = next((d for d in _LISTINGS if os.path.isdir(d)), None)
     for name in os.listdir(listing) if listing else ():
         try:
-            copy = socket.socket(fileno=os.dup(int(name)))
-        except OSError:
+            descriptor = os.dup(int(name))
+        except OSError:  # the listing itself, closed by now
+            continue
+        try:
+            copy = socket.socket(fileno=descriptor)
+        except OSError:  # no socket
+            os.close(descriptor)
             continue
         with copy:
             if copy.family in (socket.AF_INET, socket.AF_INET6):

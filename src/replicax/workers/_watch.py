@@ -51,19 +51,31 @@ def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, flo
     return [(i, now - p.heard) for i, p in workers.items() if now - p.heard > patience]
 
 
-def stuck(workers: dict[int, Progress], patience: float) -> tuple[int, int, float] | None:
-    """A worker that another has been waiting for too long: who, for whom, how long."""
+def stuck(
+    workers: dict[int, Progress], question: tuple[float, list[int]], patience: float
+) -> tuple[int, int, float] | None:
+    """A worker that another has been waiting for too long: who, for whom, how long.
+
+    Args:
+        workers: How far each is.
+        question: Since when the oldest question is open, and who has not answered it.
+        patience: Seconds that a worker may be late, if steps do not take longer anyway.
+    """
     now = time.monotonic()
     limit = max(patience, 20 * max((p.pace for p in workers.values()), default=0.0))
     waiting = {i: p for i, p in workers.items() if p.inside and now - p.moved > limit}
     if not waiting:
         return None
-    first = min(waiting, key=lambda i: waiting[i].moved)
-    goal = workers[first].count
+    goal = max(p.count for p in waiting.values())
     late = [i for i, p in workers.items() if p.count < goal and now - p.moved > limit]
+    asked, unanswered = question
+    if not late and now - asked > limit:
+        late = unanswered  # all wait, but one for itself: its data, for example, never come
     if not late:
         return None
     latest = min(late, key=lambda i: (workers[i].count, i))
+    others = {i: p for i, p in waiting.items() if i not in late} or waiting
+    first = min(others, key=lambda i: others[i].moved)
     return latest, first, now - workers[latest].moved
 
 

@@ -1,0 +1,115 @@
+"""A gang of workers whose processes the test holds in its hands."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from replicax.testing._processes import free_ports
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"REPLICAX_JOIN_TIMEOUT": "60", "REPLICAX_PING_TIMEOUT": "4", "REPLICAX_STEP_TIMEOUT": "4"}
+
+
+@dataclass
+class Worker:
+    """One worker: its process, and where its output goes."""
+
+    process: subprocess.Popen
+    output: Path
+    began: float = field(default_factory=time.monotonic)
+    seconds: float = 0.0
+
+    @property
+    def text(self):
+        return self.output.read_text(errors="replace")
+
+    @property
+    def code(self):
+        return self.process.returncode
+
+    @property
+    def error(self):
+        """The last line of the traceback: the error's type and what it says."""
+        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Interrupt)): (.*)$", self.text, re.MULTILINE)
+        return f"{found[-1][0]}: {found[-1][1]}" if found else ""
+
+    def moment(self, word):
+        """When the worker wrote ``word``, by the clock of all processes."""
+        found = re.search(rf"^{word} ([\d.]+)$", self.text, re.MULTILINE)
+        return float(found[1]) if found else None
+
+
+class Gang:
+    """Workers of one cluster; ended, with all that they started, when the block ends."""
+
+    def __init__(self, folder, size, **environment):
+        self.folder = Path(folder)
+        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(size)]
+        self.environment = QUICK | environment
+        self.workers = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.wait()
+
+    def start(self, index, *arguments, size=None, program="victim", **environment):
+        """Start a worker that runs ``program`` with ``arguments``."""
+        cluster = {"worker": self.addresses[:size] if size else self.addresses}
+        task = {"type": "worker", "index": index}
+        clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
+        env = clean | {
+            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            "PYTHONUNBUFFERED": "1",
+        }
+        output = self.folder / f"worker{len(self.workers)}.txt"
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", f"tests.multi_process.{program}", *map(str, arguments)],
+                env=env | self.environment | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+        self.workers.append(Worker(process, output))
+        return self.workers[-1]
+
+    def wait(self, *workers, seconds=60):
+        """Wait for workers to end; all of them by default."""
+        deadline = time.monotonic() + seconds
+        for worker in workers or self.workers:
+            try:
+                worker.process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise AssertionError(
+                    f"a worker did not end within {seconds} s; it said:\n{worker.text}"
+                ) from None
+            worker.seconds = time.monotonic() - worker.began
+        return self.workers
+
+    def is_gone(self, seconds=8):
+        """Whether nobody listens at the cluster's address any more, after some time."""
+        host, port = self.addresses[0].split(":")
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+            except OSError:
+                return True
+            time.sleep(0.1)
+        return False
