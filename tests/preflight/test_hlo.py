@@ -1,4 +1,5 @@
 """What is read out of a program, as XLA prints it for TPUs."""
+# ruff: noqa: E501
 
 import textwrap
 

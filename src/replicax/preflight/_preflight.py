@@ -155,6 +155,7 @@ def _environment() -> dict[str, str]:
     path = os.pathsep.join([package, *filter(None, [keep.get("PYTHONPATH")])])
     quiet = {
         "JAX_PLATFORMS": "cpu",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one preflight at a time, by a file that locks
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "TPU_WORKER_HOSTNAMES": "localhost",

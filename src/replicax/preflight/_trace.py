@@ -69,9 +69,22 @@ def trace(step: Step, shape: SliceShape) -> Traced:
     target = _target(step.function, step.arguments, shape)
     with aimed_at(target):
         program, avals = _program(step.function, step.arguments, target)
-        exported = export.export(program.jitted, platforms=["tpu"])(*avals)
+        exported = _exported(program, avals)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     return Traced(program.name, bytes(exported.serialize()), axes, donates=program.donates)
+
+
+def _exported(program: Program, avals: tuple[Any, ...]) -> export.Exported:
+    try:
+        return export.export(program.jitted, platforms=["tpu"])(*avals)
+    except (NotImplementedError, ValueError) as error:
+        if "devices to be present" not in str(error) and "callback" not in str(error):
+            raise
+        raise TracingError(
+            f"{program.name} calls back into Python while it runs (jax.pure_callback, io_callback,"
+            " jax.debug.print or the like), for which JAX must have the devices. Leave that out"
+            " for the preflight."
+        ) from error
 
 
 def _target(step: Callable[..., Any], arguments: Arguments, shape: SliceShape) -> PlannedTopology:
