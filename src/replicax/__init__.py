@@ -4,27 +4,13 @@ Write a replica function once; one line chooses how it is spread: one device, th
 machine, many machines, or a TPU slice.
 """
 
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from replicax.topology._virtual import prepare_environment
 
 prepare_environment()
 
-from replicax import (  # noqa: E402
-    compat,
-    config,
-    data,
-    debug,
-    distribute,
-    errors,
-    io,
-    nest,
-    nn,
-    random,
-    testing,
-    tpu,
-    train,
-)
+from replicax import distribute  # noqa: E402
 from replicax._basics import (  # noqa: E402
     Tensor,
     add,
@@ -33,14 +19,31 @@ from replicax._basics import (  # noqa: E402
     identity,
 )
 from replicax._enums import VariableAggregation, VariableSynchronization  # noqa: E402
+from replicax._lazy import on_demand  # noqa: E402
 from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
-from replicax.function._control import cond, scan, while_loop  # noqa: E402
 from replicax.function._function import function  # noqa: E402
 from replicax.function._grad import grad, value_and_grad  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
 from replicax.variables._creation import variable_creator_scope  # noqa: E402
 from replicax.variables._scatter import IndexedSlices  # noqa: E402
 from replicax.variables._variable import Variable  # noqa: E402
+
+if TYPE_CHECKING:
+    from replicax import (
+        compat,
+        config,
+        data,
+        debug,
+        errors,
+        io,
+        nest,
+        nn,
+        random,
+        testing,
+        tpu,
+        train,
+    )
+    from replicax.function._control import cond, scan, while_loop
 
 __all__ = [
     "IndexedSlices",
@@ -78,14 +81,36 @@ __all__ = [
     "while_loop",
 ]
 
+_CONTROL = "replicax.function._control"
+_HOMES = {
+    **{
+        name: f"replicax.{name}"
+        for name in (
+            "compat",
+            "config",
+            "data",
+            "debug",
+            "errors",
+            "io",
+            "nest",
+            "nn",
+            "random",
+            "testing",
+            "tpu",
+            "train",
+        )
+    },
+    "cond": _CONTROL,
+    "scan": _CONTROL,
+    "while_loop": _CONTROL,
+}
 _ABSENT = {
-    "GradientTape": "Use `rx.value_and_grad(loss_fn, variables)`, which also keeps assignments.",
-    "keras": "Write the step in JAX with `rx.Variable` and `rx.value_and_grad`.",
-    "saved_model": "Save `variable.numpy()` of what you want to keep.",
+    name: f"replicax has no {name} yet. {instead}"
+    for name, instead in {
+        "GradientTape": "Use `rx.value_and_grad(loss_fn, variables)`, which keeps assignments.",
+        "keras": "Write the step in JAX with `rx.Variable` and `rx.value_and_grad`.",
+        "saved_model": "Save `variable.numpy()` of what you want to keep.",
+    }.items()
 }
 
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _ABSENT:
-        raise AttributeError(f"replicax has no {name} yet. {_ABSENT[name]}")
-    raise AttributeError(f"module 'replicax' has no attribute {name!r}")
+__getattr__ = on_demand(__name__, _HOMES, _ABSENT)

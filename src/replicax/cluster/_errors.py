@@ -14,7 +14,12 @@ from replicax._errors import ReplicaxError
 
 
 class ClusterError(ReplicaxError, ValueError):
-    """A cluster, a task or an address that makes no sense."""
+    """A cluster, a task or an address that makes no sense.
+
+    Example:
+        >>> issubclass(rx.errors.ClusterError, ValueError)
+        True
+    """
 
 
 class ClusterTypeError(ReplicaxError, TypeError):

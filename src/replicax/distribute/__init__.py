@@ -5,9 +5,10 @@ Example:
     2
 """
 
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
 from replicax._enums import ReduceOp
+from replicax._lazy import on_demand
 from replicax.collectives._cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -15,7 +16,6 @@ from replicax.collectives._cross_device_ops import (
     ReductionToOneDevice,
 )
 from replicax.collectives._options import RunOptions
-from replicax.compat.v1._iterators import InputIterator
 from replicax.context._current import (
     experimental_set_strategy,
     get_replica_context,
@@ -24,14 +24,9 @@ from replicax.context._current import (
     in_cross_replica_context,
 )
 from replicax.context._replica import ReplicaContext
-from replicax.distribute import cluster_resolver, experimental
-from replicax.input._distributed import DistributedDataset, DistributedIterator
-from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._mirrored import MirroredStrategy
-from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
-from replicax.strategy._tpu import TPUStrategy
 from replicax.strategy._v2 import Strategy
 from replicax.strategy._value_context import ValueContext
 from replicax.values._per_replica import (
@@ -40,6 +35,14 @@ from replicax.values._per_replica import (
     PerReplica,
     PerReplicaSpec,
 )
+
+if TYPE_CHECKING:
+    from replicax.compat.v1._iterators import InputIterator
+    from replicax.distribute import cluster_resolver, experimental
+    from replicax.input._distributed import DistributedDataset, DistributedIterator
+    from replicax.input._options import InputContext, InputOptions, InputReplicationMode
+    from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
+    from replicax.strategy._tpu import TPUStrategy
 
 __all__ = [
     "CrossDeviceOps",
@@ -75,16 +78,27 @@ __all__ = [
     "in_cross_replica_context",
 ]
 
+_HOMES = {
+    "DistributedDataset": "replicax.input._distributed",
+    "DistributedIterator": "replicax.input._distributed",
+    "InputContext": "replicax.input._options",
+    "InputIterator": "replicax.compat.v1._iterators",
+    "InputOptions": "replicax.input._options",
+    "InputReplicationMode": "replicax.input._options",
+    "MultiWorkerMirroredStrategy": "replicax.strategy._multi_worker",
+    "TPUStrategy": "replicax.strategy._tpu",
+    "cluster_resolver": "replicax.distribute.cluster_resolver",
+    "experimental": "replicax.distribute.experimental",
+}
 _ABSENT = {
-    "ParameterServerStrategy": "MirroredStrategy or MultiWorkerMirroredStrategy",
-    "CentralStorageStrategy": "MirroredStrategy, which keeps a copy on each device",
+    name: (
+        f"replicax has no {name}: it trains synchronously, with every variable on its replicas'"
+        f" devices. Use {instead}."
+    )
+    for name, instead in {
+        "ParameterServerStrategy": "MirroredStrategy or MultiWorkerMirroredStrategy",
+        "CentralStorageStrategy": "MirroredStrategy, which keeps a copy on each device",
+    }.items()
 }
 
-
-def __getattr__(name: str) -> NoReturn:
-    if name in _ABSENT:
-        raise AttributeError(
-            f"replicax has no {name}: it trains synchronously, with every variable on its"
-            f" replicas' devices. Use {_ABSENT[name]}."
-        )
-    raise AttributeError(f"module 'replicax.distribute' has no attribute {name!r}")
+__getattr__ = on_demand(__name__, _HOMES, _ABSENT)

@@ -5,23 +5,20 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
+from replicax._lazy import LazyModule
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._destinations import plain_reduction
 from replicax.collectives._options import RunOptions
 from replicax.context._current import require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.function._function import Function
-from replicax.input._distribute import (
-    distribute_dataset,
-    distribute_from_function,
-)
 from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import LatestUsed
@@ -35,6 +32,11 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, is_distributed, pieces
 from replicax.values._reduce import Axis, gather_value, reduce_value
 from replicax.variables._variable import Variable
+
+if TYPE_CHECKING:
+    from replicax.input import _distribute
+else:
+    _distribute = LazyModule("replicax.input._distribute")
 
 
 class StrategyBase(LogicalDeviceVerbs):
@@ -209,7 +211,7 @@ class StrategyBase(LogicalDeviceVerbs):
         require_cross_replica(self, "experimental_distribute_dataset")
         if self._topology is None:
             return dataset
-        return distribute_dataset(dataset, options, self._topology)
+        return _distribute.distribute_dataset(dataset, options, self._topology)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
@@ -235,7 +237,7 @@ class StrategyBase(LogicalDeviceVerbs):
         require_cross_replica(self, "distribute_datasets_from_function")
         if self._topology is None:
             return dataset_fn(InputContext())
-        return distribute_from_function(dataset_fn, options, self._topology)
+        return _distribute.distribute_from_function(dataset_fn, options, self._topology)
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None

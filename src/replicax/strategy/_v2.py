@@ -1,12 +1,19 @@
 """Strategy: the current form of the verbs."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 from replicax._enums import ReduceOp
-from replicax.data._dataset import Dataset
-from replicax.input._distribute import numpy_dataset
+from replicax._lazy import LazyModule
 from replicax.strategy._base import StrategyBase
 from replicax.values._reduce import Axis
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
+    from replicax.input import _distribute
+else:
+    _distribute = LazyModule("replicax.input._distribute")
 
 
 class Strategy(StrategyBase):
@@ -54,4 +61,4 @@ class Strategy(StrategyBase):
             >>> len(strategy.experimental_make_numpy_dataset(np.ones(10)))
             10
         """
-        return numpy_dataset(numpy_input)
+        return _distribute.numpy_dataset(numpy_input)

@@ -13,7 +13,12 @@ from replicax.cluster._errors import ClusterError
 
 
 class RollCallError(ClusterError, RuntimeError):
-    """The workers did not come together: one is missing, twice there, or of another kind."""
+    """The workers did not come together: one is missing, twice there, or of another kind.
+
+    Example:
+        >>> issubclass(rx.errors.RollCallError, RuntimeError)
+        True
+    """
 
 
 class WorkerLostError(ReplicaxError, RuntimeError):
@@ -21,6 +26,10 @@ class WorkerLostError(ReplicaxError, RuntimeError):
 
     Attributes:
         index: Which worker; None if it is the coordinator of all.
+
+    Example:
+        >>> issubclass(rx.errors.WorkerLostError, RuntimeError)
+        True
     """
 
     def __init__(self, message: str, index: int | None = None) -> None:

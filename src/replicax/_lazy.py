@@ -1,0 +1,46 @@
+"""Names that are imported when they are first asked for.
+
+``import replicax`` brings what every program uses. Datasets, clusters, TPUs and the rest come with
+the first use of their names; to type checkers and readers the lists look as if all were there.
+"""
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def on_demand(
+    package: str, homes: Mapping[str, str], absent: Mapping[str, str] | None = None
+) -> Callable[[str], Any]:
+    """The ``__getattr__`` of a public list.
+
+    Args:
+        package: The list's own name.
+        homes: For each name, the module that defines it; a name that is a module of the list
+            itself has its own full name.
+        absent: For names that do not exist, what to say when somebody asks for them.
+    """
+
+    def find(name: str) -> Any:
+        if absent and name in absent:
+            raise AttributeError(absent[name])
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module = importlib.import_module(home)
+        value = module if home == f"{package}.{name}" else getattr(module, name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return find
+
+
+class LazyModule:
+    """A module that is imported when something in it is first used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        return getattr(importlib.import_module(self._name), attribute)

@@ -1,0 +1,41 @@
+"""What `import replicax` brings, and what comes later."""
+
+import subprocess
+import sys
+
+import pytest
+
+import replicax as rx
+
+LATER = ("replicax.data", "replicax.io", "replicax.tpu", "replicax.compat", "replicax.preflight")
+
+
+def test_importing_replicax_leaves_what_few_programs_use_for_later():
+    code = "import sys, replicax; print([m for m in sys.modules if m.startswith('replicax.')])"
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+    assert not [name for name in LATER if f"'{name}'" in loaded]
+
+
+@pytest.mark.parametrize("package", [rx, rx.distribute], ids=lambda m: m.__name__)
+def test_every_name_of_a_list_can_be_had(package):
+    for name in package.__all__:
+        assert getattr(package, name) is not None
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error():
+    with pytest.raises(AttributeError, match=r"'replicax' has no attribute 'nothing'"):
+        rx.nothing  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["keras", "saved_model", "GradientTape"])
+def test_a_name_that_is_not_there_yet_says_what_to_use(name):
+    with pytest.raises(AttributeError, match=f"no {name} yet"):
+        getattr(rx, name)
+
+
+def test_a_strategy_that_is_left_out_says_what_to_use():
+    with pytest.raises(AttributeError, match="Use MirroredStrategy"):
+        rx.distribute.ParameterServerStrategy  # noqa: B018
