@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from replicax.testing._processes import free_ports
+from replicax.workers._wire import free_ports
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"REPLICAX_JOIN_TIMEOUT": "60", "REPLICAX_PING_TIMEOUT": "4", "REPLICAX_STEP_TIMEOUT": "4"}
@@ -37,7 +37,9 @@ class Worker:
     @property
     def error(self):
         """The last line of the traceback: the error's type and what it says."""
-        found = re.findall(r"^(?:[\w.]+\.)?(\w+(?:Error|Interrupt)): (.*)$", self.text, re.MULTILINE)
+        found = re.findall(
+            r"^(?:[\w.]+\.)?(\w+(?:Error|Interrupt)): (.*)$", self.text, re.MULTILINE
+        )
         return f"{found[-1][0]}: {found[-1][1]}" if found else ""
 
     def moment(self, word):

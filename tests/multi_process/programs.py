@@ -124,9 +124,7 @@ def train(steps, compiled, rows):
     dataset = rx.data.Dataset.from_tensor_slices((x, y)).shuffle(rows, seed=3).batch(12)
     with strategy.scope():
         w = rx.Variable(jnp.zeros((4, 1)))
-        seen = rx.Variable(
-            0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
-        )
+        seen = rx.Variable(0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM)
 
     def step(batch):
         inputs, targets = batch

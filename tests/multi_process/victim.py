@@ -16,13 +16,15 @@ from replicax.workers import _group
 
 
 def say(word):
-    print(f"{word} {time.time()}", flush=True)
+    sys.stdout.write(f"{word} {time.time()}\n")
+    sys.stdout.flush()
 
 
 def main():
     fault, who = sys.argv[1], int(sys.argv[2])
     strategy = rx.distribute.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
+    mine = fault if index == who else "none"
     with strategy.scope():
         v = rx.Variable(jnp.zeros(4), aggregation=rx.VariableAggregation.MEAN)
 
@@ -35,65 +37,81 @@ def main():
 
         return strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
 
-    def rows(context):
-        def make():
-            for i in range(60):
-                if fault == "data-stuck" and i == 5 and index == who:
-                    say("FAULT")
-                    time.sleep(1000)
-                if fault == "data-raises" and i == 5 and index == who:
-                    say("FAULT")
-                    raise ValueError("the disk is full of holes")
-                yield np.full(4, i, np.float32)
-
-        return rx.data.Dataset.from_generator(
-            make, output_signature=rx.TensorSpec([4], "float32")
-        )
-
-    batches = strategy.distribute_datasets_from_function(rows)
     try:
-        for number, batch in enumerate(batches):
-            train_step(batch)
-            if number == 4 and index == who:
-                if not fault.startswith("data"):
-                    say("FAULT")
-                happen(fault, strategy)
-            time.sleep(0.02)
+        train(strategy, train_step, mine)
     except BaseException:
         say("NOTICED")
         raise
     say("DONE")
 
 
+def train(strategy, train_step, fault):
+    signature = rx.TensorSpec([4], "float32")
+    batches = strategy.distribute_datasets_from_function(
+        lambda _: rx.data.Dataset.from_generator(lambda: rows(fault), output_signature=signature)
+    )
+    for number, batch in enumerate(batches):
+        train_step(batch)
+        if number == 4 and fault in HAPPENINGS:
+            say("FAULT")
+            happen(fault, strategy)
+        time.sleep(0.02)
+
+
+def rows(fault):
+    for i in range(60):
+        if i == 5 and fault.startswith("data"):
+            say("FAULT")
+            if fault == "data-stuck":
+                time.sleep(1000)
+            raise ValueError("the disk is full of holes")
+        yield np.full(4, i, np.float32)
+
+
 def happen(fault, strategy):
-    match fault:
-        case "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        case "terminated":
-            os.kill(os.getpid(), signal.SIGTERM)
-        case "crashed":
-            os.abort()
-        case "stopped":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        case "stuck":
-            time.sleep(1000)
-        case "busy":
-            while True:
-                pass
-        case "raises":
-            raise ValueError("a wrong turn")
-        case "interrupted":
-            raise KeyboardInterrupt
-        case "leaves":
-            sys.exit(0)
-        case "fails":
-            sys.exit(3)
-        case "vanishes":
-            os._exit(0)
-        case "hub":
-            os.kill(_group.required()._hub_pid, signal.SIGKILL)
-        case "other":
-            strategy.reduce("SUM", strategy.run(lambda: jnp.ones(3)), axis=None)
+    HAPPENINGS.get(fault, lambda _: None)(strategy)
+
+
+def _signal(number):
+    return lambda _: os.kill(os.getpid(), number)
+
+
+def _stuck(_):
+    time.sleep(1000)
+
+
+def _busy(_):
+    while True:
+        pass
+
+
+def _raises(_):
+    raise ValueError("a wrong turn")
+
+
+def _interrupted(_):
+    raise KeyboardInterrupt
+
+
+def _other(strategy):
+    strategy.reduce("SUM", strategy.run(lambda: jnp.ones(3)), axis=None)
+
+
+HAPPENINGS = {
+    "killed": _signal(signal.SIGKILL),
+    "terminated": _signal(signal.SIGTERM),
+    "stopped": _signal(signal.SIGSTOP),
+    "crashed": lambda _: os.abort(),
+    "stuck": _stuck,
+    "busy": _busy,
+    "raises": _raises,
+    "interrupted": _interrupted,
+    "leaves": lambda _: sys.exit(0),
+    "fails": lambda _: sys.exit(3),
+    "vanishes": lambda _: os._exit(0),
+    "hub": lambda _: os.kill(_group.required()._hub_pid, signal.SIGKILL),
+    "other": _other,
+}
 
 
 if __name__ == "__main__":

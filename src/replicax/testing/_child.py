@@ -39,7 +39,9 @@ def main() -> None:
 def _function(call: dict[str, Any]) -> Any:
     if call["main"] is not None:
         names: Any = runpy.run_path(call["main"], run_name="__replicax_worker__")
-        return functools.reduce(getattr, call["name"].split(".")[1:], names[call["name"].split(".")[0]])
+        return functools.reduce(
+            getattr, call["name"].split(".")[1:], names[call["name"].split(".")[0]]
+        )
     module = importlib.import_module(call["module"])
     return functools.reduce(getattr, call["name"].split("."), module)
 

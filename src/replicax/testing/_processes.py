@@ -6,7 +6,6 @@ import pickle
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 from replicax._errors import ReplicaxError
 from replicax.workers._errors import WorkerLostError
+from replicax.workers._wire import free_ports
 
 _GRACE = 10.0  # seconds that the others have to notice that one has failed
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
@@ -72,15 +72,6 @@ def run_in_processes(
         finally:
             _end(processes)
         return _results(processes, folder)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address on which nobody listens."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
@@ -150,7 +141,9 @@ def _stacks(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: flo
         processes[i].send_signal(signal.SIGUSR1)
     time.sleep(1.0)
     shown = "\n".join(f"Worker {i}:\n{_output(folder, i)}" for i in late)
-    return f"Workers {late} did not end within {timeout:g} s. Their last output and stacks:\n{shown}"
+    return (
+        f"Workers {late} did not end within {timeout:g} s. Their last output and stacks:\n{shown}"
+    )
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:

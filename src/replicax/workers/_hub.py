@@ -356,12 +356,13 @@ class Hub:
         for visitor in list(self._visitors.values()):
             if visitor.index is None and now - visitor.since > self._options.ping_timeout:
                 self._close(visitor)
+        someone = any(v.index is not None for v in self._visitors.values())
         is_over = self._is_broken and not self._members  # one that was given up may stay for ever
-        if not self._started or (self._visitors and not is_over):
+        if not self._started or (someone and not is_over):
             self._empty_since = None
             return False
         self._empty_since = self._empty_since or now
-        return now - self._empty_since > (_PATIENCE if self._visitors else _LINGER)
+        return now - self._empty_since > (_PATIENCE if someone else _LINGER)
 
 
 def main() -> None:

@@ -166,3 +166,15 @@ def listen(address: str) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address on which nobody listens."""
+    found: list[int] = []
+    while len(found) < count:
+        # Not one of those that the system hands out by itself to whoever connects somewhere.
+        port = 12_000 + secrets.randbelow(20_000)
+        with contextlib.suppress(OSError), listen(f"127.0.0.1:{port}"):
+            if port not in found:
+                found.append(port)
+    return found

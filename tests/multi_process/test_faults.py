@@ -1,0 +1,143 @@
+"""What happens to one worker reaches the others as one error, in time, and nothing stays behind."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.multi_process.gang import Gang
+
+pytestmark = pytest.mark.multi_process
+
+SOON = 3.0  # seconds for news that travel by a closed connection
+LATER = 12.0  # seconds for a worker that must first be missed; the limits are 4 s in these tests
+
+slow = pytest.mark.slow
+GONE = [
+    pytest.param("killed", "its process was killed, or crashed", SOON),
+    pytest.param("terminated", "its process was killed, or crashed", SOON, marks=slow),
+    pytest.param("crashed", "its process was killed, or crashed", SOON, marks=slow),
+    pytest.param("vanishes", "its process was killed, or crashed", SOON, marks=slow),
+    pytest.param("raises", "it raised ValueError: a wrong turn", SOON),
+    pytest.param("interrupted", "it raised KeyboardInterrupt", SOON, marks=slow),
+    pytest.param(
+        "data-raises", "it raised ValueError: the disk is full of holes", SOON, marks=slow
+    ),
+    pytest.param("leaves", "it came to the end of its program", SOON, marks=slow),
+    pytest.param("fails", "it came to the end of its program", SOON, marks=slow),
+    pytest.param("stopped", "it has not answered for", LATER, marks=slow),
+    pytest.param("stuck", "it is alive but stuck", LATER, marks=slow),
+    pytest.param("busy", "it is alive but stuck", LATER, marks=slow),
+    pytest.param("data-stuck", "it is alive but stuck", LATER, marks=slow),
+]
+
+
+def trained(gang, fault, who, size):
+    for index in range(size):
+        gang.start(index, fault, who)
+    victim = gang.workers[who]
+    others = [w for w in gang.workers if w is not victim]
+    gang.wait(*others, seconds=90)
+    return victim, others
+
+
+@pytest.mark.parametrize(("fault", "cause", "limit"), GONE)
+@pytest.mark.parametrize(
+    ("size", "who"), [(2, 1), pytest.param(3, 0, marks=slow)], ids=["a worker", "the chief"]
+)
+def test_the_others_say_which_worker_is_gone_and_why(tmp_path, fault, cause, limit, size, who):
+    with Gang(tmp_path, size) as gang:
+        victim, others = trained(gang, fault, who, size)
+
+        for worker in others:
+            assert worker.code == 1
+            assert worker.error.startswith(f"WorkerLostError: Worker {who} (")
+            assert gang.addresses[who] in worker.error
+            assert f"pid {victim.process.pid}" in worker.error
+            assert "at collective" in worker.error
+            assert cause in worker.error
+            assert worker.moment("NOTICED") - victim.moment("FAULT") < limit
+        if fault == "stopped":
+            os.killpg(victim.process.pid, signal.SIGKILL)
+        gang.wait(victim, seconds=15)
+        assert gang.is_gone()
+
+
+def test_workers_that_end_together_leave_nothing(tmp_path):
+    with Gang(tmp_path, 2) as gang:
+        for index in range(2):
+            gang.start(index, "none", 0)
+        gang.wait(seconds=90)
+
+        assert [w.code for w in gang.workers] == [0, 0]
+        assert gang.is_gone()
+
+
+@slow
+def test_a_stuck_worker_shows_its_stack_and_ends(tmp_path):
+    with Gang(tmp_path, 2) as gang:
+        victim, _ = trained(gang, "stuck", 1, 2)
+        gang.wait(victim, seconds=15)
+
+        assert victim.code == 1
+        assert "in happen" in victim.text
+        assert "time.sleep(1000)" in victim.text
+        assert "this process ends, as the others gave this worker up" in victim.text
+
+
+@slow
+def test_a_worker_that_was_stopped_and_goes_on_finds_out(tmp_path):
+    with Gang(tmp_path, 2) as gang:
+        victim, _ = trained(gang, "stopped", 1, 2)
+        os.killpg(victim.process.pid, signal.SIGCONT)
+        gang.wait(victim, seconds=30)
+
+        assert victim.code == 1
+        assert "has not answered" in victim.text or "coordinator" in victim.text
+
+
+@slow
+def test_a_worker_that_is_slow_is_not_given_up(tmp_path):
+    with Gang(tmp_path, 2, REPLICAX_STEP_TIMEOUT="6", REPLICAX_PING_TIMEOUT="6") as gang:
+        for index in range(2):
+            gang.start(index, "none", 0)
+        victim = gang.workers[1]
+        while victim.process.poll() is None:
+            os.killpg(victim.process.pid, signal.SIGSTOP)
+            time.sleep(0.5)
+            os.killpg(victim.process.pid, signal.SIGCONT)
+            time.sleep(0.5)
+        gang.wait(seconds=120)
+
+        assert [w.code for w in gang.workers] == [0, 0]
+
+
+@slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_all_workers_say_that_the_coordinator_is_gone(tmp_path, size):
+    with Gang(tmp_path, size) as gang:
+        victim, others = trained(gang, "hub", 1, size)
+        gang.wait(victim, seconds=15)
+
+        for worker in (*others, victim):
+            assert worker.code == 1
+            assert worker.error.startswith("WorkerLostError: The coordinator of all workers (pid ")
+            assert gang.addresses[0] in worker.error
+            assert worker.moment("NOTICED") - victim.moment("FAULT") < SOON
+        assert gang.is_gone()
+
+
+@slow
+@pytest.mark.parametrize("size", [2, 3])
+def test_workers_that_do_different_things_are_told_which(tmp_path, size):
+    with Gang(tmp_path, size) as gang:
+        victim, others = trained(gang, "other", 1, size)
+        gang.wait(victim, seconds=30)
+
+        for worker in (*others, victim):
+            assert worker.code != 0
+            assert "The workers run different programs: as collective" in worker.text
+            assert gang.addresses[1] in worker.text
+            assert "sum of float32[3]" in worker.text or "the next batch" in worker.text
+        assert gang.is_gone()
