@@ -30,7 +30,7 @@ lint: $(VENV)/.dev
 	pyright
 	lint-imports
 
-pytest: $(VENV)/.dev
+pytest: $(VENV)/.dev $(VENV)/.tpu
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign"
 
 test-slow: $(VENV)/.dev
@@ -49,6 +49,12 @@ clean:
 # One stamp per set of extras; constraints.txt pins every version, the build tools included.
 $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+	touch $@
+
+# The TPU compiler (200 MB), for the tests of preflight; where it cannot be had they are skipped.
+$(VENV)/.tpu: pyproject.toml constraints.txt | $(VENV)/.dev
+	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[tpu,plot]' || echo "No TPU compiler here: the tests of preflight will be skipped."
 	touch $@
 
 $(VENV)-foreign/.done: pyproject.toml

@@ -4,7 +4,7 @@ Every replica owns some logical devices; the attention heads, the hidden units a
 are split over them, so that a model trains which one device could not hold. Without TPUs the slice
 is simulated on virtual CPU devices:
 
-    REPLICAX_CPU_DEVICES=8 python examples/transformer_tpu.py --size tiny --cores 4 --steps 60
+    python examples/transformer_tpu.py --size tiny --cores 4 --steps 60
 
 What a slice would say to a model of a billion parameters, without having either:
 
@@ -50,6 +50,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, help="rows of each replica (default: one per core)")
     options = parser.parse_args()
+
+    # Without a TPU, and unless told otherwise: one machine, eight devices.
+    [cpu] = rx.config.list_physical_devices("CPU")
+    if rx.config.get_logical_device_configuration(cpu) is None:
+        eight = [rx.config.LogicalDeviceConfiguration()] * 8
+        rx.config.set_logical_device_configuration(cpu, eight)
 
     size, console = SIZES[options.size], Console()
     strategy = make_strategy(options.cores)

@@ -60,11 +60,9 @@ def test_collectives_in_a_loop_count_as_often_as_it_turns():
 
 
 def test_flops_are_those_of_products_loops_counted_through():
-    hlo = Hlo(PROGRAM)
     one_turn = 2 * 256 * 256 * 1024
 
-    assert hlo.flops(through_loops=False) == one_turn
-    assert hlo.flops() == 10 * one_turn
+    assert Hlo(PROGRAM).flops() == 10 * one_turn
 
 
 def test_a_trip_count_that_xla_noted_is_believed():

@@ -82,10 +82,10 @@ class Hlo:
         made = [Collective(k, n, size, group) for (k, group), (n, size) in counts.items()]
         return sorted(made, key=lambda c: -c.bytes)
 
-    def flops(self, *, through_loops: bool = True) -> float:
+    def flops(self) -> float:
         """Multiplications and additions of matrix products and convolutions, in one step."""
         total = 0.0
-        for name, times in self._executions(through_loops=through_loops).items():
+        for name, times in self._executions().items():
             computation = self._computations[name]
             for one in computation.instructions:
                 if one.opcode in ("convolution", "dot"):
@@ -102,14 +102,14 @@ class Hlo:
                 current.instructions.append(parts)
                 current.shapes[match["name"]] = parts.shape
 
-    def _executions(self, *, through_loops: bool = True) -> dict[str, int]:
+    def _executions(self) -> dict[str, int]:
         """How often each computation runs in one step."""
         times: dict[str, int] = defaultdict(int)
 
         def visit(name: str, count: int) -> None:
             times[name] += count
             for one in self._computations[name].instructions:
-                trips = self._trips(one) if through_loops and one.opcode == "while" else 1
+                trips = self._trips(one) if one.opcode == "while" else 1
                 for called in _called(one):
                     if called in self._computations:
                         visit(called, count * trips)

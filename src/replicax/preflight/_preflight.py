@@ -173,8 +173,6 @@ def _reported(
     if is_full:
         used, limit = _amount(_USED, error), _amount(_LIMIT, error)
         memory, hbm = Memory(total=used or hbm + 1), limit or hbm
-    flops, once = hlo.flops(), hlo.flops(through_loops=False)
-    turns = flops / once if once else 1.0
     return PreflightReport(
         step=traced.name,
         topology=shape.name,
@@ -186,8 +184,8 @@ def _reported(
         memory=memory,
         hbm=hbm,
         collectives=tuple(hlo.collectives()),
-        flops=flops,
-        bytes_accessed=facts.get("bytes_accessed", 0.0) * turns,
+        flops=hlo.flops(),
+        bytes_accessed=facts.get("bytes_accessed", 0.0),
         compile_seconds=seconds,
     )
 

@@ -58,7 +58,7 @@ class PreflightReport:
         flops: Multiplications and additions of matrix products and convolutions, of one device in
             one step, loops counted through.
         bytes_accessed: What one device reads and writes in its memory in one step, by XLA's
-            estimate, with loops in proportion to their flops.
+            estimate, which counts the body of a loop once: a lower bound.
         compile_seconds: How long the compiler took.
 
     Example:

@@ -51,8 +51,9 @@ def as_text(drawn: Any) -> str:
 def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
     cores = r.num_devices // r.num_replicas
     each = f" of {cores} logical devices" if cores > 1 else ""
+    s = "s" if r.num_replicas > 1 else ""
     rows: list[tuple[str, Any]] = [
-        ("devices", f"{r.num_devices:,}: {r.num_replicas:,} replicas{each}"),
+        ("devices", f"{r.num_devices:,}: {r.num_replicas:,} replica{s}{each}"),
         ("verdict", _verdict(r)),
     ]
     if not r.compiles:
