@@ -16,6 +16,9 @@ export PATH := $(RUN):$(PATH)
 # The installed pyright is the one we want: no look-up of a newer one.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
+# Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
+export JAX_PLATFORMS ?= cpu
+
 .PHONY: demo test lint pytest test-slow test-foreign bench clean
 
 demo: $(VENV)/.demo
