@@ -4,6 +4,8 @@
 #   make test       every check and every test
 #   make lint       the checks alone
 #   make test-slow  the tests that `make test` leaves out
+#   make test-workers  all tests of several processes
+#   make test-chaos    those in which something happens to a worker
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make bench      the speed table
 
@@ -42,6 +44,12 @@ test-slow: $(VENV)/.dev
 # Other libraries in a venv of their own: they are large, and nobody else needs them.
 test-foreign: $(VENV)-foreign/.done
 	$(VENV)-foreign/bin/python -m pytest -q tests/foreign
+
+test-workers: $(VENV)/.dev
+	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
+
+test-chaos: $(VENV)/.dev
+	python -m pytest -q -n $(PYTEST_WORKERS) tests/multi_process/test_faults.py tests/multi_process/test_roll_call.py
 
 bench: $(VENV)/.dev
 	python -m benchmarks

@@ -8,9 +8,9 @@ from types import ModuleType
 from rich.console import Console
 
 from replicax._errors import ReplicaxError
-from replicax.cli import _preflight
+from replicax.cli import _launch, _preflight
 
-VERBS: dict[str, ModuleType] = {"preflight": _preflight}
+VERBS: dict[str, ModuleType] = {"launch": _launch, "preflight": _preflight}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
 _OTHERS = ("TF_CONFIG", "SLURM_", "JAX_COORDINATOR_", "JAX_NUM_CPU_DEVICES", "REPLICAX_HUB")
 
 
-def run_in_processes(
+def run_in_processes(  # noqa: PLR0913 - four of them have a default
     fn: Callable[..., Any],
     n: int,
     devices_per_process: int = 1,

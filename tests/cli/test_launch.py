@@ -1,0 +1,193 @@
+"""The launcher starts a gang, shows what it says, and tells which worker failed first."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import replicax
+from replicax.cli._main import main
+
+slow = pytest.mark.slow
+
+TOY = """
+    import os, sys, time
+    fault = sys.argv[1]
+    import jax.numpy as jnp
+    import replicax as rx
+
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    index = strategy.cluster_resolver.task_id
+
+    @rx.function
+    def step(x):
+        return strategy.reduce("SUM", strategy.run(lambda: x), axis=None)
+
+    for number in range(6):
+        total = step(jnp.float32(1))
+        if number == 3 and index == 1:
+            if fault == "raises":
+                raise ValueError("a wrong turn")
+            if fault == "killed":
+                os.kill(os.getpid(), 9)
+            if fault == "once" and os.environ["REPLICAX_RESTART"] == "0":
+                sys.exit(5)
+    if fault == "sleeps":
+        print("asleep", flush=True)
+        time.sleep(1000)
+    print(f"total {float(total)} of worker {index}", flush=True)
+"""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    path = tmp_path / "toy.py"
+    path.write_text(textwrap.dedent(TOY))
+    return str(path)
+
+
+def environment():
+    src = str(Path(replicax.__file__).parents[1])
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": src, "XLA_FLAGS": ""}
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "replicax", "launch", *arguments]
+
+
+def launch(*arguments):
+    return subprocess.run(
+        command(*arguments), env=environment(), capture_output=True, text=True, timeout=120
+    )
+
+
+@pytest.mark.multi_process
+def test_workers_start_and_their_lines_say_whose_they_are(toy, tmp_path):
+    logs = tmp_path / "logs"
+    done = launch("--workers", "2", "--log-dir", str(logs), toy, "none")
+
+    assert done.returncode == 0, done.stderr
+    for index in range(2):
+        line = f"total 2.0 of worker {index}"
+        assert f"[worker {index}] {line}" in done.stdout
+        assert line in (logs / f"worker-{index}.log").read_text()
+    assert "[Gloo]" not in done.stdout
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    ("fault", "code", "story"),
+    [("raises", 1, "exited with code 1"), ("killed", 137, "was killed by SIGKILL")],
+)
+def test_the_first_failure_comes_first_and_gives_the_exit_code(toy, fault, code, story):
+    done = launch("--workers", "3", toy, fault)
+
+    assert done.returncode == code
+    first = done.stderr.splitlines()[0]
+    assert first.startswith("replicax launch: worker 1 (127.0.0.1:")
+    assert story in first
+    assert "it is the first that failed" in first
+    assert len(done.stderr.splitlines()) < 40
+    if fault == "raises":
+        assert "    ValueError: a wrong turn" in done.stderr
+
+
+@slow
+@pytest.mark.multi_process
+def test_a_gang_that_failed_starts_again(toy):
+    done = launch("--workers", "2", "--max-restarts", "1", toy, "once")
+
+    assert done.returncode == 0, done.stderr
+    assert "worker 1" in done.stderr
+    assert "exited with code 5" in done.stderr
+    assert "starting all workers again (restart 1 of 1)" in done.stderr
+    assert "[worker 1] total 2.0 of worker 1" in done.stdout
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_worker_outlives_the_launcher(toy, number, tmp_path):
+    with subprocess.Popen(
+        command("--workers", "2", "--grace", "3", toy, "sleeps"),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as launcher:
+        lines = [launcher.stdout.readline() for _ in range(2)]
+        children = _children(launcher.pid)
+        launcher.send_signal(number)
+        launcher.wait(20)
+        deadline = time.monotonic() + 10
+        while any(map(_is_alive, children)) and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+        assert all("asleep" in line for line in lines)
+        assert len(children) >= 2
+        assert not any(map(_is_alive, children))
+        if number != signal.SIGKILL:
+            assert launcher.returncode == 130
+
+
+def _children(pid):
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [child for child in map(int, text.split()) if b"toy.py" in _command_line(child)]
+
+
+def _command_line(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def _is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_a_dry_run_shows_the_commands_and_starts_nothing(capsys):
+    code = main(
+        ["launch", "--workers", "2", "--devices-per-worker", "3", "--dry-run", "-m", "train", "--x"]
+    )
+
+    lines = capsys.readouterr().out.splitlines()
+    assert code == 0
+    assert len(lines) == 2
+    assert lines[1].startswith("[worker 1] TF_CONFIG=")
+    assert "REPLICAX_CPU_DEVICES=3" in lines[1]
+    assert lines[1].endswith("-m train --x")
+    assert "TOKEN" not in "".join(lines)
+
+
+def test_several_hosts_share_one_cluster(capsys):
+    for host in range(2):
+        words = ["--hosts", "a,b", "--host-index", str(host), "--port", "7000", "--dry-run", "t.py"]
+        assert main(["launch", "--workers", "4", *words]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("]")[0] for line in lines] == [f"[worker {i}" for i in range(4)]
+    assert all('["a:7000", "a:7001", "b:7000", "b:7001"]' in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (["--workers", "0"], "--workers must be at least 1"),
+        (["--workers", "3", "--hosts", "a,b", "--port", "1"], "cannot be divided evenly"),
+        (["--workers", "2", "--hosts", "a,b"], "--hosts needs --port"),
+        (["--workers", "2", "--host-index", "1"], "--host-index 1 is not one of 0 to 0"),
+        (["--workers", "2", "--env", "X"], "--env takes NAME=VALUE"),
+        (["--workers", "2", "--max-restarts", "-1"], "cannot be negative"),
+        (["--workers", "2", "--devices-per-worker", "0"], "must be at least 1"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, fault, capsys):
+    assert main(["launch", *arguments, "train.py"]) == 2
+    assert fault in " ".join(capsys.readouterr().err.split())
