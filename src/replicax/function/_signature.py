@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
-from replicax.function._signals import Ragged
+from replicax.function._signals import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
@@ -23,6 +23,7 @@ from replicax.values._per_replica import (
     component_specs,
     is_distributed,
     is_ragged,
+    is_text,
     mirrored,
     pieces,
 )
@@ -81,6 +82,7 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
     Raises:
         Ragged: If a per-replica value has components of different shapes.
+        Text: If an argument is an array of strings.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
     keys: list[Any] = [treedef]
@@ -106,6 +108,8 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
         return _distributed(x)
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV":
         return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), x, _same
+    if is_text(x):
+        raise Text
     return static_key(x), None, None
 
 
@@ -118,6 +122,8 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None
+    if is_text(x):
+        raise Text
     if is_ragged(x):
         raise Ragged
     place, kind = x.topology, type(x)
@@ -250,13 +256,15 @@ def explain(old: Any, new: Any, names: Sequence[str]) -> str:
 
 
 def _words(key: Any) -> str:
-    if isinstance(key, tuple) and len(key) == 3 and isinstance(key[0], tuple):
-        weak = ", made of a Python number" if key[2] else ""
-        return f"an array of shape {key[0]} and dtype {key[1]}{weak}"
-    if isinstance(key, tuple) and key[0] in (float, complex):
-        return f"the Python value {key[1]}"
-    if isinstance(key, tuple) and len(key) == 2 and isinstance(key[0], type):
-        return f"the Python value {key[1]!r}"
-    if isinstance(key, tuple) and key and key[0] == "stacked":
-        return f"a per-replica array of shape {key[1][1:]} and dtype {key[2]}"
+    parts = list(key) if isinstance(key, tuple) and key else [None]
+    kind = parts[0]
+    if len(parts) == 3 and isinstance(kind, tuple):
+        weak = ", made of a Python number" if parts[2] else ""
+        return f"an array of shape {kind} and dtype {parts[1]}{weak}"
+    if kind in (float, complex):
+        return f"the Python value {parts[1]}"
+    if len(parts) == 2 and isinstance(kind, type):
+        return f"the Python value {parts[1]!r}"
+    if kind == "stacked":
+        return f"a per-replica array of shape {parts[1][1:]} and dtype {parts[2]}"
     return repr(key)

@@ -40,7 +40,7 @@ class PlannedTopology(Topology):
 
 def aimed(topology: _T) -> _T:
     """The topology to compute on where ``topology`` is the one at hand."""
-    target = _target.get()
+    target: Any = _target.get()
     return topology if target is None or topology is None else target
 
 

@@ -74,7 +74,7 @@ def _numbers(partition_dimensions: Sequence[int]) -> list[int]:
             f"partition_dimensions is {partition_dimensions!r}; it must be a list of positive whole"
             " numbers, one for each axis, such as [1, 2, 4, 1]."
         )
-    return [int(n) for n in numbers]
+    return [int(n) for n in numbers if n is not None]
 
 
 def _is_positive(n: object) -> bool:

