@@ -256,7 +256,7 @@ def explain(old: Any, new: Any, names: Sequence[str]) -> str:
 
 
 def _words(key: Any) -> str:
-    parts = list(key) if isinstance(key, tuple) and key else [None]
+    parts: list[Any] = list(key) if isinstance(key, tuple) and key else [None]
     kind = parts[0]
     if len(parts) == 3 and isinstance(kind, tuple):
         weak = ", made of a Python number" if parts[2] else ""

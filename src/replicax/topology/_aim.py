@@ -41,7 +41,10 @@ class PlannedTopology(Topology):
 def aimed(topology: _T) -> _T:
     """The topology to compute on where ``topology`` is the one at hand."""
     target: Any = _target.get()
-    return topology if target is None or topology is None else target
+    if target is None or topology is None:
+        return topology
+    other: _T = target
+    return other
 
 
 @contextmanager
