@@ -1,6 +1,9 @@
-"""The examples of the page that need no dataset, with rx for tf and CPU for GPU."""
+"""The examples of the page, with rx for tf and CPU for GPU."""
 
 import threading
+
+import numpy as np
+import pytest
 
 import replicax as tf  # as a program that was moved would have it
 from tests.replicas import components
@@ -161,3 +164,135 @@ def test_what_entering_a_scope_does():  # 003:1120 ff.
 def test_single_worker_strategies_have_no_cluster():  # 003:104
     assert tf.distribute.OneDeviceStrategy("CPU:0").cluster_resolver is None
     assert tf.compat.v1.distribute.OneDeviceStrategy("CPU:0").cluster_resolver is None
+
+
+def input_fn(input_context):
+    batch_size = input_context.get_per_replica_batch_size(8)
+    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
+    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
+
+
+def replica_fn(batch):
+    return batch.sum()
+
+
+@pytest.fixture
+def one():
+    return tf.compat.v1.distribute.OneDeviceStrategy("CPU:1")
+
+
+def test_a_distributed_range_doubled():  # 003:313
+    global_batch_size = 2
+    strategy = tf.distribute.MirroredStrategy(devices=TWO)
+    dataset = tf.data.Dataset.range(4).batch(global_batch_size)
+    dist_dataset = strategy.experimental_distribute_dataset(dataset)
+
+    @tf.function
+    def replica_fn(input):
+        return input * 2
+
+    result = []
+    for x in dist_dataset:
+        result.append(strategy.run(replica_fn, args=(x,)))
+
+    assert [components(r) for r in result] == [[[0], [2]], [[4], [6]]]
+    assert repr(result[0]).startswith("PerReplica:{\n  0: Array([0], dtype=int")
+
+
+def test_input_is_fetched_to_the_device(one):  # 003:50
+    dataset = tf.data.Dataset.range(4).map(np.float32).batch(2)
+
+    batches = list(one.experimental_distribute_dataset(dataset))
+
+    assert [x.tolist() for x in batches] == [[0.0, 1.0], [2.0, 3.0]]
+    assert {tf.device_name(x) for x in batches} == {"/job:localhost/replica:0/task:0/device:CPU:1"}
+
+
+@pytest.mark.parametrize("name", ["", "experimental_"])
+def test_datasets_from_a_function_are_not_batched_again(name):  # 003:190
+    strategy = tf.distribute.MirroredStrategy(TWO)
+    distribute = getattr(strategy, f"{name}distribute_datasets_from_function")
+    contexts = []
+
+    def dataset_fn(input_context):
+        contexts.append(input_context)
+        return tf.data.Dataset.range(8).batch(input_context.get_per_replica_batch_size(4))
+
+    dist_dataset = distribute(dataset_fn)
+    specs = dist_dataset.element_spec.value_specs
+
+    assert [components(x) for x in dist_dataset] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert [c.num_input_pipelines for c in contexts] == [1]
+    assert [s.shape for s in specs] == [(None,)] * 2
+
+
+def test_outputs_are_ordered_by_an_index():  # 003:229, 003:386
+    strategy = tf.distribute.MirroredStrategy(TWO)
+    dataset = tf.data.Dataset.range(10).map(lambda x: x * x).enumerate().batch(4)
+    dist_dataset = strategy.experimental_distribute_dataset(dataset)
+
+    outputs = {}
+    for batch in dist_dataset:  # the last is short: 1 and 1
+        index, x = strategy.run(lambda batch: (batch[0], batch[1] + 1), args=(batch,))
+        index, x = strategy.gather(index, axis=0), strategy.gather(x, axis=0)
+        outputs.update(zip(index.tolist(), x.tolist(), strict=True))
+
+    assert [outputs[i] for i in range(10)] == [i * i + 1 for i in range(10)]
+
+
+@pytest.mark.parametrize("policy", ["AUTO", "DATA", "OFF"])
+def test_devices_share_a_batch_under_any_policy(policy):  # 003:351
+    strategy = tf.distribute.MirroredStrategy(TWO)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    dataset = tf.data.Dataset.range(4).batch(4).with_options(options)
+
+    batches = [components(x) for x in strategy.experimental_distribute_dataset(dataset)]
+
+    assert batches == [[[0, 1], [2, 3]]]
+
+
+def test_a_dataset_of_an_array_is_made_and_distributed(one):  # 003:523
+    numpy_input = np.ones([10], dtype=np.float32)
+    dataset = one.experimental_make_numpy_dataset(numpy_input, session=None)
+    dist_dataset = one.experimental_distribute_dataset(dataset)
+
+    assert [float(x) for x in dist_dataset] == [1.0] * 10
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_iterator_of_a_dataset_feeds_experimental_run(one):  # 003:579, 003:651
+    iterator = one.make_dataset_iterator(tf.data.Dataset.range(4).batch(2))
+    iterator.initialize()
+
+    results = [int(one.experimental_run(replica_fn, iterator)) for _ in range(2)]
+
+    assert results == [1, 5]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_iterator_of_an_input_function_feeds_experimental_run(one):  # 003:717
+    with one.scope():
+        iterator = one.make_input_fn_iterator(input_fn)
+        replica_results = one.experimental_run(replica_fn, iterator)
+
+    assert float(replica_results) == 8.0
+
+
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        ("OFF", [[8.0, 9.0, 10.0, 11.0], [12.0, 13.0]]),  # as on the page
+        ("AUTO", [[8.0, 9.0, 10.0], [11.0, 12.0, 13.0]]),  # as today's TensorFlow
+    ],
+)
+def test_a_short_last_batch_is_averaged_over_its_entries(policy, parts):  # 003:869
+    strategy = tf.distribute.MirroredStrategy(TWO)
+    options = tf.data.Options()
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    dataset = tf.data.Dataset.range(14).map(np.float32).batch(8).with_options(options)
+
+    *_, last = strategy.experimental_distribute_dataset(dataset)
+
+    assert components(last) == parts
+    assert float(strategy.reduce("MEAN", last, axis=0)) == 10.5

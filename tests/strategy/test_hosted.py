@@ -91,3 +91,35 @@ def test_the_latest_used_things_are_kept():
 
     assert things.find(299, object) is kept
     assert len(things._things) <= 256
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: rx.distribute.MirroredStrategy(["CPU:0"]),
+        lambda: rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"]),
+        rx.distribute.TPUStrategy,
+    ],
+    ids=["one replica", "two replicas", "tpu"],
+)
+def test_functions_take_strings_beside_numbers(make):
+    strategy = make()
+    words = [b"a", b"bb", b"ccc", b"dddd", b"e"]
+    dataset = rx.data.Dataset.from_tensor_slices((words, np.arange(5.0, dtype=np.float32)))
+    dist = strategy.experimental_distribute_dataset(dataset.batch(4))  # the last is short
+
+    def replica_fn(batch):
+        words, x = batch
+        return x.sum() + sum(map(len, words))
+
+    def summed(value):
+        return float(strategy.reduce("SUM", value, axis=None))
+
+    outer = rx.function(lambda batch: strategy.run(replica_fn, args=(batch,)))
+    inner = rx.function(replica_fn)
+    pulling = rx.function(lambda it: strategy.run(replica_fn, args=(next(it),)))
+    iterator = iter(dist)
+
+    assert [summed(outer(x)) for x in dist] == [16.0, 5.0]
+    assert [summed(strategy.run(inner, args=(x,))) for x in dist] == [16.0, 5.0]
+    assert [summed(pulling(iterator)) for _ in range(2)] == [16.0, 5.0]

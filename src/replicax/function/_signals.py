@@ -9,5 +9,9 @@ class Unfilled(Exception):  # noqa: N818 - a signal, not an error
     """An iterator cannot fill this call of a compiled function: Python runs it this time."""
 
 
+class Text(Unfilled):
+    """An argument holds strings: no compiled program can take them."""
+
+
 class Ragged(Unfilled):
     """The replicas' arrays differ in shape: no single program can take them."""

@@ -18,8 +18,8 @@ import numpy as np
 from replicax.context._current import entered
 from replicax.function._function import Function
 from replicax.function._signature import static_key
-from replicax.strategy._ragged import run_ragged
-from replicax.values._per_replica import is_distributed, is_ragged
+from replicax.strategy._ragged import CannotTrace, run_ragged
+from replicax.values._per_replica import is_distributed, is_ragged, is_text
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -54,10 +54,14 @@ def run_hosted(
     """Run ``fn`` on every replica, compiled.
 
     Raises:
-        CannotTrace: If replicas hold different shapes and the function can only run op by op.
+        CannotTrace: If the function can only run op by op: it takes strings, or replicas hold
+            different shapes and it needs their values.
     """
     key, arrays, rebuild = _taken_apart(fn)
-    if any(map(is_ragged, jax.tree.leaves((args, kwargs, arrays), is_leaf=is_distributed))):
+    leaves = jax.tree.leaves((args, kwargs, arrays), is_leaf=is_distributed)
+    if any(map(is_text, leaves)):
+        raise CannotTrace
+    if any(map(is_ragged, leaves)):
         held_key = (key, tuple(map(static_key, jax.tree.leaves(arrays))))
         return run_ragged(strategy, topology, fn, (args, kwargs), held_key)
 

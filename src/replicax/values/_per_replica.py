@@ -243,6 +243,13 @@ def is_ragged(x: Any) -> bool:
     return all(everyones) and any(one != everyones[0] for one in everyones)
 
 
+def is_text(x: Any) -> bool:
+    """Whether ``x`` is an array of strings, or has one for each replica: no device holds those."""
+    if isinstance(x, DistributedValues):
+        return isinstance(x.form, Pieces) and any(map(is_text, x.form.values))
+    return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
+
+
 def component_specs(value: DistributedValues) -> tuple[Any, ...]:
     """The spec of each component; arrays that differ in shape give specs that differ."""
     form = value.form
