@@ -21,7 +21,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint pytest test-slow test-foreign bench clean
+.PHONY: demo test lint pytest test-slow test-workers test-chaos test-foreign bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
