@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jax.sharding import PartitionSpec
@@ -66,15 +67,15 @@ def partition_spec(
 
 def _numbers(partition_dimensions: Sequence[int]) -> list[int]:
     try:
-        numbers = list(partition_dimensions)
+        numbers: list[Any] = list(partition_dimensions)
     except TypeError:
-        numbers = [None]  # type: ignore[list-item]
+        numbers = [None]
     if not all(_is_positive(n) for n in numbers):
         raise PlacementError(
             f"partition_dimensions is {partition_dimensions!r}; it must be a list of positive whole"
             " numbers, one for each axis, such as [1, 2, 4, 1]."
         )
-    return [int(n) for n in numbers if n is not None]
+    return [int(n) for n in numbers]
 
 
 def _is_positive(n: object) -> bool:
