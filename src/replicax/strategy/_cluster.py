@@ -17,10 +17,6 @@ from replicax.topology._mesh import Topology
 from replicax.topology._virtual import requested_devices
 from replicax.workers import _start
 
-# Between processes each collective costs more than on one machine, so that larger values are
-# packed too. Measured with benchmarks/workers.py.
-_PACK_BYTES = 16 * 1024 * 1024
-
 
 class InCluster:
     """The workers of a strategy.
@@ -41,7 +37,11 @@ class InCluster:
 
 
 class WorkersAllReduce(NcclAllReduce):
-    """One all-reduce over the replicas of all workers, of packed values."""
+    """One all-reduce over the replicas of all workers, packed as the strategy was told.
+
+    By default only small values are packed: joining large ones made a step of a small network 8
+    times slower on CPUs (benchmarks/workers.py).
+    """
 
     def __init__(self, options: CommunicationOptions | None) -> None:
         super().__init__()
@@ -51,11 +51,8 @@ class WorkersAllReduce(NcclAllReduce):
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
         """One all-reduce for each pack."""
-        size = options.bytes_per_pack or self.options.bytes_per_pack or _PACK_BYTES
-        if topology.is_whole:
-            return super().sum_in_body(leaves, options, topology)
-        given = CommunicationOptions(size, options.timeout_seconds, options.implementation)
-        return super().sum_in_body(leaves, given, topology)
+        chosen = options if options.bytes_per_pack else self.options
+        return super().sum_in_body(leaves, chosen, topology)
 
 
 def _topology(facts: ClusterFacts) -> Topology:
