@@ -1,0 +1,48 @@
+"""Deadlines and the token come from the environment, and nonsense is refused."""
+
+import pytest
+
+from replicax.cluster._errors import ClusterError
+from replicax.cluster._facts import ClusterFacts
+from replicax.workers._settings import Settings
+
+FACTS = ClusterFacts.of_processes(0, ("a:1", "b:1"), coordinator="a:1", source="test")
+OTHER = ClusterFacts.of_processes(0, ("a:1", "c:1"), coordinator="a:1", source="test")
+
+
+def test_every_deadline_has_a_usual_value():
+    settings = Settings.read(FACTS)
+
+    assert (settings.join_timeout, settings.ping_timeout, settings.step_timeout) == (300, 20, 60)
+    assert settings.hub is None
+
+
+@pytest.mark.parametrize("name", ["JOIN", "PING", "STEP"])
+@pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf", "1e9"])
+def test_a_deadline_that_is_no_number_of_seconds_is_refused(monkeypatch, name, text):
+    monkeypatch.setenv(f"REPLICAX_{name}_TIMEOUT", text)
+
+    with pytest.raises(ClusterError, match=f"REPLICAX_{name}_TIMEOUT={text!r} is not a number"):
+        Settings.read(FACTS)
+
+
+def test_workers_of_one_cluster_have_one_token_and_other_clusters_another():
+    assert Settings.read(FACTS).token == Settings.read(FACTS).token
+    assert Settings.read(FACTS).token != Settings.read(OTHER).token
+
+
+def test_a_given_token_wins_and_a_file_may_hold_it(monkeypatch, tmp_path):
+    path = tmp_path / "token"
+    path.write_text("from a file\n")
+    monkeypatch.setenv("REPLICAX_TOKEN_FILE", str(path))
+    assert Settings.read(FACTS).token == "from a file"
+
+    monkeypatch.setenv("REPLICAX_TOKEN", "given")
+    assert Settings.read(FACTS).token == "given"
+
+
+def test_a_token_file_that_is_missing_is_named(monkeypatch):
+    monkeypatch.setenv("REPLICAX_TOKEN_FILE", "/nowhere/token")
+
+    with pytest.raises(ClusterError, match=r"/nowhere/token.*cannot be read"):
+        Settings.read(FACTS)

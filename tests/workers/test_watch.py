@@ -1,0 +1,91 @@
+"""Who is silent, stuck, or does something else, from what the workers say."""
+
+import time
+import zlib
+
+from replicax.workers._watch import Progress, different, silent, stuck
+
+NOW = time.monotonic()
+
+
+def progress(count, *, inside, ago, pace=0.0, calls=()):
+    p = Progress(count, f"call {count}", inside, pace, NOW - ago, NOW - ago)
+    chain = 0
+    for number, what in enumerate(calls, 1):
+        chain = zlib.crc32(what.encode(), chain)
+        p.journal[number] = (what, chain)
+    return p
+
+
+def nobody_asked():
+    return time.monotonic(), []
+
+
+def test_a_worker_that_says_nothing_is_silent():
+    workers = {0: progress(3, inside=False, ago=1), 1: progress(3, inside=False, ago=30)}
+
+    assert [i for i, _ in silent(workers, 20)] == [1]
+
+
+def test_one_that_keeps_another_waiting_is_stuck():
+    workers = {0: progress(5, inside=True, ago=10), 1: progress(4, inside=False, ago=11)}
+
+    late, waiting, seconds = stuck(workers, nobody_asked(), 5)
+
+    assert (late, waiting) == (1, 0)
+    assert 10 < seconds < 30
+
+
+def test_nobody_is_stuck_while_nobody_waits():
+    workers = {0: progress(5, inside=False, ago=100), 1: progress(4, inside=False, ago=100)}
+
+    assert stuck(workers, nobody_asked(), 5) is None
+
+
+def test_slow_steps_make_more_patience():
+    workers = {0: progress(5, inside=True, ago=10, pace=2), 1: progress(4, inside=False, ago=11)}
+
+    assert stuck(workers, nobody_asked(), 5) is None
+
+
+def test_all_in_the_same_collective_is_not_stuck():
+    workers = {0: progress(5, inside=True, ago=10), 1: progress(5, inside=True, ago=11)}
+
+    assert stuck(workers, nobody_asked(), 5) is None
+
+
+def test_one_that_does_not_answer_a_question_is_stuck():
+    workers = {0: progress(5, inside=True, ago=10), 1: progress(5, inside=True, ago=11)}
+
+    late, waiting, _ = stuck(workers, (NOW - 20, [1]), 5)
+
+    assert (late, waiting) == (1, 0)
+
+
+def test_different_calls_are_found_with_their_number():
+    workers = {
+        0: progress(3, inside=True, ago=0, calls=["a", "b", "c"]),
+        1: progress(3, inside=True, ago=0, calls=["a", "x", "c"]),
+    }
+
+    assert different(workers) == (2, 0, 1)
+
+
+def test_a_difference_is_found_after_it_has_left_the_journal():
+    workers = {
+        0: progress(3, inside=True, ago=0, calls=["a", "b", "c"]),
+        1: progress(3, inside=True, ago=0, calls=["x", "b", "c"]),
+    }
+    for p in workers.values():
+        del p.journal[1], p.journal[2]
+
+    assert different(workers) == (3, 0, 1)
+
+
+def test_equal_calls_are_no_difference_even_if_one_is_behind():
+    workers = {
+        0: progress(3, inside=True, ago=0, calls=["a", "b", "c"]),
+        1: progress(2, inside=True, ago=0, calls=["a", "b"]),
+    }
+
+    assert different(workers) is None
