@@ -12,7 +12,7 @@ from replicax.preflight._hlo import Collective
 from replicax.topology._generations import GENERATIONS, Generation
 
 FORMULA = (
-    "step time >= max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
+    "step time = max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
 )
 
 
@@ -118,7 +118,7 @@ class PreflightReport:
 
     @property
     def step_seconds(self) -> float:
-        """The roofline: no step is faster than this, and few reach it."""
+        """At the roofline, with communication that nothing hides; few real steps reach it."""
         return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
 
     def to_json(self) -> str:

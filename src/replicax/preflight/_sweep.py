@@ -53,7 +53,7 @@ class Sweep:
         left.plot(devices, [r.memory.total / 2**30 for r in done], "o-", color=_BLUE)
         for limit in sorted({(r.hbm / 2**30, r.generation.name) for r in done}):
             left.axhline(limit[0], color=_GREY, linestyle="--", linewidth=1)
-            left.annotate(f"memory of a {limit[1]} device", (devices[0], limit[0]), va="bottom")
+            left.annotate(f"memory of a {limit[1]} device", (devices[0], limit[0]), va="top")
         _finish(left, devices, "GiB", "memory of a device")
         compiled = [r for r in done if r.compiles]
         sent = [r.communication_bytes / 2**20 for r in compiled]
@@ -80,6 +80,6 @@ def _matplotlib() -> tuple[Any, Any]:
 def _finish(axes: Any, devices: list[int], unit: str, title: str) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(devices, [f"{n:,}" for n in devices])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set(xlabel="devices", ylabel=unit, title=title)
     axes.grid(visible=True, alpha=0.3)

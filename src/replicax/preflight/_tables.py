@@ -26,7 +26,7 @@ def sweep_table(sweep: Sweep) -> Table:
     """Several reports, a slice in each row."""
     name = sweep.reports[0].step if sweep.reports else "nothing"
     table = Table(title=f"{name} on several slices")
-    for column in ("slice", "devices", "replicas", "memory", "fits", "sent", "step, at least"):
+    for column in ("slice", "devices", "replicas", "memory", "fits", "sent", "step, roofline"):
         table.add_column(column, justify="left" if column == "slice" else "right")
     for r in sweep.reports:
         table.add_row(
@@ -69,7 +69,7 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         ("", parts),
         ("collectives of a step", "\n".join(map(_described, r.collectives)) or "none"),
         ("flops of a device", f"{r.flops:.3g}"),
-        ("step time, at least", _estimate(r)),
+        ("step time, roofline", _estimate(r)),
         ("", FORMULA),
         ("compiled in", f"{r.compile_seconds:.1f} s"),
     ]
