@@ -24,7 +24,7 @@ DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"
 SLICES = {
     8: ("v4:2x2x1", "v4:4x4x2", "v4:4x4x8", "v4:8x8x8"),
-    1: ("v4:2x2x1", "v5p:2x2x2", "v5p:4x4x4", "v5p:8x8x16"),
+    1: ("v4:2x2x1", "v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"),
 }
 DEMO = ("v5e:16x16", "v4:8x8x8")
 

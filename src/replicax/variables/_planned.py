@@ -27,7 +27,7 @@ def planning() -> Iterator[None]:
         ...     v = rx.Variable(lambda: jnp.zeros((1 << 20, 1 << 20)), name="4 TiB")
         >>> v.shape
         (1048576, 1048576)
-        >>> v.read_value()
+        >>> v.read_value()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         replicax._errors.VariableError: Variable '4 TiB' has no value: it was made while planning...
     """
