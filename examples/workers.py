@@ -27,11 +27,13 @@ def main() -> None:
     """Train, and say how often the network is right."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=4)
-    epochs = parser.parse_args().epochs
+    parser.add_argument("--steps", type=int, default=ROWS // BATCH, help="of each epoch")
+    options = parser.parse_args()
 
     strategy = rx.distribute.MultiWorkerMirroredStrategy()  # first of all: the workers meet here
     inputs, labels = make_data()
     dataset = rx.data.Dataset.from_tensor_slices((inputs, labels)).shuffle(ROWS).batch(BATCH)
+    dataset = dataset.take(options.steps)
     batches = strategy.experimental_distribute_dataset(dataset)
     with strategy.scope():
         weights = rx.Variable(jnp.zeros((FEATURES, CLASSES)))
@@ -57,11 +59,13 @@ def main() -> None:
         strategy.run(replica_step, args=batch)
 
     console = Console(quiet=not strategy.is_chief)
-    for epoch in range(epochs):
+    for epoch in range(options.epochs):
         right.assign(0)
-        for batch in track(batches, f"epoch {epoch + 1}", ROWS // BATCH, console=console):
+        for batch in track(batches, f"epoch {epoch + 1}", options.steps, console=console):
             train_step(batch)
-        share = int(right.read_value()) / ROWS  # adds up all workers: every worker must read it
+        share = int(right.read_value()) / (
+            options.steps * BATCH
+        )  # adds up all workers: every worker must read it
         console.print(f"epoch {epoch + 1}: {share:.1%} right, on {strategy.num_replicas_in_sync}")
     rx.debug.check_in_sync([weights])
 
