@@ -1,7 +1,9 @@
 """Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
 
-The figures of a generation are those that Google publishes for one chip
-(cloud.google.com/tpu/docs/system-architecture-tpu-vm), divided by the devices that JAX makes of it.
+The figures are those of one chip, divided by the devices that JAX makes of it. Those of v5e, v5p, v6e
+and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x; links are half of
+the bidirectional bandwidth given there). Of v4 the flops and the memory were looked up, its links and
+all of v2 and v3 were not: take step times for these with care.
 """
 
 import math
@@ -26,7 +28,7 @@ class Generation:
         chip_hbm_gib: Memory of a chip.
         chip_flops: Peak operations on bfloat16 in a second, of a chip.
         chip_hbm_bytes: What a chip reads from its memory in a second.
-        chip_ici_bytes: What a chip sends to its neighbours in a second, all links together.
+        chip_ici_bytes: What a chip sends to its neighbours in a second, one way, all links together.
     """
 
     name: str
@@ -66,9 +68,9 @@ GENERATIONS = {
         Generation("v3", 2, (2, 2), (32, 32), 32, 123e12, 900e9, 328e9),
         Generation("v4", 2, (2, 2, 1), (16, 16, 16), 32, 275e12, 1228e9, 300e9),
         Generation("v5e", 1, (2, 2), (16, 16), 16, 197e12, 819e9, 200e9),
-        Generation("v5p", 1, (2, 2, 1), (16, 20, 28), 95, 459e12, 2765e9, 600e9),
-        Generation("v6e", 1, (2, 2), (16, 16), 32, 918e12, 1640e9, 448e9),
-        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 192, 2307e12, 7380e9, 1200e9),
+        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95, 459e12, 2765e9, 600e9),
+        Generation("v6e", 1, (2, 2), (16, 16), 32, 918e12, 1638e9, 400e9),
+        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 192, 2307e12, 7380e9, 600e9),
     )
 }
 
