@@ -1,9 +1,9 @@
 """Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
 
-The figures are those of one chip, divided by the devices that JAX makes of it. Those of v5e, v5p, v6e
-and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x; links are half of
-the bidirectional bandwidth given there). Of v4 the flops and the memory were looked up, its links and
-all of v2 and v3 were not: take step times for these with care.
+The figures are those of one chip, divided by the devices that JAX makes of it. Those of v5e, v5p,
+v6e and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x; links are
+half of the bidirectional bandwidth given there). Of v4 the flops and the memory were looked up; its
+links, and all of v2 and v3, were not: take step times for these with care.
 """
 
 import math
@@ -28,7 +28,7 @@ class Generation:
         chip_hbm_gib: Memory of a chip.
         chip_flops: Peak operations on bfloat16 in a second, of a chip.
         chip_hbm_bytes: What a chip reads from its memory in a second.
-        chip_ici_bytes: What a chip sends to its neighbours in a second, one way, all links together.
+        chip_ici_bytes: What a chip sends to its neighbours in a second, over all links together.
     """
 
     name: str
