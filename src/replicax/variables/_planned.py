@@ -24,12 +24,12 @@ def planning() -> Iterator[None]:
 
     Example:
         >>> with rx.tpu.planning():
-        ...     v = rx.Variable(lambda: jnp.zeros((1 << 20, 1 << 20)), name="4 TiB")
+        ...     v = rx.Variable(lambda: jnp.zeros((1 << 20, 1 << 20)), name="large")
         >>> v.shape
         (1048576, 1048576)
         >>> v.read_value()  # doctest: +ELLIPSIS
         Traceback (most recent call last):
-        replicax._errors.VariableError: Variable '4 TiB' has no value: it was made while planning...
+        replicax._errors.VariableError: Variable 'large' has no value: it was made while planning...
     """
     token = _planning.set(True)
     try:
