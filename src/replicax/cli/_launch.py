@@ -52,13 +52,14 @@ def run(options: argparse.Namespace) -> int:
         The exit code of the worker that failed first, or 0.
     """
     _check(options)
-    for attempt in range(options.max_restarts + 1):
+    attempt = 0
+    while True:
         with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
             code = _attempt(options, attempt, Path(folder))
         if code in (0, _INTERRUPTED) or attempt == options.max_restarts:
             return code
-        _say(f"starting all workers again (restart {attempt + 1} of {options.max_restarts})")
-    return code
+        attempt += 1
+        _say(f"starting all workers again (restart {attempt} of {options.max_restarts})")
 
 
 def _attempt(options: argparse.Namespace, attempt: int, folder: Path) -> int:
