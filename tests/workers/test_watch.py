@@ -5,11 +5,10 @@ import zlib
 
 from replicax.workers._watch import Progress, different, silent, stuck
 
-NOW = time.monotonic()
-
 
 def progress(count, *, inside, ago, pace=0.0, calls=()):
-    p = Progress(count, f"call {count}", inside, pace, NOW - ago, NOW - ago)
+    then = time.monotonic() - ago
+    p = Progress(count, f"call {count}", inside, pace, then, then)
     chain = 0
     for number, what in enumerate(calls, 1):
         chain = zlib.crc32(what.encode(), chain)
@@ -57,7 +56,7 @@ def test_all_in_the_same_collective_is_not_stuck():
 def test_one_that_does_not_answer_a_question_is_stuck():
     workers = {0: progress(5, inside=True, ago=10), 1: progress(5, inside=True, ago=11)}
 
-    late, waiting, _ = stuck(workers, (NOW - 20, [1]), 5)
+    late, waiting, _ = stuck(workers, (time.monotonic() - 20, [1]), 5)
 
     assert (late, waiting) == (1, 0)
 
