@@ -21,8 +21,6 @@ sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]
 from benchmarks._timing import compare  # noqa: E402
 from replicax.workers._wire import free_ports  # noqa: E402
 
-TF_PYTHON = "/tmp/venvs/tf/bin/python"
-
 
 class Workers:
     """A gang of two that does blocks of steps on request."""
@@ -80,7 +78,7 @@ class Workers:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tensorflow", default=TF_PYTHON)
+    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON")
     parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args()
     has_tensorflow = Path(options.tensorflow).exists()
