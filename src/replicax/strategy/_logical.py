@@ -6,6 +6,7 @@ part, by XLA's partitioner, which also puts in the communication that this takes
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -30,9 +31,9 @@ class LogicalDeviceVerbs:
     has_logical_devices = False
 
     @property
+    @abstractmethod
     def topology(self) -> Topology | None:
         """Which devices make which replicas."""
-        raise NotImplementedError
 
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
