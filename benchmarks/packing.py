@@ -20,7 +20,7 @@ from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
 from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
-from replicax.collectives._packing import AUTO_PACK_BYTES, SMALL_BYTES, packed  # noqa: E402
+from replicax.collectives._packing import WITHIN_PROCESS, packed  # noqa: E402
 
 KIB = 1024
 LEAF_SIZES = tuple(n * KIB for n in (1, 4, 16, 32, 64, 256))
@@ -32,14 +32,14 @@ def main() -> None:
     [cpu] = rx.config.list_physical_devices("CPU")
     rx.config.set_logical_device_configuration(cpu, [rx.config.LogicalDeviceConfiguration()] * 2)
     console = Console(width=None if sys.stdout.isatty() else 100)
-    table = Table(title=f"packed / one by one (now: SMALL_BYTES={SMALL_BYTES // KIB} KiB)")
+    table = Table(title=f"packed / one by one (now: {WITHIN_PROCESS.small_bytes // KIB} KiB)")
     _columns(table, f"each of {COUNT} arrays", "packed", "one by one")
     for size in LEAF_SIZES:
         everything = COUNT * size
         found = compare(_step(size, COUNT, everything), _step(size, COUNT, 0), pairs=40)
         table.add_row(f"{size // KIB} KiB", *_cells(found))
     console.print(table)
-    now = f"now: AUTO_PACK_BYTES={AUTO_PACK_BYTES // KIB} KiB"
+    now = f"now: {WITHIN_PROCESS.pack_bytes // KIB} KiB"
     table = Table(title=f"256 arrays of 16 KiB: this limit / 4 MiB ({now})")
     _columns(table, "limit of a pack", "this", "4 MiB")
     for limit in PACK_SIZES:

@@ -1,12 +1,13 @@
-"""Two workers of ours and two of TensorFlow's MultiWorkerMirroredStrategy, in ratios.
+"""Two workers of ours against two of TensorFlow's, two of PyTorch's and two written by hand.
 
-    python benchmarks/workers.py [--tensorflow /path/to/python] [--pairs 20]
+    python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--pairs 20]
 
-Both gangs wait for their next block, and blocks alternate. Also: what it costs that the workers
+Every gang waits for its next block, and blocks alternate. Also: what it costs that the workers
 agree on every batch, and how long it takes from the command to the first step.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -15,44 +16,43 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent / "src"), str(HERE.parent)]
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks._timing import compare  # noqa: E402
 from replicax.workers._wire import free_ports  # noqa: E402
+
+ALL_REDUCES = ("all_reduce 1", "all_reduce 1024", "all_reduce 262144")
 
 
 class Workers:
     """A gang of two that does blocks of steps on request."""
 
-    def __init__(self, python, script, **environment):
+    def __init__(self, python, module):
         addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
         self.began = time.perf_counter()
-        self.processes = []
-        for index in range(2):
-            task = {"type": "worker", "index": index}
-            env = {
+        self.processes = [self._start(python, module, addresses, index) for index in range(2)]
+
+    def _start(self, python, module, addresses, index):
+        task = {"type": "worker", "index": index}
+        return subprocess.Popen(
+            [python, "-m", f"benchmarks._workers.{module}"],
+            env={
                 **os.environ,
                 "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
                 "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": str(HERE.parent / "src"),
-                **environment,
-            }
-            self.processes.append(
-                subprocess.Popen(
-                    [python, str(HERE / script)],
-                    env=env,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.DEVNULL,
-                    text=True,
-                )
-            )
+                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            },
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
 
     def __enter__(self):
         for process in self.processes:
             if process.stdout.readline() != "ready\n":
-                raise RuntimeError(f"{process.args} did not start")
+                raise RuntimeError(f"{' '.join(process.args)} did not start")
         return self
 
     def __exit__(self, *_):
@@ -78,41 +78,33 @@ class Workers:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tensorflow", default=sys.executable, metavar="PYTHON")
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has it")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has it")
     parser.add_argument("--pairs", type=int, default=20)
     options = parser.parse_args()
-    has_tensorflow = Path(options.tensorflow).exists()
+    peers = {
+        "TensorFlow": (options.tensorflow or _own("tensorflow"), "in_tensorflow"),
+        "PyTorch": (options.torch or _own("torch"), "in_torch"),
+        "by hand": (sys.executable, "by_hand"),
+    }
+    peers = {name: peer for name, peer in peers.items() if peer[0]}
     with ExitStack() as stack:
-        ours = stack.enter_context(Workers(sys.executable, "_workers_ours.py"))
-        if has_tensorflow:
-            theirs = stack.enter_context(Workers(options.tensorflow, "_workers_tensorflow.py"))
-            for name in ("all_reduce 1", "all_reduce 1024", f"all_reduce {2**18}", "MLP"):
-                show(
-                    f"{name}, ours / TensorFlow",
-                    compare(ours.block(name), theirs.block(name), pairs=options.pairs),
-                )
-        show(
-            "MLP with agreed batches / without",
-            compare(
-                ours.block("MLP from files"), ours.block("MLP from memory"), pairs=options.pairs
-            ),
-        )
-    if has_tensorflow:
-        first = [
-            (
-                first_step(sys.executable, "_workers_ours.py"),
-                first_step(options.tensorflow, "_workers_tensorflow.py"),
-            )
-            for _ in range(3)
-        ]
-        a, b = (sorted(x)[1] for x in zip(*first, strict=True))
-        print(
-            f"{'command to first step, ours / TensorFlow':45s} {a / b:5.2f}  ({a:.1f} s, {b:.1f} s)"
-        )
+        ours = stack.enter_context(Workers(sys.executable, "ours"))
+        for peer, command in peers.items():
+            with Workers(*command) as theirs:
+                for name in (*ALL_REDUCES, "MLP", "transformer"):
+                    blocks = ours.block(name), theirs.block(name)
+                    show(f"{name}, ours / {peer}", compare(*blocks, pairs=options.pairs))
+        blocks = ours.block("MLP from files"), ours.block("MLP from memory")
+        show("MLP with agreed batches / without", compare(*blocks, pairs=options.pairs))
+    for peer, command in peers.items():
+        pairs = [(first_step(sys.executable, "ours"), first_step(*command)) for _ in range(5)]
+        ours_took, theirs_took = (sorted(x)[2] for x in zip(*pairs, strict=True))
+        line(f"command to first step, ours / {peer}", ours_took, theirs_took)
 
 
-def first_step(python, script):
-    workers = Workers(python, script)
+def first_step(python, module):
+    workers = Workers(python, module)
     with workers:
         workers.block("MLP")(1)
         return time.perf_counter() - workers.began
@@ -120,7 +112,17 @@ def first_step(python, script):
 
 def show(name, comparison):
     ratio = comparison.ratio
-    print(f"{name:45s} {ratio.median:5.2f}  ({ratio.low:.2f} to {ratio.high:.2f})", flush=True)
+    quartiles = f"({ratio.low:.2f} to {ratio.high:.2f})"
+    ours, theirs = (sorted(x)[len(x) // 2] for x in (comparison.ours, comparison.theirs))
+    print(f"{name:45s} {ratio.median:5.2f}  {quartiles}  {1e3 * ours:.2f}, {1e3 * theirs:.2f} ms")
+
+
+def line(name, ours, theirs):
+    print(f"{name:45s} {ours / theirs:5.2f}  ({ours:.1f} s, {theirs:.1f} s)")
+
+
+def _own(package):
+    return sys.executable if importlib.util.find_spec(package) else None
 
 
 if __name__ == "__main__":

@@ -6,14 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.collectives._packing import AUTO_PACK_BYTES, SMALL_BYTES, packed, plan_packs
+from replicax.collectives._packing import (
+    BETWEEN_PROCESSES,
+    WITHIN_PROCESS,
+    packed,
+    plan_packs,
+)
 
 SIZES = st.lists(
-    st.tuples(st.sampled_from(["float32", "int32", "bfloat16"]), st.integers(0, 300_000)),
+    st.tuples(st.sampled_from(["float32", "int32", "bfloat16"]), st.integers(0, 3_000_000)),
     max_size=30,
 )
 BYTES = st.sampled_from([0, 0, 1, 1000, 1_000_000])
 PACKS = st.integers(0, 5)
+PACKINGS = st.sampled_from([WITHIN_PROCESS, BETWEEN_PROCESSES])
 
 
 @given(SIZES, BYTES, PACKS)
@@ -48,11 +54,11 @@ def test_two_neighbouring_packs_of_one_dtype_would_not_fit_into_one(sizes, bytes
             assert total(one) + sizes[next_one[0]][1] > bytes_per_pack
 
 
-@given(SIZES)
-def test_by_default_large_arrays_travel_alone(sizes):
-    for pack in plan_packs(sizes, 0, 1):
-        assert len(pack) == 1 or all(sizes[i][1] <= SMALL_BYTES for i in pack)
-        assert len(pack) == 1 or sum(sizes[i][1] for i in pack) <= AUTO_PACK_BYTES
+@given(SIZES, PACKINGS)
+def test_by_default_large_arrays_travel_alone(sizes, packing):
+    for pack in plan_packs(sizes, 0, 1, packing):
+        assert len(pack) == 1 or all(sizes[i][1] <= packing.small_bytes for i in pack)
+        assert len(pack) == 1 or sum(sizes[i][1] for i in pack) <= packing.pack_bytes
 
 
 @given(SIZES)
@@ -75,7 +81,8 @@ def test_nothing_needs_no_pack():
 
 @pytest.mark.parametrize("bytes_per_pack", [0, 16, 1 << 20])
 @pytest.mark.parametrize("num_packs", [0, 1, 3])
-def test_what_comes_out_has_the_shapes_that_went_in(bytes_per_pack, num_packs):
+@pytest.mark.parametrize("packing", [WITHIN_PROCESS, BETWEEN_PROCESSES])
+def test_what_comes_out_has_the_shapes_that_went_in(bytes_per_pack, num_packs, packing):
     leaves = [
         jnp.arange(6.0).reshape(2, 3),
         jnp.arange(4),
@@ -89,7 +96,9 @@ def test_what_comes_out_has_the_shapes_that_went_in(bytes_per_pack, num_packs):
         seen.append(len(flat))
         return [x * 2 for x in flat]
 
-    results = packed(double, leaves, bytes_per_pack=bytes_per_pack, num_packs=num_packs)
+    results = packed(
+        double, leaves, bytes_per_pack=bytes_per_pack, num_packs=num_packs, packing=packing
+    )
 
     assert len(seen) == 1
     for result, leaf in zip(results, leaves, strict=True):

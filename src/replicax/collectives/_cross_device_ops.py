@@ -19,7 +19,7 @@ from replicax.collectives._destinations import (
     replicas_of,
 )
 from replicax.collectives._options import CommunicationOptions
-from replicax.collectives._packing import packed
+from replicax.collectives._packing import WITHIN_PROCESS, Packing, packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across
@@ -210,6 +210,8 @@ class NcclAllReduce(_InBodyOps):
         ... )
     """
 
+    packing: Packing = WITHIN_PROCESS
+
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _checked_packs(num_packs)
 
@@ -222,6 +224,7 @@ class NcclAllReduce(_InBodyOps):
             leaves,
             bytes_per_pack=options.bytes_per_pack,
             num_packs=self.num_packs,
+            packing=self.packing,
         )
 
 

@@ -5,16 +5,39 @@ arrays costs a copy and gains nothing, so only the small ones are packed unless 
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
-# Measured in training steps on 2 virtual CPU replicas of an idle machine, where the collectives
-# run among other work. A step of 50 layers with gradients of 64 KiB: 16.4 ms with none of them
-# packed, 12.6 ms in packs of 4 MiB, 12.2 in packs of 1 MiB, 13.4 of 256 KiB. Packing the 1.6 MB
-# gradients of an MLP as well took its step from 6.7 to 15.8 ms.
-SMALL_BYTES = 128 * 1024
-AUTO_PACK_BYTES = 1024 * 1024
+_KIB = 1024
+_MIB = 1024 * _KIB
+
+
+@dataclass(frozen=True)
+class Packing:
+    """What is packed if nothing else was asked for.
+
+    Attributes:
+        small_bytes: The largest array that shares a pack.
+        pack_bytes: The largest pack.
+        in_place: Whether arrays are written into the pack one after the other, or concatenated.
+    """
+
+    small_bytes: int
+    pack_bytes: int
+    in_place: bool
+
+
+# Measured in training steps on idle machines (docs/benchmarks.md). Within a process, where the
+# collectives run among other work, 50 layers with gradients of 64 KiB: 16.4 ms with none of them
+# packed, 12.6 in packs of 4 MiB, 12.2 of 1 MiB, 13.4 of 256 KiB.
+WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
+# Between processes on CPUs each collective waits for the network, so that larger arrays gain too,
+# if XLA does not concatenate them, which it does number by number: an MLP with gradients of 1.6
+# and 1.0 MB 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into it; a
+# transformer 67, 42 and 42. From 4 MiB on, arrays are faster alone.
+BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True)
 
 
 def packed(
@@ -23,6 +46,7 @@ def packed(
     *,
     bytes_per_pack: int = 0,
     num_packs: int = 1,
+    packing: Packing = WITHIN_PROCESS,
 ) -> list[jax.Array]:
     """``collective`` of ``leaves``, element by element, in packs.
 
@@ -32,9 +56,11 @@ def packed(
         bytes_per_pack: The largest pack; 0 packs only small arrays.
         num_packs: Without ``bytes_per_pack``: 0 packs nothing, more than 1 splits all arrays
             evenly into so many packs.
+        packing: What is small, and how a pack is made.
     """
-    packs = plan_packs([_size(x) for x in leaves], bytes_per_pack, num_packs)
-    flat = [_join([leaves[i] for i in pack]) for pack in packs]
+    packs = plan_packs([_size(x) for x in leaves], bytes_per_pack, num_packs, packing)
+    join = _write if packing.in_place else _concatenate
+    flat = [_join([leaves[i] for i in pack], join) for pack in packs]
     results: list[jax.Array | None] = [None] * len(leaves)
     for pack, combined in zip(packs, collective(flat), strict=True):
         for i, x in zip(pack, _cut(combined, [leaves[i] for i in pack]), strict=True):
@@ -43,12 +69,15 @@ def packed(
 
 
 def plan_packs(
-    sizes: Sequence[tuple[str, int]], bytes_per_pack: int, num_packs: int
+    sizes: Sequence[tuple[str, int]],
+    bytes_per_pack: int,
+    num_packs: int,
+    packing: Packing = WITHIN_PROCESS,
 ) -> list[list[int]]:
     """Which arrays, given as (dtype, bytes), share a pack; each index stands in exactly one."""
     if not bytes_per_pack and num_packs == 0:
         return [[i] for i in range(len(sizes))]
-    limit = bytes_per_pack or AUTO_PACK_BYTES
+    limit = bytes_per_pack or packing.pack_bytes
     by_count = not bytes_per_pack and num_packs > 1
     if by_count:
         limit = max(1, -(-sum(n for _, n in sizes) // num_packs))
@@ -56,7 +85,7 @@ def plan_packs(
     packs: list[list[int]] = []
     open_packs: dict[str, tuple[list[int], int]] = {}
     for i, (dtype, size) in enumerate(sizes):
-        if only_small and size > SMALL_BYTES:
+        if only_small and size > packing.small_bytes:
             packs.append([i])
             continue
         pack, used = open_packs.get(dtype, (None, 0))
@@ -74,8 +103,25 @@ def _size(x: jax.Array) -> tuple[str, int]:
     return str(x.dtype), x.size * x.dtype.itemsize
 
 
-def _join(arrays: Sequence[jax.Array]) -> jax.Array:
-    return arrays[0] if len(arrays) == 1 else jnp.concatenate([x.ravel() for x in arrays])
+_Join = Callable[[list[jax.Array]], jax.Array]
+
+
+def _join(arrays: list[jax.Array], join: _Join) -> jax.Array:
+    return arrays[0] if len(arrays) == 1 else join([x.ravel() for x in arrays])
+
+
+def _concatenate(arrays: list[jax.Array]) -> jax.Array:
+    return jnp.concatenate(arrays)
+
+
+def _write(arrays: list[jax.Array]) -> jax.Array:
+    first, *others = arrays
+    flat = jnp.pad(first, (0, sum(x.size for x in others)))
+    at = first.size
+    for x in others:
+        flat = jax.lax.dynamic_update_slice_in_dim(flat, x, at, 0)
+        at += x.size
+    return flat
 
 
 def _cut(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:

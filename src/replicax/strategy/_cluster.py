@@ -12,6 +12,7 @@ from replicax.cluster._spec import ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._packing import BETWEEN_PROCESSES
 from replicax.topology._devices import default_devices
 from replicax.topology._mesh import Topology
 from replicax.topology._virtual import requested_devices
@@ -37,15 +38,13 @@ class InCluster:
 
 
 class WorkersAllReduce(NcclAllReduce):
-    """One all-reduce over the replicas of all workers, packed as the strategy was told.
+    """One all-reduce over the replicas of all workers, packed as the strategy was told."""
 
-    By default only small values are packed: joining large ones made a step of a small network 8
-    times slower on CPUs (benchmarks/workers.py).
-    """
-
-    def __init__(self, options: CommunicationOptions | None) -> None:
+    def __init__(self, options: CommunicationOptions | None, topology: Topology) -> None:
         super().__init__()
         self.options = options or CommunicationOptions()
+        if not topology.is_whole and topology.devices[0].platform == "cpu":
+            self.packing = BETWEEN_PROCESSES
 
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology

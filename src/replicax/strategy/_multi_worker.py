@@ -37,7 +37,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
     ) -> None:
         self._cluster = InCluster(cluster_resolver)
-        super().__init__(self._cluster.topology, WorkersAllReduce(communication_options))
+        topology = self._cluster.topology
+        super().__init__(topology, WorkersAllReduce(communication_options, topology))
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

@@ -29,7 +29,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     ) -> None:
         self._cluster = InCluster(cluster_resolver)
         options = CommunicationOptions(implementation=communication)
-        super().__init__(self._cluster.topology, WorkersAllReduce(options))
+        super().__init__(self._cluster.topology, WorkersAllReduce(options, self._cluster.topology))
 
     @property
     def cluster_resolver(self) -> ClusterResolver:

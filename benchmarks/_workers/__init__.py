@@ -1,0 +1,1 @@
+"""What a worker of each library does in ``benchmarks/workers.py``."""

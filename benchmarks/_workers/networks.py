@@ -1,0 +1,57 @@
+"""The networks of the comparison: numbers only, so that every library starts from the same ones."""
+
+import itertools
+
+import numpy as np
+
+RATE = 0.01
+
+MLP_WIDTHS = [784, 512, 512, 10]
+MLP_ROWS = 64
+
+BLOCKS = 2
+WIDTH = 128
+HEADS = 4
+TOKENS = 64
+SEQUENCES = 8
+VOCABULARY = 512
+
+
+def mlp_weights():
+    """A matrix and a vector for each layer."""
+    rng = np.random.default_rng(0)
+    return [
+        weight
+        for a, b in itertools.pairwise(MLP_WIDTHS)
+        for weight in (_normal(rng, a, b), np.zeros(b, np.float32))
+    ]
+
+
+def mlp_batch(rows=MLP_ROWS):
+    """Pictures and their labels."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((rows, MLP_WIDTHS[0])).astype(np.float32)
+    return x, rng.integers(0, MLP_WIDTHS[-1], rows).astype(np.int32)
+
+
+def transformer_weights():
+    """Embedding, positions, four matrices for each block, and the way out."""
+    rng = np.random.default_rng(0)
+    blocks = [
+        _normal(rng, *shape)
+        for _ in range(BLOCKS)
+        for shape in ((WIDTH, 3 * WIDTH), (WIDTH, WIDTH), (WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH))
+    ]
+    ends = [_normal(rng, n, WIDTH) for n in (VOCABULARY, TOKENS)]
+    return [*ends, *blocks, _normal(rng, WIDTH, VOCABULARY)]
+
+
+def transformer_batch():
+    """Tokens, and the token that follows each."""
+    rng = np.random.default_rng(1)
+    text = rng.integers(0, VOCABULARY, (SEQUENCES, TOKENS + 1)).astype(np.int32)
+    return text[:, :-1], text[:, 1:]
+
+
+def _normal(rng, *shape):
+    return (rng.standard_normal(shape) * 0.05).astype(np.float32)

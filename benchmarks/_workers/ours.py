@@ -1,0 +1,86 @@
+"""One of our workers."""
+
+import jax
+import jax.numpy as jnp
+
+import replicax as rx
+from benchmarks._workers import in_jax, networks
+from benchmarks._workers.serve import serve
+
+
+def main() -> None:
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    mlp = (in_jax.mlp_loss, networks.mlp_weights())
+    transformer = (in_jax.transformer_loss, networks.transformer_weights())
+    makers = {
+        **{f"all_reduce {n}": lambda n=n: all_reduce(strategy, n) for n in (1, 2**10, 2**18)},
+        "MLP": lambda: held(strategy, *mlp, networks.mlp_batch()),
+        "transformer": lambda: held(strategy, *transformer, networks.transformer_batch()),
+        "MLP from files": lambda: fed(strategy, *mlp, rows("OFF")),
+        "MLP from memory": lambda: fed(strategy, *mlp, rows("DATA")),
+    }
+    serve(makers, lambda x: jax.block_until_ready(strategy.experimental_local_results(x)))
+
+
+def all_reduce(strategy, size):
+    context = rx.distribute.get_replica_context
+    last = [strategy.run(lambda: jnp.ones(size))]
+
+    @rx.function
+    def step(x):
+        return strategy.run(lambda x: context().all_reduce("MEAN", x), args=(x,))
+
+    def one():
+        last[0] = step(last[0])
+        return last[0]
+
+    return one
+
+
+def trainer(strategy, loss, initial):
+    with strategy.scope():
+        weights = [rx.Variable(w) for w in initial]
+
+    def replica(*batch):
+        values = [w.read_value() for w in weights]
+        value, grads = jax.value_and_grad(loss)(values, *batch)
+        grads = rx.distribute.get_replica_context().all_reduce("MEAN", grads)
+        for w, g in zip(weights, grads, strict=True):
+            w.assign_sub(networks.RATE * g)
+        return value
+
+    @rx.function
+    def step(*batch):
+        return strategy.run(replica, args=batch)
+
+    return step
+
+
+def held(strategy, loss, initial, batch):
+    """Steps on one batch that stays on the device."""
+    step = trainer(strategy, loss, initial)
+    values = strategy.experimental_distribute_values_from_function
+    batch = [values(lambda _, x=x: x) for x in batch]
+    batch = rx.function(lambda *b: strategy.run(lambda *b: [x + 0 for x in b], args=b))(*batch)
+    return lambda: step(*batch)
+
+
+def fed(strategy, loss, initial, dataset):
+    """Steps on the batches of a distributed dataset."""
+    step = trainer(strategy, loss, initial)
+    batches = iter(strategy.experimental_distribute_dataset(dataset))
+    return lambda: step(*next(batches))
+
+
+def rows(policy):
+    """A dataset whose batches the workers agree on (OFF), or count by themselves (DATA)."""
+    options = rx.data.Options()
+    policies = rx.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = getattr(policies, policy)
+    batch = 2 * networks.MLP_ROWS
+    examples = rx.data.Dataset.from_tensor_slices(networks.mlp_batch(8 * batch))
+    return examples.repeat(100_000).batch(batch).with_options(options)
+
+
+if __name__ == "__main__":
+    main()
