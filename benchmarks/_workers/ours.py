@@ -59,9 +59,8 @@ def trainer(strategy, loss, initial):
 def held(strategy, loss, initial, batch):
     """Steps on one batch that stays on the device."""
     step = trainer(strategy, loss, initial)
-    values = strategy.experimental_distribute_values_from_function
-    batch = [values(lambda _, x=x: x) for x in batch]
-    batch = rx.function(lambda *b: strategy.run(lambda *b: [x + 0 for x in b], args=b))(*batch)
+    dataset = rx.data.Dataset.from_tensors(batch)
+    batch = next(iter(strategy.distribute_datasets_from_function(lambda _: dataset)))
     return lambda: step(*batch)
 
 

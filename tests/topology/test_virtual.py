@@ -135,6 +135,22 @@ def test_one_device_keeps_the_threads_that_jax_gives_it():
     assert result.stdout.split() == ["None", "None"], result.stderr
 
 
+@pytest.mark.parametrize(("processes", "asked", "threads"), [(2, "", 1), (3, "", 1), (2, "5", 5)])
+def test_workers_of_one_machine_share_its_cores_unless_told_otherwise(processes, asked, threads):
+    result = run(
+        f"""
+        import replicax, jax
+        from replicax.topology import _virtual
+        _virtual.share_cores({processes})
+        with _virtual._enough_threads():
+            print(os.environ["NPROC"])
+        """,
+        NPROC=asked,
+    )
+
+    assert result.stdout.split() == [str(threads)], result.stderr
+
+
 def test_the_pool_is_enlarged_while_the_backend_starts_and_restored_after(monkeypatch):
     monkeypatch.setenv("NPROC", "2")
     monkeypatch.delenv("PJRT_NPROC", raising=False)

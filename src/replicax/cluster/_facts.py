@@ -79,6 +79,21 @@ class ClusterFacts:
             source=source,
         )
 
+    @property
+    def neighbours(self) -> int:
+        """How many of the workers, this one too, run on this one's machine, by their addresses.
+
+        Example:
+            >>> from replicax.cluster._facts import ClusterFacts
+            >>> facts = ClusterFacts.of_processes(
+            ...     0, ("a:1", "a:2", "b:1", None), coordinator="a:1", source="Slurm"
+            ... )
+            >>> facts.neighbours
+            2
+        """
+        hosts = [a.rpartition(":")[0] if a else None for a in self.addresses]
+        return hosts.count(hosts[self.index]) if hosts and hosts[self.index] else 1
+
     def describe(self, index: int) -> str:
         """Name a worker for a message.
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
@@ -15,7 +14,7 @@ from replicax.function._outputs import Outputs
 from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
-from replicax.values._placement import first, replicate
+from replicax.values._placement import first, own_copy, replicate
 from replicax.variables._levels import TraceLevel
 from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
 from replicax.workers._group import digest
@@ -98,7 +97,7 @@ class Program:
         if self._may_fail or not donated:
             changed = [c.array() for c in self.changed]
         else:
-            changed = [c.array() if c.owned else _copy(c.array()) for c in self.changed]
+            changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
         read_only = [c.array() for c in self.read_only]
         for i in self._foreign:
             assert topology is not None
@@ -180,7 +179,6 @@ def _outline(jaxpr: Any) -> Iterator[str]:
             yield from _outline(inner)
 
 
-_copy = jax.jit(jnp.copy)
 _one_call = threading.RLock()
 
 

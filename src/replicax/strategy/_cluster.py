@@ -15,7 +15,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import BETWEEN_PROCESSES
 from replicax.topology._devices import default_devices
 from replicax.topology._mesh import Topology
-from replicax.topology._virtual import requested_devices
+from replicax.topology._virtual import requested_devices, share_cores
 from replicax.workers import _start
 
 
@@ -57,6 +57,7 @@ class WorkersAllReduce(NcclAllReduce):
 def _topology(facts: ClusterFacts) -> Topology:
     if facts.num_workers == 1:
         return Topology(_own_devices())
+    share_cores(facts.neighbours)
     group = _start.start(facts)
     own = _own_devices()
     _start.check_equal_devices(group, len(own), own[0].platform)

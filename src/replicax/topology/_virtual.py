@@ -5,7 +5,8 @@ that waits in a collective is not free for others. Two devices on two cores stop
 two steps are under way; XLA ends the process after 40 seconds. The size of the pool is read from
 the environment when JAX starts its CPU backend, so replicax puts a large enough number there, for
 just that moment and only if there are several devices: 256 idle threads would cost a one-device
-process 50 ms and 50 MB.
+process 50 ms and 50 MB. Workers on one machine share its cores: a pool each of all cores would
+have their threads push each other aside.
 """
 
 import os
@@ -30,6 +31,7 @@ _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
 # Measured on 2 cores: 2 threads for each device pass and 1.5 hang, whatever else runs. More than
 # needed cost time: a step of matrix products on 2 devices took 1.3 times as long with 16 as with 8.
 _THREADS_PER_DEVICE = 4
+_sharing: list[int] = [1]
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 
 
@@ -70,6 +72,16 @@ def threads_needed(devices: int) -> int:
     return _THREADS_PER_DEVICE * devices
 
 
+def share_cores(processes: int) -> None:
+    """Have JAX, when it starts, leave room for the other processes of a cluster.
+
+    Args:
+        processes: How many of them run on this machine. On 2 cores, 2 workers of one thread each
+            took 0.92 of the time that 2 workers of two threads each took (benchmarks/workers.py).
+    """
+    _sharing[:] = [processes]
+
+
 def requested_devices() -> int | None:
     """The number of CPU devices that ``REPLICAX_CPU_DEVICES`` asks for.
 
@@ -90,12 +102,12 @@ def requested_devices() -> int | None:
 
 @contextmanager
 def _enough_threads() -> Iterator[None]:
-    needed = threads_needed(devices := planned_cpu_devices() or 1)
-    if devices == 1 or _pool_size() >= needed:
+    size = _best_pool_size(planned_cpu_devices() or 1)
+    if size == _pool_size():
         yield
         return
     outer = {name: os.environ.get(name) for name in _POOL_VARIABLES}
-    os.environ.update(dict.fromkeys(_POOL_VARIABLES, str(needed)))
+    os.environ.update(dict.fromkeys(_POOL_VARIABLES, str(size)))
     try:
         yield
     finally:
@@ -106,11 +118,23 @@ def _enough_threads() -> Iterator[None]:
                 os.environ[name] = value
 
 
+def _best_pool_size(devices: int) -> int:
+    if devices > 1:
+        return max(_pool_size(), threads_needed(devices))
+    return _asked_pool_size() or max(1, _cores() // _sharing[0])
+
+
 def _pool_size() -> int:
     """The number of threads that XLA gives to all CPU devices together."""
-    for name in _POOL_VARIABLES:
-        if (value := os.environ.get(name, "")).isdigit():
-            return int(value)
+    return _asked_pool_size() or _cores()
+
+
+def _asked_pool_size() -> int | None:
+    texts = [os.environ.get(name, "") for name in _POOL_VARIABLES]
+    return next((int(text) for text in texts if text.isdigit()), None)
+
+
+def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -37,11 +38,24 @@ def on_device(x: Any, device: jax.Device) -> jax.Array:
     return uncommitted(placed)
 
 
+def own_copy(x: Any) -> jax.Array:
+    """``x`` in memory of its own; nothing is compiled for it, as `jnp.copy` does for each shape."""
+    if is_traced(x):
+        return x  # type: ignore[no-any-return]
+    if not is_array(x):
+        # Copied here: device_put reads the caller's memory later, even if it may not alias it.
+        return jax.device_put(np.array(x))  # type: ignore[no-any-return]
+    if not x.is_fully_addressable:
+        parts = [jax.device_put(shard.data, may_alias=False) for shard in x.addressable_shards]
+        return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts, dtype=x.dtype)
+    copied: jax.Array = jax.device_put(x, may_alias=False)
+    return copied
+
+
 def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
     """The same value on every replica of ``topology``, in memory of its own."""
     sharding = topology.sharding(spec)
-    # device_put may alias the caller's memory, which the caller may change later.
-    own = jnp.array(x, copy=True)
+    own = own_copy(x)
     if topology.is_whole:
         placed: jax.Array = jax.device_put(own, sharding)
         return placed

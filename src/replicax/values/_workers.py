@@ -4,7 +4,7 @@ Every function here is a collective: all workers call it, in the same order. Ten
 the hub only carries shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,11 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.topology._together import together
 from replicax.values._in_body import apply_in_body
 from replicax.values._per_replica import PerReplica, pieces
-from replicax.values._placement import join, per_replica_jit
+from replicax.values._placement import join, own_copy, per_replica_jit
 from replicax.workers import _group
 
-_CHUNK = 4 * 1024 * 1024  # words; large values are sent in several parts
-_FEWEST = 16
+_PARTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # words; few sizes, so that few programs are compiled
+_REPEATS = 4  # more parts of one size take longer than one of the next
 
 
 def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Array:
@@ -81,9 +81,9 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     aval = f"{host.dtype}{list(host.shape)}"
     words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
     with together(topology, f"the value of worker 0 for {what}, {aval}"):
-        sent = [_send(words[i : i + _CHUNK], topology) for i in range(0, len(words), _CHUNK)]
+        sent = [_send(part, topology) for part in _parts(words)]
     data = np.concatenate(sent).tobytes() if sent else b""
-    return jnp.asarray(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))
+    return own_copy(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))
 
 
 def first_of_all(value: PerReplica, topology: Topology) -> Any:
@@ -120,14 +120,23 @@ def _cut(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
     return jnp.concatenate(parts, axis=axis)
 
 
+def _parts(words: np.ndarray) -> Iterator[np.ndarray]:
+    """The words in parts of the sizes above, the last one filled up."""
+    at = 0
+    while at < len(words):
+        left = len(words) - at
+        size = next((n for n in _PARTS if left <= _REPEATS * n), _PARTS[-1])
+        part = words[at : at + size]
+        yield np.pad(part, (0, size - len(part)))
+        at += size
+
+
 def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
-    # Few sizes, so that few programs are compiled.
-    size = max(_FEWEST, 1 << (len(words) - 1).bit_length())
-    rows = np.zeros((len(topology.own), size), np.uint32)
+    rows = np.zeros((len(topology.own), len(words)), np.uint32)
     if topology.own[0] == 0:  # the others add nothing
-        rows[0, : len(words)] = words
+        rows[0] = words
     sent = _sender(topology)(join(list(rows), topology))
-    return np.asarray(sent.addressable_data(0))[: len(words)]
+    return np.asarray(sent.addressable_data(0))
 
 
 @cache

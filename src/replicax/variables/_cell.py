@@ -16,7 +16,16 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, pieces, stacked
-from replicax.values._placement import WHOLE, first, join, on_device, replicate, split, stack
+from replicax.values._placement import (
+    WHOLE,
+    first,
+    join,
+    on_device,
+    own_copy,
+    replicate,
+    split,
+    stack,
+)
 from replicax.variables._planned import is_planned, require_value
 
 _numbers = itertools.count(1)
@@ -139,7 +148,7 @@ class Cell:
         elif self.per_replica:
             self.value = tuple(x.values)
         elif self.topology is None:
-            own = jnp.array(x, copy=True)
+            own = own_copy(x)
             # Free to meet other arrays: where the value came from must not decide where it is used.
             self.value = first(own) if own.is_fully_replicated else own
         else:
@@ -163,7 +172,7 @@ class Cell:
         if self.topology is None:
             self.store(x)
             return
-        own[replica] = on_device(jnp.array(x, copy=True), self.topology.leads[replica])
+        own[replica] = on_device(own_copy(x), self.topology.leads[replica])
         self.owned = False
         whole = not self.per_replica
         self.value = join(own, self.topology, self.spec) if whole else tuple(own)

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._errors import TracingError
 from replicax.context._current import current
-from replicax.values._placement import is_traced
+from replicax.values._placement import is_traced, own_copy
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._planned import is_planning, plan
 
@@ -85,6 +86,12 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
     return lambda **kwargs: creator(inner, **kwargs)
 
 
+def _as_array(value: Any, dtype: Any) -> jax.Array:
+    if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
+        return own_copy(value if dtype is None else value.astype(dtype))
+    return jnp.asarray(value, dtype=dtype)
+
+
 def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     """The array that a new variable starts with.
 
@@ -101,7 +108,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
         return plan(initial_value, dtype), None
     with jax.ensure_compile_time_eval():
         value: Any = initial_value() if callable(initial_value) else initial_value
-        value = jnp.asarray(value, dtype=dtype) if not is_traced(value) else value
+        value = value if is_traced(value) else _as_array(value, dtype)
     if not is_traced(value):
         return value, None
     where = level()
