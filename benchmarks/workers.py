@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,29 +26,37 @@ from replicax.workers._wire import free_ports  # noqa: E402
 ALL_REDUCES = ("all_reduce 1", "all_reduce 1024", "all_reduce 262144")
 
 
+def start(*command, **environment):
+    return subprocess.Popen(
+        command,
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONDONTWRITEBYTECODE": "",  # an installed package has its bytecode
+            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
+            **environment,
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def start_two(python, module, *arguments):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    configs = [
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}} for i in range(2)
+    ]
+    command = (python, "-m", f"benchmarks._workers.{module}", *arguments)
+    return [start(*command, TF_CONFIG=json.dumps(config)) for config in configs]
+
+
 class Workers:
     """A gang of two that does blocks of steps on request."""
 
     def __init__(self, python, module):
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-        self.began = time.perf_counter()
-        self.processes = [self._start(python, module, addresses, index) for index in range(2)]
-
-    def _start(self, python, module, addresses, index):
-        task = {"type": "worker", "index": index}
-        return subprocess.Popen(
-            [python, "-m", f"benchmarks._workers.{module}"],
-            env={
-                **os.environ,
-                "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task}),
-                "JAX_PLATFORMS": "cpu",
-                "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self.processes = start_two(python, module)
 
     def __enter__(self):
         for process in self.processes:
@@ -98,16 +107,32 @@ def main() -> None:
         blocks = ours.block("MLP from files"), ours.block("MLP from memory")
         show("MLP with agreed batches / without", compare(*blocks, pairs=options.pairs))
     for peer, command in peers.items():
-        pairs = [(first_step(sys.executable, "ours"), first_step(*command)) for _ in range(5)]
+        pairs = [
+            (first_step(launch), first_step(partial(start_two, *command, "first")))
+            for _ in range(5)
+        ]
         ours_took, theirs_took = (sorted(x)[2] for x in zip(*pairs, strict=True))
         line(f"command to first step, ours / {peer}", ours_took, theirs_took)
 
 
-def first_step(python, module):
-    workers = Workers(python, module)
-    with workers:
-        workers.block("MLP")(1)
-        return time.perf_counter() - workers.began
+def launch():
+    command = "from replicax_command import entry; entry()"
+    worker = ("-m", "benchmarks._workers.ours", "first")
+    return [start(sys.executable, "-c", command, "launch", "--workers", "2", *worker)]
+
+
+def first_step(begin):
+    """The seconds from the command until both workers have done a step."""
+    began = time.perf_counter()
+    processes = begin()
+    for process in processes:
+        lines = (line for line in process.stdout if "first" in line)
+        for _ in range(2 // len(processes)):
+            next(lines)
+    took = time.perf_counter() - began
+    for process in processes:
+        process.communicate()
+    return took
 
 
 def show(name, comparison):

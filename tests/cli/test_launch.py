@@ -66,6 +66,32 @@ def launch(*arguments):
     )
 
 
+def test_the_installed_command_launches_without_importing_jax(toy):
+    script = textwrap.dedent("""
+        import sys
+        from replicax_command import entry
+        try:
+            entry()
+        finally:
+            print(sorted({name.split(".")[0] for name in sys.modules} & {"jax", "jaxlib", "numpy"}))
+    """)
+    arguments = ["launch", "--workers", "2", "--dry-run", toy, "well"]
+
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert result.returncode == 0, result.stderr
+    first, second, modules = result.stdout.splitlines()
+    assert first.startswith("[worker 0] TF_CONFIG=")
+    assert second.startswith("[worker 1] TF_CONFIG=")
+    assert modules == "[]"
+
+
 @pytest.mark.multi_process
 def test_workers_start_and_their_lines_say_whose_they_are(toy, tmp_path):
     logs = tmp_path / "logs"

@@ -21,8 +21,6 @@ from replicax.workers._join import hub_options, start_hub
 from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings
 from replicax.workers._wire import free_ports
 
-HELP = "Start the workers of a cluster on this machine, or this machine's part of one."
-
 _SHOWN = 20
 _INTERRUPTED = 130
 

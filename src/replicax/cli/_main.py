@@ -1,16 +1,16 @@
 """The command line: the verb -> its module."""
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
-from types import ModuleType
-
-from rich.console import Console
 
 from replicax._errors import ReplicaxError
-from replicax.cli import _launch, _preflight
 
-VERBS: dict[str, ModuleType] = {"launch": _launch, "preflight": _preflight}
+VERBS = {
+    "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
+    "preflight": "Compile the training step of a script for TPU slices, on a machine without TPUs.",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,20 +19,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 if all is well, 1 if not, 2 if the command makes no sense.
     """
+    own, rest = _halves(sys.argv[1:] if argv is None else list(argv))
     parser = argparse.ArgumentParser(prog="replicax", description="The tools of replicax.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    for name, module in VERBS.items():
-        one = verbs.add_parser(name, help=module.HELP, description=module.HELP)
-        module.add_arguments(one)
-    own, rest = _halves(sys.argv[1:] if argv is None else list(argv))
+    parsers = {name: verbs.add_parser(name, help=h, description=h) for name, h in VERBS.items()}
+    chosen = next((word for word in own[:1] if word in VERBS), None)
+    if chosen is None:
+        parser.parse_args(own)  # which says what is missing, or helps
+        return 2
+    verb = importlib.import_module(f"replicax.cli._{chosen}")  # no other: one of them needs JAX
+    verb.add_arguments(parsers[chosen])
     options = parser.parse_args(own)
     options.rest = rest
     try:
-        status: int = VERBS[options.verb].run(options)
+        status: int = verb.run(options)
     except (ReplicaxError, ImportError, FileNotFoundError) as error:
-        Console(stderr=True).print(f"replicax {options.verb}: {error}", style="red", markup=False)
+        _complain(f"replicax {chosen}: {error}")
         return 2
     return status
+
+
+def _complain(text: str) -> None:
+    red, usual = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{red}{text}{usual}\n")
 
 
 def _halves(argv: list[str]) -> tuple[list[str], list[str]]:

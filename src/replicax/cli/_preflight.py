@@ -18,8 +18,6 @@ from replicax.topology._generations import SliceShape
 from replicax.topology._virtual import planned_cpu_devices
 from replicax.variables._planned import planning
 
-HELP = "Compile the training step of a script for TPU slices, on a machine without TPUs."
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of this verb."""

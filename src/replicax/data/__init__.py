@@ -1,14 +1,23 @@
 """Datasets: the tf.data programming surface over a NumPy engine."""
 
-from replicax.data import experimental
+from typing import TYPE_CHECKING
+
+from replicax._lazy import on_demand
 from replicax.data._dataset import Dataset
 from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._iterator import DatasetIterator
 from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._optional import Optional
 from replicax.data._options import Options, ThreadingOptions
-from replicax.data._readers import FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
 from replicax.data._seeds import set_seed_source
+
+if TYPE_CHECKING:
+    from replicax.data import experimental
+    from replicax.data._readers import (
+        FixedLengthRecordDataset,
+        TextLineDataset,
+        TFRecordDataset,
+    )
 
 __all__ = [
     "AUTOTUNE",
@@ -26,3 +35,15 @@ __all__ = [
     "experimental",
     "set_seed_source",
 ]
+
+_READERS = "replicax.data._readers"
+
+__getattr__ = on_demand(
+    __name__,
+    {
+        "FixedLengthRecordDataset": _READERS,
+        "TFRecordDataset": _READERS,
+        "TextLineDataset": _READERS,
+        "experimental": "replicax.data.experimental",
+    },
+)

@@ -21,7 +21,7 @@ from replicax.values._per_replica import PerReplica, pieces
 from replicax.values._placement import join, own_copy, per_replica_jit
 from replicax.workers import _group
 
-_PARTS = (1 << 10, 1 << 14, 1 << 18, 1 << 22)  # words; few sizes, so that few programs are compiled
+_PARTS = (1 << 12, 1 << 17, 1 << 22)  # words; few sizes, so that few programs are compiled
 _REPEATS = 4  # more parts of one size take longer than one of the next
 
 

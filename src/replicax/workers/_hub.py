@@ -374,8 +374,8 @@ def main() -> None:
     except OSError as error:
         _say({"failed": error.strerror or str(error)})
         return
+    _say({"listening": os.getpid()})
     service = start_keeper(_wire.split_address(options.address)[0], options.size, listener)
-    _say({"ready": service, "pid": os.getpid()})
     Hub(options, listener, service).serve()
 
 

@@ -1,0 +1,27 @@
+"""The command ``replicax``.
+
+``replicax launch`` starts processes and watches them. It needs nothing of JAX, whose import would
+take longer than all the rest of it, so it enters the package without the package's ``__init__``.
+The other verbs get everything.
+"""
+
+import sys
+from importlib.util import find_spec
+from types import ModuleType
+
+
+def entry() -> None:
+    """What the installed command calls."""
+    if sys.argv[1:2] == ["launch"]:
+        _enter_without_init("replicax")
+    from replicax.cli._main import entry as enter  # noqa: PLC0415 - from here on, not before
+
+    enter()
+
+
+def _enter_without_init(name: str) -> None:
+    spec = find_spec(name)
+    assert spec is not None
+    package = ModuleType(name)
+    package.__path__ = spec.submodule_search_locations or []
+    sys.modules[name] = package
