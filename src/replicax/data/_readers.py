@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError
@@ -19,7 +19,26 @@ from replicax.data._surface._root import to_int
 FileNames = str | bytes | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset
 
 
-class TFRecordDataset(Dataset):
+class _RecordsDataset(Dataset):
+    """The records of files whose format has no setting but the compression."""
+
+    _format: ClassVar[type[TFRecordFormat | TextFormat]]
+
+    def __init__(
+        self,
+        filenames: FileNames,
+        compression_type: str | None = None,
+        buffer_size: int | None = None,
+        num_parallel_reads: int | None = None,
+        name: str | None = None,
+    ) -> None:
+        del buffer_size, name
+        verb = type(self).__name__
+        record_format = self._format(to_compression(compression_type, verb))
+        super().__init__(_reader(filenames, record_format, num_parallel_reads, verb))
+
+
+class TFRecordDataset(_RecordsDataset):
     """The records of TFRecord files, as bytes; every checksum is verified.
 
     Args:
@@ -39,22 +58,10 @@ class TFRecordDataset(Dataset):
         [b'one', b'one']
     """
 
-    def __init__(
-        self,
-        filenames: FileNames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        del buffer_size, name
-        compression = to_compression(compression_type, "TFRecordDataset")
-        super().__init__(
-            _reader(filenames, TFRecordFormat(compression), num_parallel_reads, "TFRecordDataset")
-        )
+    _format = TFRecordFormat
 
 
-class TextLineDataset(Dataset):
+class TextLineDataset(_RecordsDataset):
     r"""The lines of text files, as bytes without their ends.
 
     Args:
@@ -72,19 +79,7 @@ class TextLineDataset(Dataset):
         [b'one', b'two']
     """
 
-    def __init__(
-        self,
-        filenames: FileNames,
-        compression_type: str | None = None,
-        buffer_size: int | None = None,
-        num_parallel_reads: int | None = None,
-        name: str | None = None,
-    ) -> None:
-        del buffer_size, name
-        compression = to_compression(compression_type, "TextLineDataset")
-        super().__init__(
-            _reader(filenames, TextFormat(compression), num_parallel_reads, "TextLineDataset")
-        )
+    _format = TextFormat
 
 
 class FixedLengthRecordDataset(Dataset):
