@@ -6,10 +6,9 @@ from typing import Any
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._node import Node, walk
-from replicax.data._nodes._batch import BatchNode
+from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
 from replicax.data._nodes._flat_map import NestingNode
-from replicax.data._nodes._padded_batch import PaddedBatchNode
 from replicax.data._nodes._readers import ReaderNode
 from replicax.data._nodes._select import SHARD_HINT, ShardNode
 from replicax.data._options import AutoShardPolicy
@@ -104,7 +103,7 @@ def batch_size(node: Node) -> int | None:
         return int(size)
     while type(node).__name__ in _KEEPS_BATCHES:
         (node,) = node.inputs
-    if isinstance(node, BatchNode | PaddedBatchNode):
+    if isinstance(node, BatchingNode):
         return node.size
     return None
 

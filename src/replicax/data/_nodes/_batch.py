@@ -14,19 +14,12 @@ _BATCHES_AHEAD = 16
 _BYTES_AHEAD = 1 << 17  # small batches are cut from one larger block of about this size
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class BatchNode(UnaryNode):
-    """``size`` elements stacked; the last batch may be smaller."""
+class BatchingNode(UnaryNode):
+    """A node that makes one element out of ``size``; the last batch may be smaller."""
 
     size: int
     drop_remainder: bool
-
-    @property
-    def element_spec(self) -> Any:
-        """The input's with a leading axis."""
-        leading = self.size if self.drop_remainder else None
-        return add_axis(self.input.element_spec, leading)
 
     @property
     def batching(self) -> Batching:
@@ -36,7 +29,39 @@ class BatchNode(UnaryNode):
     @property
     def cardinality(self) -> int:
         """The number of batches."""
-        return batches_of(self.input.cardinality, self.size, drop_remainder=self.drop_remainder)
+        return self.batches_of(self.input.cardinality)
+
+    def batches_of(self, count: int) -> int:
+        """How many batches ``count`` elements make; negative counts stay as they are."""
+        if count < 0:
+            return count
+        return count // self.size if self.drop_remainder else (count + self.size - 1) // self.size
+
+    def gather(self, stream: Stream, most: int, left: Block | None = None) -> Block | None:
+        """Rows for at least one batch, as far as there are any: those left, then up to ``most``."""
+        blocks = [] if left is None else [left]
+        count = 0 if left is None else len(left)
+        while count < self.size:
+            block = stream.pull(most - count)
+            if block is None:
+                break
+            blocks.append(block)
+            count += len(block)
+        if not count or (count < self.size and self.drop_remainder):
+            return None
+        return join(blocks)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class BatchNode(BatchingNode):
+    """Elements stacked."""
+
+    @property
+    def element_spec(self) -> Any:
+        """The input's with a leading axis."""
+        leading = self.size if self.drop_remainder else None
+        return add_axis(self.input.element_spec, leading)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -48,7 +73,7 @@ class _BatchStream(Stream):
     def __init__(self, stream: Stream, node: BatchNode) -> None:
         self._stream = stream
         self._size = node.size
-        self._drop_remainder = node.drop_remainder
+        self._node = node
         # Reading ahead in places is cheap, and fewer calls go through the pipeline.
         self._rows_ahead = node.size * (_BATCHES_AHEAD if node.input.gives_places else 1)
         self._batch_bytes = 0
@@ -78,7 +103,7 @@ class _BatchStream(Stream):
         if here == waiting:
             self._block, self._used = None, 0
             found += self._stream.skip(count * self._size - here)
-        return batches_of(found, self._size, drop_remainder=self._drop_remainder)
+        return self._node.batches_of(found)
 
     def close(self) -> None:
         self._stream.close()
@@ -89,22 +114,10 @@ class _BatchStream(Stream):
         return max(1, min(limit, _BYTES_AHEAD // self._batch_bytes))
 
     def _refill(self) -> Block | None:
-        """Rows for at least one batch, as far as there are any."""
-        blocks: list[Block] = []
-        count = 0
-        if self._block is not None and self._used < len(self._block):
-            blocks.append(self._block.slice(self._used, len(self._block)))
-            count = len(blocks[0])
+        block, used = self._block, self._used
+        left = block.slice(used, len(block)) if block is not None and used < len(block) else None
         self._block, self._used = None, 0
-        while count < self._size:
-            block = self._stream.pull(self._rows_ahead - count)
-            if block is None:
-                break
-            blocks.append(block)
-            count += len(block)
-        if not count or (count < self._size and self._drop_remainder):
-            return None
-        self._block = join(blocks)
+        self._block = self._node.gather(self._stream, self._rows_ahead, left)
         return self._block
 
     def _cut(self, block: Block, start: int, stop: int) -> Block:
@@ -131,13 +144,6 @@ class _BatchStream(Stream):
 def add_axis(spec: Any, size: int | None) -> Any:
     """Every leaf of a spec with one more axis in front."""
     return map_leaves(lambda leaf: _add_axis(leaf, size), spec)
-
-
-def batches_of(count: int, size: int, *, drop_remainder: bool) -> int:
-    """How many batches ``count`` elements make; negative counts stay as they are."""
-    if count < 0:
-        return count
-    return count // size if drop_remainder else (count + size - 1) // size
 
 
 def _add_axis(leaf: TypeSpec, size: int | None) -> TensorSpec:

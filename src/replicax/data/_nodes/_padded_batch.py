@@ -7,28 +7,26 @@ from typing import Any, final
 import numpy as np
 
 from replicax._tensor_spec import Shape, TensorSpec
-from replicax.data._blocks import Block, Row, RowBlock, join
+from replicax.data._blocks import Block, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, to_array
-from replicax.data._node import Batching, Stream, UnaryNode
-from replicax.data._nodes._batch import add_axis, batches_of
+from replicax.data._node import Stream
+from replicax.data._nodes._batch import BatchingNode, add_axis
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class PaddedBatchNode(UnaryNode):
-    """``size`` elements, each padded at the end of every axis.
+class PaddedBatchNode(BatchingNode):
+    """Elements, each padded at the end of every axis.
 
     ``shapes`` and ``values`` are nested like elements, or None for the longest of each batch and
     for zeros.
     """
 
-    size: int
     shapes: Any
     values: Any
-    drop_remainder: bool
 
     @property
     def element_spec(self) -> Any:
@@ -39,16 +37,6 @@ class PaddedBatchNode(UnaryNode):
             shapes = padded_shapes(structure, self.shapes)
             specs = [TensorSpec(s, spec.dtype) for s, spec in zip(shapes, specs, strict=True)]
         return add_axis(structure.unflatten(specs), leading)
-
-    @property
-    def batching(self) -> Batching:
-        """Its own."""
-        return Batching(self.size, self.drop_remainder)
-
-    @property
-    def cardinality(self) -> int:
-        """The number of batches."""
-        return batches_of(self.input.cardinality, self.size, drop_remainder=self.drop_remainder)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -62,16 +50,9 @@ class _PaddedBatchStream(Stream):
         self._node = node
 
     def pull(self, limit: int) -> Block | None:
-        node, blocks, count = self._node, [], 0
-        while count < node.size:
-            block = self._stream.pull(node.size - count)
-            if block is None:
-                break
-            blocks.append(block)
-            count += len(block)
-        if not count or (count < node.size and node.drop_remainder):
+        whole = self._node.gather(self._stream, self._node.size)
+        if whole is None:
             return None
-        whole = join(blocks)
         return RowBlock(whole.structure, [self._pad(whole.structure, whole.rows())])
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Batches(Root):
         """
         del name
         size = to_int(batch_size, "padded_batch", "batch_size", least=1)
-        node = PaddedBatchNode(self.node, size, padded_shapes, padding_values, bool(drop_remainder))
+        node = PaddedBatchNode(self.node, size, bool(drop_remainder), padded_shapes, padding_values)
         return self._wrap(node)
 
     def unbatch(self, name: str | None = None) -> "Dataset":
