@@ -49,22 +49,6 @@ def test_the_number_of_replicas_for_every_replica(strategy):  # 004:515
     assert local_result == (2, 2)
 
 
-def test_values_placed_on_their_devices_first(strategy):  # 004:529, on CPU devices
-    worker_devices = strategy.extended.worker_devices
-    multiple_values = []
-    for i in range(strategy.num_replicas_in_sync):
-        with tf.device(worker_devices[i]):
-            multiple_values.append(tf.constant(1.0))
-
-    def value_fn(ctx):
-        return multiple_values[ctx.replica_id_in_sync_group]
-
-    distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
-
-    assert [tf.device_name(v) for v in distributed_values.values] == list(worker_devices)
-    assert components(strategy.run(lambda x: x + 1, args=(distributed_values,))) == [2.0, 2.0]
-
-
 def test_reduce_needs_its_axis(strategy):  # 004: reduce(reduce_op, value, axis)
     with pytest.raises(TypeError, match="axis"):
         strategy.reduce("SUM", strategy.run(lambda: tf.constant(1.0)))
@@ -262,3 +246,13 @@ def test_images_are_split_over_the_logical_devices():  # 004:750
     text = whole.get_concrete_function(tf.constant(IMAGES)).as_text()
     assert re.search(r"f32\[(1,)?4,2,2,3\]", text)  # a part of 4 x 4 x 8 x 3
     assert not re.search(r"f32\[(1,)?4,4,8,3\]\S* tanh\(", text)
+
+
+def test_the_scope_makes_variables_of_the_strategy():  # 004:919
+    strategy = tf.distribute.TPUStrategy()
+
+    with strategy.scope():
+        variable = tf.Variable(1.0)
+
+    assert variable.distribute_strategy is strategy
+    assert tf.distribute.get_strategy() is not strategy
