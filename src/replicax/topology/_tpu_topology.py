@@ -170,8 +170,7 @@ class Topology:
             >>> topology.cpu_device_name_at_coordinates([0, 0, 0, 0], job="worker")
             '/job:worker/task:0/device:CPU:0'
         """
-        place = self._present(device_coordinates)
-        return f"{_job_prefix(job)}/task:{self._tasks[place]}/device:CPU:0"
+        return f"{self._task_name(device_coordinates, job)}/device:CPU:0"
 
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
@@ -194,8 +193,8 @@ class Topology:
             >>> topology.tpu_device_name_at_coordinates([0, 0, 0, 0])
             '/task:0/device:TPU:0'
         """
-        place = self._present(device_coordinates)
-        return f"{_job_prefix(job)}/task:{self._tasks[place]}/device:TPU:{self._devices[place]}"
+        ordinal = self.tpu_device_ordinal_at_coordinates(device_coordinates)
+        return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
 
     def serialized(self) -> bytes:
         """Write the topology as bytes, from which the constructor makes it again.
@@ -230,14 +229,14 @@ class Topology:
             )
         return tuple(place.tolist())
 
-    def _present(self, coordinates: Coordinates) -> tuple[int, ...]:
-        place = self._inside(coordinates)
-        if self._tasks[place] < 0:
+    def _task_name(self, coordinates: Coordinates, job: str | None) -> str:
+        task = self.task_ordinal_at_coordinates(coordinates)
+        if task < 0:
             raise CoordinateError(
-                f"The core at {list(place)} is missing in this slice;"
+                f"The core at {np.asarray(coordinates).tolist()} is missing in this slice;"
                 " missing_devices lists the places without a core."
             )
-        return place
+        return f"/task:{task}" if job is None else f"/job:{job}/task:{task}"
 
 
 def to_whole_numbers(value: object, name: str) -> npt.NDArray[np.int32]:
@@ -269,10 +268,6 @@ def to_whole_numbers(value: object, name: str) -> npt.NDArray[np.int32]:
 def _short(value: object, limit: int = 80) -> str:
     text = " ".join(repr(value).split())
     return text if len(text) <= limit else f"{text[:limit]}..."
-
-
-def _job_prefix(job: str | None) -> str:
-    return "" if job is None else f"/job:{job}"
 
 
 def _to_mesh_shape(mesh_shape: object) -> npt.NDArray[np.int32]:
