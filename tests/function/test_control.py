@@ -1,7 +1,5 @@
 """rx.cond, rx.scan and rx.while_loop: JAX's control flow, with state."""
 
-from functools import cache
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,11 +11,6 @@ import replicax as rx
 from replicax._errors import ReplicaError, TracingError
 
 EXAMPLES = settings(max_examples=12)
-
-
-@cache
-def mirrored():
-    return rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
 def replica_id():
@@ -435,11 +428,10 @@ def interpret(program, variables, x):
 
 @settings(max_examples=8)
 @given(program=STEPS, where=st.sampled_from(["outside", "cross", "replica"]))
-def test_random_programs_are_the_same_eager_and_compiled(program, where):
-    strategy = mirrored()
+def test_random_programs_are_the_same_eager_and_compiled(two, program, where):
     results = []
     for wrap in (lambda f: f, rx.function):
-        with strategy.scope():
+        with two.scope():
             a = rx.Variable(1.0, aggregation=rx.VariableAggregation.MEAN)
             b = rx.Variable(2.0, aggregation=rx.VariableAggregation.SUM)
 
@@ -447,15 +439,15 @@ def test_random_programs_are_the_same_eager_and_compiled(program, where):
             return interpret(program, variables, x)
 
         if where == "replica":
-            step = wrap(lambda x, body=body: strategy.run(lambda x: body(x + replica_id()), (x,)))
+            step = wrap(lambda x, body=body: two.run(lambda x: body(x + replica_id()), (x,)))
         else:
             step = wrap(body)
         if where == "outside":
             seen = [step(jnp.float32(0.5)), step(jnp.float32(1.5))]
         else:
-            with strategy.scope():
+            with two.scope():
                 seen = [step(jnp.float32(0.5)), step(jnp.float32(1.5))]
-        values = [strategy.experimental_local_results(x) for x in jax.tree.leaves(seen)]
+        values = [two.experimental_local_results(x) for x in jax.tree.leaves(seen)]
         results.append(([np.asarray(x) for v in values for x in v], a.numpy(), b.numpy()))
 
     close(*results)

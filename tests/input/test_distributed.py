@@ -18,11 +18,6 @@ def strategy(request):
     return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
 
 
-@pytest.fixture(scope="module")
-def two():
-    return rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def rows(strategy, batch):
     return [np.asarray(x).tolist() for x in strategy.experimental_local_results(batch)]
 

@@ -11,6 +11,7 @@ import pytest
 import replicax as rx
 from replicax._errors import DivergenceError, ScopeError, VariableError
 from tests.golden.variable_cases import Library, all_cases, outcome
+from tests.replicas import mirrored
 
 ANSWERS = json.loads(Path(__file__).parents[1].joinpath("golden", "variables.json").read_text())
 NONE, SUM, MEAN, FIRST = (
@@ -20,14 +21,7 @@ NONE, SUM, MEAN, FIRST = (
     rx.VariableAggregation.ONLY_FIRST_REPLICA,
 )
 ON_READ = rx.VariableSynchronization.ON_READ
-
-
-@cache
-def mirrored(replicas):
-    return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
-
-
-LIBRARY = Library(rx, mirrored, lambda x, dtype: jnp.asarray(x, dtype))
+LIBRARY = Library(rx, cache(mirrored), lambda x, dtype: jnp.asarray(x, dtype))
 
 
 def expected(case):

@@ -1,12 +1,9 @@
-"""Strategies for the tests of variables: made once, as they hold no state of their own."""
+"""Strategies that many tests take: made once, as they hold no state of their own."""
 
 import pytest
 
 import replicax as rx
-
-
-def mirrored(replicas):
-    return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+from tests.replicas import mirrored
 
 
 @pytest.fixture(scope="session")
