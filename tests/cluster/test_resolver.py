@@ -50,6 +50,32 @@ def test_accelerators_are_counted_without_cpus():
     assert Fixed().num_accelerators() == local_accelerators()
 
 
+def test_a_kind_of_accelerator_that_is_not_there_counts_0():
+    resolver = Fixed()
+    resolver.task_type, resolver.task_id = "worker", 0
+
+    assert resolver.num_accelerators()["abacus"] == 0
+    assert resolver.num_accelerators("worker", 1)["GPU"] == 0
+
+
+def test_the_accelerators_of_a_task_whose_master_cannot_be_found_are_an_error():
+    class Strict(Fixed):
+        def master(self, task_type=None, task_id=None, rpc_layer=None):
+            return self.cluster_spec().task_address(task_type, task_id)
+
+    with pytest.raises(ClusterError, match="no task 7"):
+        Strict().num_accelerators("worker", 7)
+
+
+def test_a_subclass_may_set_the_protocol_that_the_base_class_gives():
+    class Spoken(Fixed):
+        def __init__(self):
+            self._rpc_layer = "grpc"
+
+    assert (Spoken().rpc_layer, Fixed().rpc_layer) == ("grpc", None)
+    assert UnionResolver(Spoken()).rpc_layer == "grpc"
+
+
 def test_another_task_has_no_accelerators_that_could_be_seen():
     resolver = Fixed()
     resolver.task_type, resolver.task_id = "worker", 0
@@ -92,6 +118,14 @@ def test_the_task_of_a_simple_resolver_can_be_set():
 
     assert (resolver.task_type, resolver.task_id) == ("ps", 0)
     assert resolver.master("ps", 0) == "x://c:3"
+
+
+def test_a_subclass_of_a_simple_resolver_may_replace_the_cluster():
+    class Moved(SimpleClusterResolver):
+        def cluster_spec(self):
+            return ClusterSpec({"worker": ["z:9"]})
+
+    assert Moved(SPEC, rpc_layer="grpc").master("worker", 0) == "grpc://z:9"
 
 
 @pytest.mark.parametrize("spec", [{"worker": ["a:1"]}, None, "a:1", 5], ids=repr)

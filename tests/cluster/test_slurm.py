@@ -1,6 +1,7 @@
 import os
 import stat
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -166,11 +167,29 @@ def test_a_rank_that_is_no_number_is_a_value_error(step, rank):
         SlurmClusterResolver(gpus_per_node=0)
 
 
-@pytest.mark.parametrize("tasks_per_node", [0, -1, {}, {"a": 0}], ids=str)
+@pytest.mark.parametrize("tasks_per_node", [0, {}, {"a": 0}], ids=str)
 def test_every_host_needs_a_task(step, tasks_per_node):
     step(tasks=1, hosts="a", counts="1")
 
     with pytest.raises(ClusterError, match="at least one task"):
+        SlurmClusterResolver(tasks_per_node=tasks_per_node, gpus_per_node=0)
+
+
+@pytest.mark.parametrize("tasks_per_node", [1, "1", 1.0, np.int64(1), {"a": 1, "b": "1"}], ids=repr)
+def test_tasks_per_node_may_be_any_whole_number(step, tasks_per_node):
+    step(tasks=2, hosts="a,b", counts="7,7")
+
+    resolver = SlurmClusterResolver(tasks_per_node=tasks_per_node, gpus_per_node=2)
+
+    assert resolver.cluster_spec().as_dict() == {"worker": ["a:8888", "b:8888"]}
+    assert resolver.num_accelerators() == {"GPU": 2}
+
+
+@pytest.mark.parametrize("tasks_per_node", [-1, "x", 1.5, {"a": -1}], ids=repr)
+def test_tasks_per_node_that_is_no_whole_number_is_refused_by_its_name(step, tasks_per_node):
+    step(tasks=1, hosts="a", counts="1")
+
+    with pytest.raises(ClusterError, match="tasks_per_node"):
         SlurmClusterResolver(tasks_per_node=tasks_per_node, gpus_per_node=0)
 
 

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,6 +25,13 @@ def test_indices_may_be_text_and_out_of_order():
     spec = ClusterSpec({"worker": {"1": "b:2", "0": "a:1"}})
 
     assert spec.as_dict() == {"worker": ["a:1", "b:2"]}
+
+
+def test_indices_may_be_numpys():
+    spec = ClusterSpec({"worker": {np.int64(1): "b:2", np.int32(0): "a:1"}})
+
+    assert spec.as_dict() == {"worker": ["a:1", "b:2"]}
+    assert spec.task_address("worker", np.int64(1)) == "b:2"
 
 
 def test_a_job_that_does_not_start_at_0_stays_a_dictionary():
@@ -71,6 +79,13 @@ def test_a_copy_does_not_follow_the_dictionary_it_was_made_from():
     assert spec.num_tasks("worker") == 1
 
 
+def test_a_copy_of_a_spec_lists_its_jobs_by_name_as_in_tensorflow():
+    spec = ClusterSpec({"worker": ["a:1"], "ps": ["p:0"]})
+
+    assert spec.jobs == ["worker", "ps"]
+    assert ClusterSpec(spec).jobs == ["ps", "worker"]
+
+
 def test_it_prints_its_jobs_in_order():
     assert repr(ClusterSpec({"worker": ["a:1"], "ps": ["p:0"]})) == (
         "ClusterSpec({'ps': ['p:0'], 'worker': ['a:1']})"
@@ -83,7 +98,7 @@ def test_an_unknown_job_is_a_value_error_that_lists_the_jobs(method):
         getattr(ClusterSpec(MIXED), method)("x")
 
 
-@pytest.mark.parametrize("index", [1, 3, -1, "0", None, True, 0.0])
+@pytest.mark.parametrize("index", [1, 3, -1, "0", None, True, 0.5])
 def test_an_unknown_task_is_a_value_error_that_lists_the_indices(index):
     with pytest.raises(ClusterError, match=r"indices are \[0, 2\]"):
         ClusterSpec(MIXED).task_address("ps", index)

@@ -139,6 +139,8 @@ def test_its_own_task_is_asked_for_accelerators(set_tf_config):
 
     assert TFConfigClusterResolver().num_accelerators() == local_accelerators()
     assert TFConfigClusterResolver().num_accelerators("worker", 1) == {}
+    with pytest.raises(ClusterError, match="no task 9"):
+        TFConfigClusterResolver().num_accelerators("worker", 9)
 
 
 def test_a_mistake_hurts_only_who_needs_that_part(set_tf_config):

@@ -43,6 +43,30 @@ def test_several_endpoints_and_a_coordinator_are_listed():
     assert resolver.master("c", 0) == "grpc://d:3"
 
 
+def test_the_master_of_a_remote_tpu_follows_the_task():
+    resolver = TPUClusterResolver("grpc://a:1,grpc://b:2")
+
+    resolver.task_id = 1
+    assert resolver.master() == resolver.master("worker", 1) == "grpc://b:2"
+    resolver.task_id = None
+    assert resolver.master() == "grpc://a:1"
+    resolver.task_id = 7
+    with pytest.raises(ClusterError, match="no task 7"):
+        resolver.master()
+
+
+def test_an_endpoint_without_a_port_gets_that_of_cloud_tpus():
+    spec = TPUClusterResolver("grpc://10.0.0.1, grpc://10.0.0.2:99").cluster_spec()
+
+    assert spec.job_tasks("worker") == ["10.0.0.1:8470", "10.0.0.2:99"]
+
+
+def test_the_coordination_service_is_led_by_the_first_worker():
+    leader = TPUClusterResolver("local", job_name="w").get_coordination_service_leader()
+
+    assert leader == "/job:w/task:0"
+
+
 @pytest.mark.parametrize("tpu", [None, "", "local"])
 def test_connect_gives_a_resolver_of_this_machine(tpu):
     assert TPUClusterResolver.connect(tpu).is_local

@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,8 +62,11 @@ def test_a_protocol_before_the_address_is_explained():
         parse_address("grpc://a:1", "worker 0")
 
 
-@pytest.mark.parametrize(("value", "index"), [(0, 0), (7, 7), ("3", 3), (" 3 ", 3), (2.0, 2)])
-def test_an_index_is_a_whole_number_also_as_text(value, index):
+@pytest.mark.parametrize(
+    ("value", "index"),
+    [(0, 0), (7, 7), ("3", 3), (" 3 ", 3), (2.0, 2), (np.int64(4), 4), (np.uint8(5), 5)],
+)
+def test_an_index_is_a_whole_number_also_as_text_or_numpys(value, index):
     assert to_index(value, "task_id") == index
     assert type(to_index(value, "task_id")) is int
 
@@ -80,7 +84,9 @@ def test_a_number_that_is_no_index_is_a_value_error(value):
         to_index(value, "task_id")
 
 
-@pytest.mark.parametrize("value", [None, True, False, [], {}, b"1", [1], 1j], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, True, False, [], {}, b"1", [1], 1j, np.True_, np.array([1])], ids=repr
+)
 def test_a_value_of_another_kind_is_no_index(value):
     with pytest.raises(ClusterTypeError, match="task_id is"):
         to_index(value, "task_id")

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from replicax.cluster._errors import ClusterStateError, MissingPackageError
-from replicax.cluster._resolver import ClusterResolver, format_master
+from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tasks import master_of
 
 
 class GCEClusterResolver(ClusterResolver):
@@ -52,7 +53,7 @@ class GCEClusterResolver(ClusterResolver):
         self._port = port
         self._task_type = task_type
         self._task_id = task_id
-        self.rpc_layer = rpc_layer
+        self._rpc_layer = rpc_layer
         self._service = _make_service(credentials) if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:
@@ -85,12 +86,7 @@ class GCEClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Give the address of a task, this one's by default."""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return ""
-        address = self.cluster_spec().task_address(job, index)
-        return format_master(address, rpc_layer or self.rpc_layer)
+        return master_of(self, task_type, task_id, rpc_layer)
 
     @property
     def task_type(self) -> str | None:

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from replicax.cluster._errors import ClusterError, ClusterStateError, MissingPackageError
-from replicax.cluster._resolver import ClusterResolver, format_master
+from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tasks import master_of
 from replicax.cluster._values import show
 
 
@@ -68,7 +69,7 @@ class KubernetesClusterResolver(ClusterResolver):
         self._selectors = job_to_label_mapping or {"worker": ["job-name=tensorflow"]}
         self._port = tf_server_port
         self._client = override_client or _make_client(executable_location)
-        self.rpc_layer = rpc_layer
+        self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
         """Ask Kubernetes for the pods.
@@ -98,12 +99,7 @@ class KubernetesClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Give the address of a task; empty if none is named and this one is not known."""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return ""
-        address = self.cluster_spec().task_address(job, index)
-        return format_master(address, rpc_layer or self.rpc_layer)
+        return master_of(self, task_type, task_id, rpc_layer)
 
 
 def _make_client(location: KubernetesExecutableLocation) -> Any:

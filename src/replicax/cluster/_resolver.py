@@ -8,6 +8,7 @@ import jax
 
 from replicax.cluster._errors import ClusterConflictError, ClusterError, ClusterTypeError
 from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tasks import format_master
 from replicax.cluster._values import show
 
 
@@ -15,7 +16,8 @@ class ClusterResolver(ABC):
     """Finds the cluster, and this process's task in it.
 
     Subclass it to read a cluster manager of your own: implement `cluster_spec` and `master`, and
-    set ``self._task_type`` and ``self._task_id`` (or override the properties).
+    set ``self._task_type``, ``self._task_id`` and ``self._rpc_layer`` where they are known (or
+    override the properties).
 
     Example:
         >>> from replicax.cluster._resolver import ClusterResolver
@@ -36,6 +38,7 @@ class ClusterResolver(ABC):
 
     _task_type: str | None = None
     _task_id: int | None = None
+    _rpc_layer: str | None = None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
@@ -76,7 +79,10 @@ class ClusterResolver(ABC):
             config_proto: Ignored.
 
         Returns:
-            Such as ``{"GPU": 8}``, or an empty dictionary.
+            Such as ``{"GPU": 8}``; a kind that is not there counts 0.
+
+        Raises:
+            ClusterError: The resolver knows that there is no such task.
 
         Example:
             >>> from replicax.cluster._resolver import SimpleClusterResolver
@@ -86,9 +92,10 @@ class ClusterResolver(ABC):
             {'GPU': 4}
         """
         del config_proto
+        self.master(task_type, task_id)  # for its error, if there is no such task
         asked, own = (task_type, task_id), (self.task_type, self.task_id)
         if None not in asked and None not in own and asked != own:
-            return {}
+            return Counter()
         return local_accelerators()
 
     @property
@@ -139,28 +146,33 @@ class ClusterResolver(ABC):
     def task_id(self, task_id: int | None) -> None:
         self._task_id = task_id
 
+    @property
+    def rpc_layer(self) -> str | None:
+        """The protocol to put before addresses; None for none.
 
-def local_accelerators() -> dict[str, int]:
+        Example:
+            >>> from replicax.cluster._resolver import SimpleClusterResolver
+            >>> from replicax.cluster._spec import ClusterSpec
+            >>> SimpleClusterResolver(ClusterSpec({}), rpc_layer="grpc").rpc_layer
+            'grpc'
+        """
+        return self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer
+
+
+def local_accelerators() -> Counter[str]:
     """Count the accelerators of this process, by kind.
 
     Example:
         >>> from replicax.cluster._resolver import local_accelerators
-        >>> "CPU" in local_accelerators()
-        False
+        >>> local_accelerators()["CPU"]
+        0
     """
-    kinds = Counter(device.platform.upper() for device in jax.local_devices())
-    return {kind: count for kind, count in kinds.items() if kind != "CPU"}
-
-
-def format_master(address: str, rpc_layer: str | None) -> str:
-    """Put the protocol, if there is one, before an address.
-
-    Example:
-        >>> from replicax.cluster._resolver import format_master
-        >>> format_master("a:1", "grpc"), format_master("a:1", None)
-        ('grpc://a:1', 'a:1')
-    """
-    return f"{rpc_layer}://{address}" if rpc_layer else address
+    kinds = (device.platform.upper() for device in jax.local_devices())
+    return Counter(kind for kind in kinds if kind != "CPU")
 
 
 class SimpleClusterResolver(ClusterResolver):
@@ -213,7 +225,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._task_id = task_id
         self._environment = environment
         self._num_accelerators = num_accelerators
-        self.rpc_layer = rpc_layer
+        self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
         """Give the cluster that the constructor was given."""
@@ -228,7 +240,7 @@ class SimpleClusterResolver(ClusterResolver):
         """Give the address of the named task, else the constructor's ``master``."""
         address = self._master
         if task_type is not None and task_id is not None:
-            address = self._cluster_spec.task_address(task_type, task_id)
+            address = self.cluster_spec().task_address(task_type, task_id)
         return format_master(address, rpc_layer or self.rpc_layer)
 
     @property
@@ -341,8 +353,7 @@ class UnionResolver(ClusterResolver):
     @property
     def rpc_layer(self) -> str | None:
         """The overriding protocol, else the first resolver's."""
-        first: str | None = getattr(self._resolvers[0], "rpc_layer", None)
-        return self._rpc_layer or first
+        return self._rpc_layer or self._resolvers[0].rpc_layer
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from replicax.cluster._errors import ClusterError, ClusterStateError
-from replicax.cluster._resolver import ClusterResolver, format_master
+from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._tasks import master_of
 from replicax.cluster._values import show, to_index
 
 _MOST_HOSTS = 100_000
@@ -69,7 +70,7 @@ class SlurmClusterResolver(ClusterResolver):
             self._gpus_per_node // most if gpus_per_task is None else gpus_per_task
         )
         self._auto_set_gpu = auto_set_gpu
-        self.rpc_layer = rpc_layer
+        self._rpc_layer = rpc_layer
         if most * self._gpus_per_task > self._gpus_per_node:
             raise ClusterStateError(
                 f"{most} tasks of {self._gpus_per_task} GPUs each do not fit on a node with"
@@ -120,12 +121,7 @@ class SlurmClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
     ) -> str:
         """Give the address of a task; empty if none is named and this one is not yet known."""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
-        if job is None or index is None:
-            return ""
-        address = self.cluster_spec().task_address(job, index)
-        return format_master(address, rpc_layer or self.rpc_layer)
+        return master_of(self, task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self,
@@ -219,13 +215,16 @@ def expand_counts(text: str) -> list[int]:
 
 def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
     if isinstance(tasks_per_node, Mapping):
-        tasks = dict(tasks_per_node)
+        tasks = {
+            host: to_index(count, f"tasks_per_node[{host!r}]")
+            for host, count in tasks_per_node.items()
+        }
     else:
         hosts = expand_hosts(slurm_variable("STEP_NODELIST"))
         if tasks_per_node is None:
             counts = expand_counts(slurm_variable("STEP_TASKS_PER_NODE"))
         else:
-            counts = [tasks_per_node] * len(hosts)
+            counts = [to_index(tasks_per_node, "tasks_per_node")] * len(hosts)
         tasks = dict(zip(hosts, counts, strict=False))
     if not tasks or min(tasks.values()) < 1:
         raise ClusterError(f"Every host needs at least one task; Slurm's step has {tasks}.")

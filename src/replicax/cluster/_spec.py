@@ -30,8 +30,10 @@ class ClusterSpec:
     """
 
     def __init__(self, cluster: "Mapping[str, Any] | ClusterSpec") -> None:
-        described = cluster.as_dict() if isinstance(cluster, ClusterSpec) else cluster
-        self._jobs = parse_jobs(described, "cluster")
+        if isinstance(cluster, ClusterSpec):
+            # A copy lists the jobs by name, as TensorFlow's does.
+            cluster = dict(sorted(cluster.as_dict().items()))
+        self._jobs = parse_jobs(cluster, "cluster")
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -117,14 +119,9 @@ class ClusterSpec:
             'b:2'
         """
         tasks = self._tasks_of(job_name)
-        if isinstance(task_index, bool) or not isinstance(task_index, int):
-            raise ClusterError(
-                f"There is no task {show(task_index)} in job {job_name!r}: a task index is a whole"
-                f" number, not a {type(task_index).__name__}. Its indices are {sorted(tasks)}."
-            )
         if task_index not in tasks:
             raise ClusterError(
-                f"There is no task {task_index} in job {job_name!r};"
+                f"There is no task {show(task_index)} in job {job_name!r};"
                 f" its indices are {show(sorted(tasks))}."
             )
         return tasks[task_index]

@@ -5,8 +5,9 @@ from typing import Any
 
 from replicax.cluster._errors import ClusterTypeError
 from replicax.cluster._json_text import read_object, refuse_misspelt
-from replicax.cluster._resolver import ClusterResolver, format_master
+from replicax.cluster._resolver import ClusterResolver
 from replicax.cluster._spec import ClusterSpec, parse_jobs
+from replicax.cluster._tasks import format_master, task_or_own
 from replicax.cluster._values import show, to_index, to_name
 
 _VARIABLE = "TF_CONFIG"
@@ -85,8 +86,7 @@ class TFConfigClusterResolver(ClusterResolver):
         spec = self.cluster_spec()
         if [spec.task_indices(job) for job in spec.jobs] in ([], [[0]]):
             return ""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
+        job, index = task_or_own(self, task_type, task_id)
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
         # task_address names what is missing, also when it is the task itself.
         return format_master(spec.task_address(job, index), layer)  # type: ignore[arg-type]
@@ -98,8 +98,7 @@ class TFConfigClusterResolver(ClusterResolver):
         config_proto: Any = None,
     ) -> dict[str, int]:
         """Count the accelerators of a task by kind, this one's by default."""
-        job = self.task_type if task_type is None else task_type
-        index = self.task_id if task_id is None else task_id
+        job, index = task_or_own(self, task_type, task_id)
         return ClusterResolver.num_accelerators(self, job, index, config_proto)
 
     @property

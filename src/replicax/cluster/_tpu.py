@@ -8,6 +8,7 @@ from replicax.cluster._spec import ClusterSpec
 from replicax.cluster._values import show
 
 _PROTOCOL = "grpc://"
+_PORT = 8470
 
 
 class TPUClusterResolver(ClusterResolver):
@@ -119,10 +120,9 @@ class TPUClusterResolver(ClusterResolver):
         del rpc_layer
         if self.is_local:
             return ""
-        address = self._endpoints[0]
-        if task_type is not None and task_id is not None:
-            address = self.cluster_spec().task_address(task_type, task_id)
-        return _PROTOCOL + address
+        if task_type is None or task_id is None:
+            task_type, task_id = self.task_type or "worker", self.task_id or 0
+        return _PROTOCOL + self.cluster_spec().task_address(task_type, task_id)
 
     def get_master(self) -> str:
         """Give the same as `master`."""
@@ -132,6 +132,16 @@ class TPUClusterResolver(ClusterResolver):
         """Give the same as `task_type`."""
         return self.task_type
 
+    def get_coordination_service_leader(self) -> str:
+        """Name the first worker of the slice as TensorFlow names devices.
+
+        Example:
+            >>> from replicax.cluster._tpu import TPUClusterResolver
+            >>> TPUClusterResolver(tpu="local").get_coordination_service_leader()
+            '/job:worker/task:0'
+        """
+        return f"/job:{self.task_type}/task:0"
+
     def num_accelerators(
         self,
         task_type: str | None = None,
@@ -140,7 +150,7 @@ class TPUClusterResolver(ClusterResolver):
     ) -> dict[str, int]:
         """Count the TPU devices of this process; 0 where a slice is only simulated."""
         del task_type, task_id, config_proto
-        return {"TPU": local_accelerators().get("TPU", 0)}
+        return {"TPU": local_accelerators()["TPU"]}
 
 
 def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> list[str]:
@@ -153,7 +163,8 @@ def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> lis
         )
     if not tpu.startswith(_PROTOCOL) or not tpu.removeprefix(_PROTOCOL):
         raise _not_here(tpu, zone, project)
-    return [part.removeprefix(_PROTOCOL) for part in tpu.split(",")]
+    hosts = [part.strip().removeprefix(_PROTOCOL) for part in tpu.split(",")]
+    return [host if ":" in host else f"{host}:{_PORT}" for host in hosts]
 
 
 def _not_here(tpu: str | None, zone: str | None, project: str | None) -> ClusterError:

@@ -1,6 +1,7 @@
 """Checks that every resolver shares: indices, names and addresses."""
 
 import re
+from numbers import Integral
 from typing import NamedTuple
 
 from replicax.cluster._errors import ClusterError, ClusterTypeError
@@ -25,7 +26,7 @@ def show(value: object, limit: int = 60) -> str:
 
 
 def to_index(value: object, where: str) -> int:
-    """Read a task index: a whole number from 0 on, also as text.
+    """Read a task index: a whole number from 0 on, also as text or as NumPy's.
 
     Args:
         value: What was given.
@@ -39,6 +40,8 @@ def to_index(value: object, where: str) -> int:
         >>> to_index("3", "task_id"), to_index(2, "task_id")
         (3, 2)
     """
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise ClusterTypeError(
             f"{where} is {show(value)}, a {type(value).__name__}; it must be a whole number"
@@ -57,7 +60,7 @@ def _whole_number(value: float | str) -> int | None:
     if isinstance(value, str):
         # int() would also take "1_0", " ٣" and 5,000 digits.
         return int(value) if re.fullmatch(r" *[0-9]{1,10} *", value) else None
-    return int(value) if value == value // 1 and abs(value) < 2**53 else None
+    return int(value) if value % 1 == 0 and -1 < value < 2**53 else None
 
 
 def to_name(value: object, where: str) -> str:
