@@ -43,6 +43,11 @@ def components(value: Any) -> list[Any]:
     return [np.asarray(v).tolist() for v in value.values]
 
 
+def local(strategy: Any, value: Any) -> list[Any]:
+    """What each replica of this process holds, as plain Python; one replica's value may be bare."""
+    return [np.asarray(x).tolist() for x in strategy.experimental_local_results(value)]
+
+
 def per_replica(strategy: Any, values: Any) -> Any:
     """A per-replica value of these components, each on its replica's device."""
     return strategy.experimental_distribute_values_from_function(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.replicas import WAYS, components, context, mirrored, replica_id
+from tests.replicas import WAYS, components, context, local, mirrored, replica_id
 
 D = rx.distribute
 ScopeError = rx.errors.ScopeError
@@ -15,10 +15,6 @@ ScopeError = rx.errors.ScopeError
 @pytest.fixture(params=[1, 2, 4], ids=lambda n: f"{n} replicas")
 def strategy(request):
     return mirrored(request.param)
-
-
-def listed(strategy, value):
-    return [np.asarray(v).tolist() for v in strategy.experimental_local_results(value)]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -33,7 +29,7 @@ def test_a_replica_knows_its_number_and_its_strategy(strategy, way):
         assert i.shape == ()
         return i
 
-    assert listed(strategy, way(strategy, step)) == list(range(n))
+    assert local(strategy, way(strategy, step)) == list(range(n))
 
 
 def test_the_number_is_concrete_in_eager_code(strategy):
@@ -83,7 +79,7 @@ def test_cond_on_the_number_is_the_way(strategy):
 
     n = strategy.num_replicas_in_sync
     for result in (strategy.run(step), rx.function(lambda: strategy.run(step))()):
-        assert listed(strategy, result) == [10.0] + [20.0] * (n - 1)
+        assert local(strategy, result) == [10.0] + [20.0] * (n - 1)
 
 
 def test_devices_name_the_replicas_own_in_eager_code():
@@ -112,10 +108,10 @@ def test_all_reduce_combines_structures(strategy, way, op):
     result = way(strategy, step)
 
     total = n * (n + 1) / 2 / share
-    assert listed(strategy, result["a"]) == [total] * n
-    assert listed(strategy, result["b"][0]) == [[n / share] * 2] * n
-    assert listed(strategy, result["b"][1]) == [[n / share]] * n
-    assert listed(strategy, result["b"][2]) == [2.0 * n / share] * n
+    assert local(strategy, result["a"]) == [total] * n
+    assert local(strategy, result["b"][0]) == [[n / share] * 2] * n
+    assert local(strategy, result["b"][1]) == [[n / share]] * n
+    assert local(strategy, result["b"][2]) == [2.0 * n / share] * n
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -175,8 +171,8 @@ def test_gather_joins_structures(strategy, way):
         lambda: context().all_gather({"a": replica_id()[None], "b": [jnp.ones((1, 2))]}, axis=0),
     )
 
-    assert listed(strategy, result["a"]) == [[float(i) for i in range(n)]] * n
-    assert listed(strategy, result["b"][0]) == [[[1.0, 1.0]] * n] * n
+    assert local(strategy, result["a"]) == [[float(i) for i in range(n)]] * n
+    assert local(strategy, result["b"][0]) == [[[1.0, 1.0]] * n] * n
 
 
 class TestMergeCall:

@@ -11,15 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from tests.replicas import local
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"{n}replicas")
 def strategy(request):
     return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
-
-
-def rows(strategy, batch):
-    return [np.asarray(x).tolist() for x in strategy.experimental_local_results(batch)]
 
 
 def flat(parts):
@@ -36,7 +33,7 @@ def test_every_element_reaches_exactly_one_replica(strategy):
     seen = [
         x
         for batch in strategy.experimental_distribute_dataset(dataset)
-        for part in rows(strategy, batch)
+        for part in local(strategy, batch)
         for x in part
     ]
 
@@ -55,14 +52,14 @@ def test_components_sit_on_their_replicas_devices(strategy):
 def test_a_distributed_dataset_can_be_iterated_again(two):
     dist = two.experimental_distribute_dataset(rx.data.Dataset.range(4).batch(2))
 
-    assert [rows(two, b) for b in dist] == [rows(two, b) for b in dist]
+    assert [local(two, b) for b in dist] == [local(two, b) for b in dist]
 
 
 def test_a_shuffled_dataset_has_another_order_in_each_pass(two):
     dataset = rx.data.Dataset.range(64).shuffle(64, seed=3).batch(64)
     dist = two.experimental_distribute_dataset(dataset)
 
-    first, second = rows(two, next(iter(dist))), rows(two, next(iter(dist)))
+    first, second = local(two, next(iter(dist))), local(two, next(iter(dist)))
 
     assert first != second
     assert sorted(flat(first)) == sorted(flat(second)) == list(range(64))
@@ -127,7 +124,7 @@ def test_an_exception_in_a_map_function_reaches_the_loop(two):
     seen = []
 
     with pytest.raises(Exception, match="five"):
-        seen.extend(rows(two, b) for b in two.experimental_distribute_dataset(dataset))
+        seen.extend(local(two, b) for b in two.experimental_distribute_dataset(dataset))
     assert seen == [[[0], [1]], [[2], [3]]]
 
 
@@ -201,12 +198,12 @@ def test_a_saved_iterator_goes_on_exactly_where_it_stood(taken, by_file):
     for _ in range(taken):
         next(iterator, None)
     state = json.loads(json.dumps(iterator.save_state()))
-    rest = [rows(strategy, b) for b in iterator]
+    rest = [local(strategy, b) for b in iterator]
 
     again = iter(dist)
     again.restore_state(state)
 
-    assert [rows(strategy, b) for b in again] == rest
+    assert [local(strategy, b) for b in again] == rest
 
 
 def test_a_state_goes_on_with_another_number_of_replicas(two):
@@ -215,12 +212,12 @@ def test_a_state_goes_on_with_another_number_of_replicas(two):
     iterator = iter(two.experimental_distribute_dataset(dataset))
     next(iterator)
     state = iterator.save_state()
-    rest = [flat(rows(two, b)) for b in iterator]
+    rest = [flat(local(two, b)) for b in iterator]
 
     again = iter(four.experimental_distribute_dataset(dataset))
     again.restore_state(state)
 
-    assert [flat(rows(four, b)) for b in again] == rest
+    assert [flat(local(four, b)) for b in again] == rest
 
 
 def test_a_state_of_something_else_is_refused(two):

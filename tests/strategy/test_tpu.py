@@ -2,17 +2,12 @@ import logging
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import replicax as rx
 from tests.fresh_process import run_fresh
+from tests.replicas import local
 from tests.tpu.nets import slice_of
-
-
-def local(strategy, value):
-    return [np.asarray(x).tolist() for x in strategy.experimental_local_results(value)]
-
 
 # Which devices.
 
