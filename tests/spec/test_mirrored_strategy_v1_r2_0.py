@@ -7,6 +7,7 @@ import pytest
 
 import replicax as tf  # as a program that was moved would have it
 from tests.replicas import components
+from tests.spec.pages import dataset_fn, numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -42,20 +43,12 @@ def strategy():
     return tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def input_fn(input_context):
-    batch_size = input_context.get_per_replica_batch_size(8)
-    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
-    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
-
-
 def replica_fn(batch):
     return batch.sum()
 
 
 def test_batches_of_records_are_run(record_files, strategy):  # 002:40
-    dataset = tf.data.TFRecordDataset(record_files)
-    dataset = dataset.map(lambda record: tf.io.decode_raw(record, np.float32)[0]).batch(4)
-    dist_dataset = strategy.experimental_distribute_dataset(dataset)
+    dist_dataset = strategy.experimental_distribute_dataset(numbers(record_files).batch(4))
 
     results = [
         components(strategy.experimental_run_v2(replica_fn, args=(x,))) for x in dist_dataset
@@ -77,7 +70,7 @@ def test_auto_shard_is_the_older_name_of_two_policies(strategy, auto_shard, poli
 
 
 def test_datasets_from_a_function(strategy):  # 002:80
-    inputs = strategy.experimental_distribute_datasets_from_function(input_fn)
+    inputs = strategy.experimental_distribute_datasets_from_function(dataset_fn)
 
     for steps, batch in enumerate(inputs):
         replica_results = strategy.experimental_run_v2(replica_fn, args=(batch,))
@@ -105,7 +98,7 @@ def test_an_iterator_of_a_dataset_feeds_experimental_run(strategy):  # 002:146, 
 
 def test_an_iterator_of_an_input_function_feeds_experimental_run(strategy):  # 002:214
     with strategy.scope():
-        iterator = strategy.make_input_fn_iterator(input_fn)
+        iterator = strategy.make_input_fn_iterator(dataset_fn)
         replica_results = strategy.experimental_run(replica_fn, iterator)
 
     assert components(replica_results) == [4.0, 4.0]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import replicax as tf  # as a program that was moved would have it
-from tests.replicas import components
+from tests.replicas import components, local
+from tests.spec.pages import dataset_fn, numbers, run_values_from_a_function
 
 
 def test_a_variable_in_the_scope_prints_its_copies():  # 000:62
@@ -50,19 +51,7 @@ def test_run_of_a_function_gives_the_tensor():  # 000:852
 def test_values_from_a_function_run_in_a_function(count, expected):  # 000:865
     strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(count)])
 
-    @tf.function
-    def run():
-        def value_fn(value_context):
-            return value_context.num_replicas_in_sync
-
-        distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
-
-        def replica_fn2(input):
-            return input * 2
-
-        return strategy.run(replica_fn2, args=(distributed_values,))
-
-    result = run()
+    result = run_values_from_a_function(strategy)
 
     assert isinstance(result, tf.Tensor)
     assert int(result) == expected
@@ -117,10 +106,6 @@ def v1():
     return tf.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def local(strategy, value):
-    return [np.asarray(x).tolist() for x in strategy.experimental_local_results(value)]
-
-
 def test_an_epoch_over_a_dataset_in_a_function(strategy):  # 000:103
     my_strategy = strategy
     dataset = tf.data.Dataset.range(10).map(np.float32).batch(4)
@@ -167,7 +152,7 @@ def test_records_of_files_reach_the_replica(record_files):  # 000:199
 
 
 def test_batches_of_records_are_split_over_the_replicas(record_files, v1):  # 000:199, 000:214
-    dataset = tf.data.TFRecordDataset(record_files).map(floats).batch(4)
+    dataset = numbers(record_files).batch(4)
     dist_dataset = v1.experimental_distribute_dataset(dataset)
 
     def train_step(inputs):
@@ -182,7 +167,7 @@ def test_batches_of_records_are_split_over_the_replicas(record_files, v1):  # 00
 def test_the_auto_shard_policy_leaves_one_worker_all_its_data(record_files, v1, policy):  # 000:234
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
-    dataset = tf.data.TFRecordDataset(record_files).map(floats).batch(4).with_options(options)
+    dataset = numbers(record_files).batch(4).with_options(options)
 
     batches = [components(x) for x in v1.experimental_distribute_dataset(dataset)]
 
@@ -220,7 +205,7 @@ def test_the_element_spec_of_batches_of_strings_is_one_too(record_files, v1):  #
 
 
 def test_the_element_spec_of_numbers_is_an_input_signature(record_files, strategy):  # 000:250
-    dataset = tf.data.TFRecordDataset(record_files).map(floats).batch(4)
+    dataset = numbers(record_files).batch(4)
     dist_dataset = strategy.experimental_distribute_dataset(dataset)
     traced = []
 
@@ -235,12 +220,6 @@ def test_the_element_spec_of_numbers_is_an_input_signature(record_files, strateg
     assert traced == [(4 // strategy.num_replicas_in_sync,)]
     with pytest.raises(TypeError, match="input_signature"):
         strategy.run(train_step, args=(tf.constant([[1.0]]),))
-
-
-def dataset_fn(input_context):
-    batch_size = input_context.get_per_replica_batch_size(8)
-    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
-    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
 
 def test_datasets_from_a_function(v1):  # 000:334

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import replicax as tf  # as a program that was moved would have it
-from tests.replicas import components
+from tests.replicas import components, local
+from tests.spec.pages import dataset_fn, numbers, run_values_from_a_function
 
 
 def test_run_of_a_function_gives_the_tensor():  # 001:881
@@ -21,19 +22,7 @@ def test_run_of_a_function_gives_the_tensor():  # 001:881
 def test_values_from_a_function_run_in_a_function():  # 001:894
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
 
-    @tf.function
-    def run():
-        def value_fn(value_context):
-            return value_context.num_replicas_in_sync
-
-        distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
-
-        def replica_fn2(input):
-            return input * 2
-
-        return strategy.run(replica_fn2, args=(distributed_values,))
-
-    assert int(run()) == 2
+    assert int(run_values_from_a_function(strategy)) == 2
 
 
 def test_variables_in_and_out_of_the_scope():  # 001:979
@@ -95,22 +84,6 @@ def strategy():
 def workers():
     """The strategy of the page, alone: one worker with one device."""
     return tf.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy()
-
-
-def local(strategy, value):
-    return [np.asarray(x).tolist() for x in strategy.experimental_local_results(value)]
-
-
-def numbers(record_files):
-    dataset = tf.data.TFRecordDataset(record_files)
-    return dataset.map(lambda record: tf.io.decode_raw(record, np.float32)[0])
-
-
-def dataset_fn(input_context):
-    global_batch_size = 8
-    batch_size = input_context.get_per_replica_batch_size(global_batch_size)
-    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
-    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
 
 def test_batches_of_records_are_run(record_files, strategy):  # 001:179

@@ -7,6 +7,7 @@ import pytest
 
 import replicax as tf  # as a program that was moved would have it
 from tests.replicas import components
+from tests.spec.pages import dataset_fn, run_values_from_a_function
 
 TWO = ["CPU:0", "CPU:1"]
 
@@ -95,19 +96,7 @@ def test_run_of_a_function_prints_per_replica():  # 003:980
 def test_values_from_a_function_run_in_a_function():  # 003:996
     strategy = tf.distribute.MirroredStrategy(TWO)
 
-    @tf.function
-    def run():
-        def value_fn(value_context):
-            return value_context.num_replicas_in_sync
-
-        distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
-
-        def replica_fn2(input):
-            return input * 2
-
-        return strategy.run(replica_fn2, args=(distributed_values,))
-
-    assert int(run()) == 4
+    assert int(run_values_from_a_function(strategy)) == 4
 
 
 def test_all_reduce_in_run():  # 003:1015
@@ -164,12 +153,6 @@ def test_what_entering_a_scope_does():  # 003:1120 ff.
 def test_single_worker_strategies_have_no_cluster():  # 003:104
     assert tf.distribute.OneDeviceStrategy("CPU:0").cluster_resolver is None
     assert tf.compat.v1.distribute.OneDeviceStrategy("CPU:0").cluster_resolver is None
-
-
-def input_fn(input_context):
-    batch_size = input_context.get_per_replica_batch_size(8)
-    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
-    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
 
 
 def replica_fn(batch):
@@ -273,7 +256,7 @@ def test_an_iterator_of_a_dataset_feeds_experimental_run(one):  # 003:579, 003:6
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_an_iterator_of_an_input_function_feeds_experimental_run(one):  # 003:717
     with one.scope():
-        iterator = one.make_input_fn_iterator(input_fn)
+        iterator = one.make_input_fn_iterator(dataset_fn)
         replica_results = one.experimental_run(replica_fn, iterator)
 
     assert float(replica_results) == 8.0

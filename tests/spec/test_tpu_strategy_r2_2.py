@@ -9,6 +9,7 @@ import pytest
 
 import replicax as tf  # as a program that was moved would have it
 from tests.replicas import components
+from tests.spec.pages import dataset_fn, numbers
 
 
 @pytest.fixture
@@ -57,19 +58,8 @@ def test_reduce_needs_its_axis(strategy):  # 004: reduce(reduce_op, value, axis)
 # With datasets.
 
 
-def numbers(record_files):
-    dataset = tf.data.TFRecordDataset(record_files)
-    return dataset.map(lambda record: tf.io.decode_raw(record, np.float32)[0]).batch(4)
-
-
-def dataset_fn(input_context):
-    batch_size = input_context.get_per_replica_batch_size(8)
-    d = tf.data.Dataset.from_tensors([[1.0]]).repeat().batch(batch_size)
-    return d.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
-
-
 def test_batches_of_records_are_run(record_files, strategy):  # 004:225
-    dist_dataset = strategy.experimental_distribute_dataset(numbers(record_files))
+    dist_dataset = strategy.experimental_distribute_dataset(numbers(record_files).batch(4))
 
     def train_step(inputs):
         return inputs.sum()
@@ -80,7 +70,7 @@ def test_batches_of_records_are_run(record_files, strategy):  # 004:225
 
 
 def test_the_element_spec_is_an_input_signature(record_files, strategy):  # 004:276
-    dist_dataset = strategy.experimental_distribute_dataset(numbers(record_files))
+    dist_dataset = strategy.experimental_distribute_dataset(numbers(record_files).batch(4))
 
     @tf.function(input_signature=[dist_dataset.element_spec])
     def train_step(inputs):
