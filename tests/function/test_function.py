@@ -4,6 +4,7 @@ import gc
 import logging
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
@@ -366,10 +367,16 @@ def test_a_function_that_writes_another_strategys_variable_is_refused(two):
     assert float(v) == 1.0
 
 
+def in_threads(count, work):
+    with ThreadPoolExecutor(count) as pool:
+        for task in [pool.submit(work) for _ in range(count)]:
+            task.result()
+
+
 def test_two_threads_that_call_first_trace_once():
     v = rx.Variable(jnp.zeros(4))
     start = threading.Barrier(4)
-    bodies, errors = [], []
+    bodies = []
 
     @rx.function
     def f(x):
@@ -378,43 +385,26 @@ def test_two_threads_that_call_first_trace_once():
         return v.read_value()
 
     def work():
-        try:
-            start.wait()
-            for _ in range(25):
-                f(jnp.ones(4))
-        except BaseException as error:
-            errors.append(error)
+        start.wait()
+        for _ in range(25):
+            f(jnp.ones(4))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(4, work)
 
-    assert errors == []
     assert (len(bodies), traces(f)) == (1, 1)
     assert v.numpy().tolist() == [100.0] * 4
 
 
 def test_two_functions_in_two_threads_share_a_variable():
     v = rx.Variable(jnp.zeros(4))
-    errors = []
 
     def work():
-        try:
-            f = rx.function(lambda: v.assign_add(jnp.ones(4)).read_value())
-            for _ in range(25):
-                f()
-        except BaseException as error:
-            errors.append(error)
+        f = rx.function(lambda: v.assign_add(jnp.ones(4)).read_value())
+        for _ in range(25):
+            f()
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for t in threads:
-        t.start()
-    for t in threads:
-        t.join()
+    in_threads(3, work)
 
-    assert errors == []
     assert v.numpy().tolist() == [75.0] * 4
 
 
