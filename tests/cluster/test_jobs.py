@@ -90,11 +90,38 @@ def test_jax_own_variables_are_read_too(set_all):
     assert (detect_job().coordinator, detect_job().index) == ("h:1234", 1)
 
 
+def test_the_address_alone_moves_the_place_where_a_schedulers_processes_meet(set_all):
+    set_all(SLURM, JAX_COORDINATOR_ADDRESS="n2:1234")
+
+    facts = detect_job()
+
+    assert (facts.coordinator, facts.addresses[0], facts.source) == ("n2:1234", "n2:1234", "Slurm")
+    assert (facts.index, facts.num_workers) == (2, 3)
+
+
+def test_the_address_alone_without_a_scheduler_is_refused(set_all):
+    set_all({"JAX_COORDINATOR_ADDRESS": "h:1234"})
+
+    with pytest.raises(ClusterError, match="JAX_NUM_PROCESSES and JAX_PROCESS_ID not set"):
+        detect_job()
+
+
+@pytest.mark.parametrize("scheduler", [SLURM, OPEN_MPI, TPU], ids=["Slurm", "Open MPI", "TPU"])
+def test_the_port_where_a_schedulers_processes_meet_can_be_chosen(set_all, scheduler):
+    set_all(scheduler, JAX_COORDINATOR_PORT="1234")
+
+    assert detect_job().coordinator.endswith(":1234")
+    for port in ("x", "0", "70000", "-1"):
+        set_all(scheduler, JAX_COORDINATOR_PORT=port)
+        with pytest.raises(ClusterError, match="JAX_COORDINATOR_PORT"):
+            detect_job()
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"NUM_PROCESSES": None}, "NUM_PROCESSES is not set"),
-        ({"PROCESS_ID": None}, "PROCESS_ID is not set"),
+        ({"NUM_PROCESSES": None}, "NUM_PROCESSES not set"),
+        ({"PROCESS_ID": None}, "PROCESS_ID not set"),
         ({"NUM_PROCESSES": None, "PROCESS_ID": None}, "NUM_PROCESSES and PROCESS_ID"),
         ({"COORDINATOR_PORT": None}, "without a port"),
         ({"COORDINATOR_PORT": "x"}, "must be host:port"),
@@ -207,8 +234,14 @@ def test_a_tpu_slice_meets_at_its_first_host(set_all):
 
     facts = detect_job()
 
-    assert facts.addresses == ("t0:8476", "t1:8476", "t2:8476")
+    assert facts.addresses == ("t0:8482", "t1:8482", "t2:8482")
     assert (facts.index, facts.source) == (1, "Cloud TPU")
+
+
+def test_tpu_processes_on_one_host_meet_beside_the_ports_of_libtpu(set_all):
+    set_all(TPU, TPU_PROCESS_ADDRESSES="t0:8476,t0:8477,t1:8476")
+
+    assert detect_job().addresses == ("t0:8482", "t0:8483", "t1:8482")
 
 
 def test_one_tpu_host_is_no_cluster(set_all):

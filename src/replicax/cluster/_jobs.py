@@ -8,13 +8,15 @@ import os
 import re
 import zlib
 from collections.abc import Mapping
+from dataclasses import replace
 
 from replicax.cluster._errors import ClusterError
 from replicax.cluster._facts import ClusterFacts
 from replicax.cluster._slurm import expand_counts, expand_hosts
 from replicax.cluster._values import parse_address, show, to_index
 
-_TPU_PORT = 8476
+_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
+_TPU_PORT = 8482  # JAX's own choice; libtpu takes those from 8471 on
 _FIRST_PORT, _NUM_PORTS = 61_000, 4_000  # above what Linux gives to outgoing connections
 
 
@@ -40,9 +42,21 @@ def detect_job() -> ClusterFacts | None:
         ...     del os.environ[name]
     """
     env = os.environ
+    if "JAX_COORDINATOR_ADDRESS" not in env:
+        return _detect_scheduler(env)
+    counted = "JAX_NUM_PROCESSES" in env or "JAX_PROCESS_ID" in env
+    scheduled = None if counted else _detect_scheduler(env)
+    if scheduled is None:
+        return _detect_jax_variables(env, "JAX_", "JAX")
+    # As in JAX, the address alone moves the place where a scheduler's processes meet.
+    coordinator = _coordinator(env, "JAX_")
+    addresses = (coordinator, *scheduled.addresses[1:])
+    return replace(scheduled, coordinator=coordinator, addresses=addresses)
+
+
+def _detect_scheduler(env: Mapping[str, str]) -> ClusterFacts | None:
     return (
-        _detect_jax_variables(env, "JAX_", "JAX")
-        or _detect_jax_variables(env, "", "Kubeflow JAXJob")
+        _detect_jax_variables(env, "", "Kubeflow JAXJob")
         or _detect_slurm(env)
         or _detect_open_mpi(env)
         or _detect_tpu_slice(env)
@@ -88,7 +102,7 @@ def _count_and_index(env: Mapping[str, str], count_name: str, index_name: str) -
     missing = [name for name in (count_name, index_name) if name not in env]
     if missing:
         raise ClusterError(
-            f"{' and '.join(missing)} is not set, though the other variables of this scheduler"
+            f"{' and '.join(missing)} not set, though the other variables of this scheduler"
             f" are; set {count_name} to the number of processes and {index_name} to this one's."
         )
     count, index = to_index(env[count_name], count_name), to_index(env[index_name], index_name)
@@ -116,7 +130,7 @@ def _detect_slurm(env: Mapping[str, str]) -> ClusterFacts | None:
             " contradict each other."
         )
     # Ranks follow Slurm's own order of hosts, so that rank 0 really is on the first.
-    port = _port_of(env.get("SLURM_JOB_ID", "") + "." + env.get("SLURM_STEP_ID", ""))
+    port = _port_of(env, env.get("SLURM_JOB_ID", "") + "." + env.get("SLURM_STEP_ID", ""))
     addresses = tuple(
         f"{host}:{port + local}"
         for host, number in zip(hosts, tasks, strict=True)
@@ -136,7 +150,7 @@ def _detect_open_mpi(env: Mapping[str, str]) -> ClusterFacts | None:
         host = "127.0.0.1"
     else:
         host = _launcher_host(launcher)
-    port = _port_of(launcher or env.get("PMIX_NAMESPACE", ""))
+    port = _port_of(env, launcher or env.get("PMIX_NAMESPACE", ""))
     coordinator = f"{host}:{port}"
     addresses = (coordinator, *[None] * (count - 1))
     return ClusterFacts.of_processes(index, addresses, coordinator=coordinator, source="Open MPI")
@@ -154,7 +168,9 @@ def _launcher_host(uri: str) -> str:
 
 
 def _detect_tpu_slice(env: Mapping[str, str]) -> ClusterFacts | None:
-    hosts = [host.strip() for host in env.get("TPU_WORKER_HOSTNAMES", "").split(",")]
+    name = next((n for n in _TPU_HOSTS if n in env), _TPU_HOSTS[-1])
+    # A port in it is libtpu's own.
+    hosts = [re.sub(r":[0-9]+$", "", host.strip()) for host in env.get(name, "").split(",")]
     if len(hosts) < 2:
         return None
     if env.get("MEGASCALE_NUM_SLICES", "1") != "1":
@@ -163,21 +179,30 @@ def _detect_tpu_slice(env: Mapping[str, str]) -> ClusterFacts | None:
             " read from the environment yet; pass a cluster_resolver that lists every host."
         )
     if "TPU_WORKER_ID" not in env:
-        raise ClusterError(
-            "TPU_WORKER_HOSTNAMES is set but TPU_WORKER_ID is not; set it to this host's index."
-        )
+        raise ClusterError(f"{name} is set but TPU_WORKER_ID is not; set it to this host's index.")
     index = to_index(env["TPU_WORKER_ID"], "TPU_WORKER_ID")
     if index >= len(hosts):
         raise ClusterError(
-            f"TPU_WORKER_ID is {index}, but TPU_WORKER_HOSTNAMES lists {len(hosts)} hosts:"
-            f" {show(hosts)}."
+            f"TPU_WORKER_ID is {index}, but {name} lists {len(hosts)} hosts: {show(hosts)}."
         )
-    addresses = tuple(f"{host}:{_TPU_PORT}" for host in hosts)
+    port = _given_port(env) or _TPU_PORT
+    # The processes of one host get consecutive ports.
+    addresses = tuple(f"{host}:{port + hosts[:i].count(host)}" for i, host in enumerate(hosts))
     for i, address in enumerate(addresses):
-        parse_address(address, f"TPU_WORKER_HOSTNAMES[{i}]")
+        parse_address(address, f"{name}[{i}]")
     return ClusterFacts.of_processes(index, addresses, coordinator=addresses[0], source="Cloud TPU")
 
 
-def _port_of(job: str) -> int:
+def _port_of(env: Mapping[str, str], job: str) -> int:
     # The same on every process of a job, and most likely different for two jobs on one machine.
-    return _FIRST_PORT + zlib.crc32(job.encode(errors="replace")) % _NUM_PORTS
+    chosen = _FIRST_PORT + zlib.crc32(job.encode(errors="replace")) % _NUM_PORTS
+    return _given_port(env) or chosen
+
+
+def _given_port(env: Mapping[str, str]) -> int | None:
+    name = "JAX_COORDINATOR_PORT"
+    if name not in env:
+        return None
+    port = to_index(env[name], name)
+    parse_address(f"localhost:{port}", name)  # for the limits of a port
+    return port
