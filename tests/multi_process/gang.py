@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from replicax.workers._wire import free_ports
+from tests.multi_process.hosts import LOOPBACK
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"REPLICAX_JOIN_TIMEOUT": "60", "REPLICAX_PING_TIMEOUT": "4", "REPLICAX_STEP_TIMEOUT": "4"}
@@ -51,9 +52,11 @@ class Worker:
 class Gang:
     """Workers of one cluster; ended, with all that they started, when the block ends."""
 
-    def __init__(self, folder, size, **environment):
+    def __init__(self, folder, size, hosts=None, **environment):
         self.folder = Path(folder)
-        self.addresses = [f"127.0.0.1:{port}" for port in free_ports(size)]
+        self.hosts = hosts or [LOOPBACK] * size
+        pairs = zip(self.hosts, free_ports(size), strict=True)
+        self.addresses = [f"{host.address}:{port}" for host, port in pairs]
         self.environment = QUICK | environment
         self.workers = []
 
@@ -80,7 +83,13 @@ class Gang:
         output = self.folder / f"worker{len(self.workers)}.txt"
         with output.open("wb") as stream:
             process = subprocess.Popen(
-                [sys.executable, "-m", f"tests.multi_process.{program}", *map(str, arguments)],
+                [
+                    *self.hosts[index].enter,
+                    sys.executable,
+                    "-m",
+                    f"tests.multi_process.{program}",
+                    *map(str, arguments),
+                ],
                 env=env | self.environment | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,

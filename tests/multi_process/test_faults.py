@@ -1,12 +1,14 @@
 """What happens to one worker reaches the others as one error, in time, and nothing stays behind."""
 
 import os
+import re
 import signal
 import time
 
 import pytest
 
 from tests.multi_process.gang import Gang
+from tests.multi_process.hosts import can_make_hosts, two_hosts
 
 pytestmark = pytest.mark.multi_process
 
@@ -115,17 +117,45 @@ def test_a_worker_that_is_slow_is_not_given_up(tmp_path):
 
 @slow
 @pytest.mark.parametrize("size", [2, 3])
-def test_all_workers_say_that_the_coordinator_is_gone(tmp_path, size):
+@pytest.mark.parametrize(
+    ("fault", "cause", "limit"),
+    [("hub killed", "is gone", SOON), ("hub stopped", "has not answered for 4 s", LATER)],
+)
+def test_all_workers_say_that_the_coordinator_is_gone(tmp_path, fault, cause, limit, size):
     with Gang(tmp_path, size) as gang:
-        victim, others = trained(gang, "hub", 1, size)
+        victim, others = trained(gang, fault, 1, size)
         gang.wait(victim, seconds=15)
 
         for worker in (*others, victim):
             assert worker.code == 1
             assert worker.error.startswith("WorkerLostError: The coordinator of all workers (pid ")
             assert gang.addresses[0] in worker.error
-            assert worker.moment("NOTICED") - victim.moment("FAULT") < SOON
-        assert gang.is_gone()
+            assert cause in worker.error
+            assert worker.moment("NOTICED") - victim.moment("FAULT") < limit
+        if fault == "hub stopped":
+            os.kill(int(re.search(r"pid (\d+)", victim.error)[1]), signal.SIGCONT)
+        assert gang.is_gone(seconds=20)
+
+
+@slow
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces cannot be made here")
+def test_both_sides_of_a_broken_network_find_out(tmp_path):
+    with two_hosts() as hosts, Gang(tmp_path, 3, hosts=hosts[:1] + hosts[1:] * 2) as gang:
+        for index in range(3):
+            gang.start(index, "none", 0, 1000)
+        while not all(w.moment("WELL") for w in gang.workers):
+            time.sleep(0.1)
+        hosts[1].cut()
+        began = time.monotonic()
+        gang.wait(seconds=60)
+
+        assert time.monotonic() - began < LATER
+        assert [w.code for w in gang.workers] == [1, 1, 1]
+        here, *there = gang.workers
+        assert "it has not answered for 4 s" in here.error
+        for worker in there:
+            assert "The coordinator of all workers" in worker.error
+            assert "the network between here and there is down" in worker.error
 
 
 @slow

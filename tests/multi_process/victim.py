@@ -1,6 +1,6 @@
 """A worker that trains, until something happens to one of them.
 
-Usage: victim FAULT WHO: worker WHO meets FAULT at its fifth step.
+Usage: victim FAULT WHO [STEPS]: worker WHO meets FAULT at its fifth step.
 """
 
 import os
@@ -21,7 +21,7 @@ def say(word):
 
 
 def main():
-    fault, who = sys.argv[1], int(sys.argv[2])
+    fault, who, steps = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["60"])[0])
     strategy = rx.distribute.MultiWorkerMirroredStrategy()
     index = strategy.cluster_resolver.task_id
     mine = fault if index == who else "none"
@@ -38,28 +38,30 @@ def main():
         return strategy.reduce("SUM", strategy.run(step, args=(x,)), axis=None)
 
     try:
-        train(strategy, train_step, mine)
+        train(strategy, train_step, mine, steps)
     except BaseException:
         say("NOTICED")
         raise
     say("DONE")
 
 
-def train(strategy, train_step, fault):
+def train(strategy, train_step, fault, steps):
     signature = rx.TensorSpec([4], "float32")
     batches = strategy.distribute_datasets_from_function(
-        lambda _: rx.data.Dataset.from_generator(lambda: rows(fault), output_signature=signature)
+        lambda _: rx.data.Dataset.from_generator(
+            lambda: rows(fault, steps), output_signature=signature
+        )
     )
     for number, batch in enumerate(batches):
         train_step(batch)
-        if number == 4 and fault in HAPPENINGS:
-            say("FAULT")
+        if number == 4:
+            say("FAULT" if fault in HAPPENINGS else "WELL")
             happen(fault, strategy)
         time.sleep(0.02)
 
 
-def rows(fault):
-    for i in range(60):
+def rows(fault, steps):
+    for i in range(steps):
         if i == 5 and fault.startswith("data"):
             say("FAULT")
             if fault == "data-stuck":
@@ -78,6 +80,10 @@ def _signal(number):
 
 def _stuck(_):
     time.sleep(1000)
+
+
+def _signal_to_hub(number):
+    return lambda _: os.kill(_group.required()._hub_pid, number)
 
 
 def _busy(_):
@@ -109,7 +115,8 @@ HAPPENINGS = {
     "leaves": lambda _: sys.exit(0),
     "fails": lambda _: sys.exit(3),
     "vanishes": lambda _: os._exit(0),
-    "hub": lambda _: os.kill(_group.required()._hub_pid, signal.SIGKILL),
+    "hub killed": _signal_to_hub(signal.SIGKILL),
+    "hub stopped": _signal_to_hub(signal.SIGSTOP),
     "other": _other,
 }
 

@@ -50,7 +50,13 @@ class Worker:
     @property
     def is_bystander(self) -> bool:
         """Whether it failed only because another worker did."""
-        return any("WorkerLostError" in line for line in list(self.lines)[-5:])
+        return bool(self.blames)
+
+    @property
+    def blames(self) -> str:
+        """What it says of the worker because of which it failed, if it did not fail by itself."""
+        last = list(self.lines)[-5:]
+        return next((line for line in last if "WorkerLostError" in line), "")
 
     def story(self) -> str:
         """What became of it, in one line."""

@@ -1,7 +1,6 @@
 """``replicax launch --workers 4 train.py``: start all workers of a cluster, and watch over them."""
 
 import argparse
-import dataclasses
 import json
 import os
 import secrets
@@ -143,8 +142,7 @@ def _start_hub(plan: Plan) -> None:
     facts = ClusterFacts.of_processes(
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
     )
-    token = Path(plan.environment[TOKEN_FILE_VARIABLE]).read_text()
-    settings = dataclasses.replace(Settings.read(facts), token=token)
+    settings = Settings.read(facts, plan.environment)
     if len(facts.addresses) > 1 and (
         fault := start_hub(hub_options(facts, settings, plan.address))
     ):
@@ -191,9 +189,13 @@ def _show(plans: list[Plan]) -> None:
 
 def _report(culprit: Worker, workers: list[Worker]) -> None:
     last = list(culprit.lines)[-_SHOWN:]
-    lines = [f"{culprit.story()}; it is the first that failed."]
-    lines += ["Its last lines:" if last else "It wrote nothing."]
-    lines += [f"    {line}" for line in last]
+    if culprit.is_bystander:
+        lines = [f"no worker of this machine failed by itself. {culprit.story().capitalize()}:"]
+        lines += [f"    {culprit.blames}"]
+    else:
+        lines = [f"{culprit.story()}; it is the first that failed."]
+        lines += ["Its last lines:" if last else "It wrote nothing."]
+        lines += [f"    {line}" for line in last]
     lines += [f"Then {w.story()}." for w in workers if w is not culprit and w.process.returncode]
     _say("\n".join(lines))
 

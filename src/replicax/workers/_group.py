@@ -49,6 +49,8 @@ class Group:
         self._wire = wire
         self._members: list[Message] = go["members"]
         self._hub_pid = go["hub_pid"]
+        self._hub_patience: float = go["ping_timeout"]
+        self._unanswered = 0
         self._report: Report | None = None
         self._departed: list[Report] = []
         self._never: set[str] = set()
@@ -176,6 +178,9 @@ class Group:
         since: float | None = None
         while not self._is_leaving:
             self._wire.send({"ping": self._progress()})
+            self._unanswered += 1  # counted, so that a time in which this process is stopped is not
+            if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
+                self._learn(Report("hub", None, self._hub_is_silent()))
             news = self._news_for(self._count) if self._inside else None
             since = None if news is None else since or time.monotonic()
             if news is not None and since is not None:
@@ -216,6 +221,7 @@ class Group:
                 message = None
             if message is None:
                 break
+            self._unanswered = 0
             self._take(message)
         if not self._is_leaving:
             self._learn(Report("hub", None, self._hub_is_gone()))
@@ -286,10 +292,21 @@ class Group:
         return WorkerLostError(report.text, report.index)
 
     def _hub_is_gone(self) -> str:
+        return self._without_hub(
+            "is gone: its process was killed, or that machine or its network is down"
+        )
+
+    def _hub_is_silent(self) -> str:
+        return self._without_hub(
+            f"has not answered for {self._hub_patience:.0f} s: the network between here and there"
+            " is down, or its process or machine is stopped"
+        )
+
+    def _without_hub(self, what: str) -> str:
         return (
             f"The coordinator of all workers (pid {self._hub_pid}, at {self.facts.coordinator}, on"
-            f" the machine of {self.describe(0)}) is gone: its process was killed, or that machine"
-            " or its network is down. Start all workers again, from the last checkpoint."
+            f" the machine of {self.describe(0)}) {what}. Start all workers again, from the last"
+            " checkpoint."
         )
 
 

@@ -242,6 +242,7 @@ class Hub:
                 "go": {
                     "service": self._service,
                     "hub_pid": os.getpid(),
+                    "ping_timeout": self._options.ping_timeout,
                     "members": [{k: m.get(k) for k in ("address", "pid", "host")} for m in members],
                     "same_program": len(programs) == 1,
                 }
@@ -254,6 +255,7 @@ class Hub:
         match message:
             case {"ping": ping}:
                 member.progress.note(ping)
+                member.visitor.wire.send({"pong": member.progress.count})
             case {"offer": key, "value": value}:
                 self._offer(str(key), index, value)
             case {"withdraw": key}:
@@ -267,8 +269,8 @@ class Hub:
                 member.progress.note(ping)
                 self._give_up(
                     index,
-                    "it came to the end of its program, while others go on; all workers must take"
-                    " the same number of steps",
+                    "it came to the end of its program, or called `sys.exit`, while others go on;"
+                    " all workers must take the same number of steps",
                     quietly=True,
                 )
 
@@ -283,10 +285,13 @@ class Hub:
             self._tell_all({"never": key})
 
     def _look_after(self) -> None:
-        if self._is_broken:
-            return  # the news is out already
         workers = {i: m.progress for i, m in self._members.items()}
-        for index, seconds in _watch.silent(workers, self._options.ping_timeout):
+        silent = _watch.silent(workers, self._options.ping_timeout)
+        if self._is_broken:  # the news is out already
+            for index, _ in silent:
+                del self._members[index]
+            return
+        for index, seconds in silent:
             self._give_up(
                 index,
                 f"it has not answered for {seconds:.0f} s, so that its process is stopped, or its"

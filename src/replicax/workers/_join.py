@@ -34,6 +34,7 @@ main()
 """
 _RETRY = 0.05
 _ANSWER_PATIENCE = 10.0
+_FEWEST_SECONDS = 15.0  # of silence; the hub speaks every 5
 
 
 def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
@@ -55,7 +56,7 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     try:
         _prove(wire, settings.token, address, fault)
         wire.send({"join": _own_facts(facts)})
-        return wire, _wait(wire, address)
+        return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
         wire.close()
         raise
@@ -147,15 +148,16 @@ def _patiently(wire: Wire, otherwise: str) -> Message:
     return data
 
 
-def _wait(wire: Wire, address: str) -> Message:
-    """Wait for all others; the hub keeps the time."""
+def _wait(wire: Wire, address: str, patience: float) -> Message:
+    """Wait for all others; the hub keeps the time, and says every few seconds that it does."""
     while True:
-        message = wire.receive()
+        message = wire.receive_within(patience)
         match message:
             case None:
                 raise RollCallError(
-                    f"The connection to worker 0 at {address} closed before all workers had come:"
-                    " worker 0, or its hub, has ended. Look at the output of worker 0."
+                    f"The connection to worker 0 at {address} closed before all workers had come,"
+                    f" or was silent for {patience:.0f} s: worker 0, or its hub, has ended, or the"
+                    " network is down. Look at the output of worker 0."
                 )
             case {"refused": why}:
                 raise RollCallError(str(why))

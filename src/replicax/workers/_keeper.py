@@ -52,7 +52,7 @@ def _keep(host: str, size: int, says: int, watched: int) -> None:
         last_seen = time.monotonic()
         port = _wire.split_address(address)[1]
         while time.monotonic() - last_seen < _LINGER:
-            if _sockets.connections(port):
+            if _sockets.connections(port):  # one whose other end is silent is closed in time
                 last_seen = time.monotonic()
             time.sleep(0.2)
         del service

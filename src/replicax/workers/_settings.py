@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,19 +39,21 @@ class Settings:
     step_timeout: float
 
     @classmethod
-    def read(cls, facts: ClusterFacts) -> "Settings":
-        """The settings of this process.
+    def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
+        """The settings of this process, or of one with another environment.
 
         Raises:
             ClusterError: If one of them makes no sense.
         """
-        join, ping, step = (_seconds(name, usual) for name, usual in _DEADLINES.items())
-        hub = os.environ.get(HUB_VARIABLE) or None
-        return cls(hub, _token(facts), join, ping, step)
+        join, ping, step = (
+            _seconds(name, environment, usual) for name, usual in _DEADLINES.items()
+        )
+        hub = environment.get(HUB_VARIABLE) or None
+        return cls(hub, _token(facts, environment), join, ping, step)
 
 
-def _seconds(name: str, usual: float) -> float:
-    text = os.environ.get(name, "").strip()
+def _seconds(name: str, environment: Mapping[str, str], usual: float) -> float:
+    text = environment.get(name, "").strip()
     if not text:
         return usual
     try:
@@ -65,10 +68,10 @@ def _seconds(name: str, usual: float) -> float:
     return seconds
 
 
-def _token(facts: ClusterFacts) -> str:
-    if token := os.environ.get(TOKEN_VARIABLE):
+def _token(facts: ClusterFacts, environment: Mapping[str, str]) -> str:
+    if token := environment.get(TOKEN_VARIABLE):
         return token
-    path = os.environ.get(TOKEN_FILE_VARIABLE)
+    path = environment.get(TOKEN_FILE_VARIABLE)
     if path:
         try:
             return Path(path).read_text().strip()
