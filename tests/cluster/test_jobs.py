@@ -234,7 +234,7 @@ def test_a_tpu_slice_meets_at_its_first_host(set_all):
 
     facts = detect_job()
 
-    assert facts.addresses == ("t0:8482", "t1:8482", "t2:8482")
+    assert facts.addresses == ("t0:8476", "t1:8476", "t2:8476")
     assert (facts.index, facts.source) == (1, "Cloud TPU")
 
 

@@ -15,8 +15,9 @@ from replicax.cluster._facts import ClusterFacts
 from replicax.cluster._slurm import expand_counts, expand_hosts
 from replicax.cluster._values import parse_address, show, to_index
 
-_TPU_HOSTS = ("TPU_PROCESS_ADDRESSES", "TPU_WORKER_HOSTNAMES")
-_TPU_PORT = 8482  # JAX's own choice; libtpu takes those from 8471 on
+# Google's firewall opens 8476 between the hosts of a slice (JAX issue 35905). Lists of processes
+# often give 8476 and its followers to libtpu; there, JAX's own choice is free.
+_TPU_PORTS = {"TPU_PROCESS_ADDRESSES": 8482, "TPU_WORKER_HOSTNAMES": 8476}
 _FIRST_PORT, _NUM_PORTS = 61_000, 4_000  # above what Linux gives to outgoing connections
 
 
@@ -168,7 +169,7 @@ def _launcher_host(uri: str) -> str:
 
 
 def _detect_tpu_slice(env: Mapping[str, str]) -> ClusterFacts | None:
-    name = next((n for n in _TPU_HOSTS if n in env), _TPU_HOSTS[-1])
+    name = next((n for n in _TPU_PORTS if n in env), "")
     # A port in it is libtpu's own.
     hosts = [re.sub(r":[0-9]+$", "", host.strip()) for host in env.get(name, "").split(",")]
     if len(hosts) < 2:
@@ -185,7 +186,7 @@ def _detect_tpu_slice(env: Mapping[str, str]) -> ClusterFacts | None:
         raise ClusterError(
             f"TPU_WORKER_ID is {index}, but {name} lists {len(hosts)} hosts: {show(hosts)}."
         )
-    port = _given_port(env) or _TPU_PORT
+    port = _given_port(env) or _TPU_PORTS[name]
     # The processes of one host get consecutive ports.
     addresses = tuple(f"{host}:{port + hosts[:i].count(host)}" for i, host in enumerate(hosts))
     for i, address in enumerate(addresses):
