@@ -90,6 +90,19 @@ def test_jax_own_variables_are_read_too(set_all):
     assert (detect_job().coordinator, detect_job().index) == ("h:1234", 1)
 
 
+def test_a_trainjob_is_read_with_the_names_of_its_pods(set_all):
+    set_all(
+        {
+            "JAX_COORDINATOR_ADDRESS": "mnist-node-0-0.mnist:29500",
+            "JAX_COORDINATOR_PORT": "29500",
+            "JAX_NUM_PROCESSES": "2",
+            "JAX_PROCESS_ID": "1",
+        }
+    )
+
+    assert detect_job().addresses == ("mnist-node-0-0.mnist:29500", "mnist-node-0-1.mnist:29500")
+
+
 def test_the_address_alone_moves_the_place_where_a_schedulers_processes_meet(set_all):
     set_all(SLURM, JAX_COORDINATOR_ADDRESS="n2:1234")
 

@@ -70,8 +70,9 @@ def _detect_jax_variables(env: Mapping[str, str], prefix: str, source: str) -> C
     count, index = _count_and_index(env, f"{prefix}NUM_PROCESSES", f"{prefix}PROCESS_ID")
     coordinator = _coordinator(env, prefix)
     host, port = coordinator.rsplit(":", 1)
-    # A JAXJob names its pods, and their services, <job>-worker-<index>.
-    pattern = re.fullmatch(r"(.*-worker-)0((?:\..*)?)", host)
+    # A JAXJob names its pods, and their services, <job>-worker-<index>; Kubeflow Trainer's TrainJob
+    # names them <job>-node-0-<index>.<job>.
+    pattern = re.fullmatch(r"(.*-(?:worker|node-0)-)0((?:\..*)?)", host)
     addresses = tuple(
         coordinator if i == 0 else f"{pattern[1]}{i}{pattern[2]}:{port}" if pattern else None
         for i in range(count)
