@@ -12,6 +12,8 @@ import pytest
 
 import replicax
 from replicax.cli._main import main
+from replicax.workers._wire import free_ports
+from tests.multi_process.hosts import can_make_hosts, two_hosts
 
 slow = pytest.mark.slow
 
@@ -126,8 +128,11 @@ def test_the_first_failure_comes_first_and_gives_the_exit_code(toy, fault, code,
 
 @slow
 @pytest.mark.multi_process
-def test_a_gang_that_failed_starts_again(toy):
-    done = launch("--workers", "2", "--max-restarts", "1", toy, "once")
+@pytest.mark.parametrize("fixed", [False, True], ids=["any ports", "the same ports"])
+def test_a_gang_that_failed_starts_again(toy, fixed):
+    port = ["--port", str(free_ports(1)[0])] if fixed else []
+
+    done = launch("--workers", "2", "--max-restarts", "1", *port, toy, "once")
 
     assert done.returncode == 0, done.stderr
     assert "worker 1" in done.stderr
@@ -217,3 +222,32 @@ def test_several_hosts_share_one_cluster(capsys):
 def test_arguments_that_make_no_sense_are_refused(arguments, fault, capsys):
     assert main(["launch", *arguments, "train.py"]) == 2
     assert fault in " ".join(capsys.readouterr().err.split())
+
+
+@slow
+@pytest.mark.multi_process
+@pytest.mark.skipif(not can_make_hosts(), reason="network namespaces cannot be made here")
+def test_two_machines_start_again_when_a_worker_of_one_of_them_fails(toy):
+    with two_hosts() as hosts:
+        names = ",".join(host.address for host in hosts)
+        launchers = [
+            subprocess.Popen(
+                [
+                    *host.enter,
+                    *command("--workers", "4", "--hosts", names, "--host-index", str(index)),
+                    *("--port", "7000", "--max-restarts", "1", toy, "once"),
+                ],
+                env=environment(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for index, host in enumerate(hosts)
+        ]
+        said = [launcher.communicate(timeout=120) for launcher in launchers]
+
+    assert [launcher.returncode for launcher in launchers] == [0, 0], said
+    assert "worker 1 (10.213.7.1:7001" in said[0][1]
+    assert "no worker of this machine failed by itself" in said[1][1]
+    for index in range(4):
+        assert f"[worker {index}] total 4.0 of worker {index}" in said[index // 2][0]

@@ -16,8 +16,8 @@ class KubernetesExecutableLocation(enum.Enum):
     """Where the program runs, which decides how it finds the Kubernetes API.
 
     Example:
-        >>> from replicax.cluster._kubernetes import KubernetesExecutableLocation
-        >>> [location.name for location in KubernetesExecutableLocation]
+        >>> locations = rx.distribute.cluster_resolver.KubernetesExecutableLocation
+        >>> [location.name for location in locations]
         ['WITHIN_CLUSTER', 'OFF_CLUSTER']
     """
 

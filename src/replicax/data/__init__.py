@@ -36,14 +36,12 @@ __all__ = [
     "set_seed_source",
 ]
 
-_READERS = "replicax.data._readers"
+_HOMES = {
+    **dict.fromkeys(
+        ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
+        "replicax.data._readers",
+    ),
+    "experimental": "replicax.data.experimental",
+}
 
-__getattr__ = on_demand(
-    __name__,
-    {
-        "FixedLengthRecordDataset": _READERS,
-        "TFRecordDataset": _READERS,
-        "TextLineDataset": _READERS,
-        "experimental": "replicax.data.experimental",
-    },
-)
+__getattr__ = on_demand(__name__, _HOMES)

@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicax.workers import _reports, _watch, _wire
+from replicax.workers import _reports, _roll, _watch, _wire
 from replicax.workers._keeper import start_keeper
 from replicax.workers._reports import Report
 from replicax.workers._wire import Message, Wire
@@ -79,6 +79,7 @@ class Hub:
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
+        self._is_open = True
         self._visitors: dict[socket.socket, Visitor] = {}
         self._members: dict[int, Member] = {}
         self._offers: dict[str, dict[int, Any]] = {}
@@ -94,10 +95,11 @@ class Hub:
         """Work until the last worker has left, or the roll-call has failed."""
         while not self._is_over():
             for key, _ in self._selector.select(_TICK):
-                if key.fileobj is self._listener:
+                # What was closed a moment ago has no news.
+                if key.fileobj is self._listener and self._is_open:
                     self._accept()
-                else:
-                    self._hear(self._visitors[key.fileobj])  # type: ignore[index]
+                elif visitor := self._visitors.get(key.fileobj):  # type: ignore[call-overload]
+                    self._hear(visitor)
             if self._started:
                 self._look_after()
             else:
@@ -166,7 +168,8 @@ class Hub:
 
     def _join(self, visitor: Visitor, facts: Message) -> None:
         index = int(facts["index"])
-        fault = self._fault(index, facts)
+        present = {i: m.facts for i, m in self._members.items()}
+        fault = _roll.refusal(facts, present, self._options.size, is_over=self._started)
         if fault:
             visitor.wire.send({"refused": fault})
             self._close(visitor)
@@ -176,57 +179,33 @@ class Hub:
         if len(self._members) == self._options.size:
             self._start()
 
-    def _fault(self, index: int, facts: Message) -> str:
-        size = self._options.size
-        who = _reports.name(index, facts.get("address"), facts.get("pid"))
-        if facts["size"] != size:
-            return (
-                f"{who} was started for a cluster of {facts['size']} workers, and worker 0 for one"
-                f" of {size}: all workers must be given the same cluster."
-            )
-        if index in self._members:
-            other = self._name(index)
-            return (
-                f"The index {index} is claimed twice: by {other} and by {who}. Give every worker an"
-                " index of its own (the task index in TF_CONFIG)."
-            )
-        if self._started:
-            return f"{who} came when all {size} workers had already joined, or one had left again."
-        for other_index, other_member in sorted(self._members.items()):
-            for what, mine in facts["versions"].items():
-                theirs = other_member.facts["versions"].get(what)
-                if mine != theirs:
-                    return (
-                        f"{who} runs {what} {mine}, and {self._name(other_index)} runs {what}"
-                        f" {theirs}. All workers must run the same versions."
-                    )
-        return ""
-
     def _call_roll(self) -> None:
         now = time.monotonic()
         waited = now - self._began
-        absent = [i for i in range(self._options.size) if i not in self._members]
         if waited > self._options.join_timeout:
-            self._fail(absent, waited)
+            self._fail(waited)
         elif now - self._told > _TELL_EVERY:
             self._told = now
-            text = ", ".join(_reports.name(i, self._options.addresses[i]) for i in absent)
-            self._tell_all({"waiting": f"waiting for {text}, {waited:.0f} s"})
+            self._tell_all({"waiting": f"waiting for {self._absent()}, {waited:.0f} s"})
 
-    def _fail(self, absent: list[int], waited: float) -> None:
+    def _absent(self) -> str:
+        places = enumerate(self._options.addresses)
+        return ", ".join(_reports.name(i, a) for i, a in places if i not in self._members)
+
+    def _fail(self, waited: float) -> None:
         size = self._options.size
-        missing = ", ".join(_reports.name(i, self._options.addresses[i]) for i in absent)
         present = ", ".join(self._name(i) for i in sorted(self._members)) or "nobody"
         self._tell_all(
             {
-                "refused": f"{len(absent)} of {size} workers did not join within {waited:.0f} s:"
-                f" {missing}. Joined: {present}. Start the missing workers, look at their output,"
-                f" and check that they can reach {self._options.address}; REPLICAX_JOIN_TIMEOUT"
-                " sets the seconds to wait."
+                "refused": f"{size - len(self._members)} of {size} workers did not join within"
+                f" {waited:.0f} s: {self._absent()}. Joined: {present}. Start the missing workers,"
+                f" look at their output, and check that they can reach {self._options.address};"
+                " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
             }
         )
         for visitor in list(self._visitors.values()):
             self._close(visitor)
+        self._close_door()
         self._members.clear()
         self._started = True  # over: it ends when it is empty
 
@@ -331,11 +310,20 @@ class Hub:
             " the same functions, reductions and variable creations, with the same shapes, in the"
             " same order; do not put them under an `if` that depends on the worker."
         )
+        self._close_door()
         self._tell_all(Report("mismatch", None, text).to_message())
         self._is_broken = True
 
+    def _close_door(self) -> None:
+        """Let nobody in any more: the address is free for the next run."""
+        if self._is_open:
+            self._is_open = False
+            self._selector.unregister(self._listener)
+            self._listener.close()
+
     def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
         """Tell all that a worker is gone; only the first such news counts."""
+        self._close_door()
         member = self._members[index]
         count = member.progress.count
         step = _reports.at_step(count, member.progress.what)
@@ -353,8 +341,7 @@ class Hub:
                 visitor.wire.send(message)
 
     def _name(self, index: int) -> str:
-        facts = self._members[index].facts
-        return _reports.name(index, facts.get("address"), facts.get("pid"))
+        return _roll.name_of(self._members[index].facts)
 
     def _is_over(self) -> bool:
         now = time.monotonic()

@@ -9,7 +9,7 @@ Example:
 """
 
 from replicax.cluster._gce import GCEClusterResolver
-from replicax.cluster._kubernetes import KubernetesClusterResolver
+from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
 from replicax.cluster._slurm import SlurmClusterResolver
 from replicax.cluster._tf_config import TFConfigClusterResolver
@@ -21,6 +21,7 @@ __all__ = [
     "ClusterResolver",
     "GCEClusterResolver",
     "KubernetesClusterResolver",
+    "KubernetesExecutableLocation",
     "SimpleClusterResolver",
     "SlurmClusterResolver",
     "TFConfigClusterResolver",
