@@ -31,7 +31,7 @@ def test_a_declaration_can_be_read_back(two):
 
     assert (v.name, v.shape, v.dtype, v.ndim, v.size) == ("w:0", (2, 3), jnp.bfloat16, 2, 6)
     assert (v.trainable, v.constraint) == (False, constraint)
-    assert v.synchronization is rx.VariableSynchronization.AUTO
+    assert v.synchronization is rx.VariableSynchronization.ON_WRITE
     assert v.aggregation is rx.VariableAggregation.MEAN
     assert v.distribute_strategy is two
     assert v.device == "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -22,7 +22,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import WITHIN_PROCESS, Packing, packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._across import MESH_AXIS, Across
+from replicax.values._across import MESH_AXIS, Across, sum_over_mesh
 from replicax.values._in_body import apply_in_body, local_piece
 from replicax.values._per_replica import (
     InBody,
@@ -220,7 +220,7 @@ class NcclAllReduce(_InBodyOps):
     ) -> Leaves:
         """One all-reduce for each pack."""
         return packed(
-            lambda flat: jax.lax.psum(flat, REPLICA_AXIS),
+            sum_over_mesh,
             leaves,
             bytes_per_pack=options.bytes_per_pack,
             num_packs=self.num_packs,
@@ -259,8 +259,8 @@ class HierarchicalCopyAllReduce(_InBodyOps):
             across = [[i, i + half] for i in range(half)]
 
         def two_steps(flat: Leaves) -> Leaves:
-            flat = jax.lax.psum(flat, REPLICA_AXIS, axis_index_groups=inside)
-            return jax.lax.psum(flat, REPLICA_AXIS, axis_index_groups=across) if across else flat
+            flat = sum_over_mesh(flat, inside)
+            return sum_over_mesh(flat, across) if across else flat
 
         return packed(
             two_steps, leaves, bytes_per_pack=options.bytes_per_pack, num_packs=self.num_packs

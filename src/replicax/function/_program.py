@@ -72,8 +72,8 @@ class Program:
             if topology is None or topology.is_whole:
                 outs, new = self.jitted(changed, read_only, arrays)
             else:
-                with together(topology, f"call {self._calls} of {self._label}"):
-                    outs, new = self.jitted(changed, read_only, arrays)
+                with together(topology, f"call {self._calls} of {self._label}") as finished:
+                    outs, new = finished(self.jitted(changed, read_only, arrays))
             if self._may_fail:
                 jax.block_until_ready(new)
                 self._judge(new)
@@ -167,16 +167,25 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
     return replicate(x, topology)
 
 
-def _outline(jaxpr: Any) -> Iterator[str]:
-    """What a program does, in words that are the same in every process."""
+def _outline(jaxpr: Any, *, counts: bool = False) -> Iterator[str]:
+    """What a program does, in words that are the same in every process.
+
+    Numbers may differ between the processes, like arrays, except those that may decide how often
+    something is done.
+
+    Args:
+        jaxpr: The program.
+        counts: Whether its numbers may.
+    """
     for equation in jaxpr.eqns:
+        loops = counts or equation.primitive.name == "while"
         yield equation.primitive.name
         yield from (str(x.aval) for x in equation.outvars)
-        yield from (
-            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
-        )
+        if loops:
+            numbers = [x for x in equation.invars if isinstance(x, Literal)]
+            yield from (str(x) for x in numbers if np.ndim(x.val) == 0)
         for inner in jaxprs_in_params(equation.params):
-            yield from _outline(inner)
+            yield from _outline(inner, counts=loops)
 
 
 _one_call = threading.RLock()

@@ -24,6 +24,7 @@ from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import LatestUsed
 from replicax.strategy._links import SoloLink
 from replicax.strategy._logical import LogicalDeviceVerbs
+from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
@@ -177,17 +178,7 @@ class StrategyBase(LogicalDeviceVerbs):
         """
         require_cross_replica(self, "gather")
         with strategy_scope(self):
-            return jax.tree.map(
-                lambda v: (
-                    gather_value(v, axis, self.devices_or_default)
-                    if isinstance(v, PerReplica)
-                    else v
-                ),
-                value,
-                is_leaf=is_distributed,
-            )
-
-    def experimental_distribute_dataset(
+            return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=is_distributed)
         self, dataset: Any, options: InputOptions | None = None
     ) -> Any:
         """Divide the batches of a dataset over the replicas.
@@ -266,7 +257,7 @@ class StrategyBase(LogicalDeviceVerbs):
             return parts[0]
         count = max(map(len, parts), default=1)
         if count == 1 and self.wraps_single:  # nothing in it is distributed
-            count = self.num_replicas_in_sync
+            count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
         return tuple(jax.tree.unflatten(treedef, row) for row in rows)
 
@@ -321,11 +312,21 @@ class StrategyBase(LogicalDeviceVerbs):
                 lambda v: self._reduce_leaf(op, v, axis), value, is_leaf=is_distributed
             )
 
+    def _gather_leaf(self, value: Any, axis: int) -> Any:
+        topology = self.devices_or_default
+        if is_workers_own(value, topology):
+            value = of_each_worker(value, topology, "gather", once=True)
+        return gather_value(value, axis, topology) if isinstance(value, PerReplica) else value
+
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
+        topology = self.devices_or_default
         if isinstance(value, Variable) and value.cell.per_replica:
-            value = pieces([c.read_value() for c in value.components], self.devices_or_default)
+            value = pieces([c.read_value() for c in value.components], topology)
+        if is_workers_own(value, topology):
+            once = op is ReduceOp.SUM and axis is None
+            value = of_each_worker(value, topology, f"reduce({op.name})", once=once)
         if isinstance(value, PerReplica):
-            return reduce_value(op, value, axis, self.devices_or_default)
+            return reduce_value(op, value, axis, topology)
         if isinstance(value, DistributedValues):
             value = value.values[0]
         if isinstance(value, Variable):
@@ -333,8 +334,8 @@ class StrategyBase(LogicalDeviceVerbs):
         if axis is None:
             return plain_reduction(op, value, self.num_replicas_in_sync)
         # Every replica holds the value, and reduces it over the axis for itself.
-        same = PerReplica([jnp.asarray(value)] * self.num_replicas_in_sync)
-        return reduce_value(op, same, axis, self.devices_or_default)
+        same = pieces([jnp.asarray(value)] * len(topology.own), topology)
+        return reduce_value(op, same, axis, topology)
 
     @property
     def devices_or_default(self) -> Topology:

@@ -13,7 +13,7 @@ from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_c
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import BETWEEN_PROCESSES
-from replicax.topology._devices import default_devices
+from replicax.topology._devices import default_devices, name_task
 from replicax.topology._mesh import Topology
 from replicax.topology._virtual import requested_devices, share_cores
 from replicax.workers import _start
@@ -59,6 +59,7 @@ def _topology(facts: ClusterFacts) -> Topology:
         return Topology(_own_devices())
     share_cores(facts.neighbours)
     group = _start.start(facts)
+    name_task(facts.task_type or "worker", facts.index if facts.task_id is None else facts.task_id)
     own = _own_devices()
     _start.check_equal_devices(group, len(own), own[0].platform)
     return Topology(

@@ -144,8 +144,7 @@ class CompiledLink:
 
     def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
         """An all-gather, in the program."""
-        gathered: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS, axis=axis, tiled=True)
-        return gathered
+        return MESH_AXIS.gather(x, axis)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """Call it here, as computation that is the same on all replicas."""

@@ -28,6 +28,7 @@ _VIRTUAL_DEVICES = (
 )
 
 _simulated_tpus: list[jax.Device] = []
+_own_task: list[tuple[str, int]] = []
 _current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", default=None)
 
 
@@ -114,6 +115,12 @@ def simulate_tpus(devices: Sequence[jax.Device]) -> None:
     _simulated_tpus[:] = devices
 
 
+def name_task(job: str, task: int) -> None:
+    """From now on this process's devices bear the name of its task in a cluster."""
+    _own_task[:] = [(job, task)]
+    _canonical_name.cache_clear()
+
+
 def default_devices() -> tuple[jax.Device, ...]:
     """The devices a strategy takes if told nothing: all GPUs, else all TPUs, else all CPUs."""
     return next(devices for kind in KINDS if (devices := local_devices(kind)))
@@ -167,10 +174,12 @@ def resolve(device: str | jax.Device) -> jax.Device:
             f" '/job:localhost/replica:0/task:0/device:GPU:0'. {_what_exists()}"
         )
     job, task = (match["job"] or "localhost"), int(match["task"] or 0)
-    if job.lower() != "localhost" and task != jax.process_index():
+    own_job, own_task = _task_of(jax.process_index())
+    others = task != own_task or (job.lower() != own_job.lower() and bool(_own_task))
+    if job.lower() != "localhost" and others:
         raise PlacementError(
-            f"{device!r} belongs to task {task}, and this process is task {jax.process_index()}."
-            f" A process names only its own devices. {_what_exists()}"
+            f"{device!r} belongs to task {task} of {job}, and this process is task {own_task} of"
+            f" {own_job}. A process names only its own devices. {_what_exists()}"
         )
     local, index = named_devices(match["kind"].upper()), int(match["index"] or 0)
     if index >= len(local):
@@ -219,8 +228,14 @@ def _only_device(x: jax.Array) -> jax.Device:
 
 @cache
 def _canonical_name(device: jax.Device) -> str:
-    job = "localhost" if jax.process_count() == 1 else "worker"
-    return f"/job:{job}/replica:0/task:{device.process_index}/device:{_short_name(device)}"
+    job, task = _task_of(device.process_index)
+    return f"/job:{job}/replica:0/task:{task}/device:{_short_name(device)}"
+
+
+def _task_of(process: int) -> tuple[str, int]:
+    if _own_task and process == jax.process_index():
+        return _own_task[0]
+    return ("localhost" if jax.process_count() == 1 else "worker"), process
 
 
 def _short_name(device: jax.Device) -> str:

@@ -8,6 +8,8 @@ from abc import abstractmethod
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
+from jax.core import Tracer
 
 from replicax.topology._mesh import REPLICA_AXIS
 
@@ -37,13 +39,34 @@ class MeshAxis:
 
     def sum(self, xs: list[Any]) -> list[Any]:
         """One all-reduce."""
-        sums: list[Any] = jax.lax.psum(xs, REPLICA_AXIS)
-        return sums
+        return sum_over_mesh(xs)
 
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
         """One all-gather."""
+        if x.size == 0:  # XLA has no all-gather of nothing
+            rows = x.shape[axis] * jax.lax.axis_size(REPLICA_AXIS)
+            return jnp.zeros((*x.shape[:axis], rows, *x.shape[axis + 1 :]), x.dtype)
         joined: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS, axis=axis, tiled=True)
         return joined
 
 
 MESH_AXIS = MeshAxis()
+
+
+def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[Any]:
+    """The sum over all replicas of each array, inside compiled code.
+
+    Args:
+        xs: Arrays; of Python's numbers, which are the same everywhere, the sum is known already.
+        groups: The replicas that add up among themselves; all by default.
+    """
+    seen = [_seen(x) for x in xs]
+    sums: list[Any] = jax.lax.psum(seen, REPLICA_AXIS, axis_index_groups=groups)
+    return sums
+
+
+def _seen(x: Any) -> Any:
+    # An array that the function closed over is a constant of this process's program, and another
+    # one in other processes'. JAX would multiply it by the number of replicas.
+    is_constant = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    return jax.lax.optimization_barrier(x) if is_constant and jax.process_count() > 1 else x

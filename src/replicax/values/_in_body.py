@@ -24,6 +24,7 @@ from replicax.values._per_replica import (
     mirrored,
 )
 from replicax.values._placement import (
+    is_staging,
     is_traced,
     join,
     per_replica_jit,
@@ -52,7 +53,8 @@ def apply_in_body(
     if any(isinstance(f, InBody) for f in forms):
         results = fn([jnp.asarray(f.piece) for f in forms])  # type: ignore[union-attr]
         return [Mirrored.of(InBody(r, topology)) for r in results]
-    if any(isinstance(f, Stacked) and is_traced(f.array) for f in forms):
+    staged_rows = any(isinstance(f, Stacked) and is_traced(f.array) for f in forms)
+    if staged_rows or (not topology.is_whole and is_staging()):
         rows = [stacked_array(v, topology) for v in values]
         staged = per_replica_map(
             lambda xs: fn([x[0] for x in xs]),
@@ -62,8 +64,8 @@ def apply_in_body(
         )
         return [mirrored(r, topology) for r in staged(rows)]
     joined = [join(v.values, topology) for v in values]
-    with together(topology, _described(fn, joined)):
-        results = _compiled(fn, topology)(joined)
+    with together(topology, _described(fn, joined)) as finished:
+        results = finished(_compiled(fn, topology)(joined))
     return [mirrored(r, topology) for r in results]
 
 
@@ -90,7 +92,9 @@ def local_piece(value: Any) -> Any:
     components = form.values
     if isinstance(value, Mirrored) or all(x is components[0] for x in components):
         return components[0]
-    return jnp.stack([jnp.asarray(x) for x in components])[jax.lax.axis_index(REPLICA_AXIS)]
+    rows = jnp.stack([jnp.asarray(x) for x in components])
+    # With several processes the components are this one's, and others have theirs in their place.
+    return rows[jax.lax.axis_index(REPLICA_AXIS) % len(components)]
 
 
 @cache

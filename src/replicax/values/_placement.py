@@ -32,6 +32,11 @@ def is_traced(x: Any) -> bool:
     return isinstance(x, Tracer)
 
 
+def is_staging() -> bool:
+    """Whether operations on constants are recorded rather than run."""
+    return is_traced(jax.lax.neg(np.float32(0)))
+
+
 def on_device(x: Any, device: jax.Device) -> jax.Array:
     """``x`` on ``device``, free to meet arrays of other devices."""
     placed: jax.Array = jax.device_put(x, device)
@@ -133,9 +138,9 @@ def first(x: jax.Array) -> jax.Array:
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Equal-shaped pieces as one array with a row for each replica."""
+    if any(is_traced(p) for p in pieces) or (not topology.is_whole and is_staging()):
+        return _stack_staged(pieces, topology)
     check_count(len(pieces), topology)
-    if any(is_traced(p) for p in pieces):
-        return jnp.stack([jnp.asarray(p) for p in pieces])
     if len({jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
         pieces = [jnp.asarray(p, dtype) for p in pieces]
@@ -165,6 +170,25 @@ def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     return jax.make_array_from_single_device_arrays(
         shape, topology.stacked, rows, dtype=rows[0].dtype
     )
+
+
+def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
+    """The same in code that is traced, of all replicas' pieces or of this process's."""
+    rows = jnp.stack([jnp.asarray(p) for p in pieces])
+    count = len(pieces)
+    if count == topology.num_replicas:
+        return rows
+    check_count(count, topology)
+
+    def own_row(rows: jax.Array) -> jax.Array:
+        at = jax.lax.axis_index(REPLICA_AXIS) % count
+        row: jax.Array = jax.lax.dynamic_index_in_dim(rows, at, keepdims=True)
+        return row
+
+    # In other processes the same program holds their rows.
+    spread = per_replica_map(own_row, topology, PartitionSpec(), PartitionSpec(REPLICA_AXIS))
+    stacked: jax.Array = spread(rows)
+    return stacked
 
 
 def _unstack_own(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:

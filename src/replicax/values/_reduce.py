@@ -14,8 +14,8 @@ from replicax.topology._devices import current_device
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
 from replicax.values._in_body import stacked_array
-from replicax.values._per_replica import InBody, Mirrored, PerReplica, Pieces, Stacked
-from replicax.values._placement import first, is_traced, on_device
+from replicax.values._per_replica import InBody, Mirrored, PerReplica, Pieces, Stacked, stacked
+from replicax.values._placement import first, is_staging, is_traced, on_device
 from replicax.values._workers import all_shapes, first_of_all, gather_across, sum_across
 
 Axis = int | Sequence[int] | None
@@ -27,6 +27,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     The mean along an axis divides by the true number of entries, also when the replicas hold
     different numbers of them.
     """
+    value = _as_staged(value, topology)
     form = value.form
     if isinstance(form, InBody):
         return _reduce_in_body(op, form, axis)
@@ -40,12 +41,14 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
     over = (0, *(a + 1 for a in axes[0]))
     if is_traced(rows):
         return _reduce_rows(rows, op, over)
-    with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}"):
-        return _to_current_device(first(_reduce_rows_jit(rows, op, over)))
+    with together(topology, f"reduce({op.name}) of {rows.dtype}{list(rows.shape)}") as finished:
+        reduced = finished(_reduce_rows_jit(rows, op, over))
+    return _to_current_device(first(reduced))
 
 
 def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     """Concatenate the components of ``value`` along ``axis``."""
+    value = _as_staged(value, topology)
     form = value.form
     if isinstance(form, InBody):
         piece = jnp.asarray(form.piece)
@@ -114,6 +117,13 @@ def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...
     if isinstance(form, Stacked):
         return (tuple(form.array.shape[1:]),) * len(form.topology.own)
     return tuple(tuple(np.shape(_numeric(v))) for v in value.values)
+
+
+def _as_staged(value: PerReplica, topology: Topology) -> PerReplica:
+    """Components that only this process knows, as traced code of all processes sees them."""
+    if topology.is_whole or not isinstance(value.form, Pieces) or not is_staging():
+        return value
+    return stacked(stacked_array(value, topology), topology)
 
 
 def _numeric(v: Any) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
 from replicax._enums import ReduceOp
 from replicax.topology._mesh import REPLICA_AXIS, Topology
@@ -22,6 +22,7 @@ from replicax.values._placement import join, own_copy, per_replica_jit
 from replicax.workers import _group
 
 _PARTS = (1 << 12, 1 << 17, 1 << 22)  # words; few sizes, so that few programs are compiled
+_ALONE = AbstractMesh((), ())
 _REPEATS = 4  # more parts of one size take longer than one of the next
 
 
@@ -80,7 +81,8 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     host = np.asarray(x)
     aval = f"{host.dtype}{list(host.shape)}"
     words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
-    with together(topology, f"the value of worker 0 for {what}, {aval}"):
+    # Not part of a replica function that is being traced here.
+    with together(topology, f"the value of worker 0 for {what}, {aval}"), use_abstract_mesh(_ALONE):
         sent = [_send(part, topology) for part in _parts(words)]
     data = np.concatenate(sent).tobytes() if sent else b""
     return own_copy(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))

@@ -16,13 +16,13 @@ from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace, take_current_trace
 
 from replicax._errors import TracingError
 from replicax.context._current import current, entered
 from replicax.topology._mesh import Topology
+from replicax.values import _placement
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
 from replicax.variables._cell import Cell
@@ -345,7 +345,7 @@ def is_transformed() -> bool:
 
 def is_staging() -> bool:
     """Whether operations on constants are recorded rather than run."""
-    return is_transformed() and is_traced(jax.lax.neg(np.float32(0)))
+    return is_transformed() and _placement.is_staging()
 
 
 def refuse_in_foreign_trace(cell: Cell) -> None:

@@ -98,6 +98,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         value, traced = initial_array(initial_value, dtype, self._name)
         check_declaration(self, self._name, value, shape, distributed=topology is not None)
         several = topology is not None and topology.num_replicas > 1
+        if several and synchronization is VariableSynchronization.AUTO:
+            self._synchronization = VariableSynchronization.ON_WRITE
         with jax.ensure_compile_time_eval():
             stacks = on_read and several
             if topology is not None and traced is None and not is_planned(value):
