@@ -73,7 +73,7 @@ def test_what_is_no_device_name_shows_how_to_write_one(name):
 
 
 def test_the_device_of_another_task_is_refused():
-    with pytest.raises(PlacementError, match="belongs to task 3 of worker, and this process is task 0"):
+    with pytest.raises(PlacementError, match="task 3 of worker, and this process is task 0"):
         resolve("/job:worker/replica:0/task:3/device:CPU:0")
 
 

@@ -179,6 +179,8 @@ class StrategyBase(LogicalDeviceVerbs):
         require_cross_replica(self, "gather")
         with strategy_scope(self):
             return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=is_distributed)
+
+    def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> Any:
         """Divide the batches of a dataset over the replicas.
