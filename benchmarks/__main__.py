@@ -1,11 +1,39 @@
-"""Every table: ``python -m benchmarks``, or ``make bench``; options go to the first."""
+"""Every table: ``python -m benchmarks``, or ``make bench``.
 
+    python -m benchmarks [--tensorflow PYTHON] [--torch PYTHON] [--quick]
+
+The interpreters are ones that have these libraries; without them their rows are left out.
+"""
+
+import argparse
 import subprocess
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[1]
 
-# A process each: they want different devices.
-for name, options in (("core.py", sys.argv[1:]), ("packing.py", [])):
-    subprocess.run([sys.executable, HERE / name, *options], check=True)
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tensorflow", metavar="PYTHON")
+    parser.add_argument("--torch", metavar="PYTHON")
+    parser.add_argument("--quick", action="store_true", help="few pairs, to try it out")
+    options = parser.parse_args()
+    tensorflow = ["--tensorflow", options.tensorflow] if options.tensorflow else []
+    torch = ["--torch", options.torch] if options.torch else []
+    quick = ["--quick"] if options.quick else []
+    tables = {
+        "core": [*tensorflow, *quick],
+        "packing": [],
+        "input": [],
+        "data": [],
+        "workers": [*tensorflow, *torch, *quick],
+    }
+    # A process each: they want different devices.
+    for name, arguments in tables.items():
+        command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+        subprocess.run(command, check=True, cwd=ROOT)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """Two workers of ours against two of TensorFlow's, two of PyTorch's and two written by hand.
 
-    python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--pairs 20]
+    python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--quick]
 
 Every gang waits for its next block, and blocks alternate. Also: what it costs that the workers
 agree on every batch, and how long it takes from the command to the first step.
@@ -13,7 +13,6 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -89,29 +88,29 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has it")
     parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has it")
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="few pairs, to try it out")
     options = parser.parse_args()
+    pairs = 4 if options.quick else 30
     peers = {
         "TensorFlow": (options.tensorflow or _own("tensorflow"), "in_tensorflow"),
         "PyTorch": (options.torch or _own("torch"), "in_torch"),
         "by hand": (sys.executable, "by_hand"),
     }
     peers = {name: peer for name, peer in peers.items() if peer[0]}
-    with ExitStack() as stack:
-        ours = stack.enter_context(Workers(sys.executable, "ours"))
+    with Workers(sys.executable, "ours") as ours:
         for peer, command in peers.items():
             with Workers(*command) as theirs:
                 for name in (*ALL_REDUCES, "MLP", "transformer"):
                     blocks = ours.block(name), theirs.block(name)
-                    show(f"{name}, ours / {peer}", compare(*blocks, pairs=options.pairs))
+                    show(f"{name}, ours / {peer}", compare(*blocks, pairs=pairs))
         blocks = ours.block("MLP from files"), ours.block("MLP from memory")
-        show("MLP with agreed batches / without", compare(*blocks, pairs=options.pairs))
+        show("MLP with agreed batches / without", compare(*blocks, pairs=pairs))
     for peer, command in peers.items():
-        pairs = [
+        times = [
             (first_step(launch), first_step(partial(start_two, *command, "first")))
             for _ in range(5)
         ]
-        ours_took, theirs_took = (sorted(x)[2] for x in zip(*pairs, strict=True))
+        ours_took, theirs_took = (sorted(x)[2] for x in zip(*times, strict=True))
         line(f"command to first step, ours / {peer}", ours_took, theirs_took)
 
 
