@@ -1,5 +1,6 @@
 """What the workers of the tests do; each returns what the test looks at."""
 
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -226,4 +227,112 @@ def facts():
         "devices": list(extended.worker_devices),
         "writes": [extended.should_checkpoint, extended.should_save_summary],
         "pid": os.getpid(),
+    }
+
+
+def each_workers_own():
+    """Constants, plain values and captured per-replica values, which differ between workers."""
+    strategy = made()
+    w = jax.process_index()
+    vector = jnp.asarray([w, w + 1.0])
+    captured = strategy.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray([1.0 * c.replica_id_in_sync_group])
+    )
+    with strategy.scope():
+        total = rx.Variable([0.0, 0.0], aggregation=AGGREGATION.SUM)
+        counter = rx.Variable(
+            0.0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+        )
+    out = {}
+
+    def step():
+        total.assign(vector)
+        return (
+            context().all_reduce("SUM", vector),
+            context().all_reduce("SUM", vector[0]),
+            context().all_reduce("MEAN", vector[0]),
+            context().all_gather(vector[:1], 0),
+            context().all_gather(jnp.zeros((0, 2)), 0),
+            context().merge_call(lambda s, x: s.reduce("SUM", x, axis=None), (vector,)),
+        )
+
+    for name, wrap in (("eager", lambda f: f), ("compiled", rx.function)):
+        out[name] = {
+            "constants": [own(strategy, x) for x in wrap(lambda: strategy.run(step))()],
+            "written": own(strategy, total),
+            "mean": np.asarray(
+                wrap(lambda x: strategy.reduce("MEAN", x, axis=None))(vector)
+            ).tolist(),
+            "axis": float(wrap(lambda x: strategy.reduce("SUM", x, axis=0))(vector)),
+            "captured": [
+                own(strategy, wrap(lambda: strategy.run(lambda row: row + 1, (captured,)))()),
+                np.asarray(wrap(lambda: strategy.reduce("SUM", captured, axis=0))()).tolist(),
+                np.asarray(wrap(lambda: strategy.gather(captured, axis=0))()).tolist(),
+            ],
+        }
+        wrap(lambda: counter.assign(8.0))()
+        out[name]["shared"] = [own(strategy, counter), float(counter)]
+    if len(strategy.extended.worker_devices) == 1:
+        destination = strategy.extended.worker_devices[0]
+        out["plain"] = [
+            [float(strategy.reduce(op, w + 1, axis=None)) for op in ("SUM", "MEAN")],
+            np.asarray(strategy.gather(jnp.arange(w + 1), axis=0)).tolist(),
+            float(strategy.extended.reduce_to("SUM", vector[0], destination)),
+        ]
+    else:
+        verbs = (lambda: strategy.reduce("SUM", 1.0, axis=None), lambda: strategy.gather(vector, 0))
+        for verb in verbs:
+            try:
+                verb()
+            except ValueError as error:
+                out.setdefault("refused", []).append(str(error))
+    return out
+
+
+def lazy_variables(compiled):
+    """Variables that a replica function makes on its first call."""
+    strategy = made()
+    variables = []
+
+    def step():
+        if not variables:
+            start = 5.0 + jax.process_index()
+            variables.append(rx.Variable(start, aggregation=AGGREGATION.SUM))
+            variables.append(
+                rx.Variable(
+                    start, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+                )
+            )
+        for v in variables:
+            v.assign_add(replica_id())
+        return variables[0].read_value() * 1
+
+    run = (rx.function if compiled else lambda f: f)(lambda: strategy.run(step))
+    with strategy.scope():
+        returned = [own(strategy, run()) for _ in range(2)]
+    rx.debug.check_in_sync()
+    return [returned, own(strategy, variables[1]), float(variables[1])]
+
+
+def names():
+    """What a worker of a cluster with a chief calls itself."""
+    config = json.loads(os.environ["TF_CONFIG"])
+    (lead, *others), index = config["cluster"]["worker"], config["task"]["index"]
+    config["cluster"] = {"chief": [lead], "worker": others}
+    config["task"] = {"type": "worker" if index else "chief", "index": max(index - 1, 0)}
+    os.environ["TF_CONFIG"] = json.dumps(config)
+    strategy = rx.compat.v1.distribute.experimental.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        v = rx.Variable(1.0)
+    (device,) = strategy.extended.worker_devices
+    with rx.device(device):
+        x = jnp.ones(())
+    config = strategy.update_config_proto(rx.compat.v1.ConfigProto())
+    return {
+        "devices": [device, v.device, rx.device_name(x)],
+        "config": [config.experimental.collective_group_leader, config.device_filters],
+        "isolate": config.isolate_session_state,
+        "between_graph": strategy.extended.experimental_between_graph,
+        "structure": len(strategy.experimental_local_results([1, 2])),
+        "synchronization": v.synchronization.name,
     }

@@ -51,6 +51,67 @@ def test_values_of_different_sizes_are_reduced_and_gathered_exactly(workers, dev
         assert result["all_gather"] == [joined] * devices
 
 
+@pytest.mark.parametrize(("workers", "devices"), SIZES)
+def test_what_python_holds_is_each_workers_own(workers, devices):
+    results = run_in_processes(programs.each_workers_own, workers, devices)
+
+    n, all_workers = workers * devices, range(workers)
+    total = [devices * sum(all_workers), devices * sum(w + 1 for w in all_workers)]
+    rows = [w for w in all_workers for _ in range(devices)]
+    for w, result in enumerate(results):
+        mine = range(w * devices, (w + 1) * devices)
+        for kind in ("eager", "compiled"):
+            found = result[kind]
+            reduced, number, mean, gathered, nothing, merged = found["constants"]
+            assert reduced == merged == found["written"] == [total] * devices
+            assert number == [total[0]] * devices
+            assert mean == [total[0] / n] * devices
+            assert gathered == [rows] * devices
+            assert nothing == [[]] * devices
+            assert found["mean"] == [total[0] / n, total[1] / n]
+            assert found["axis"] == sum(total)
+            assert found["captured"] == [[[i + 1] for i in mine], sum(range(n)), [*range(n)]]
+            assert found["shared"] == [[pytest.approx(8 / n)] * devices, pytest.approx(8)]
+        if devices == 1:
+            reduced = [n * (n + 1) / 2, (n + 1) / 2]
+            joined = [i for w in all_workers for i in range(w + 1)]
+            assert result["plain"] == [reduced, joined, sum(all_workers)]
+        else:
+            assert len(result["refused"]) == 2
+            for told in result["refused"]:
+                assert f"one value for the {devices} replicas of this worker" in told
+                assert "experimental_distribute_values_from_function" in told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "eager"])
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2), (3, 1)])
+def test_variables_made_in_a_replica_start_with_the_chiefs_value(workers, devices, compiled):
+    results = run_in_processes(programs.lazy_variables, workers, devices, args=(compiled,))
+
+    n, added = workers * devices, sum(range(workers * devices))
+    for w, (returned, copies, read) in enumerate(results):
+        mine = range(w * devices, (w + 1) * devices)
+        assert returned == [[5 + added] * devices, [5 + 2 * added] * devices]
+        assert copies == [5 + 2 * i for i in mine]
+        assert read == 5 * n + 2 * added
+
+
+@pytest.mark.slow
+def test_workers_bear_the_names_of_their_tasks():
+    results = run_in_processes(programs.names, 3)
+
+    for task, result in zip(["chief/0", "worker/0", "worker/1"], results, strict=True):
+        job, number = task.split("/")
+        name = f"/job:{job}/replica:0/task:{number}/device:CPU:0"
+        assert result["devices"] == [name] * 3
+        assert result["config"] == ["/job:chief/replica:0/task:0", [f"/job:{job}/task:{number}"]]
+        assert result["isolate"] is False
+        assert result["between_graph"] is True
+        assert result["structure"] == 1
+        assert result["synchronization"] == "ON_WRITE"
+
+
 @pytest.mark.slow
 def test_variables_start_with_the_chiefs_value_and_stay_equal():
     first, second = run_in_processes(programs.variables, 2)

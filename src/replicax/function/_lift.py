@@ -39,6 +39,10 @@ class Lifted:
     jaxpr: Jaxpr
     consts: Sequence[Any]
 
+    def with_consts(self, consts: Sequence[Any]) -> Callable[..., list[Any]]:
+        """``call``, with other arrays in the place of those that the function closed over."""
+        return jaxpr_as_fun(ClosedJaxpr(self.jaxpr, list(consts)))  # type: ignore[no-any-return]
+
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
         """Call it with the values of a level; its results, with its writes done there."""
         results = self.call(*args, *(raw(level.read(c), c) for c in self.reads))

@@ -45,9 +45,19 @@ class Program:
         order = [place[c] for c in reads]
         num_outs = lifted.num_outs
 
-        def pure(changed: Any, read_only: Any, args: Any) -> tuple[list[Any], list[Any]]:
+        # Arrays that the function closed over are inputs where processes may hold different ones:
+        # constants would make other programs of theirs, whose collectives come in another order.
+        alone = topology is None or topology.is_whole
+        self._closed_over: list[Any] = []
+        if topology is not None and not alone:
+            self._closed_over = [_placed(x, topology) for x in lifted.consts]
+
+        def pure(
+            changed: Any, read_only: Any, args: Any, closed_over: Any = ()
+        ) -> tuple[list[Any], list[Any]]:
             state = [*changed, *read_only]
-            results = lifted.call(*args, *(state[i] for i in order))
+            call = lifted.call if alone else lifted.with_consts(closed_over)
+            results = call(*args, *(state[i] for i in order))
             return results[:num_outs], results[num_outs:]
 
         pure.__name__ = pure.__qualname__ = name
@@ -73,7 +83,7 @@ class Program:
                 outs, new = self.jitted(changed, read_only, arrays)
             else:
                 with together(topology, f"call {self._calls} of {self._label}") as finished:
-                    outs, new = finished(self.jitted(changed, read_only, arrays))
+                    outs, new = finished(self.jitted(changed, read_only, arrays, self._closed_over))
             if self._may_fail:
                 jax.block_until_ready(new)
                 self._judge(new)
@@ -107,7 +117,7 @@ class Program:
     def lowered(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, for looking at the compiled program."""
         changed, read_only = self._state(donated=False)
-        return self.jitted.lower(changed, read_only, list(arrays))
+        return self.jitted.lower(changed, read_only, list(arrays), self._closed_over)
 
     def _shardings(self) -> Any:
         topology = self.topology
@@ -167,25 +177,16 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
     return replicate(x, topology)
 
 
-def _outline(jaxpr: Any, *, counts: bool = False) -> Iterator[str]:
-    """What a program does, in words that are the same in every process.
-
-    Numbers may differ between the processes, like arrays, except those that may decide how often
-    something is done.
-
-    Args:
-        jaxpr: The program.
-        counts: Whether its numbers may.
-    """
+def _outline(jaxpr: Any) -> Iterator[str]:
+    """What a program does, in words that are the same in every process."""
     for equation in jaxpr.eqns:
-        loops = counts or equation.primitive.name == "while"
         yield equation.primitive.name
         yield from (str(x.aval) for x in equation.outvars)
-        if loops:
-            numbers = [x for x in equation.invars if isinstance(x, Literal)]
-            yield from (str(x) for x in numbers if np.ndim(x.val) == 0)
+        yield from (
+            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
+        )
         for inner in jaxprs_in_params(equation.params):
-            yield from _outline(inner, counts=loops)
+            yield from _outline(inner)
 
 
 _one_call = threading.RLock()

@@ -45,6 +45,8 @@ class StrategyBase(LogicalDeviceVerbs):
 
     # Whether a run is compiled also where Python runs op by op.
     compiles_runs = False
+    # Whether every worker has a program of its own.
+    between_graph = False
 
     def __init__(
         self, topology: Topology | None, cross_device_ops: CrossDeviceOps | None = None

@@ -1,5 +1,6 @@
 """InCluster: where a multi-worker strategy finds its workers and its devices."""
 
+import copy
 from typing import Any
 
 import jax
@@ -35,6 +36,16 @@ class InCluster:
     def is_chief(self) -> bool:
         """Whether this process is the one that writes for all."""
         return self.facts.is_chief
+
+    def configured(self, config_proto: Any) -> Any:
+        """A copy of a v1 session configuration that names this process and the chief."""
+        changed, facts = copy.deepcopy(config_proto), self.facts
+        if facts.task_type is None or not hasattr(changed, "device_filters"):
+            return changed
+        leads = "chief" if "chief" in self.resolver.cluster_spec().jobs else "worker"
+        changed.experimental.collective_group_leader = f"/job:{leads}/replica:0/task:0"
+        changed.device_filters[:] = [f"/job:{facts.task_type}/task:{facts.task_id}"]
+        return changed
 
 
 class WorkersAllReduce(NcclAllReduce):

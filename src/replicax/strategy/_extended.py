@@ -11,8 +11,10 @@ import jax
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
+from replicax.collectives._destinations import checked_pairs
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, strategy_scope
+from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._regroup import regroup, select
@@ -55,8 +57,8 @@ class StrategyExtended:
 
     @property
     def experimental_between_graph(self) -> bool:
-        """TensorFlow's question about graph mode, which does not exist here."""
-        return False
+        """Whether every worker has a program of its own, as multi-worker strategies have."""
+        return self._strategy.between_graph
 
     @property
     def experimental_should_init(self) -> bool:
@@ -98,6 +100,7 @@ class StrategyExtended:
             options: How to pack and move the data.
         """
         with self._cross_replica("reduce_to"):
+            value = self._of_workers(reduce_op, value)
             return self._strategy.cross_device_ops.reduce(reduce_op, value, destinations, options)
 
     def batch_reduce_to(
@@ -108,8 +111,9 @@ class StrategyExtended:
     ) -> list[Any]:
         """Combine several per-replica values at once; see `reduce_to`."""
         with self._cross_replica("batch_reduce_to"):
-            ops = self._strategy.cross_device_ops
-            return ops.batch_reduce(reduce_op, value_destination_pairs, options)
+            ops, pairs = self._strategy.cross_device_ops, value_destination_pairs
+            pairs = [(self._of_workers(reduce_op, v), d) for v, d in checked_pairs(pairs)]
+            return ops.batch_reduce(reduce_op, pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         """The same value on all destinations."""
@@ -216,6 +220,14 @@ class StrategyExtended:
         if topology is None or len(parts) == 1:
             return results[0]
         return _as_mirrored(regroup([_value(r) for r in results], topology))
+
+    def _of_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+        """A plain value as what each of several workers has in its place; others as they are."""
+        topology = self._strategy.topology
+        if topology is None or not is_workers_own(value, topology):
+            return value
+        op = ReduceOp.parse(reduce_op)
+        return of_each_worker(value, topology, f"reduce_to({op.name})", once=op is ReduceOp.SUM)
 
     @contextmanager
     def _cross_replica(self, verb: str) -> Iterator[None]:

@@ -31,6 +31,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         1
     """
 
+    between_graph = True
+
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -49,6 +51,9 @@ class MultiWorkerMirroredStrategy(Strategy):
     def is_chief(self) -> bool:
         """Whether this process is the one of all workers that writes files."""
         return self._cluster.is_chief
+
+    def _configured(self, config_proto: Any) -> Any:
+        return self._cluster.configured(config_proto)
 
 
 class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):

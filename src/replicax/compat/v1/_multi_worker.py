@@ -22,6 +22,8 @@ class MultiWorkerMirroredStrategy(Strategy):
         1
     """
 
+    between_graph = True
+
     def __init__(
         self,
         communication: Any = CommunicationImplementation.AUTO,
@@ -40,3 +42,6 @@ class MultiWorkerMirroredStrategy(Strategy):
     def is_chief(self) -> bool:
         """Whether this process is the one of all workers that writes files."""
         return self._cluster.is_chief
+
+    def _configured(self, config_proto: Any) -> Any:
+        return self._cluster.configured(config_proto)
