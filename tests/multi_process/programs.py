@@ -292,26 +292,24 @@ def each_workers_own():
 def lazy_variables(compiled):
     """Variables that a replica function makes on its first call."""
     strategy = made()
-    variables = []
+    variables = {}  # eager replicas all make them, and get the same ones
 
     def step():
         if not variables:
             start = 5.0 + jax.process_index()
-            variables.append(rx.Variable(start, aggregation=AGGREGATION.SUM))
-            variables.append(
-                rx.Variable(
-                    start, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
-                )
+            variables["mirrored"] = rx.Variable(start, aggregation=AGGREGATION.SUM)
+            variables["on read"] = rx.Variable(
+                start, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
             )
-        for v in variables:
+        for v in variables.values():
             v.assign_add(replica_id())
-        return variables[0].read_value() * 1
+        return variables["mirrored"].read_value() * 1
 
     run = (rx.function if compiled else lambda f: f)(lambda: strategy.run(step))
     with strategy.scope():
         returned = [own(strategy, run()) for _ in range(2)]
     rx.debug.check_in_sync()
-    return [returned, own(strategy, variables[1]), float(variables[1])]
+    return [returned, own(strategy, variables["on read"]), float(variables["on read"])]
 
 
 def names():
