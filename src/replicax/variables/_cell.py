@@ -182,3 +182,9 @@ def on_host(x: Any) -> np.ndarray:
     """The bits of an array as NumPy has them; of random keys, the numbers that they stand for."""
     is_keys = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if is_keys else x)
+
+
+def shown(x: jax.Array) -> str:
+    """The value for a person: a number, or an array."""
+    array = on_host(x)
+    return repr(array.item()) if array.ndim == 0 else repr(array)

@@ -21,7 +21,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import InBody, PerReplica, format_components
 from replicax.values._placement import is_traced
 from replicax.values._workers import from_first
-from replicax.variables._cell import Cell, on_host
+from replicax.variables._cell import Cell, shown
 from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, initial_array
 from replicax.variables._layout import layout_of
@@ -307,7 +307,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     def _row(self) -> str:
         head = f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"
         value = self._policy.read()
-        return head + (">" if is_traced(value) else f", numpy={_shown(value)}>")
+        return head + (">" if is_traced(value) else f", numpy={shown(value)}>")
 
     def __hash__(self) -> int:
         return id(self)
@@ -363,11 +363,6 @@ def _component(whole: Variable, replica: int) -> Variable:
 def _components(value: PerReplica) -> tuple[Any, ...]:
     # Inside compiled code the others' pieces are a collective away, and of the same kind.
     return (value.form.piece,) if isinstance(value.form, InBody) else value.values
-
-
-def _shown(value: jax.Array) -> str:
-    array = on_host(value)
-    return repr(array.item()) if array.ndim == 0 else repr(array)
 
 
 _ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
