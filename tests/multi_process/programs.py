@@ -334,3 +334,29 @@ def names():
         "structure": len(strategy.experimental_local_results([1, 2])),
         "synchronization": v.synchronization.name,
     }
+
+
+def keys_and_gradients():
+    """Steps that split a random key of the chief's and follow the mean gradient."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        key = rx.Variable(jax.random.key(7 + jax.process_index()))
+        weights = rx.Variable(jnp.ones(3))
+
+    def replica(x):
+        key.assign(jax.random.split(key.read_value())[0])
+        loss, (gradient,) = rx.value_and_grad(
+            lambda: jnp.sum((weights.read_value() - x) ** 2), [weights]
+        )()
+        context = rx.distribute.get_replica_context()
+        weights.assign_sub(0.25 * context.all_reduce("MEAN", gradient))
+        return loss
+
+    step = rx.function(lambda x: strategy.run(replica, args=(x,)))
+    x = strategy.experimental_distribute_values_from_function(
+        lambda context: jnp.full(3, context.replica_id_in_sync_group, jnp.float32)
+    )
+    for _ in range(2):
+        step(x)
+    rx.debug.check_in_sync()
+    return np.asarray(jax.random.key_data(key.read_value())), weights.numpy()

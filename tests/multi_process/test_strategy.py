@@ -1,5 +1,6 @@
 """Several workers compute, hold variables and read data as one strategy."""
 
+import jax
 import numpy as np
 import pytest
 
@@ -176,6 +177,20 @@ def test_an_unseeded_shuffle_gives_every_element_to_one_worker():
     for epoch in range(2):
         assert sorted(x for r in results for x in r[epoch]) == list(range(11))
     assert results[0][0] != results[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2)])
+def test_random_keys_and_gradients_are_the_same_on_all_workers(workers, devices):
+    results = run_in_processes(programs.keys_and_gradients, workers, devices)
+
+    key = jax.random.key(7)
+    for _ in range(2):
+        key = jax.random.split(key)[0]
+    mean = (workers * devices - 1) / 2
+    for numbers, weights in results:
+        np.testing.assert_array_equal(numbers, jax.random.key_data(key))
+        np.testing.assert_allclose(weights, mean + (1 - mean) / 4, rtol=1e-6)
 
 
 def test_every_worker_knows_its_place():

@@ -6,7 +6,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax.topology._mesh import Topology
-from replicax.values._placement import first, join, on_device, replicate, split, stack, unstack
+from replicax.values._placement import (
+    first,
+    join,
+    on_device,
+    own_copy,
+    replicate,
+    split,
+    stack,
+    unstack,
+)
 
 ORDERS = [[0, 1], [1, 0], [3, 1, 2, 0], [7, 6, 5, 4, 3, 2, 1, 0], [5]]
 
@@ -61,6 +70,23 @@ def test_a_replicated_array_owns_its_memory():
     mine[:] = 7
 
     assert np.asarray(placed).tolist() == [1.0] * 64
+
+
+@pytest.mark.parametrize("make", [lambda: jnp.arange(6.0), lambda: jax.random.key(3)])
+def test_a_copy_stays_where_it_was_in_memory_of_its_own(make):
+    topology = topology_of([0, 1])
+    placed = replicate(make(), topology)
+
+    copied = own_copy(placed)
+
+    assert copied.sharding == placed.sharding
+    assert copied.dtype == placed.dtype
+    numbers = [x if x.dtype == jnp.float32 else jax.random.key_data(x) for x in (placed, copied)]
+    np.testing.assert_array_equal(*numbers)
+    before, after = (
+        {shard.data.unsafe_buffer_pointer() for shard in x.addressable_shards} for x in numbers
+    )
+    assert not before & after
 
 
 def test_rows_of_different_types_become_one_type():

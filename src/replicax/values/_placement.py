@@ -50,6 +50,10 @@ def own_copy(x: Any) -> jax.Array:
     if not is_array(x):
         # Copied here: device_put reads the caller's memory later, even if it may not alias it.
         return jax.device_put(np.array(x))  # type: ignore[no-any-return]
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would forget where they are
+        numbers = own_copy(jax.random.key_data(x))
+        keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
+        return keys
     if not x.is_fully_addressable:
         parts = [jax.device_put(shard.data, may_alias=False) for shard in x.addressable_shards]
         return jax.make_array_from_single_device_arrays(x.shape, x.sharding, parts, dtype=x.dtype)
