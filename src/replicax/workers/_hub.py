@@ -306,9 +306,9 @@ class Hub:
         text = (
             f"The workers run different programs: {when} collective {number}. There,"
             f" {self._name(a)} calls {first}, and {self._name(b)} calls {second}. All workers must"
-            " call"
-            " the same functions, reductions and variable creations, with the same shapes, in the"
-            " same order; do not put them under an `if` that depends on the worker."
+            " call the same functions, reductions and variable creations, with the same shapes and"
+            " the same Python numbers, in the same order; do not put them under an `if` that"
+            " depends on the worker."
         )
         self._close_door()
         self._tell_all(Report("mismatch", None, text).to_message())
