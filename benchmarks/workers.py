@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks._timing import compare  # noqa: E402
+from benchmarks._timing import Comparison, compare  # noqa: E402
 from replicax.workers._wire import free_ports  # noqa: E402
 
 ALL_REDUCES = ("all_reduce 1", "all_reduce 1024", "all_reduce 262144")
@@ -106,12 +106,12 @@ def main() -> None:
         blocks = ours.block("MLP from files"), ours.block("MLP from memory")
         show("MLP with agreed batches / without", compare(*blocks, pairs=pairs))
     for peer, command in peers.items():
-        times = [
-            (first_step(launch), first_step(partial(start_two, *command, "first")))
-            for _ in range(5)
-        ]
-        ours_took, theirs_took = (sorted(x)[2] for x in zip(*times, strict=True))
-        line(f"command to first step, ours / {peer}", ours_took, theirs_took)
+        begin = partial(start_two, *command, "first")
+        times = [(first_step(launch), first_step(begin)) for _ in range(max(pairs // 2, 3))]
+        show(
+            f"command to first step, ours / {peer}",
+            Comparison(*map(list, zip(*times, strict=True))),
+        )
 
 
 def launch():
@@ -139,10 +139,6 @@ def show(name, comparison):
     quartiles = f"({ratio.low:.2f} to {ratio.high:.2f})"
     ours, theirs = (sorted(x)[len(x) // 2] for x in (comparison.ours, comparison.theirs))
     print(f"{name:45s} {ratio.median:5.2f}  {quartiles}  {1e3 * ours:.2f}, {1e3 * theirs:.2f} ms")
-
-
-def line(name, ours, theirs):
-    print(f"{name:45s} {ours / theirs:5.2f}  ({ours:.1f} s, {theirs:.1f} s)")
 
 
 def _own(package):
