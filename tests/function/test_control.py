@@ -11,6 +11,7 @@ import replicax as rx
 from replicax._errors import ReplicaError, TracingError
 
 EXAMPLES = settings(max_examples=12)
+FLOATS = st.floats(-4, 4, width=32, allow_subnormal=False)  # XLA takes such numbers for 0
 
 
 def replica_id():
@@ -49,7 +50,7 @@ def test_cond_may_assign_in_one_branch_only(mode):
 
 
 @EXAMPLES
-@given(x=st.floats(-4, 4, width=32), compiled=st.booleans())
+@given(x=FLOATS, compiled=st.booleans())
 def test_cond_is_that_of_jax(x, compiled):
     def ours(x):
         return rx.cond(x > 0, lambda y: {"a": y * 2}, lambda y: {"a": y - 1}, x)
@@ -61,7 +62,7 @@ def test_cond_is_that_of_jax(x, compiled):
 
 @EXAMPLES
 @given(
-    xs=st.lists(st.floats(-4, 4, width=32), min_size=3, max_size=3),
+    xs=st.lists(FLOATS, min_size=3, max_size=3),
     reverse=st.booleans(),
     compiled=st.booleans(),
 )
