@@ -22,6 +22,7 @@ from replicax.workers._wire import free_ports
 
 _SHOWN = 20
 _INTERRUPTED = 130
+_LOOPBACK = "127.0.0.1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +88,7 @@ def _attempt(options: argparse.Namespace, attempt: int, folder: Path) -> int:
 
 def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]:
     addresses = _addresses(options)
-    hosts = options.hosts.split(",") if options.hosts else ["127.0.0.1"]
-    each = options.workers // len(hosts)
+    each = options.workers // len(_hosts(options))
     own = range(options.host_index * each, (options.host_index + 1) * each)
     module = ["-m"] if options.is_module else []
     program = [*module, options.program, *options.arguments, *options.rest]
@@ -114,15 +114,15 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]
     ]
 
 
+def _hosts(options: argparse.Namespace) -> list[str]:
+    hosts: list[str] = options.hosts.split(",") if options.hosts else [_LOOPBACK]
+    return hosts
+
+
 def _addresses(options: argparse.Namespace) -> list[str]:
-    if not options.hosts:
-        ports = (
-            [options.port + i for i in range(options.workers)]
-            if options.port
-            else free_ports(options.workers)
-        )
-        return [f"127.0.0.1:{port}" for port in ports]
-    hosts = options.hosts.split(",")
+    if not options.port:
+        return [f"{_LOOPBACK}:{port}" for port in free_ports(options.workers)]
+    hosts = _hosts(options)
     each = options.workers // len(hosts)
     return [f"{host}:{options.port + i}" for host in hosts for i in range(each)]
 
@@ -153,7 +153,7 @@ def _start_hub(plan: Plan) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    hosts = options.hosts.split(",") if options.hosts else ["127.0.0.1"]
+    hosts = _hosts(options)
     faults = {
         "--workers must be at least 1": options.workers < 1,
         f"--workers {options.workers} cannot be divided evenly over {len(hosts)} hosts": (

@@ -48,6 +48,26 @@ class InCluster:
         return changed
 
 
+class OnWorkers:
+    """What a multi-worker strategy, of any version, answers about its cluster."""
+
+    between_graph = True
+    _cluster: InCluster
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The cluster, and which task of it this process is."""
+        return self._cluster.resolver
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one of all workers that writes files."""
+        return self._cluster.is_chief
+
+    def _configured(self, config_proto: Any) -> Any:
+        return self._cluster.configured(config_proto)
+
+
 class WorkersAllReduce(NcclAllReduce):
     """One all-reduce over the replicas of all workers, packed as the strategy was told."""
 

@@ -4,11 +4,11 @@ from typing import Any
 
 from replicax.cluster._resolver import ClusterResolver
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
-from replicax.strategy._cluster import InCluster, WorkersAllReduce
+from replicax.strategy._cluster import InCluster, OnWorkers, WorkersAllReduce
 from replicax.strategy._v2 import Strategy
 
 
-class MultiWorkerMirroredStrategy(Strategy):
+class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
     """Synchronous training on the devices of several machines.
 
     Each variable has a copy on every device of every worker, and the copies are kept equal. Every
@@ -31,8 +31,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         1
     """
 
-    between_graph = True
-
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
@@ -41,19 +39,6 @@ class MultiWorkerMirroredStrategy(Strategy):
         self._cluster = InCluster(cluster_resolver)
         topology = self._cluster.topology
         super().__init__(topology, WorkersAllReduce(communication_options, topology))
-
-    @property
-    def cluster_resolver(self) -> ClusterResolver:
-        """The cluster, and which task of it this process is."""
-        return self._cluster.resolver
-
-    @property
-    def is_chief(self) -> bool:
-        """Whether this process is the one of all workers that writes files."""
-        return self._cluster.is_chief
-
-    def _configured(self, config_proto: Any) -> Any:
-        return self._cluster.configured(config_proto)
 
 
 class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
