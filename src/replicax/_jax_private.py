@@ -100,8 +100,11 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
     lost, leaves SIGTERM alone, and binds the sockets of CPU collectives to ``hostname`` only.
 
     Returns:
-        Whether this JAX offers a way; if not, nothing has happened.
+        Whether this JAX offers a way, and had one to start the service (which then has an
+        address); if not, nothing has happened.
     """
+    if not service:
+        return False
     state: Any = getattr(_distributed, "global_state", None)
     new_client: Any = getattr(_jaxlib, "get_distributed_runtime_client", None)
     new_collectives: Any = getattr(_jaxlib, "make_gloo_tcp_collectives", None)
