@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._errors import VariableError
+from replicax.variables._held import variable_of
 from replicax.variables._levels import Overlay, level
 from replicax.variables._variable import Variable
 
@@ -37,15 +38,14 @@ def value_and_grad(
         >>> float(value), float(gradient)
         (18.0, 12.0)
     """
-    given, treedef = jax.tree.flatten(variables)
-    if not given:
+    leaves, treedef = jax.tree.flatten(variables, is_leaf=_is_variable)
+    if not leaves:
         raise TypeError(
             f"value_and_grad needs the variables to differentiate with respect to, got"
             f" {variables!r}. Write `rx.value_and_grad(fn, [w, b])`; for arguments, use"
             " jax.value_and_grad."
         )
-    for v in given:
-        _check(v)
+    given = [_checked(v) for v in leaves]
     # A variable that is named twice has one gradient, and gets it twice.
     cells = list(dict.fromkeys(v.cell for v in given))
 
@@ -91,17 +91,23 @@ def grad(
     return wrapped
 
 
-def _check(v: Any) -> None:
-    if not isinstance(v, Variable):
+def _is_variable(x: Any) -> bool:
+    return variable_of(x) is not None
+
+
+def _checked(x: Any) -> Variable:
+    v = variable_of(x)
+    if v is None:
         raise TypeError(
-            f"value_and_grad differentiates with respect to rx.Variables, got {v!r}"
-            f" ({type(v).__name__}). For arrays, use jax.value_and_grad."
+            f"value_and_grad differentiates with respect to variables, got {x!r}"
+            f" ({type(x).__name__}). For arrays, use jax.value_and_grad."
         )
     if not jnp.issubdtype(v.dtype, jnp.inexact):
         raise VariableError(
             f"Variable {v.name!r} of dtype {v.dtype} has no gradient; only floating-point"
             " variables have one."
         )
+    return v
 
 
 def _pair(result: Any) -> tuple[Any, Any]:

@@ -20,7 +20,7 @@ from replicax.values._per_replica import (
     mirrored,
 )
 from replicax.values._placement import first, is_array
-from replicax.variables._variable import Variable
+from replicax.variables._held import value_of
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
@@ -69,8 +69,7 @@ def _plain(x: Any, local: Any) -> Any:
 
 
 def _part(x: Any, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
-    if isinstance(x, Variable):
-        x = x.read_value()  # a snapshot, as every result is
+    x = value_of(x)  # a snapshot, as every result is
     if is_array(x):
         return _plain, x, False
     if isinstance(x, DistributedValues):

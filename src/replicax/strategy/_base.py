@@ -32,7 +32,7 @@ from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, is_distributed, pieces
 from replicax.values._reduce import Axis, gather_value, reduce_value
-from replicax.variables._variable import Variable
+from replicax.variables._held import value_of, variable_of
 
 if TYPE_CHECKING:
     from replicax.input import _distribute
@@ -324,8 +324,11 @@ class StrategyBase(LogicalDeviceVerbs):
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
         topology = self.devices_or_default
-        if isinstance(value, Variable) and value.cell.per_replica:
-            value = pieces([c.read_value() for c in value.components], topology)
+        variable = variable_of(value)
+        if variable is not None:
+            value = variable
+            if variable.cell.per_replica:
+                value = pieces([c.read_value() for c in variable.components], topology)
         if is_workers_own(value, topology):
             once = op is ReduceOp.SUM and axis is None
             value = of_each_worker(value, topology, f"reduce({op.name})", once=once)
@@ -333,8 +336,7 @@ class StrategyBase(LogicalDeviceVerbs):
             return reduce_value(op, value, axis, topology)
         if isinstance(value, DistributedValues):
             value = value.values[0]
-        if isinstance(value, Variable):
-            value = value.read_value()
+        value = value_of(value)
         if axis is None:
             return plain_reduction(op, value, self.num_replicas_in_sync)
         # Every replica holds the value, and reduces it over the axis for itself.
@@ -370,4 +372,5 @@ class StrategyBase(LogicalDeviceVerbs):
 def _parts(x: Any) -> tuple[Any, ...]:
     if isinstance(x, DistributedValues):
         return x.values
-    return x.components if isinstance(x, Variable) else (x,)
+    variable = variable_of(x)
+    return (x,) if variable is None else variable.components

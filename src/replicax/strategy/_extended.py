@@ -18,9 +18,9 @@ from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._regroup import regroup, select
+from replicax.variables._held import required_variable, value_of, variable_of
 from replicax.variables._layout import laid_out_like
 from replicax.variables._levels import TraceLevel, level
-from replicax.variables._variable import Variable
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -124,7 +124,7 @@ class StrategyExtended:
 
     def update(
         self,
-        var: Variable,
+        var: Any,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -147,7 +147,10 @@ class StrategyExtended:
             )
         with self._cross_replica("update"):
             return self._for_each(
-                var.components, fn, (tuple(args), dict(kwargs or {})), group=group
+                required_variable(var, "update").components,
+                fn,
+                (tuple(args), dict(kwargs or {})),
+                group=group,
             )
 
     def update_non_slot(
@@ -168,17 +171,19 @@ class StrategyExtended:
         """Where variables that belong to no other variable live: everywhere."""
         return self.parameter_devices
 
-    def read_var(self, v: Variable) -> Any:
+    def read_var(self, v: Any) -> Any:
         """The value of a variable, in the current context."""
-        return v.read_value()
+        return required_variable(v, "read_var").read_value()
 
     def value_container(self, value: Any) -> Any:
         """The variable whose copy ``value`` is, or ``value``."""
-        return value.whole if isinstance(value, Variable) else value
+        variable = variable_of(value)
+        return value if variable is None else variable.whole
 
-    def variable_created_in_scope(self, v: Variable) -> bool:
+    def variable_created_in_scope(self, v: Any) -> bool:
         """Whether a variable was created in this strategy's scope."""
-        return v.distribute_strategy is self._strategy
+        variable = variable_of(v)
+        return variable is not None and variable.distribute_strategy is self._strategy
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
@@ -187,15 +192,13 @@ class StrategyExtended:
         Raises:
             ValueError: If the other variable belongs to another strategy.
         """
-        if (
-            not isinstance(colocate_with_variable, Variable)
-            or colocate_with_variable.distribute_strategy is not self._strategy
-        ):
+        other = variable_of(colocate_with_variable)
+        if other is None or other.distribute_strategy is not self._strategy:
             raise ValueError(
                 f"colocate_vars_with needs a variable made in the scope of {self._strategy}, got"
                 f" {colocate_with_variable!r}."
             )
-        with laid_out_like(colocate_with_variable.cell):
+        with laid_out_like(other.cell):
             yield
 
     def _for_each(
@@ -275,7 +278,7 @@ class _CopyUpdate:
 
 def _value(result: Any) -> Any:
     """What an update returned, with the values of variables in their place."""
-    return jax.tree.map(lambda x: x.read_value() if isinstance(x, Variable) else x, result)
+    return jax.tree.map(value_of, result)
 
 
 def _as_mirrored(value: Any) -> Any:

@@ -20,8 +20,8 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.topology._partition import partition_spec
 from replicax.values._per_replica import DistributedValues
 from replicax.values._placement import WHOLE, is_traced
+from replicax.variables._held import value_of, variable_of
 from replicax.variables._levels import Storage, level
-from replicax.variables._variable import Variable
 
 
 class LogicalDeviceVerbs:
@@ -142,7 +142,7 @@ def annotate(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
     where = level()
     if isinstance(where, Storage) and not is_traced(tensor):
         return _placed(tensor, spec, topology)
-    value = jnp.asarray(tensor.read_value() if isinstance(tensor, Variable) else tensor)
+    value = jnp.asarray(value_of(tensor))
     if topology.cores == 1:
         return value
     where.uses(topology, "an annotation for logical devices")
@@ -152,13 +152,14 @@ def annotate(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
 
 
 def _placed(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
-    if isinstance(tensor, Variable):
-        if tensor.topology != topology or tensor.cell.per_replica:
+    variable = variable_of(tensor)
+    if variable is not None:
+        if variable.topology != topology or variable.cell.per_replica:
             raise PlacementError(
-                f"Variable {tensor.name!r} has no layout over the logical devices of this strategy:"
-                " it was made outside of its scope, or is synchronized ON_READ."
+                f"Variable {variable.name!r} has no layout over the logical devices of this"
+                " strategy: it was made outside of its scope, or is synchronized ON_READ."
             )
-        tensor.cell.lay_out(spec)
+        variable.cell.lay_out(spec)
         return tensor
     if topology.cores == 1:
         return jnp.asarray(tensor)
@@ -171,4 +172,5 @@ def _shape(tensor: Any) -> tuple[int, ...]:
             "A per-replica value has a part on each replica already. Annotate each replica's part,"
             " inside the function that `strategy.run` calls."
         )
-    return tuple(np.shape(tensor)) if not isinstance(tensor, Variable) else tensor.shape
+    variable = variable_of(tensor)
+    return tuple(np.shape(tensor)) if variable is None else variable.shape

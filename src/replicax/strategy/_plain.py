@@ -7,15 +7,16 @@ import jax.numpy as jnp
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, in_body, pieces
+from replicax.variables._held import variable_of
 from replicax.variables._levels import level
-from replicax.variables._variable import Variable
 
 
 def is_workers_own(value: Any, topology: Topology | None) -> bool:
     """Whether other workers may hold another value in the place of this one."""
     if topology is None or topology.is_whole or isinstance(value, DistributedValues):
         return False
-    return not isinstance(value, Variable) or value.topology is None
+    variable = variable_of(value)
+    return variable is None or variable.topology is None
 
 
 def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> PerReplica:

@@ -10,13 +10,14 @@ import numpy as np
 from replicax._errors import DivergenceError
 from replicax.values._reduce import agree
 from replicax.variables._cell import Cell, on_host
-from replicax.variables._variable import Variable, live_variables
+from replicax.variables._held import required_variable
+from replicax.variables._variable import live_variables
 from replicax.workers._group import required
 
 CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
 
 
-def check_in_sync(variables: Iterable[Variable] | None = None, step: Any = None) -> None:
+def check_in_sync(variables: Iterable[Any] | None = None, step: Any = None) -> None:
     """Check that every mirrored variable is the same, to the bit, on all replicas.
 
     With the environment variable ``REPLICAX_CHECK_SYNC=1`` this is done after every call of a
@@ -40,7 +41,10 @@ def check_in_sync(variables: Iterable[Variable] | None = None, step: Any = None)
         replicax._errors.DivergenceError: Mirrored variable 'weight' differs between replicas...
     """
     chosen = live_variables if variables is None else variables
-    check_cells([v.whole.cell for v in chosen], "" if step is None else f" after step {step}")
+    check_cells(
+        [required_variable(v, "check_in_sync").whole.cell for v in chosen],
+        "" if step is None else f" after step {step}",
+    )
 
 
 def check_cells(cells: Iterable[Cell], when: str) -> None:
