@@ -1,5 +1,6 @@
 """Where elements come from, and how datasets are put together."""
 
+import operator
 import pathlib
 
 import jax.numpy as jnp
@@ -304,8 +305,23 @@ def test_the_iterator_ends_like_tensorflows():
         iterator.get_next()
     with pytest.raises(StopIteration):
         next(iterator)
+    with pytest.raises(OutOfRangeError):
+        next(iterator)
     assert not iterator.get_next_as_optional().has_value()
     assert iter(iterator) is iterator
+
+
+def test_the_end_in_a_generator_is_as_with_any_iterator_and_get_next_ends_no_loop_by_itself():
+    iterator = iter(Dataset.range(2))
+
+    def all_of():
+        result = yield from iterator
+        assert result is None
+
+    assert [int(x) for x in all_of()] == [0, 1]
+    assert next(iterator, "nothing") == "nothing"
+    with pytest.raises(OutOfRangeError):
+        list(map(operator.methodcaller("get_next"), [iterator] * 5))
 
 
 def test_an_optional_holds_an_element():

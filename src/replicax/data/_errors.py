@@ -4,6 +4,7 @@ Each is also the built-in that says the same::
 
     ReplicaxError
     |-- OutOfRangeError (EOFError)              the dataset has no further element
+    |   `-- EndOfSequenceError (StopIteration)  the same, where Python's iterators end: `next`
     |-- DataLossError (OSError)                 a file is corrupt or cut off
     |-- NotFoundError (FileNotFoundError)       a file does not exist
     |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
@@ -23,6 +24,26 @@ class OutOfRangeError(ReplicaxError, EOFError):
         ...
         replicax.data._errors.OutOfRangeError: End of sequence: ...
     """
+
+
+class EndOfSequenceError(OutOfRangeError, StopIteration):
+    """What ``next(iterator)`` raises at the end: a `StopIteration` and an `OutOfRangeError`.
+
+    TensorFlow raises the one in eager code and the other in a compiled function; programs written
+    for either find theirs. `get_next` raises the plain `OutOfRangeError`: a `StopIteration` from
+    anything but `next` would silently end the loop or the `map` around it.
+
+    Example:
+        >>> try:
+        ...     next(iter(rx.data.Dataset.range(0)))
+        ... except rx.errors.OutOfRangeError as error:
+        ...     isinstance(error, StopIteration)
+        True
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.value = None  # what a `yield from` evaluates to; Python would take the message
 
 
 class DataLossError(ReplicaxError, OSError):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicax.data._errors import InvalidArgumentError, OutOfRangeError
+from replicax.data._errors import EndOfSequenceError, InvalidArgumentError, OutOfRangeError
 from replicax.data._node import Node, Stream, walk
 from replicax.data._optional import Optional
 from replicax.data._seeds import Run, Seeds
@@ -43,7 +43,7 @@ class DatasetIterator(Iterator[Any]):
             return element
         elements = self._advance()
         if elements is None:
-            raise StopIteration
+            raise EndOfSequenceError(self._end())
         self._position += 1
         self._ready = iter(elements)
         return next(self._ready)
@@ -63,10 +63,7 @@ class DatasetIterator(Iterator[Any]):
         """
         for element in self:
             return element
-        raise OutOfRangeError(
-            f"End of sequence: the dataset has given all its {self._position} elements. Iterate"
-            " with `for element in dataset`, or start again with `iter(dataset)`."
-        )
+        raise OutOfRangeError(self._end())
 
     def get_next_as_optional(self) -> Optional:
         """The next element, or an empty optional at the end.
@@ -169,6 +166,12 @@ class DatasetIterator(Iterator[Any]):
     def __del__(self) -> None:
         if getattr(self, "_stream", None) is not None:
             self._stop()
+
+    def _end(self) -> str:
+        return (
+            f"End of sequence: the dataset has given all its {self._position} elements. Iterate"
+            " with `for element in dataset`, or start again with `iter(dataset)`."
+        )
 
     def _advance(self) -> list[Any] | None:
         if self._is_done:

@@ -14,7 +14,7 @@ import jax
 
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
-from replicax.data._errors import InvalidArgumentError, OutOfRangeError
+from replicax.data._errors import EndOfSequenceError, InvalidArgumentError, OutOfRangeError
 from replicax.data._optional import Optional
 from replicax.function._signals import HostDriven
 from replicax.input._feed import Feed
@@ -139,7 +139,7 @@ class DistributedIterator(Iterator[Any]):
         if isinstance(frame.level, TraceLevel):
             return pulled(self, frame.level)
         if not self.reaches(1):
-            raise StopIteration
+            raise EndOfSequenceError(self._end())
         return self.consume(1)[0]
 
     def get_next(self) -> Any:
@@ -150,10 +150,7 @@ class DistributedIterator(Iterator[Any]):
         """
         for element in self:
             return element
-        raise OutOfRangeError(
-            f"End of sequence: the distributed dataset has given all its {self._given} elements."
-            " Start again with `iter(dataset)`."
-        )
+        raise OutOfRangeError(self._end())
 
     def get_next_as_optional(self) -> Optional:
         """The next element, or an empty optional at the end."""
@@ -209,6 +206,12 @@ class DistributedIterator(Iterator[Any]):
         """End the pass and its thread."""
         self._elements.close()
         self._peeked.clear()
+
+    def _end(self) -> str:
+        return (
+            f"End of sequence: the distributed dataset has given all its {self._given} elements."
+            " Start again with `iter(dataset)`."
+        )
 
     def _open(self, state: Any, skip: int) -> Prefetch:
         stop = threading.Event()
