@@ -168,6 +168,8 @@ def _to_shape(shape: Iterable[int | None] | int | None) -> Shape | None:
 
 
 def _to_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    if getattr(dtype, "name", "").startswith("key<"):  # random keys have dtypes of JAX's own
+        return dtype  # type: ignore[return-value]
     result = np.dtype(object) if dtype in (str, bytes) else np.dtype(dtype)
     # NumPy's fixed-width strings drop trailing zero bytes; on the host a string is an object.
     return np.dtype(object) if result.kind in "SU" else result

@@ -199,3 +199,28 @@ def test_a_declared_function_gives_its_concrete_function_without_arguments(total
 
     assert float(concrete(jnp.ones((1, 2)))) == 2.0
     assert total.experimental_get_tracing_count() == 1
+
+
+def test_random_keys_are_arrays():
+    draw = rx.function(lambda key, n: jax.random.uniform(key) * n)
+    keys = jax.random.split(jax.random.key(0), 2)
+
+    drawn = [float(draw(k, 1.0)) for k in keys]
+
+    assert drawn == [float(jax.random.uniform(k)) for k in keys]
+    assert draw.experimental_get_tracing_count() == 1
+    assert key(keys[0]) != key(jax.random.PRNGKey(0))
+
+
+def test_each_replica_gets_its_random_key():
+    strategy = rx.distribute.MirroredStrategy(jax.devices()[:2])
+    keys = jax.random.split(jax.random.key(0), 2)
+    spread = strategy.experimental_distribute_values_from_function(
+        lambda context: keys[context.replica_id_in_sync_group]
+    )
+    made = rx.function(lambda k: strategy.run(lambda k: (k, jax.random.uniform(k)), args=(k,)))
+
+    again, drawn = made(made(spread)[0])
+
+    assert [float(x) for x in drawn.values] == [float(jax.random.uniform(k)) for k in keys]
+    assert (jax.random.key_data(again.values[1]) == jax.random.key_data(keys[1])).all()

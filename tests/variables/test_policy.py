@@ -7,6 +7,8 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import replicax as rx
 from replicax._errors import DivergenceError, ScopeError, VariableError
@@ -261,3 +263,30 @@ def test_merge_call_writes_all_copies_of_an_on_read_variable(two, mode):
 
     assert [float(c) for c in v.components] == [4.0, 4.0]
     assert float(v) == 8.0
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    kind=st.sampled_from(["float32", "bfloat16", "float16", "int32", "uint8", "complex64"]),
+    replicas=st.sampled_from([2, 3, 4, 7]),
+    wraps=st.sampled_from([lambda f: f, rx.function]),
+    data=st.data(),
+)
+def test_what_is_assigned_across_replicas_is_what_their_shares_add_up_to(
+    kind, replicas, wraps, data
+):
+    numbers = st.integers(0, 255) if kind == "uint8" else st.integers(-(2**20), 2**20)
+    if kind not in ("uint8", "int32"):
+        numbers = st.floats(width=16, allow_subnormal=False).map(lambda x: x * 1.1)
+    strategy, value = mirrored(replicas), np.asarray(data.draw(numbers)).astype(jnp.dtype(kind))
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros((), kind), synchronization=ON_READ, aggregation=SUM)
+
+    wraps(lambda: v.assign(jnp.asarray(value)))()
+
+    read = np.asarray(v.read_value()).astype(value.dtype)
+    np.testing.assert_array_equal(read.astype("complex64"), value.astype("complex64"))
+    parts = [np.asarray(c.read_value()).astype("complex64") for c in v.components]
+    unit = max(abs(complex(value)) * 0.02, replicas)  # as equal as they can be
+    if np.isfinite(value):
+        assert max(abs(p - parts[1]) for p in parts) <= unit

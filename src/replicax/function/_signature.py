@@ -103,7 +103,7 @@ def _same(x: Any) -> Any:
 
 def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
     if is_array(x):
-        return (x.shape, x.dtype, x.weak_type), x, _same
+        return (x.shape, x.dtype, getattr(x, "weak_type", False)), x, _same  # keys have none
     if isinstance(x, DistributedValues):
         return _distributed(x)
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV":

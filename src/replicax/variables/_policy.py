@@ -190,15 +190,19 @@ class OnReadPolicy:
         if self._in_own_replica():
             write(self.cell, parts, combine, kind)
             return
+        shares: Callable[[Any], Sequence[Any]] = lambda _: parts  # noqa: E731
         if self._aggregation is VariableAggregation.SUM:
             self._refuse_addition(kind)
-            parts = tuple(self._share(p) for p in parts)
+            cut = [_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
+            shares = lambda i: [jnp.where(i == 0, lead, other) for lead, other in cut]  # noqa: E731
         old = _old(where, self.cell, kind)
-        if current().body is not None:
-            where.write(self.cell, combine(old, *parts))
+        if (body := current().body) is not None:
+            where.write(self.cell, combine(old, *shares(body.across.index())))
             return
-        olds = (None,) * len(self._topology.own) if old is None else old.values
-        where.write(self.cell, PerReplica([combine(o, *parts) for o in olds]))
+        own = self._topology.own
+        olds = (None,) * len(own) if old is None else old.values
+        new = [combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
+        where.write(self.cell, PerReplica(new))
 
     def _refuse_addition(self, kind: Kind) -> None:
         if kind == "add":
@@ -207,10 +211,6 @@ class OnReadPolicy:
                 " ON_READ, aggregation SUM) have no meaning across replicas: which copy should"
                 " take the difference? Call them inside `strategy.run`, or use `assign`."
             )
-
-    def _share(self, part: Any) -> Any:
-        # The copies add up to the value that was assigned.
-        return (jnp.asarray(part) / self._topology.num_replicas).astype(self.cell.dtype)
 
     def _in_own_replica(self) -> bool:
         frame = current()
@@ -227,6 +227,26 @@ class OnReadPolicy:
     def _topology(self) -> Topology:
         assert self.cell.topology is not None
         return self.cell.topology
+
+
+def _shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
+    """The first replica's part of ``x`` and each other's; their sum is ``x`` to the bit."""
+    count = topology.num_replicas
+    if jnp.iscomplexobj(x):
+        pairs = zip(_shares(x.real, topology), _shares(x.imag, topology), strict=True)
+        lead, other = (jax.lax.complex(a, b) for a, b in pairs)
+        return lead, other
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        other = x // count
+    elif jnp.issubdtype(x.dtype, jnp.floating):
+        # A multiple of the last bit of x: then so is every partial sum, and none is rounded.
+        # Halved, so that nothing overflows; rounded by force, as XLA may keep more bits.
+        half, kind = x / 2, jnp.finfo(x.dtype)
+        near = jax.lax.reduce_precision(half + half / count, kind.nexp, kind.nmant)
+        other = jnp.where(jnp.isfinite(x), (near - half) * 2, 0)
+    else:  # truth values
+        other = jnp.zeros_like(x)
+    return (x - other * (count - 1) if x.dtype != bool else x), other
 
 
 def write(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
