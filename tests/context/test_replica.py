@@ -266,17 +266,21 @@ class TestMergeCall:
 
         assert components(result) == [6.0, 12.0]  # 3 * 2x, as for all_reduce
 
-    @pytest.mark.parametrize("transform", [jax.grad, jax.jit, lambda f: jax.vmap(f)])
-    def test_under_a_transformation_in_eager_code_it_names_the_ways_out(self, transform):
+    @pytest.mark.parametrize("transform", [jax.grad, jax.jit, jax.vmap], ids=lambda t: t.__name__)
+    def test_it_is_transformed_in_eager_code_as_in_compiled_code(self, transform):
         strategy = mirrored(2)
 
-        def loss(x):
-            return jnp.sum(context().merge_call(lambda s, v: s.reduce("SUM", v, None), (x,)))
+        def step(x):
+            def total(x):
+                merged = context().merge_call(lambda s, v: s.reduce("SUM", v, None), (x * x,))
+                return jnp.sum(merged) * (replica_id() + 1)
 
-        with pytest.raises(rx.errors.TracingError, match="all_reduce and all_gather") as error:
-            strategy.run(lambda: transform(loss)(jnp.ones(2) if transform is not jax.grad else 1.0))
+            return transform(total)(x * (replica_id() + 1))
 
-        assert "rx.function" in str(error.value)
+        x = jnp.ones(2) if transform is not jax.grad else jnp.float32(1)
+        eager, one_program = strategy.run(step, args=(x,)), rx.function(strategy.run)(step, (x,))
+
+        assert components(eager) == components(one_program)
 
     def test_a_run_inside_it_is_refused_in_compiled_code(self):
         strategy = mirrored(2)

@@ -29,6 +29,11 @@ class Link(Protocol):
     def across(self) -> Across:
         """The collectives of compiled code."""
 
+    @property
+    @abstractmethod
+    def has_rows(self) -> bool:
+        """Whether this replica was given any rows of the batch."""
+
     @abstractmethod
     def replica_id(self) -> Any:
         """This replica's number."""
@@ -92,6 +97,11 @@ class ReplicaContext:
     def across(self) -> Across:
         """How code that is compiled for this replica reaches the others."""
         return self._link.across
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether this replica was given any rows of a batch that is short for some."""
+        return self._link.has_rows
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
 """Gradients with respect to variables."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax._errors import VariableError
+from replicax.context._current import current
 from replicax.variables._held import variable_of
 from replicax.variables._levels import Overlay, level
+from replicax.variables._policy import write_own
 from replicax.variables._variable import Variable
 
 
@@ -50,26 +52,34 @@ def value_and_grad(
     cells = list(dict.fromkeys(v.cell for v in given))
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        writes: list[Any] = []
+        overlays: list[Overlay] = []
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
             overlay = Overlay(dict(zip(cells, values, strict=True)))
             with overlay.opened():
                 result = fn(*args, **kwargs)
             loss, aux = _pair(result) if has_aux else (result, None)
-            writes[:] = overlay.writes
+            overlays.append(overlay)
             return _scalar(loss), (aux, list(overlay.writes.values()))
 
         values = [next(v for v in given if v.cell is c).read_value() for c in cells]
         (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
-        outside = level()
-        for cell, value in zip(writes, new, strict=True):
-            outside.write(cell, value)
+        _keep(overlays[-1], new)
         own = dict(zip(cells, gradients, strict=True))
         gradients = [own[v.cell] for v in given]
         return ((loss, aux) if has_aux else loss), jax.tree.unflatten(treedef, gradients)
 
     return wrapped
+
+
+def _keep(overlay: Overlay, values: Iterable[Any]) -> None:
+    """Write what was written in an overlay to what is outside."""
+    outside, replica = level(), current().replica
+    for cell, value in zip(overlay.writes, values, strict=True):
+        if cell in overlay.unverified and replica is not None:
+            write_own(cell, value, replica)
+        else:
+            outside.write(cell, value)
 
 
 def grad(

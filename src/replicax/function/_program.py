@@ -15,6 +15,7 @@ from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
 from replicax.values._placement import first, own_copy, replicate
+from replicax.variables._agreement import diverging
 from replicax.variables._levels import TraceLevel
 from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
 from replicax.workers._group import digest
@@ -132,14 +133,7 @@ class Program:
         for i in self._verdicts:
             guarded = self.written[i].guards
             if not bool(np.asarray(new[i])) and guarded is not None:
-                raise DivergenceError(
-                    f"The replicas assigned different values to the mirrored variable"
-                    f" {guarded.name!r}, whose aggregation is NONE. Nothing was assigned. Make the"
-                    " values equal first, for example with"
-                    ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare'
-                    " how to combine them:"
-                    " `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
-                )
+                raise DivergenceError(diverging(guarded.name, ()))
 
     def _refuse_foreign_writes(self) -> None:
         for cell in self.written:

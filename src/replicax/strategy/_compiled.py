@@ -16,20 +16,20 @@ from replicax.context._replica import ReplicaContext
 from replicax.function._lift import cooked, pull_reads, raw, settle_created
 from replicax.function._variance import varying_outputs
 from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._across import MESH_AXIS
 from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Mirrored,
     PerReplica,
     component_specs,
-    in_body,
     is_distributed,
     stacked,
 )
 from replicax.values._placement import is_array, per_replica_map
-from replicax.values._reduce import first_value
+from replicax.variables._agreement import note_verdict, settled_in_body
 from replicax.variables._cell import Cell
-from replicax.variables._levels import Level, TraceLevel, level, note_verdict
+from replicax.variables._levels import Level, TraceLevel, level
 
 _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
@@ -204,7 +204,13 @@ class _Traced:
 
     def run(self, outside: Level, topology: Topology) -> list[jax.Array]:
         """Run it on every replica; its outputs, with its writes done outside."""
-        reads, suspects, first_write = self._reads, self._suspects, self._num_outs
+        reads, writes, suspects, first_write = (
+            self._reads,
+            self._writes,
+            self._suspects,
+            self._num_outs,
+        )
+        judged = [writes[i] for i in suspects if not writes[i].averages]
 
         def replay(*inputs: Any) -> list[Any]:
             arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
@@ -212,29 +218,22 @@ class _Traced:
             results = self._call(*arrays, *local)
             flags = []
             for i in suspects:
-                results[first_write + i], agreed = _united(results[first_write + i], topology)
-                flags.append(agreed)
+                at = first_write + i
+                results[at], agreed = settled_in_body(writes[i], results[at], topology, MESH_AXIS)
+                flags += [] if agreed is None else [agreed]
             return [*results, *flags]
 
         mapped = per_replica_map(
             replay,
             topology,
             (*self._in_specs, *(_OWN if c.per_replica else _SAME for c in reads)),
-            [*self._out_specs, *([_SAME] * len(suspects))],
+            [*self._out_specs, *([_SAME] * len(judged))],
         )
         results = mapped(*self._arrays, *(raw(outside.read(c), c) for c in reads))
         outs: list[jax.Array] = results[:first_write]
         rest = results[first_write:]
-        for cell, value in zip(self._writes, rest, strict=False):
+        for cell, value in zip(writes, rest, strict=False):
             outside.write(cell, cooked(value, cell))
-        for i, flag in zip(suspects, rest[len(self._writes) :], strict=True):
-            note_verdict(outside, self._writes[i], flag)
+        for cell, flag in zip(judged, rest[len(writes) :], strict=True):
+            note_verdict(outside, cell, flag)
         return outs
-
-
-def _united(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
-    """The first replica's value, so that equal values are equal to the bit; do all agree on it?"""
-    lead = first_value(in_body(x, topology))
-    same = (x == lead) | ((x != x) & (lead != lead))  # NaN agrees with NaN
-    differ = jax.lax.psum((~same).any().astype(jnp.int32), REPLICA_AXIS)
-    return lead, differ == 0

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
-from replicax._errors import TracingError
 from replicax.collectives import _eager
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
-from replicax.context._current import current, entered
+from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across
@@ -22,7 +21,7 @@ from replicax.values._in_body import local_piece
 from replicax.values._per_replica import in_body, is_distributed
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._regroup import regroup, select
-from replicax.variables._levels import TraceLevel
+from replicax.variables._levels import Overlay, level
 
 
 @dataclass(frozen=True)
@@ -30,6 +29,7 @@ class SoloLink:
     """The only replica: every collective is the identity."""
 
     topology: Topology | None
+    has_rows: ClassVar[bool] = True
 
     @property
     def across(self) -> Across:
@@ -66,6 +66,7 @@ class ThreadLink:
     """A replica that runs op by op in a thread of its own."""
 
     seat: _eager.Seat
+    has_rows: bool = True
 
     @property
     def across(self) -> Across:
@@ -92,16 +93,13 @@ class ThreadLink:
         return _eager.all_gather(self.seat, x, axis, options)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
-        """Meet the other replicas, and have it called on the thread that started them."""
-        if isinstance(current().level, TraceLevel):
+        """Meet the other replicas, and have it called on the thread that started them.
+
+        Where JAX traces or differentiates this replica the others' values are no numbers here:
+        each replica calls it then, as in compiled code.
+        """
+        if not getattr(fn, "once", False) and self._is_traced((args, kwargs)):
             return merge_in_body(fn, (args, kwargs), context, self.seat.topology)
-        if any(map(is_traced, jax.tree.leaves((args, kwargs)))):
-            raise TracingError(
-                "merge_call, or an assignment to a mirrored variable, was reached by an eager"
-                " replica while JAX traces it (jax.grad, jax.jit, jax.vmap, ...). There only"
-                " all_reduce and all_gather of the replica context work; or compile the step with"
-                " `rx.function`, where merge_call can be differentiated."
-            )
         strategy, topology = context.strategy, self.seat.topology
 
         def settle(calls: list[Any]) -> list[Any]:
@@ -113,6 +111,11 @@ class ThreadLink:
         purpose = getattr(fn, "purpose", "merge_call")
         return self.seat.meeting.meet(self.seat.replica, purpose, (args, kwargs), settle)
 
+    def _is_traced(self, call: Any) -> bool:
+        where = level()
+        kept = isinstance(where, Overlay)  # what is written stays in this replica until its end
+        return kept or not where.is_eager or any(map(is_traced, jax.tree.leaves(call)))
+
 
 @dataclass(frozen=True)
 class CompiledLink:
@@ -120,6 +123,7 @@ class CompiledLink:
 
     topology: Topology
     ops: CrossDeviceOps
+    has_rows: ClassVar[bool] = True  # one program is for one shape, which all replicas hold
 
     @property
     def across(self) -> Across:

@@ -7,16 +7,13 @@ results are exact: nothing is padded.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 
-from replicax._errors import DivergenceError
 from replicax.collectives import _eager
 from replicax.function._lift import Lifted, lift
 from replicax.function._outputs import Outputs
@@ -25,13 +22,11 @@ from replicax.strategy._replica_thread import as_replica
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import is_distributed, pieces
 from replicax.values._placement import join
-from replicax.values._reduce import agree
-from replicax.values._regroup import regroup, select
-from replicax.values._workers import equal_across
+from replicax.values._regroup import regroup, select, who_has_rows
+from replicax.variables._agreement import settled
 from replicax.variables._cell import Cell
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel, level
-from replicax.variables._policy import diverging
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -76,10 +71,10 @@ def run_ragged(
             strategy,
         )
 
-    held = _Held(topology)
+    held, has_rows = _Held(topology), who_has_rows(call, topology)
 
     def body(replica: int) -> tuple[Any, dict[Cell, Any], set[Cell]]:
-        with as_replica(strategy, topology, replica):
+        with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
             if replica not in run.programs:
                 run.programs[replica] = _Program.trace(fn, calls[replica])
             program = run.programs[replica]
@@ -92,7 +87,7 @@ def run_ragged(
     except CannotTrace:
         run.op_by_op = True
         raise
-    _commit([w for _, w, _ in rows], rows[0][2], topology)
+    _commit([w for _, w, _ in rows], rows[0][2], has_rows, topology)
     return regroup([result for result, _, _ in rows], topology)
 
 
@@ -150,11 +145,12 @@ class _Program:
         return result, writes, self.unverified
 
 
-def _commit(rows: list[dict[Cell, Any]], unverified: set[Cell], topology: Topology) -> None:
+def _commit(
+    rows: list[dict[Cell, Any]], unverified: set[Cell], has_rows: list[bool], topology: Topology
+) -> None:
     columns = {cell: [row[cell] for row in rows] for cell in rows[0]}
-    for cell in unverified:
-        if cell in columns and not (agree(columns[cell]) and _on_workers(columns[cell], topology)):
-            raise DivergenceError(diverging(cell.name, columns[cell]))
+    for cell in unverified & set(columns):
+        columns[cell] = [settled(cell, columns[cell], has_rows, topology)] * len(rows)
     for cell, values in columns.items():
         if cell.per_replica:
             cell.store(pieces(values, topology))
@@ -162,8 +158,3 @@ def _commit(rows: list[dict[Cell, Any]], unverified: set[Cell], topology: Topolo
             cell.value, cell.owned = join(values, topology), False
         else:
             cell.store(values[0])
-
-
-def _on_workers(values: list[Any], topology: Topology) -> bool:
-    written = hashlib.sha256(np.asarray(values[0]).tobytes()).hexdigest()
-    return equal_across(written, topology, "the value that replicas wrote")

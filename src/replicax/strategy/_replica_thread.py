@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def as_replica(strategy: StrategyBase, topology: Topology, replica: int) -> Iterator[None]:
+def as_replica(
+    strategy: StrategyBase, topology: Topology, replica: int, *, has_rows: bool
+) -> Iterator[None]:
     """Be replica number ``replica`` of this process until the block ends."""
     seat = _eager.Seat(topology, replica, strategy.cross_device_ops)
-    context = ReplicaContext(strategy, ThreadLink(seat))
+    context = ReplicaContext(strategy, ThreadLink(seat, has_rows))
     with (
         jax.default_device(seat.device),
         # A function that JAX traces here may look at the replica: do not share it with others.

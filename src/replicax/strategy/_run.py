@@ -21,7 +21,7 @@ from replicax.strategy._ragged import CannotTrace
 from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced, on_device
-from replicax.values._regroup import check_counts, regroup, select
+from replicax.values._regroup import check_counts, regroup, select, who_has_rows
 from replicax.variables._levels import level
 
 if TYPE_CHECKING:
@@ -113,10 +113,11 @@ def _run_threads(
     kwargs: dict[str, Any],
 ) -> Any:
     """Eager: every replica op by op in a thread of its own."""
+    rows = who_has_rows((args, kwargs), topology)
 
     def body(replica: int) -> Any:
         device = topology.leads[replica]
-        with as_replica(strategy, topology, replica):
+        with as_replica(strategy, topology, replica, has_rows=rows[replica]):
             own_args, own_kwargs = _given(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)
             return _eager.settled(_on_own_device(result, device))

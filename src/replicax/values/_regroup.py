@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed, num_components, pieces
+from replicax.values._per_replica import is_distributed, is_ragged, num_components, pieces
 from replicax.values._placement import check_count
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
@@ -59,6 +59,17 @@ def check_counts(value: Any, topology: Topology) -> None:
 def has_distributed(value: Any) -> bool:
     """Whether a structure has a distributed value in it."""
     return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_distributed)))
+
+
+def who_has_rows(value: Any, topology: Topology) -> list[bool]:
+    """Which of this process's replicas were given rows of a batch that is short for some."""
+    found = [True] * topology.num_replicas
+    for v in jax.tree.leaves(value, is_leaf=is_distributed):
+        if is_ragged(v):
+            rows = [bool(not shape or shape[0]) for shape, _ in v.form.everyones]
+            if any(rows):
+                found = [a and b for a, b in zip(found, rows, strict=True)]
+    return [found[number] for number in topology.own]
 
 
 def _merge(column: Sequence[Any], topology: Topology) -> Any:

@@ -39,12 +39,15 @@ class Cell:
         owned: Whether nobody else holds ``value``, so that a compiled call may consume it. Only
             arrays that our own compiled calls produced are owned; reading one gives it away.
         spec: How a mirrored value is cut over the logical devices of each replica.
+        averages: Whether replicas that write different values to a mirrored cell leave their mean,
+            as statistics of their batches do; of floats only. Otherwise that is an error.
     """
 
     __slots__ = (
         "__weakref__",
         "_topology",
         "_verdict",
+        "averages",
         "dtype",
         "guards",
         "name",
@@ -76,6 +79,7 @@ class Cell:
         # The same in every process of a cluster, where all make the same variables.
         self.number = next(_numbers) if topology is not None else 0
         self.owned = False
+        self.averages = False
         self.guards: Cell | None = None
         self._verdict: Cell | None = None
         self.value: Any = None

@@ -77,6 +77,7 @@ class _Creation:
     cls: type
     kwargs: dict[str, Any]
     purpose: str = "the creation of a variable"
+    once: bool = True
 
     def __call__(self, _: Any) -> Any:
         return type.__call__(self.cls, **self.kwargs)

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace, take_current_trace
 
@@ -25,6 +24,7 @@ from replicax.topology._mesh import Topology
 from replicax.values import _placement
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
+from replicax.variables._agreement import settled_copies
 from replicax.variables._cell import Cell
 
 # Part of the key of JAX's trace caches. JAX keeps the jaxpr of a function that is given to scan,
@@ -37,6 +37,9 @@ _eager_generation = [0]
 
 class Level(Protocol):
     """Where a read comes from and a write goes to."""
+
+    is_eager: bool
+    """Whether what is written is known now, and each operation runs when it is called."""
 
     @abstractmethod
     def read(self, cell: Cell) -> Any:
@@ -65,6 +68,8 @@ class Level(Protocol):
 
 class Storage:
     """The variables' own storage, seen from cross-replica context."""
+
+    is_eager = True
 
     def read(self, cell: Cell) -> Any:
         """The first copy, or the per-replica value."""
@@ -161,9 +166,10 @@ class Overlay:
 
     def __init__(self, values: dict[Cell, Any]) -> None:
         self._parent = level()
-        self.is_eager: bool = getattr(self._parent, "is_eager", True)
+        self.is_eager: bool = self._parent.is_eager
         self._values = dict(values)
         self.writes: dict[Cell, Any] = {}
+        self.unverified: set[Cell] = set()
         self._fresh = Freshness()
 
     @contextmanager
@@ -209,8 +215,11 @@ class Overlay:
         self._parent.uses(topology, what)
 
     def unverify(self, cell: Cell) -> None:
-        """Pass it on to what is outside."""
-        self._parent.unverify(cell)
+        """Note it until the block ends; compiled code, until the replica function does."""
+        if self.is_eager:
+            self.unverified.add(cell)
+        else:
+            self._parent.unverify(cell)
 
 
 class TraceLevel:
@@ -285,7 +294,7 @@ class TraceLevel:
 
     def _compare_copies(self) -> None:
         for cell, copies in list(self._copies.items()):
-            note_verdict(self, cell, all_equal(copies))
+            self.writes[cell] = settled_copies(self, cell, copies)
 
     def uses(self, topology: Topology, what: str) -> None:
         """Note that the function computes on ``topology``."""
@@ -310,19 +319,6 @@ def level() -> Level:
     """The level of the code that runs now."""
     found: Level | None = current().level
     return found if found is not None else _storage
-
-
-def note_verdict(where: Level, cell: Cell, agreed: jax.Array) -> None:
-    """Have the compiled call at ``where`` find out whether the copies of ``cell`` agree."""
-    verdict = cell.verdict()
-    where.write(verdict, where.read(verdict) & agreed)
-
-
-def all_equal(values: Sequence[Any]) -> jax.Array:
-    """Whether arrays of one shape have the same value, where NaN is NaN."""
-    a = jnp.asarray(values[0])
-    same = [((a == b) | ((a != a) & (b != b))).all() for b in values[1:]]
-    return jnp.stack(same).all()
 
 
 def _copy_of(value: Any, replica: int) -> Any:

@@ -9,10 +9,9 @@
 |          |                                       | copies; write so that a read gives it  |
 
 A mirrored variable with aggregation NONE may be written by replicas only if all write the same
-value; this is compared by value, in eager and in compiled code alike.
+value; see ``variables._agreement``.
 """
 
-import hashlib
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,16 +21,16 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp, VariableAggregation
-from replicax._errors import DivergenceError, ScopeError, VariableError
+from replicax._errors import ScopeError, VariableError
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
-from replicax.values._workers import equal_across
-from replicax.variables._cell import Cell, on_host
-from replicax.variables._levels import all_equal, level, note_verdict
+from replicax.variables._agreement import settled, settled_copies
+from replicax.variables._cell import Cell
+from replicax.variables._levels import level
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]
@@ -89,7 +88,7 @@ class PlainPolicy:
                 m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
                 for m in merged
             ]
-            write_united(self.cell, everyone, combine, kind, (aggregation, topology))
+            write_united(self.cell, everyone, combine, kind, How(aggregation, topology))
 
         replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
 
@@ -132,20 +131,23 @@ class MirroredPolicy:
         refuse_other_strategy(self.cell, self._strategy)
         replica = current().replica
         if replica is None:
-            self._write(parts, combine, kind)
+            self._write(parts, combine, kind, rows=True)
             return
 
-        def merge(_: Any, *merged: Any) -> None:
+        def merge(_: Any, rows: Any, *merged: Any) -> None:
             if self._aggregation is VariableAggregation.SUM:
                 refuse_plain(self.cell, merged)
             assert self.cell.topology is not None
-            self._write([everyones(m, self.cell.topology) for m in merged], combine, kind)
+            self._write(
+                [everyones(m, self.cell.topology) for m in merged], combine, kind, rows=rows
+            )
 
-        replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
+        merge_fn = Merge(f"a write to variable {self.cell.name!r}", merge)
+        replica.merge_call(merge_fn, (replica.has_rows, *parts))
 
-    def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
+    def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind, *, rows: Any) -> None:
         assert self.cell.topology is not None
-        how = (self._aggregation, self.cell.topology)
+        how = How(self._aggregation, self.cell.topology, rows)
         write_united(self.cell, parts, combine, kind, how)
 
 
@@ -280,21 +282,42 @@ def everyones(part: Any, topology: Topology) -> Any:
     return pieces([jnp.asarray(part)] * len(topology.own), topology)
 
 
-def write_united(
-    cell: Cell,
-    parts: Sequence[Any],
-    combine: Combine,
-    kind: Kind,
-    how: tuple[VariableAggregation, Topology],
-) -> None:
+@dataclass(frozen=True)
+class How:
+    """How the values that replicas write become one.
+
+    Attributes:
+        aggregation: What is made of them.
+        topology: Whose replicas they are.
+        rows: Whether the replicas were given any rows: one answer, or one for each.
+    """
+
+    aggregation: VariableAggregation
+    topology: Topology
+    rows: Any = True
+
+
+def write_united(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind, how: How) -> None:
     """Write one value for all replicas, made of all replicas' parts as the aggregation says."""
-    aggregation, topology = how
     if not any(isinstance(p, PerReplica) for p in parts):
         write(cell, parts, combine, kind)
-    elif aggregation is VariableAggregation.NONE:
-        _write_agreed(cell, parts, combine, kind)
+    elif how.aggregation is VariableAggregation.NONE:
+        _write_agreed(cell, parts, combine, kind, how)
     else:
-        write(cell, [_unite(p, aggregation, topology, kind) for p in parts], combine, kind)
+        united = [_unite(p, how.aggregation, how.topology, kind) for p in parts]
+        write(cell, united, combine, kind)
+
+
+def write_own(cell: Cell, value: Any, replica: Any) -> None:
+    """Write a replica's own value to a mirrored variable, once all are seen to agree on it."""
+    topology = replica.strategy.topology
+
+    def merge(_: Any, rows: Any, values: Any) -> None:
+        how = How(VariableAggregation.NONE, topology, rows)
+        write_united(cell, [values], lambda _, new: new, "replace", how)
+
+    merge_fn = Merge(f"a write to variable {cell.name!r}", merge)
+    replica.merge_call(merge_fn, (replica.has_rows, value))
 
 
 def _unite(part: Any, aggregation: VariableAggregation, topology: Topology, kind: Kind) -> Any:
@@ -310,38 +333,22 @@ def _unite(part: Any, aggregation: VariableAggregation, topology: Topology, kind
     return joined / topology.num_replicas if is_values else joined
 
 
-def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
+def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind, how: How) -> None:
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
         where.unverify(cell)
         return
-    count, topology = next((len(p.values), p.topology) for p in parts if isinstance(p, PerReplica))
-    columns = [p.values if isinstance(p, PerReplica) else (p,) * count for p in parts]
+    count = next(len(p.values) for p in parts if isinstance(p, PerReplica))
+    rows, *columns = [
+        p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
+    ]
     old = _old(where, cell, kind)
     values = [combine(old, *row) for row in zip(*columns, strict=True)]
     if any(map(is_traced, values)):
-        note_verdict(where, cell, all_equal(values))
-    elif not (_same_on_host(values) and _same_on_workers(values[0], cell, topology)):
-        raise DivergenceError(diverging(cell.name, values))
-    where.write(cell, values[0])
-
-
-def _same_on_workers(value: Any, cell: Cell, where: Topology | None) -> bool:
-    if where is None or where.is_whole:
-        return True
-    mine = on_host(value) + 0  # -0.0 is 0.0
-    written = hashlib.sha256(mine.tobytes()).hexdigest()
-    return equal_across(written, where, f"the value written to variable {cell.name!r}")
-
-
-def _same_on_host(values: Sequence[Any]) -> bool:
-    # By value, as compiled code compares: NaN is NaN, and 0.0 is -0.0.
-    arrays = [on_host(v) for v in values]
-    a = arrays[0]
-    return all(
-        a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all()) for b in arrays[1:]
-    )
+        where.write(cell, settled_copies(where, cell, values))
+    else:
+        where.write(cell, settled(cell, values, rows, how.topology))
 
 
 def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
@@ -372,14 +379,3 @@ def refuse_other_strategy(cell: Cell, strategy: Any) -> None:
             f"Variable {cell.name!r} belongs to {strategy} and cannot be assigned in a scope or"
             f" run of {frame.strategy}. Create it in the scope of the strategy that writes it."
         )
-
-
-def diverging(name: str, values: Sequence[Any]) -> str:
-    """What to say of replicas that write different values."""
-    shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
-    return (
-        f"The replicas assigned different values to the mirrored variable {name!r}, whose"
-        f" aggregation is NONE ({shown}). Make the values equal first, for example with"
-        ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare how to'
-        " combine them: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
-    )

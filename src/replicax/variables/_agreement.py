@@ -1,0 +1,127 @@
+"""Agreement: what the replicas wrote to one mirrored variable -> the one value that all hold.
+
+One rule for eager replicas, compiled ones, those that are compiled each by itself, and workers:
+values are compared as numbers, where NaN is NaN and 0.0 is -0.0, and all take the first's.
+Where they differ it is an error, or their mean if the variable averages (`Cell.averages`). Then a
+replica that was given no rows does not take part: it has nothing to average.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import ReduceOp
+from replicax._errors import DivergenceError
+from replicax.topology._mesh import Topology
+from replicax.values._across import Across
+from replicax.values._per_replica import InBody, PerReplica
+from replicax.values._reduce import first_value
+from replicax.values._workers import equal_across, sum_across
+from replicax.variables._cell import Cell, on_host
+
+
+def settled(cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: Topology) -> Any:
+    """The one value of what this process's replicas wrote, all known now.
+
+    Args:
+        cell: What they wrote to.
+        values: What each wrote.
+        rows: Whether each was given any rows.
+        topology: Whose replicas they are.
+
+    Raises:
+        DivergenceError: If they differ, here or on other workers.
+    """
+    if cell.averages:
+        return _averaged(values, rows, topology)
+    arrays = [on_host(v) for v in values]
+    alike = all(a.shape == arrays[0].shape and bool(is_same(a, arrays[0])) for a in arrays[1:])
+    # All workers ask, whatever they found at home.
+    told = _digest(arrays[0]) if alike else "differs"
+    what = f"the value written to variable {cell.name!r}"
+    if not equal_across(told, topology, what) or not alike:
+        raise DivergenceError(diverging(cell.name, values))
+    return values[0]
+
+
+def settled_in_body(
+    cell: Cell, x: jax.Array, topology: Topology, across: Across
+) -> tuple[jax.Array, jax.Array | None]:
+    """The one value of what this replica and the others wrote, in compiled code.
+
+    Returns:
+        The value, and whether the replicas agreed on it; None if they need not.
+    """
+    first = first_value(PerReplica.of(InBody(x, topology, across)))
+    differ = across.sum([(~is_same(x, first)).astype(jnp.int32)])[0]
+    if not cell.averages:
+        return first, differ == 0
+    mean = across.sum([_wide(x)])[0] / topology.num_replicas
+    return jnp.where(differ == 0, first, mean.astype(x.dtype)), None
+
+
+def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
+    """The one value of all replicas' values, known when the program runs.
+
+    Args:
+        where: The level whose program finds out whether they agree.
+        cell: What they are written to.
+        copies: The values.
+    """
+    agreed = jnp.stack([is_same(c, copies[0]) for c in map(jnp.asarray, copies)]).all()
+    if not cell.averages:
+        note_verdict(where, cell, agreed)
+        return copies[0]
+    mean = jnp.mean(jnp.stack([_wide(c) for c in copies]), axis=0).astype(cell.dtype)
+    return jnp.where(agreed, copies[0], mean)
+
+
+def note_verdict(where: Any, cell: Cell, agreed: jax.Array) -> None:
+    """Have the compiled call at ``where`` find out whether the copies of ``cell`` agree."""
+    verdict = cell.verdict()
+    where.write(verdict, where.read(verdict) & agreed)
+
+
+def is_same(a: Any, b: Any) -> Any:
+    """Whether two arrays are the same numbers, where NaN is NaN; of NumPy's or of JAX's."""
+    return ((a == b) | ((a != a) & (b != b))).all()
+
+
+def diverging(name: str, values: Sequence[Any]) -> str:
+    """What to say of replicas that write different values; without values, in compiled code."""
+    shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
+    return (
+        f"The replicas assigned different values to the mirrored variable {name!r}, whose"
+        f" aggregation is NONE{f' ({shown})' if shown else ''}. Nothing was assigned. Make the"
+        " values equal first, for example with"
+        ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare how to'
+        " combine them: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
+    )
+
+
+def _averaged(values: Sequence[Any], rows: Sequence[bool], topology: Topology) -> Any:
+    pairs = list(zip(values, rows, strict=True))
+    if not topology.is_whole:
+        parts = [(_wide(v if has else jnp.zeros_like(v)), int(has)) for v, has in pairs]
+        return sum_across(ReduceOp.MEAN, parts, topology).astype(values[0].dtype)
+    taking_part = [on_host(v) for v, has in pairs if has]
+    lead = taking_part[0]
+    if all(is_same(a, lead) for a in taking_part[1:]):
+        return jnp.asarray(lead)
+    return jnp.asarray(np.mean([_wide(a) for a in taking_part], axis=0).astype(lead.dtype))
+
+
+def _wide(x: Any) -> Any:
+    # The sum of narrow floats loses digits, and may be too large for them.
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def _digest(x: np.ndarray) -> str:
+    if x.dtype.kind in "iub":
+        return hashlib.sha256(x.tobytes()).hexdigest()
+    normal = np.where(x != x, np.asarray(np.nan, x.dtype), x) + np.asarray(0, x.dtype)
+    return hashlib.sha256(normal.tobytes()).hexdigest()
