@@ -6,10 +6,10 @@ from typing import Any
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError, OutOfRangeError
 from replicax.data._node import Node, Stream, walk
 from replicax.data._optional import Optional
-from replicax.data._seeds import Run, Seeds
+from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 class DatasetIterator(Iterator[Any]):
@@ -27,7 +27,7 @@ class DatasetIterator(Iterator[Any]):
     def __init__(self, node: Node) -> None:
         self._node = node
         self._random = _random_nodes(node)
-        self._seeds = [(seeds.seed, seeds.begin()) for seeds in self._random]
+        self._origins = [seeds.begin() for seeds in self._random]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
         self._position = 0
         self._stream: Stream | None = None
@@ -113,7 +113,7 @@ class DatasetIterator(Iterator[Any]):
         return {
             "version": _STATE_VERSION,
             "position": self._position,
-            "seeds": [list(pair) for pair in self._seeds],
+            "seeds": [list(origin) for origin in self._origins],
             "graph": _describe(self._node),
         }
 
@@ -141,7 +141,7 @@ class DatasetIterator(Iterator[Any]):
             )
         self._stop()
         self._is_done = False
-        self._seeds = [(int(seed), int(number)) for seed, number in state["seeds"]]
+        self._origins = [Origin(*origin) for origin in state["seeds"]]
         self._stream = self._open()
         wanted = int(state["position"])
         self._position = self._stream.skip(wanted)
@@ -189,8 +189,8 @@ class DatasetIterator(Iterator[Any]):
         return elements
 
     def _open(self) -> Stream:
-        pairs = zip(self._random, self._seeds, strict=True)
-        return self._node.open(Run({id(seeds): pair for seeds, pair in pairs}))
+        origins = dict(zip(self._random, self._origins, strict=True))
+        return self._node.open(Run(origins))
 
     def _stop(self) -> None:
         stream, self._stream = self._stream, None
@@ -200,8 +200,7 @@ class DatasetIterator(Iterator[Any]):
 
 
 def _random_nodes(node: Node) -> Sequence[Seeds]:
-    unique = {id(seeds): seeds for part in walk(node) if (seeds := part.random) is not None}
-    return list(unique.values())
+    return list(dict.fromkeys(seeds for part in walk(node) if (seeds := part.random) is not None))
 
 
 def _describe(node: Node) -> str:

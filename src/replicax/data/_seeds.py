@@ -3,6 +3,10 @@
 An order depends on the seed, on how often the dataset was iterated before (the run), and on the
 place in the pipeline (the path: which epoch of a `repeat`, which branch of a `zip`). All three are
 plain numbers, so that an iterator's state is small and restoring it is exact.
+
+As in TensorFlow, a seed is the transformation's own, the global one, or both mixed, as they are
+when the transformation is made. What a function given to `flat_map` makes counts from there: with a
+seed, or a global one, its orders are the same for every element.
 """
 
 import secrets
@@ -11,14 +15,49 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 SeedSource = Callable[[], int]
 
+_MOST = 1 << 62
+
 _lock = threading.Lock()
 _source: SeedSource | None = None
-_derived: ContextVar[SeedSource | None] = ContextVar("replicax_data_seed", default=None)
+
+
+class _Scope(NamedTuple):
+    """Where transformations are being made: in the program, or in a function of `flat_map`.
+
+    Attributes:
+        draw: Draws a seed for a transformation that was given none.
+        under: The global seed in force.
+        depth: How many functions we are in.
+    """
+
+    draw: SeedSource
+    under: int | None
+    depth: int
+
+
+_FREE = _Scope(lambda: secrets.randbits(62), None, 0)
+_global = _FREE
+_function: ContextVar[_Scope | None] = ContextVar("replicax_data_seed", default=None)
+
+
+def set_global_seed(seed: int | None) -> None:
+    """Seed every random transformation that is made from now on, as `rx.random.set_seed` does.
+
+    Args:
+        seed: The seed; None for the operating system's randomness, as before the first call.
+    """
+    global _global
+    if seed is None:
+        _global = _FREE
+        return
+    generator = _generator(seed)
+    _global = _Scope(lambda: _draw_from(generator), seed, 0)
 
 
 def set_seed_source(source: SeedSource | None) -> SeedSource | None:
@@ -29,7 +68,8 @@ def set_seed_source(source: SeedSource | None) -> SeedSource | None:
 
     Args:
         source: Called once for each unseeded random transformation, when it is made; returns a
-            non-negative int. ``None`` goes back to the operating system's randomness.
+            non-negative int. ``None`` goes back to the seed of `rx.random.set_seed`, or to the
+            operating system's randomness.
 
     Returns:
         The source before this one, to put back.
@@ -48,57 +88,154 @@ def set_seed_source(source: SeedSource | None) -> SeedSource | None:
     return before
 
 
-def draw_seed() -> int:
-    """A seed for a transformation that was given none."""
-    source = _derived.get() or _source
-    return secrets.randbits(62) if source is None else int(source())
-
-
 @contextmanager
-def derived_seeds(generator: np.random.Generator) -> Iterator[None]:
-    """Draw seeds from ``generator``: datasets made by a user function replay alike."""
-    token = _derived.set(lambda: int(generator.integers(1 << 62)))
+def nested_seeds(run: "Run", seeds: "Seeds") -> Iterator[None]:
+    """While a function of `flat_map` runs: seeds that replay alike.
+
+    Args:
+        run: The run, at the element that the function is called for.
+        seeds: The seeds of the `flat_map`.
+    """
+    origin = run.origin(seeds)
+    # A function that TensorFlow traces has fixed seeds inside, if there is a global one.
+    generator = run.generator(seeds) if origin.under is None else _generator(origin.seed)
+    scope = _Scope(lambda: _draw_from(generator), origin.under, seeds.depth + 1)
+    token = _function.set(scope)
     try:
         yield
     finally:
-        _derived.reset(token)
+        _function.reset(token)
+
+
+class Origin(NamedTuple):
+    """What the random numbers of a transformation start from, in one run.
+
+    Attributes:
+        seed: The transformation's seed, with the global one mixed in.
+        number: How often it was iterated before.
+        under: The global seed when it was made, for what its function makes.
+    """
+
+    seed: int
+    number: int
+    under: int | None = None
 
 
 class Seeds:
-    """The seed of one random transformation, and how many runs have used it."""
+    """The seed of one random transformation, and how many runs have used it.
+
+    Attributes:
+        is_free: Whether nobody gave it, neither for this transformation nor for all.
+        depth: In how many functions of `flat_map` it was made.
+    """
 
     def __init__(self, seed: int | None, *, reshuffle: bool = True) -> None:
-        self.seed = draw_seed() if seed is None else int(seed) & ((1 << 64) - 1)
+        scope = _function.get() or _global
+        source = None if scope.depth else _source
+        self.is_free = seed is None and scope.under is None and source is None
+        if seed is None:
+            self.seed = scope.draw() if source is None else int(source())
+        else:
+            own = int(seed) & ((1 << 64) - 1)
+            self.seed = own if scope.under is None else _draw_from(_generator(scope.under, own))
+        self.under = scope.under
+        self.depth = scope.depth
         self.reshuffle = reshuffle
         self._runs = 0
         self._lock = threading.Lock()
 
-    def begin(self) -> int:
-        """The number of the run that starts now."""
+    def begin(self) -> Origin:
+        """What the run that starts now starts from."""
         with self._lock:
             self._runs += 1
-            return self._runs - 1
+            return Origin(self.seed, self._runs - 1, self.under)
+
+
+class Captured:
+    """Free seeds that a run meets on its way: of datasets that a function refers to.
+
+    They are not in the iterator's graph, and so neither in its state nor known to other workers.
+    Such a seed is drawn anew from that of the function's `flat_map`, which is, and from the place
+    where it is first met.
+    """
+
+    def __init__(self) -> None:
+        self._seeds: dict[Seeds, int] = {}
+        self._lock = threading.Lock()
+
+    def seed(self, seeds: Seeds, outer: int, path: tuple[int, ...]) -> int:
+        """The seed of a transformation, the same in the whole run."""
+        with self._lock:
+            if seeds not in self._seeds:
+                self._seeds[seeds] = _draw_from(_generator(outer, len(self._seeds), *path))
+            return self._seeds[seeds]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One pass of one iterator: which seeds are in force, and where in the pipeline we are."""
+    """One pass of one iterator: which seeds are in force, and where in the pipeline we are.
 
-    seeds: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    Attributes:
+        origins: Those of the transformations in the iterator's graph.
+        path: Which epochs, branches and elements led here.
+        is_fixed: Whether this is what a cache keeps, the same in every run.
+        outer: That of the outermost function that we are in.
+        floors: How long the path was at each function that we are in.
+        captured: Seeds that are not in the graph.
+    """
+
+    origins: Mapping[Seeds, Origin] = field(default_factory=dict)
     path: tuple[int, ...] = ()
     is_fixed: bool = False
+    outer: Origin | None = None
+    floors: tuple[int, ...] = (0,)
+    captured: Captured = field(default_factory=Captured)
 
     def at(self, *steps: int) -> "Run":
         """The run as seen from an epoch or a branch."""
         return replace(self, path=(*self.path, *steps))
 
+    def inside(self, seeds: Seeds, index: int) -> "Run":
+        """The run as seen from the dataset that a function makes for an element.
+
+        Args:
+            seeds: The seeds of the `flat_map`.
+            index: Which element.
+        """
+        path = (*self.path, index)
+        floors = (*self.floors[: seeds.depth + 1], len(path))
+        outer = self.outer if seeds.depth else self.origin(seeds)
+        return replace(self, path=path, outer=outer, floors=floors)
+
     def fixed(self) -> "Run":
         """The run for what is kept and seen again, such as the input of a cache."""
-        return replace(self, path=(), is_fixed=True)
+        return replace(self, path=(), is_fixed=True, floors=(0,) * len(self.floors))
+
+    def origin(self, seeds: Seeds) -> Origin:
+        """What the random numbers of a transformation start from."""
+        known = self.origins.get(seeds)
+        if known is not None:
+            return known
+        outer = self.outer
+        if seeds.depth or outer is None:
+            return Origin(seeds.seed, 0, seeds.under)
+        is_free = seeds.is_free
+        seed = self.captured.seed(seeds, outer.seed, self.path) if is_free else seeds.seed
+        return Origin(seed, outer.number, seeds.under)
 
     def generator(self, seeds: Seeds) -> np.random.Generator:
         """The random numbers of one transformation at this place."""
-        seed, number = self.seeds.get(id(seeds), (seeds.seed, 0))
-        place = [0 if self.is_fixed else number + 1, *self.path]
-        key = [seed, *place] if seeds.reshuffle else [seed]
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+        origin = self.origin(seeds)
+        if not seeds.reshuffle:
+            return _generator(origin.seed)
+        number = 0 if self.is_fixed else origin.number + 1
+        return _generator(origin.seed, number, *self.path[self.floors[seeds.depth] :])
+
+
+def _generator(*key: int) -> np.random.Generator:
+    entropy = [part & ((1 << 64) - 1) for part in key]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+def _draw_from(generator: np.random.Generator) -> int:
+    return int(generator.integers(_MOST))

@@ -8,13 +8,16 @@ import numpy as np
 
 from replicax._enums import VariableAggregation
 from replicax.context._current import entered, get_replica_context
+from replicax.data._seeds import set_global_seed
 from replicax.variables._variable import Variable
 
 _source: list[Variable] = []
 
 
 def set_seed(seed: int) -> None:
-    """Start the sequence of random numbers anew.
+    """Start the sequence of random numbers anew, and seed the datasets that are made from now on.
+
+    A program that begins with it sees the same numbers and the same orders each time it runs.
 
     Example:
         >>> rx.random.set_seed(1)
@@ -23,6 +26,7 @@ def set_seed(seed: int) -> None:
         >>> bool(a == rx.random.uniform([]))
         True
     """
+    set_global_seed(seed)
     _state().assign(jnp.asarray([seed % 2**32, 0], jnp.uint32))
 
 

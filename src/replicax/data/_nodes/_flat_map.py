@@ -11,7 +11,7 @@ from replicax.data._functions import ElementFunction
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._probe import KnownSpec, first_element
-from replicax.data._seeds import Run, Seeds, derived_seeds
+from replicax.data._seeds import Run, Seeds, nested_seeds
 from replicax.data._structure import Structure, flatten
 
 OpenInner = Callable[[Any, int], Stream]
@@ -63,7 +63,7 @@ class NestingNode(UnaryNode):
 
     def inner(self, element: Any, index: int, run: Run) -> Node:
         """The graph that the function makes for one element."""
-        with derived_seeds(run.at(index).generator(self.seeds)):
+        with nested_seeds(run.at(index), self.seeds):
             result = self.function.call(element, index)
         node = getattr(result, "node", None)
         if not isinstance(node, Node):
@@ -79,7 +79,7 @@ class NestingNode(UnaryNode):
 
         def open_inner(element: Any, index: int) -> Stream:
             node = self.inner(element, index, run)
-            stream = node.open(run.at(index))
+            stream = node.open(run.inside(self.seeds, index))
             if not in_threads:
                 return stream
             step = 1 if node.calls_user_code else _READ_AHEAD

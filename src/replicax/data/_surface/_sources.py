@@ -251,7 +251,7 @@ class Sources(Root):
             weights: How often each is drawn, relative to the others; equally if None.
             seed: The seed of the draws.
             stop_on_empty_dataset: Whether the first dataset that runs out ends it all.
-            rerandomize_each_iteration: False for the same draws in each pass.
+            rerandomize_each_iteration: True for other draws in each pass.
 
         Returns:
             A dataset of all elements in random turns.
@@ -270,7 +270,7 @@ class Sources(Root):
             )
         # A dataset of weight zero is never drawn; waiting for its end would take for ever.
         kept = [(node, w) for node, w in builtins.zip(branches, parts, strict=True) if w > 0]
-        seeds = Seeds(seed, reshuffle=rerandomize_each_iteration is not False)
+        seeds = Seeds(seed, reshuffle=bool(rerandomize_each_iteration))
         choices = RandomChoiceNode(tuple(w for _, w in kept), seeds)
         nodes = (choices, *(node for node, _ in kept))
         return cls._wrap(ChooseNode(nodes, stop_on_empty_dataset))
