@@ -9,7 +9,8 @@ written for TensorFlow keeps working::
     |-- ReplicaError (RuntimeError)        replicas that do not agree on what they do
     |-- DivergenceError (ValueError)       replicas that write different values
     |-- TracingError (TypeError)           Python that cannot be traced
-    `-- VariableError (ValueError)         a variable used in a way its declaration forbids
+    |-- VariableError (ValueError)         a variable used in a way its declaration forbids
+    `-- CheckpointError (AssertionError)   a checkpoint and objects that do not fit
 """
 
 
@@ -76,5 +77,14 @@ class VariableError(ReplicaxError, ValueError):
 
     Example:
         >>> issubclass(rx.errors.VariableError, ValueError)
+        True
+    """
+
+
+class CheckpointError(ReplicaxError, AssertionError):
+    """A checkpoint and the objects that it is restored into do not fit.
+
+    Example:
+        >>> issubclass(rx.errors.CheckpointError, AssertionError)
         True
     """

@@ -37,10 +37,25 @@ def on_demand(
 
 
 class LazyModule:
-    """A module that is imported when something in it is first used."""
+    """A module that is imported when something in it is first used.
 
-    def __init__(self, name: str) -> None:
+    Args:
+        name: The module.
+        extra: The extra of replicax that brings it, for what is not installed by itself.
+    """
+
+    def __init__(self, name: str, extra: str | None = None) -> None:
         self._name = name
+        self._extra = extra
 
     def __getattr__(self, attribute: str) -> Any:
-        return getattr(importlib.import_module(self._name), attribute)
+        try:
+            module = importlib.import_module(self._name)
+        except ModuleNotFoundError as error:
+            if self._extra is None:
+                raise
+            raise ModuleNotFoundError(
+                f"This needs {self._name}: `pip install 'replicax[{self._extra}]'`.",
+                name=error.name,
+            ) from error
+        return getattr(module, attribute)

@@ -6,6 +6,7 @@ Example:
 """
 
 from replicax._errors import (
+    CheckpointError,
     DivergenceError,
     PlacementError,
     ReplicaError,
@@ -25,6 +26,7 @@ from replicax.data._errors import (
 from replicax.workers._errors import RollCallError, WorkerLostError
 
 __all__ = [
+    "CheckpointError",
     "ClusterError",
     "DataLossError",
     "DivergenceError",

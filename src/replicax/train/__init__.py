@@ -1,4 +1,4 @@
-"""What belongs to training over machines and time.
+"""What belongs to training over machines and time: clusters and checkpoints.
 
 Example:
     >>> rx.train.ClusterSpec({"worker": ["a:1", "b:1"]}).jobs
@@ -6,5 +6,21 @@ Example:
 """
 
 from replicax.cluster._spec import ClusterSpec
+from replicax.train._checkpoint import Checkpoint
+from replicax.train._manager import CheckpointManager
+from replicax.train._reader import (
+    CheckpointReader,
+    latest_checkpoint,
+    list_variables,
+    load_checkpoint,
+)
 
-__all__ = ["ClusterSpec"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointReader",
+    "ClusterSpec",
+    "latest_checkpoint",
+    "list_variables",
+    "load_checkpoint",
+]

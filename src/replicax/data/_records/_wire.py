@@ -28,7 +28,7 @@ def layout_of(record: bytes) -> Layout:
         for features in _parts(record, 0, len(record), 1):
             for entry in _parts(record, *features, 1):
                 key, feature = b"", None
-                for number, span in _fields(record, *entry):
+                for number, span in fields(record, *entry):
                     if number == 1:
                         key = record[span[0] : span[1]]
                     elif number == 2:
@@ -44,31 +44,31 @@ def layout_of(record: bytes) -> Layout:
 
 def _values(record: bytes, feature: Span | None) -> tuple[int, list[Span]]:
     kind, spans = 0, list[Span]()
-    for number, span in _fields(record, *feature) if feature else ():
+    for number, span in fields(record, *feature) if feature else ():
         if kind != number:
             kind, spans = number, []
-        spans.extend(inner for n, inner in _fields(record, *span) if n == 1)
+        spans.extend(inner for n, inner in fields(record, *span) if n == 1)
     return kind, spans
 
 
 def _parts(record: bytes, start: int, end: int, wanted: int) -> Iterator[Span]:
-    return (span for number, span in _fields(record, start, end) if number == wanted)
+    return (span for number, span in fields(record, start, end) if number == wanted)
 
 
-def _fields(record: bytes, start: int, end: int) -> Iterator[tuple[int, Span]]:
+def fields(record: bytes, start: int, end: int) -> Iterator[tuple[int, Span]]:
     """The number and the bytes of each field."""
     offset = start
     while offset < end:
-        tag, offset = _varint(record, offset)
+        tag, offset = varint(record, offset)
         wire = tag & 7
         if wire == _LENGTH_DELIMITED:
-            length, offset = _varint(record, offset)
+            length, offset = varint(record, offset)
         elif wire == 5:
             length = 4
         elif wire == 1:
             length = 8
         elif wire == 0:
-            length = _varint(record, offset)[1] - offset
+            length = varint(record, offset)[1] - offset
         else:
             raise ValueError(f"wire type {wire} at byte {offset}")
         if offset + length > end:
@@ -77,7 +77,8 @@ def _fields(record: bytes, start: int, end: int) -> Iterator[tuple[int, Span]]:
         offset += length
 
 
-def _varint(record: bytes, offset: int) -> tuple[int, int]:
+def varint(record: bytes, offset: int) -> tuple[int, int]:
+    """The number at ``offset``, and where it ends."""
     byte = record[offset]
     if byte < 128:
         return byte, offset + 1

@@ -1,0 +1,333 @@
+"""Checkpoint: objects -> a folder on disk -> the same objects, elsewhere or later."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._enums import VariableAggregation
+from replicax._errors import CheckpointError, ScopeError, VariableError
+from replicax.context._current import current
+from replicax.train import _store
+from replicax.train._object_graph import Match, graph_of, has_state, is_variable, matched, parts_of
+from replicax.train._reader import Source, log, opened
+from replicax.variables._checks import is_key
+from replicax.variables._held import read_global, variable_of
+from replicax.variables._variable import Variable
+from replicax.workers import _group
+
+
+class Checkpoint:
+    """Saves objects and restores them: variables, models, optimizers, metrics, iterators.
+
+    Args:
+        root: An object whose parts are saved under their own names.
+        **objects: What to save, by name: variables, objects that have some as attributes, lists
+            and dicts of those, and iterators of datasets.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> weights, step = rx.Variable([1.0, 2.0]), rx.Variable(7)
+        >>> path = rx.train.Checkpoint(weights=weights, step=step).save(f"{folder}/ckpt")
+        >>> fresh = rx.Variable([0.0, 0.0])
+        >>> status = rx.train.Checkpoint(weights=fresh).restore(path)
+        >>> fresh.numpy().tolist()
+        [1.0, 2.0]
+        >>> rx.train.list_variables(path)
+        [('save_counter/.ATTRIBUTES/VARIABLE_VALUE', []),
+         ('step/.ATTRIBUTES/VARIABLE_VALUE', []),
+         ('weights/.ATTRIBUTES/VARIABLE_VALUE', [2])]
+    """
+
+    def __init__(self, root: Any = None, **objects: Any) -> None:
+        self._root = root
+        self._objects: dict[str, Any] = {}
+        self._save_counter: Variable | None = None
+        self._writing: _Writing | None = None
+        for name, x in objects.items():
+            setattr(self, name, x)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_"):
+            _check_saveable(name, value)
+            self._objects[name] = value
+        super().__setattr__(name, value)
+
+    @property
+    def save_counter(self) -> Variable:
+        """How many times `save` was called."""
+        if self._save_counter is None:
+            with jax.ensure_compile_time_eval():
+                self._save_counter = Variable(np.asarray(0), trainable=False, name="save_counter")
+        return self._save_counter
+
+    def save(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
+        """Save everything as one commit, under the next number.
+
+        With several workers all call it; the first one writes.
+
+        Args:
+            file_prefix: The folder and the first part of the name, ``"run/ckpt"``.
+            options: Accepted for TensorFlow's sake.
+            block: Whether to wait until it is on disk. Otherwise it is written beside the
+                training; the next save, `sync` and the end of the program wait for it.
+
+        Returns:
+            The path, ``"run/ckpt-1"``.
+
+        Raises:
+            OSError: If it cannot be written; checkpoints that were there before are as they were.
+        """
+        _refuse_in_replica("save")
+        self.save_counter.assign_add(1)
+        path = f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}"
+        return self.write(path, options, block=block)
+
+    def write(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
+        """Save everything as one commit, under the very name; see `save`."""
+        _refuse_in_replica("write")
+        self.sync()
+        path = os.fspath(file_prefix)
+        content = self._content()
+        group = _group.current()
+        ticket = 0 if group is None else group.new_feed()
+        self._writing = _Writing(lambda: _store.write(path, content, ticket))
+        if block:
+            self.sync()
+        return path
+
+    def sync(self) -> None:
+        """Wait until the last save is on disk.
+
+        Raises:
+            OSError: If it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.wait()
+
+    def restore(self, save_path: str | None, options: Any = None) -> LoadStatus:
+        """Restore what the objects and the checkpoint have in common.
+
+        Objects are found by the names that lead to them; variables keep their own devices and
+        layout. A checkpoint that TensorFlow wrote is restored too.
+
+        Args:
+            save_path: What `save` returned, or TensorFlow's prefix; None restores nothing.
+            options: Accepted for TensorFlow's sake.
+
+        Returns:
+            What was restored, to be asked about.
+
+        Raises:
+            NotFoundError: If there is no such checkpoint.
+            DataLossError: If it is damaged; nothing was restored then.
+            VariableError: If a value does not fit its variable; nothing was restored then.
+        """
+        return self.read(save_path, options)
+
+    def read(self, save_path: str | None, options: Any = None) -> LoadStatus:
+        """Restore what `write` saved; see `restore`."""
+        _refuse_in_replica("restore")
+        self.sync()
+        if save_path is None:
+            return LoadStatus(None, lambda: Match({}, [], []))
+        source = opened(os.fspath(save_path))
+        _ = self.save_counter
+
+        def match() -> Match:
+            return matched(source.nodes, self._parts(), source.find)
+
+        _apply(source, match())
+        return LoadStatus(os.fspath(save_path), match)
+
+    def _parts(self) -> dict[str, Any]:
+        root = {} if self._root is None else parts_of(self._root)
+        return {**root, **self._objects, "save_counter": self.save_counter}
+
+    def _content(self) -> _store.Content:
+        found = graph_of(self._parts())
+        arrays, states = {}, {}
+        for key, x in found.objects.items():
+            if is_variable(x):
+                arrays[key] = _value(x, key)
+            else:
+                states[key] = x.save_state()
+        return _store.Content(found.nodes, arrays, states)
+
+
+class _Writing:
+    """A save that goes on beside the training."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._failure: BaseException | None = None
+
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:
+                self._failure = error
+
+        self._thread = threading.Thread(target=run, name="replicax-checkpoint")
+        self._thread.start()
+        _unfinished.add(self)
+        if _before_exit is None:  # nobody would wait for it at the end of the program
+            self._thread.join()
+
+    def wait(self) -> None:
+        self._thread.join()
+        _unfinished.discard(self)
+        if self._failure is not None:
+            raise self._failure
+
+
+def _finish_all() -> None:
+    """At the end of the program: what is still being written becomes whole."""
+    for writing in list(_unfinished):
+        try:
+            writing.wait()
+        except Exception:
+            log.exception("The last checkpoint of the program was not written.")
+
+
+# Python stops the thread pools that Orbax needs before it waits for threads and before `atexit`;
+# this comes before both.
+_before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
+_unfinished: set[_Writing] = set()
+if _before_exit is not None:
+    _before_exit(_finish_all)
+
+
+class LoadStatus:
+    """What `Checkpoint.restore` did, to be asked about."""
+
+    def __init__(self, path: str | None, match: Callable[[], Match]) -> None:
+        self._path = path
+        self._match = match
+
+    def assert_consumed(self) -> LoadStatus:
+        """Check that every value of the checkpoint and every object found its counterpart.
+
+        Raises:
+            CheckpointError: If not; it names them.
+        """
+        match = self._match()
+        self._refuse("values of the checkpoint that no object asks for", match.unused)
+        return self.assert_existing_objects_matched()
+
+    def assert_existing_objects_matched(self) -> LoadStatus:
+        """Check that every object that exists now was restored.
+
+        Raises:
+            CheckpointError: If not; it names them.
+        """
+        self._refuse("objects without a value in the checkpoint", self._match().missing)
+        return self
+
+    def assert_nontrivial_match(self) -> LoadStatus:
+        """Check that something besides the save counter was restored.
+
+        Raises:
+            CheckpointError: If not.
+        """
+        restored = [key for key in self._match().pairs if not key.startswith("save_counter/")]
+        if not restored:
+            raise CheckpointError(
+                f"Checkpoint {self._path!r} has nothing in common with the objects. Give them the"
+                " names that they had when they were saved."
+            )
+        return self
+
+    def expect_partial(self) -> LoadStatus:
+        """Say that it is meant to be only a part; nothing is asked then."""
+        return self
+
+    def initialize_or_restore(self, session: Any = None) -> None:
+        """Nothing to do: values are restored at once. For programs written for sessions."""
+
+    def _refuse(self, what: str, names: list[str]) -> None:
+        if names:
+            shown = "\n  ".join(names[:20]) + ("\n  ..." if len(names) > 20 else "")
+            raise CheckpointError(
+                f"Checkpoint {self._path!r} does not fit: {len(names)} {what}:\n  {shown}\nGive"
+                " the objects the names that they had when they were saved, or call"
+                " `expect_partial()` if a part is what you want."
+            )
+
+
+def _check_saveable(name: str, x: Any) -> None:
+    found = graph_of({name: x}).objects
+    if not found and isinstance(x, (bool, int, float, complex, str, np.ndarray, jax.Array)):
+        raise ValueError(
+            f"Checkpoint({name}={x!r}): {type(x).__name__} values cannot be restored in place."
+            " Keep what changes in a variable: `rx.Variable(...)`."
+        )
+
+
+def _refuse_in_replica(verb: str) -> None:
+    frame = current()
+    if frame.replica is not None or frame.level is not None:
+        where = "a replica function" if frame.replica is not None else "a function that is traced"
+        raise ScopeError(
+            f"Checkpoint.{verb} was called inside {where}. Save and restore in the program's own"
+            " Python, between the steps."
+        )
+
+
+def _value(x: Any, key: str) -> Any:
+    held = variable_of(x)
+    if held is None:
+        return np.asarray(x.value)
+    if held.cell.per_replica and held.aggregation is VariableAggregation.NONE:
+        raise VariableError(
+            f"Variable {key!r} has synchronization ON_READ and aggregation NONE: its copies differ,"
+            " and a checkpoint holds one value for any number of replicas. Declare how to combine"
+            " them (SUM, MEAN, ONLY_FIRST_REPLICA), or leave it out of the checkpoint."
+        )
+    return read_global(held)
+
+
+def _apply(source: Source, match: Match) -> None:
+    """Restore all or nothing: values are read and compared first."""
+    values = [(x, key, source.read(key)) for key, x in match.pairs.items()]
+    fitted = [(x, _fitted(x, key, value)) for x, key, value in values]
+    for x, value in fitted:
+        if has_state(x) and not is_variable(x):
+            x.restore_state(value)
+        elif hasattr(x, "assign"):
+            x.assign(value)
+        else:
+            x.value = value
+
+
+def _fitted(x: Any, key: str, value: Any) -> Any:
+    if not is_variable(x):
+        return value
+    have, want = np.shape(value), tuple(x.shape)
+    if have != want:
+        raise VariableError(
+            f"The checkpoint has {key!r} with shape {have}, and the variable that it is for has"
+            f" shape {want}. Nothing was restored. Build the model as it was when it was saved."
+        )
+    if is_key(value) or np.dtype(value.dtype) == np.dtype(x.dtype):
+        return value
+    new = value.astype(x.dtype)
+    if value.dtype.kind != new.dtype.kind or not _same(new, value):
+        raise VariableError(
+            f"The checkpoint has {key!r} with dtype {value.dtype}, and the variable that it is for"
+            f" has {x.dtype}, which cannot hold it. Nothing was restored. Make the variable with"
+            f" dtype={str(value.dtype)!r}, or convert the value that"
+            " `rx.train.load_checkpoint(path).get_tensor(name)` gives."
+        )
+    return new
+
+
+def _same(new: np.ndarray, old: np.ndarray) -> bool:
+    # A float64 that JAX would have rounded anyway is fine; a number that wraps around is not.
+    return new.dtype.kind == "f" or bool((new == old).all())

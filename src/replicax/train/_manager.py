@@ -1,0 +1,186 @@
+"""CheckpointManager: the checkpoints of one run, numbered, with the old ones removed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+from replicax.data._errors import DataLossError
+from replicax.train import _store
+from replicax.train._checkpoint import Checkpoint
+from replicax.train._reader import log, stored_in
+from replicax.workers import _group
+
+_HOUR = 3600 * 10**9
+
+
+class CheckpointManager:
+    """Keeps the newest checkpoints of a run and removes older ones.
+
+    Args:
+        checkpoint: What to save.
+        directory: Where; it is made if it is not there.
+        max_to_keep: How many to keep; None for all.
+        keep_checkpoint_every_n_hours: Keep one for every so many hours, for ever.
+        checkpoint_name: What their names begin with.
+        step_counter: A variable that counts steps, for ``checkpoint_interval``.
+        checkpoint_interval: `save` does nothing until so many steps have passed since the last.
+        init_fn: Called by `restore_or_initialize` if there is nothing to restore.
+
+    Example:
+        >>> import tempfile
+        >>> step = rx.Variable(0)
+        >>> manager = rx.train.CheckpointManager(
+        ...     rx.train.Checkpoint(step=step), tempfile.mkdtemp(), max_to_keep=2
+        ... )
+        >>> for _ in range(3):
+        ...     _ = step.assign_add(1)
+        ...     path = manager.save()
+        >>> [p.rsplit("/", 1)[1] for p in manager.checkpoints]
+        ['ckpt-2', 'ckpt-3']
+        >>> _ = step.assign(0)
+        >>> manager.restore_or_initialize() == manager.latest_checkpoint
+        True
+        >>> int(step)
+        3
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        directory: str,
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Any = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], None] | None = None,
+    ) -> None:
+        if max_to_keep is not None and max_to_keep <= 0:
+            raise ValueError(
+                f"CheckpointManager(max_to_keep={max_to_keep}) would keep nothing. Pass a positive"
+                " number, or None to keep all."
+            )
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError(
+                f"CheckpointManager(checkpoint_interval={checkpoint_interval}) needs a"
+                " `step_counter`: the variable that counts the steps."
+            )
+        self._checkpoint = checkpoint
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        self._every = keep_checkpoint_every_n_hours
+        self._prefix = os.path.join(self._directory, checkpoint_name)
+        self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
+        self._init_fn = init_fn
+        self._last_step: int | None = None
+        self._times: dict[str, int] = {}
+        for saved, path in sorted(stored_in(self._directory)):
+            if os.path.basename(path).startswith(f"{checkpoint_name}-"):
+                self._times[path] = saved
+        self._last_kept: int = next(iter(self._times.values()), time.time_ns())
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """What is saved."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Where."""
+        return self._directory
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """How many steps lie between two saves."""
+        return self._interval
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """The paths of what is kept, the oldest first."""
+        return list(self._times)
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The path of the newest one; None if there is none."""
+        return self.checkpoints[-1] if self._times else None
+
+    def save(
+        self,
+        checkpoint_number: int | None = None,
+        check_interval: bool = True,
+        options: Any = None,
+        *,
+        block: bool = True,
+    ) -> str | None:
+        """Save, and remove what is no longer to be kept.
+
+        Args:
+            checkpoint_number: The number for its name; by default the next one.
+            check_interval: Whether to do nothing before ``checkpoint_interval`` steps.
+            options: Accepted for TensorFlow's sake.
+            block: See `Checkpoint.save`.
+
+        Returns:
+            The path; None if nothing was saved.
+        """
+        step = None if self._step_counter is None else int(self._step_counter.numpy())
+        if check_interval and self._is_early(step):
+            return None
+        if checkpoint_number is None:
+            path = self._checkpoint.save(self._prefix, options, block=block)
+        else:
+            self._checkpoint.save_counter.assign_add(1)
+            path = f"{self._prefix}-{int(checkpoint_number)}"
+            self._checkpoint.write(path, options, block=block)
+        self._last_step = step
+        self._times.pop(path, None)
+        self._times[path] = time.time_ns()
+        self._prune()
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Restore the newest checkpoint that is whole; without one, call ``init_fn``.
+
+        Returns:
+            Its path; None if there is none.
+        """
+        for path in reversed(self.checkpoints):
+            try:
+                self._checkpoint.restore(path)
+            except DataLossError as error:
+                log.warning("%s The one before it is restored.", error)
+                del self._times[path]
+            else:
+                if self._step_counter is not None:
+                    self._last_step = int(self._step_counter.numpy())
+                return path
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
+
+    def sync(self) -> None:
+        """Wait until the last save is on disk."""
+        self._checkpoint.sync()
+
+    def _is_early(self, step: int | None) -> bool:
+        if self._interval is None or self._last_step is None or step is None:
+            return False
+        return step < self._last_step + self._interval
+
+    def _prune(self) -> None:
+        if self._max_to_keep is None:
+            return
+        old = self.checkpoints[: -self._max_to_keep]
+        for path in old:
+            saved = self._times.pop(path)
+            if self._every is not None and saved - self._last_kept >= self._every * _HOUR:
+                self._last_kept = saved
+                continue
+            group = _group.current()
+            if group is None or group.facts.index == 0:
+                _store.remove(path)

@@ -1,0 +1,176 @@
+"""Readers: what a checkpoint holds, ours or TensorFlow's, without the objects that it is of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from abc import abstractmethod
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import numpy as np
+
+from replicax.data._errors import DataLossError, NotFoundError
+from replicax.train._object_graph import Node
+from replicax.train._store import Stored, is_stored
+from replicax.train._tensor_bundle import TensorBundle, is_bundle
+
+log = logging.getLogger("replicax")
+
+_STATE_FILE = "checkpoint"  # TensorFlow's note of the newest one
+_NEWEST = re.compile(r'^model_checkpoint_path: "((?:[^"\\]|\\.)*)"', re.MULTILINE)
+
+
+class Source(Protocol):
+    """One checkpoint that can be read."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """The graph of the saved objects, the root first."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every array, by name."""
+
+    @abstractmethod
+    def dtype(self, key: str) -> np.dtype[Any]:
+        """The dtype of one array."""
+
+    @abstractmethod
+    def read(self, key: str) -> Any:
+        """The value of one array, or the state of an object."""
+
+    @abstractmethod
+    def find(self, live: Any, name: str) -> Any:
+        """The part of a live object that a saved name means."""
+
+
+def opened(path: str) -> Source:
+    """The checkpoint at ``path``.
+
+    Raises:
+        NotFoundError: If there is none.
+        DataLossError: If it is damaged.
+    """
+    if is_stored(path):
+        return Stored(path)
+    if is_bundle(path):
+        return TensorBundle(path)
+    raise NotFoundError(
+        f"There is no checkpoint {path!r}. `rx.train.latest_checkpoint(folder)` finds the newest"
+        " one of a folder."
+    )
+
+
+class CheckpointReader:
+    """The values of a checkpoint, by name.
+
+    Example:
+        >>> import tempfile
+        >>> path = rx.train.Checkpoint(v=rx.Variable([1, 2])).save(f"{tempfile.mkdtemp()}/ckpt")
+        >>> reader = rx.train.load_checkpoint(path)
+        >>> reader.get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
+        array([1, 2], dtype=int32)
+    """
+
+    def __init__(self, path: str) -> None:
+        self._source = opened(path)
+
+    def has_tensor(self, tensor_str: str) -> bool:
+        """Whether there is a value of that name."""
+        return tensor_str in self._source.shapes()
+
+    def get_tensor(self, tensor_str: str) -> Any:
+        """The value of that name.
+
+        Raises:
+            NotFoundError: If there is none.
+        """
+        return self._source.read(tensor_str)
+
+    def get_variable_to_shape_map(self) -> dict[str, list[int]]:
+        """The shape of every value."""
+        return {name: list(shape) for name, shape in self._source.shapes().items()}
+
+    def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
+        """The dtype of every value."""
+        return {name: self._source.dtype(name) for name in self._source.shapes()}
+
+
+def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
+    """Look into a checkpoint, ours or TensorFlow's; of a folder, into the newest one.
+
+    Raises:
+        NotFoundError: If there is none.
+
+    Example:
+        >>> rx.train.load_checkpoint("/no/such/folder")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.NotFoundError: There is no checkpoint '/no/such/folder'...
+    """
+    path = os.fspath(ckpt_dir_or_file)
+    return CheckpointReader((latest_checkpoint(path) if os.path.isdir(path) else None) or path)
+
+
+def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
+    """The names and shapes of what a checkpoint holds, ours or TensorFlow's.
+
+    Example:
+        >>> import tempfile
+        >>> path = rx.train.Checkpoint(v=rx.Variable([1, 2])).write(f"{tempfile.mkdtemp()}/ckpt")
+        >>> rx.train.list_variables(path)[-1]
+        ('v/.ATTRIBUTES/VARIABLE_VALUE', [2])
+    """
+    return list(load_checkpoint(ckpt_dir_or_file).get_variable_to_shape_map().items())
+
+
+def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
+    """The newest whole checkpoint of a folder; None if there is none.
+
+    One that is damaged is named in the log and passed over.
+
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: TensorFlow's name of its note on the newest one.
+
+    Example:
+        >>> import tempfile
+        >>> rx.train.latest_checkpoint(tempfile.mkdtemp()) is None
+        True
+    """
+    folder = os.fspath(checkpoint_dir)
+    newest = max(stored_in(folder), default=None)
+    if newest is not None:
+        return newest[1]
+    return _tensorflows_newest(folder, latest_filename or _STATE_FILE)
+
+
+def stored_in(folder: str) -> Iterator[tuple[int, str]]:
+    """The checkpoints of ours that look whole: when each was saved, and its path."""
+    if not os.path.isdir(folder):
+        return
+    for name in sorted(os.listdir(folder)):
+        path = os.path.join(folder, name)
+        if is_stored(path):
+            try:
+                stored = Stored(path)
+                stored.verify(contents=False)
+            except (DataLossError, OSError) as error:
+                log.warning("%s It is passed over.", error)
+            else:
+                yield stored.time, path
+
+
+def _tensorflows_newest(folder: str, note: str) -> str | None:
+    try:
+        with open(os.path.join(folder, note), encoding="utf-8") as file:
+            found = _NEWEST.search(file.read(1 << 20))
+    except (OSError, UnicodeDecodeError):
+        return None
+    if found is None:
+        return None
+    path = os.path.join(folder, found[1].replace('\\"', '"').replace("\\\\", "\\"))
+    return path if is_bundle(path) else None
