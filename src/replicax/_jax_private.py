@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.extend.core import take_current_trace
 
 _xla_bridge: Any = None
 with contextlib.suppress(ImportError):
@@ -31,6 +32,20 @@ with contextlib.suppress(ImportError):
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
+
+
+class _TraceNow:
+    """What is being traced now, the public way."""
+
+    @property
+    def trace(self) -> Any:
+        with take_current_trace() as trace:
+            return trace
+
+
+# ``tracing.trace`` is ``at_rest`` where JAX neither traces nor transforms: asked by every `next`.
+tracing: Any = getattr(_core, "trace_ctx", None) or _TraceNow()
+at_rest: Any = _TraceNow().trace
 
 
 def uncommitted(x: jax.Array) -> jax.Array:

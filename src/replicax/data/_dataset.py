@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.data._ahead import around, is_plain
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._iterator import DatasetIterator
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
@@ -58,6 +59,8 @@ class Dataset(Sources, Elements, Batches, Order):
         return self._node
 
     def __iter__(self) -> DatasetIterator:
+        if not is_plain():
+            around.loop()
         return DatasetIterator(self._node)
 
     def __len__(self) -> int:

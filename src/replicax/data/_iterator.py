@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicax.data._errors import EndOfSequenceError, InvalidArgumentError, OutOfRangeError
+from replicax.data._ahead import Ahead, around, is_plain
+from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.data._node import Node, Stream, walk
-from replicax.data._optional import Optional
 from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
 _STATE_VERSION = 2
 
 
-class DatasetIterator(Iterator[Any]):
+class DatasetIterator(Ahead):
     """Elements of a dataset in order; made by ``iter(dataset)``.
 
     Threads that read ahead end with the iterator: at the end of the dataset, at an exception, by
@@ -25,59 +25,31 @@ class DatasetIterator(Iterator[Any]):
     """
 
     def __init__(self, node: Node) -> None:
+        Ahead.__init__(self)
         self._node = node
         self._random = _random_nodes(node)
         self._origins = [seeds.begin() for seeds in self._random]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
-        self._position = 0
         self._stream: Stream | None = None
         self._ready: Iterator[Any] = iter(())
         self._is_done = False
 
     def __iter__(self) -> "DatasetIterator":
+        if not is_plain():
+            around.loop()
         return self
 
     def __next__(self) -> Any:
+        return self.take() if is_plain() else around.take(self)
+
+    def _fetch(self) -> Any:
         for element in self._ready:
-            self._position += 1
             return element
         elements = self._advance()
         if elements is None:
             raise EndOfSequenceError(self._end())
-        self._position += 1
         self._ready = iter(elements)
         return next(self._ready)
-
-    def get_next(self) -> Any:
-        """The next element.
-
-        Returns:
-            The element.
-
-        Raises:
-            OutOfRangeError: The dataset has no further element.
-
-        Example:
-            >>> int(iter(rx.data.Dataset.range(3)).get_next())
-            0
-        """
-        for element in self:
-            return element
-        raise OutOfRangeError(self._end())
-
-    def get_next_as_optional(self) -> Optional:
-        """The next element, or an empty optional at the end.
-
-        Returns:
-            An optional; ask it with ``has_value()`` and ``get_value()``.
-
-        Example:
-            >>> bool(iter(rx.data.Dataset.range(0)).get_next_as_optional().has_value())
-            False
-        """
-        for element in self:
-            return Optional.from_value(element)
-        return Optional.empty()
 
     @property
     def element_spec(self) -> Any:
@@ -139,7 +111,7 @@ class DatasetIterator(Iterator[Any]):
                 f" {state.get('version')}), but the iterator belongs to {graph!r} (version"
                 f" {_STATE_VERSION}). Build the dataset as it was when the state was saved."
             )
-        self._stop()
+        self.close()
         self._is_done = False
         self._origins = [Origin(*origin) for origin in state["seeds"]]
         self._stream = self._open()
@@ -160,8 +132,8 @@ class DatasetIterator(Iterator[Any]):
             >>> list(iterator)
             []
         """
-        self._is_done = True
-        self._stop()
+        self._peeked.clear()
+        self._finish()
 
     def __del__(self) -> None:
         if getattr(self, "_stream", None) is not None:
@@ -182,11 +154,15 @@ class DatasetIterator(Iterator[Any]):
             block = self._stream.pull(self._limit)
             elements = None if block is None else block.elements()
         except BaseException:
-            self.close()
+            self._finish()
             raise
         if elements is None:
-            self.close()
+            self._finish()
         return elements
+
+    def _finish(self) -> None:
+        self._is_done = True
+        self._stop()
 
     def _open(self) -> Stream:
         origins = dict(zip(self._random, self._origins, strict=True))

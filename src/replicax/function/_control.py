@@ -4,7 +4,7 @@ Outside of a trace these are plain Python. Inside one each body is lifted once, 
 that it writes are carried through JAX's own control flow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from replicax._errors import TracingError
 from replicax.context._current import current
 from replicax.function._lift import Lifted, cooked, lift, raw
+from replicax.function._pull import outward
+from replicax.function._signals import HostDriven
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, is_staging, level
 
@@ -46,13 +48,18 @@ def cond(
         raise TypeError(
             f"The two functions of rx.cond return different structures: {a.out} and {b.out}."
         )
+    if a.level.pulls != b.level.pulls:
+        raise HostDriven  # how many elements it takes, only Python can say
+    pulls = [*a.pulls, *b.pulls]
+    handed: dict[Cell, Cell] = dict(zip(pulls, outward(pulls, a.level.pulls), strict=True))
     writes = list(dict.fromkeys([*a.lifted.writes, *b.lifted.writes]))
-    reads = list(dict.fromkeys([*a.lifted.reads, *b.lifted.reads, *writes]))
+    own = [*a.lifted.reads, *b.lifted.reads, *writes]
+    reads = list(dict.fromkeys(handed.get(c, c) for c in own))
     outside = level()
     state = [raw(outside.read(c), c) for c in reads]
     results = jax.lax.cond(
         jnp.asarray(pred, bool),
-        *(body.with_state(reads, writes) for body in branches),
+        *(body.with_state(reads, writes, handed) for body in branches),
         leaves,
         state,
     )
@@ -107,20 +114,23 @@ def scan(
 
     body = _Body(step, [*carry, *slices], None)
     lifted, outside = body.lifted, level()
-    reads = list(dict.fromkeys([*lifted.reads, *lifted.writes]))
-    held = [c for c in reads if c not in set(lifted.writes)]
+    held = [c for c in lifted.reads if not c.transient and c not in set(lifted.writes)]
     fixed = [raw(outside.read(c), c) for c in held]
-    run = body.with_state([*held, *lifted.writes], lifted.writes)
+    run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
+    elements = [
+        outside.read(c) if steps else jnp.zeros(c.shape, c.dtype)
+        for c in outward(body.pulls, body.level.pulls, (steps, reverse))
+    ]
 
     def turn(state: Any, x: Any) -> Any:
-        carried, changing = state
-        outs, new = run([*carried, *x], [*fixed, *changing])
+        (carried, changing), (slices, pulled) = state, x
+        outs, new = run([*carried, *slices], [*pulled, *fixed, *changing])
         new = [jnp.asarray(n, o.dtype) for n, o in zip(new, changing, strict=True)]
         return (outs[: len(carry)], new), outs[len(carry) :]
 
     first = [raw(outside.read(c), c) for c in lifted.writes]
     (last, new), ys = jax.lax.scan(
-        turn, (carry, first), leaves, length=length, reverse=reverse, unroll=unroll
+        turn, (carry, first), (leaves, elements), length=length, reverse=reverse, unroll=unroll
     )
     _write(outside, lifted.writes, new)
     pair: tuple[Any, Any] = jax.tree.unflatten(body.out, [*last, *ys])
@@ -164,6 +174,8 @@ def while_loop(
             f"cond_fun of rx.while_loop assigns variable {test.lifted.writes[0].name!r}. A"
             " condition is only asked; assign in body_fun."
         )
+    if test.level.pulls or body.level.pulls:
+        raise HostDriven  # how many elements it takes, only Python can say
     writes = body.lifted.writes
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
@@ -196,20 +208,31 @@ class _Body:
             return [jnp.asarray(x) for x in outs]
 
         frame, outside = current(), level()
-        inner = TraceLevel(in_replica=frame.replica is not None or frame.body is not None)
+        in_replica = frame.replica is not None or frame.body is not None
+        self.level = inner = TraceLevel(in_replica=in_replica, outer=outside)
         self.lifted: Lifted = lift(body, leaves, inner)
+        self.pulls = [c for c in self.lifted.reads if c.transient]
         for topology, what in inner.topologies.items():
             outside.uses(topology, what)
         for cell in inner.unverified:
             outside.unverify(cell)
 
-    def with_state(self, reads: list[Cell], writes: list[Cell]) -> Callable[..., Any]:
-        """The function of the arrays and of the values of ``reads``; gives those of ``writes``."""
-        lifted = self.lifted
+    def with_state(
+        self, reads: list[Cell], writes: list[Cell], handed: Mapping[Cell, Cell] | None = None
+    ) -> Callable[..., Any]:
+        """The function of the arrays and of the values of ``reads``; gives those of ``writes``.
+
+        Args:
+            reads: What it is given.
+            writes: What it gives.
+            handed: Of what the body reads, what stands for it in ``reads``.
+        """
+        lifted, handed = self.lifted, handed or {}
         place = {c: i for i, c in enumerate(reads)}
+        order = [place[handed.get(c, c)] for c in lifted.reads]
 
         def call(leaves: Any, state: Any) -> tuple[list[Any], list[Any]]:
-            results = lifted.call(*leaves, *(state[place[c]] for c in lifted.reads))
+            results = lifted.call(*leaves, *(state[i] for i in order))
             outs, own = results[: lifted.num_outs], results[lifted.num_outs :]
             new = dict(zip(lifted.writes, own, strict=True))
             return outs, [new[c] if c in new else state[place[c]] for c in writes]

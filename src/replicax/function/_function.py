@@ -13,11 +13,12 @@ from typing import Any, final
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax.context._current import current, entered, get_strategy
+from replicax.context._current import current, get_strategy
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
-from replicax.function._signals import HostDriven, Unfilled
+from replicax.function._pull import driven
+from replicax.function._signals import HostDriven, Reshaped, Unfilled
 from replicax.function._signature import (
     Arguments,
     Identity,
@@ -116,7 +117,8 @@ class Function:
         self._python = func
         self._signature = tuple(input_signature) if input_signature is not None else None
         self._quiet = quiet
-        self._programs: dict[Any, Program] = {}
+        # Several for one key where iterators give elements of several shapes.
+        self._programs: dict[Any, list[Program]] = {}
         self._traces = 0
         self._started = False
         self._is_host_driven = False
@@ -147,22 +149,27 @@ class Function:
         if self._is_host_driven:
             return self._hosted(args, kwargs)
         try:
-            arguments = take_apart(args, kwargs)
-            program = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)))
-            if program is None:
-                if any(map(is_traced, arguments.arrays)):
-                    raise TracingError(_leaked(self._name))
-                program = self._traced(arguments)
-            return program(arguments.arrays)
+            return self._run(take_apart(args, kwargs))
         except Unfilled:
             return self._hosted(args, kwargs)
         except HostDriven:
             self._is_host_driven = True
             return self._hosted(args, kwargs)
 
+    def _run(self, arguments: Arguments) -> Any:
+        programs = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)), ())
+        for program in programs:
+            try:
+                return program(arguments.arrays)
+            except Reshaped:
+                continue
+        if any(map(is_traced, arguments.arrays)):
+            raise TracingError(_leaked(self._name))
+        return self._traced(arguments, len(programs))(arguments.arrays)
+
     def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python runs the body; every run of a strategy in it is compiled."""
-        with entered(hosted=True):
+        with driven():
             return self._python(*args, **kwargs)
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
@@ -191,8 +198,8 @@ class Function:
             args = self._signature
         arguments = take_apart(*examples((args, kwargs), get_strategy()))
         key = (arguments.key, get_strategy(), _x64(jax.config))
-        program = self._programs.get(key) or self._traced(arguments)
-        return ConcreteFunction(self, program, arguments)
+        programs = self._programs.get(key) or [self._traced(arguments, 0)]
+        return ConcreteFunction(self, programs[0], arguments)
 
     def _conformed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         assert self._signature is not None
@@ -200,11 +207,12 @@ class Function:
             args = inspect.signature(self._python).bind(*args, **kwargs).args
         return conform(self._signature, args, self._name)
 
-    def _traced(self, arguments: Arguments) -> Program:
+    def _traced(self, arguments: Arguments, tried: int) -> Program:
         with self._lock:
             key = (arguments.key, get_strategy(), _x64(jax.config))
-            if key in self._programs:
-                return self._programs[key]
+            programs = self._programs.get(key, [])
+            if len(programs) > tried:
+                return programs[-1]
             program, created = self._trace(arguments)
             if created:
                 if self._started:
@@ -215,7 +223,7 @@ class Function:
                     raise VariableError(_late_creation(self._name, again))
             self._started = True
             self._note(key, arguments)
-            self._programs[key] = program
+            self._programs[key] = [*programs, program]
             tell(self, arguments, program)
             return program
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from replicax._errors import VariableError
 from replicax.context._current import current
 from replicax.variables._held import variable_of
-from replicax.variables._levels import Overlay, level
+from replicax.variables._levels import Overlay, current_trace, level
 from replicax.variables._policy import write_own
 from replicax.variables._variable import Variable
 
@@ -53,9 +53,10 @@ def value_and_grad(
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         overlays: list[Overlay] = []
+        around = current_trace()
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
-            overlay = Overlay(dict(zip(cells, values, strict=True)))
+            overlay = Overlay(dict(zip(cells, values, strict=True)), around)
             with overlay.opened():
                 result = fn(*args, **kwargs)
             loss, aux = _pair(result) if has_aux else (result, None)

@@ -41,6 +41,13 @@ class Program:
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
+        alone = topology is None or topology.is_whole
+        # What a worker's own iterator gives must be put where all workers' arrays are.
+        self._handed_in = [
+            i
+            for i, c in enumerate(self.read_only)
+            if c.transient and c.topology is None and not alone
+        ]
         self._refuse_foreign_writes()
         place = {c: i for i, c in enumerate([*self.changed, *self.read_only])}
         order = [place[c] for c in reads]
@@ -48,7 +55,6 @@ class Program:
 
         # Arrays that the function closed over are inputs where processes may hold different ones:
         # constants would make other programs of theirs, whose collectives come in another order.
-        alone = topology is None or topology.is_whole
         self._closed_over: list[Any] = []
         if topology is not None and not alone:
             self._closed_over = [_placed(x, topology) for x in lifted.consts]
@@ -91,8 +97,8 @@ class Program:
             for cell, value in zip(self.written, new, strict=True):
                 cell.value = value
                 cell.owned = True
-        for iterator, count in self._pulls.items():
-            iterator.consume(count)
+            for iterator, count in self._pulls.items():
+                iterator.consume(count)
         if CHECKS_EVERY_CALL:
             check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
@@ -110,6 +116,9 @@ class Program:
         else:
             changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
         read_only = [c.array() for c in self.read_only]
+        for i in self._handed_in:
+            assert topology is not None
+            read_only[i] = _placed(read_only[i], topology)
         for i in self._foreign:
             assert topology is not None
             read_only[i] = _mirrored(first(read_only[i]), topology)

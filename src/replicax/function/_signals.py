@@ -1,12 +1,19 @@
-"""Signals between a trace and the function that started it; users never see them."""
+"""Signals between a trace and the function that started it; users never see them.
+
+They are no `Exception`, so that user code which catches those does not swallow them.
+"""
 
 
-class HostDriven(Exception):  # noqa: N818 - a signal, not an error
-    """The function loops over a dataset: Python runs it, and each run inside is compiled."""
+class HostDriven(BaseException):
+    """Python must run the function, as how many elements it takes depends on values."""
 
 
-class Unfilled(Exception):  # noqa: N818 - a signal, not an error
+class Unfilled(BaseException):
     """An iterator cannot fill this call of a compiled function: Python runs it this time."""
+
+
+class Reshaped(Unfilled):
+    """The elements that come have other shapes than those that the function was traced with."""
 
 
 class Text(Unfilled):

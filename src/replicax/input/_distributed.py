@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,15 +13,12 @@ import jax
 
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
-from replicax.data._errors import EndOfSequenceError, InvalidArgumentError, OutOfRangeError
-from replicax.data._optional import Optional
-from replicax.function._signals import HostDriven
+from replicax.data._ahead import Ahead, around, is_plain
+from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.input._feed import Feed
 from replicax.input._prefetch import Prefetch
-from replicax.input._pull import pulled
 from replicax.input._split import HostStep
 from replicax.values._per_replica import PerReplicaSpec
-from replicax.variables._levels import TraceLevel
 
 _STATE_VERSION = 1
 _END = object()
@@ -79,8 +75,8 @@ class DistributedDataset:
         self._pipeline = pipeline
 
     def __iter__(self) -> DistributedIterator:
-        if isinstance(current().level, TraceLevel):
-            raise HostDriven
+        if not is_plain():
+            around.loop()
         return DistributedIterator(self._pipeline)
 
     @property
@@ -102,7 +98,7 @@ class DistributedDataset:
         raise AttributeError(name)
 
 
-class DistributedIterator(Iterator[Any]):
+class DistributedIterator(Ahead):
     """One pass over a distributed dataset.
 
     Example:
@@ -114,9 +110,8 @@ class DistributedIterator(Iterator[Any]):
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
+        Ahead.__init__(self)
         self._pipeline = pipeline
-        self._given = 0
-        self._peeked: deque[Any] = deque()
         self._state: Any = None
         self._elements: Prefetch = self._open(None, 0)
 
@@ -126,6 +121,8 @@ class DistributedIterator(Iterator[Any]):
         return self._pipeline.element_spec
 
     def __iter__(self) -> DistributedIterator:
+        if not is_plain():
+            around.loop()
         return self
 
     def __next__(self) -> Any:
@@ -136,55 +133,14 @@ class DistributedIterator(Iterator[Any]):
                 " take a batch of all replicas. Call it outside, and pass the batch to"
                 " `strategy.run(fn, args=(next(iterator),))`."
             )
-        if isinstance(frame.level, TraceLevel):
-            return pulled(self, frame.level)
-        if not self.reaches(1):
-            raise EndOfSequenceError(self._end())
-        return self.consume(1)[0]
-
-    def get_next(self) -> Any:
-        """The next element.
-
-        Raises:
-            OutOfRangeError: At the end.
-        """
-        for element in self:
-            return element
-        raise OutOfRangeError(self._end())
-
-    def get_next_as_optional(self) -> Optional:
-        """The next element, or an empty optional at the end."""
-        for element in self:
-            return Optional.from_value(element)
-        return Optional.empty()
-
-    def peek(self, ahead: int) -> Any:
-        """The element that is ``ahead`` after the next one, without taking it."""
-        if not self.reaches(ahead + 1):
-            raise StopIteration
-        return self._peeked[ahead]
-
-    def reaches(self, count: int) -> bool:
-        """Whether there are ``count`` more elements."""
-        while len(self._peeked) < count:
-            with self._pipeline.waiting():
-                element = next(self._elements, _END)
-            if element is _END:
-                return False
-            self._peeked.append(element)
-        return True
-
-    def consume(self, count: int) -> list[Any]:
-        """Take elements that were seen to be there."""
-        self._given += count
-        return [self._peeked.popleft() for _ in range(count)]
+        return self.take() if is_plain() else around.take(self)
 
     def save_state(self) -> dict[str, Any]:
         """Where this iterator stands: a small dict that JSON can hold.
 
         Under the DATA policy it can be restored with another number of workers or replicas.
         """
-        return {"version": _STATE_VERSION, "steps": self._given, "source": self._state}
+        return {"version": _STATE_VERSION, "steps": self._position, "source": self._state}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go to where `save_state` was called, also in another process.
@@ -197,19 +153,25 @@ class DistributedIterator(Iterator[Any]):
                 f"This is no state of a distributed iterator: {state!r}. Pass what its"
                 " `save_state()` returned."
             )
-        self._elements.close()
-        self._peeked.clear()
-        self._given = int(state["steps"])
-        self._elements = self._open(state.get("source"), self._given)
+        self.close()
+        self._position = int(state["steps"])
+        self._elements = self._open(state.get("source"), self._position)
 
     def close(self) -> None:
         """End the pass and its thread."""
         self._elements.close()
         self._peeked.clear()
 
+    def _fetch(self) -> Any:
+        with self._pipeline.waiting():
+            element = next(self._elements, _END)
+        if element is _END:
+            raise EndOfSequenceError(self._end())
+        return element
+
     def _end(self) -> str:
         return (
-            f"End of sequence: the distributed dataset has given all its {self._given} elements."
+            f"End of sequence: the distributed dataset has given all its {self._position} elements."
             " Start again with `iter(dataset)`."
         )
 

@@ -164,43 +164,43 @@ class Freshness:
 class Overlay:
     """Values that stand for some variables, and writes that are kept, until the block ends."""
 
-    def __init__(self, values: dict[Cell, Any]) -> None:
-        self._parent = level()
-        self.is_eager: bool = self._parent.is_eager
+    def __init__(self, values: dict[Cell, Any], around: Any) -> None:
+        self.outer, self.around = level(), around
+        self.is_eager: bool = self.outer.is_eager
         self._values = dict(values)
         self.writes: dict[Cell, Any] = {}
         self.unverified: set[Cell] = set()
-        self._fresh = Freshness()
+        self.fresh = Freshness()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Read and write here until the block ends."""
-        with self._fresh.kept(eager=self.is_eager), entered(level=self):
+        with self.fresh.kept(eager=self.is_eager), entered(level=self):
             yield
 
     def read(self, cell: Cell) -> Any:
         """What was written here, stands for it here, or is outside."""
-        self._fresh.note_read(cell)
+        self.fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
         if cell in self._values:
             return self._values[cell]
-        with set_current_trace(self._fresh.trace):
-            return self._parent.read(cell)
+        with set_current_trace(self.fresh.trace):
+            return self.outer.read(cell)
 
     def write(self, cell: Cell, value: Any) -> None:
         """Keep the value until the block ends."""
-        refuse_other_trace(cell, self._fresh.trace)
+        refuse_other_trace(cell, self.fresh.trace)
         self.writes[cell] = value
-        self._fresh.note_write(cell)
+        self.fresh.note_write(cell)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
         """One replica's copy, as far as it is known here."""
         if cell in self.writes or cell in self._values:
             return _copy_of(self.read(cell), replica)
-        self._fresh.note_read(cell)
-        with set_current_trace(self._fresh.trace):
-            return self._parent.read_copy(cell, replica)
+        self.fresh.note_read(cell)
+        with set_current_trace(self.fresh.trace):
+            return self.outer.read_copy(cell, replica)
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
         """Refuse: what is kept here is one value for all replicas."""
@@ -212,24 +212,31 @@ class Overlay:
 
     def uses(self, topology: Topology, what: str) -> None:
         """Pass it on to what is outside."""
-        self._parent.uses(topology, what)
+        self.outer.uses(topology, what)
 
     def unverify(self, cell: Cell) -> None:
         """Note it until the block ends; compiled code, until the replica function does."""
         if self.is_eager:
             self.unverified.add(cell)
         else:
-            self._parent.unverify(cell)
+            self.outer.unverify(cell)
 
 
 class TraceLevel:
-    """One function that is being traced: what it reads becomes inputs, what it writes outputs."""
+    """One function that is being traced: what it reads becomes inputs, what it writes outputs.
 
-    def __init__(self, *, in_replica: bool) -> None:
-        self._in_replica = in_replica
+    Attributes:
+        pulls: How many elements of each iterator one run of the function takes.
+        outer: The level that the function is a part of; None for one that stands alone.
+        around: What was being traced where the function was given to `rx.cond`, `rx.scan`, ...
+    """
+
+    def __init__(self, *, in_replica: bool, outer: Level | None = None) -> None:
+        self.in_replica = in_replica
+        self.outer, self.around = outer, current_trace()
         self._reads: dict[Cell, jax.Array] = {}
         self._copies: dict[Cell, list[Any]] = {}
-        self._fresh = Freshness()
+        self.fresh = Freshness()
         self.writes: dict[Cell, Any] = {}
         self.unverified: set[Cell] = set()
         self.topologies: dict[Topology, str] = {}
@@ -245,34 +252,34 @@ class TraceLevel:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Trace here until the block ends."""
-        with self._fresh.kept(eager=False), entered(level=self):
+        with self.fresh.kept(eager=False), entered(level=self):
             yield
             self._compare_copies()
 
     def read(self, cell: Cell) -> Any:
         """What was written here, or the input that stands for the variable."""
-        self._fresh.note_read(cell)
+        self.fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
         if cell not in self._reads:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
-            with set_current_trace(self._fresh.trace):
+            with set_current_trace(self.fresh.trace):
                 self._reads[cell] = read_p.bind(number=len(self._reads), aval=self._aval(cell))
         value = self._reads[cell]
-        if cell.per_replica and not self._in_replica:
+        if cell.per_replica and not self.in_replica:
             assert cell.topology is not None
             return stacked(value, cell.topology)
         return value
 
     def write(self, cell: Cell, value: Any) -> None:
         """Keep the value as an output of the function."""
-        refuse_other_trace(cell, self._fresh.trace)
+        refuse_other_trace(cell, self.fresh.trace)
         if cell.topology is not None:
             self.uses(cell.topology, f"variable {cell.name!r}")
         self.writes[cell] = value
         self._copies.pop(cell, None)
-        self._fresh.note_write(cell)
+        self.fresh.note_write(cell)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
         """One replica's copy; inside a replica, its own."""
@@ -282,7 +289,7 @@ class TraceLevel:
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
         """Replace one replica's copy; at the end all copies of a mirrored one must agree."""
-        if self._in_replica or cell.topology is None:
+        if self.in_replica or cell.topology is None:
             self.write(cell, value)
             self.unverified.add(cell)
             return
@@ -305,7 +312,7 @@ class TraceLevel:
         self.unverified.add(cell)
 
     def _aval(self, cell: Cell) -> Any:
-        rows = () if self._in_replica or not cell.per_replica else (cell.topology.num_replicas,)  # type: ignore[union-attr]
+        rows = () if self.in_replica or not cell.per_replica else (cell.topology.num_replicas,)  # type: ignore[union-attr]
         return ShapedArray((*rows, *cell.shape), cell.dtype)
 
 

@@ -1,0 +1,120 @@
+"""Ahead: iterators whose elements can be looked at before they are taken.
+
+While a function is traced, `next` gives stand-ins for an element that is looked at and not taken;
+each call of what was compiled then takes the elements that it needs. Which code is traced is known
+to the layers above, which say here how `next` goes there.
+"""
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from replicax._jax_private import at_rest, tracing
+from replicax.data._errors import OutOfRangeError
+from replicax.data._optional import Optional
+
+# Whether Python drives a function of replicax, in which elements are arrays of JAX.
+in_function: ContextVar[bool] = ContextVar("replicax_in_function", default=False)
+_END = object()
+
+
+class Surroundings:
+    """What iterating means where code is traced, or part of a function."""
+
+    take: Callable[[Any], Any]
+    loop: Callable[[], None]
+
+
+around = Surroundings()
+
+
+def is_plain() -> bool:
+    """Whether the code that runs now is neither traced nor part of a function."""
+    return tracing.trace is at_rest and not in_function.get()
+
+
+class _Failure:
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Ahead(Iterator[Any]):
+    """An iterator that can look ahead."""
+
+    def __init__(self) -> None:
+        self._position = 0
+        self._peeked: deque[Any] = deque()
+
+    @abstractmethod
+    def _fetch(self) -> Any:
+        """The next element; StopIteration at the end."""
+
+    @abstractmethod
+    def _end(self) -> str:
+        """What to say at the end."""
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Returns:
+            The element.
+
+        Raises:
+            OutOfRangeError: The dataset has no further element.
+
+        Example:
+            >>> int(iter(rx.data.Dataset.range(3)).get_next())
+            0
+        """
+        element = next(self, _END)
+        if element is _END:
+            raise OutOfRangeError(self._end())
+        return element
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an empty optional at the end.
+
+        Returns:
+            An optional; ask it with ``has_value()`` and ``get_value()``.
+
+        Example:
+            >>> bool(iter(rx.data.Dataset.range(0)).get_next_as_optional().has_value())
+            False
+        """
+        element = next(self, _END)
+        return Optional.empty() if element is _END else Optional.from_value(element)
+
+    def take(self) -> Any:
+        """The next element, in plain code."""
+        element = self._peeked.popleft() if self._peeked else self._fetch()
+        if isinstance(element, _Failure):
+            raise element.error
+        self._position += 1
+        return element
+
+    def reaches(self, count: int) -> bool:
+        """Whether ``count`` elements can be looked at, before the end or one that fails."""
+        peeked = self._peeked
+        while len(peeked) < count and not self._is_failing():
+            try:
+                peeked.append(self._fetch())
+            except StopIteration:
+                return False
+            except Exception as error:  # raised when its turn comes
+                peeked.append(_Failure(error))
+        return len(peeked) - self._is_failing() >= count
+
+    def _is_failing(self) -> bool:
+        return bool(self._peeked) and isinstance(self._peeked[-1], _Failure)
+
+    def peek(self, ahead: int) -> Any:
+        """An element that `reaches` saw, by how many come before it."""
+        return self._peeked[ahead]
+
+    def consume(self, count: int) -> None:
+        """Take elements that were looked at."""
+        self._position += count
+        for _ in range(count):
+            self._peeked.popleft()

@@ -1,0 +1,355 @@
+"""Pulls: elements of an iterator as inputs of a compiled function.
+
+While a function is traced, ``next(iterator)`` gives stand-ins for the element that is coming, which
+is looked at and not taken. Each call of the compiled function then takes as many elements as it was
+traced with, and hands them in. What a body of `rx.scan` takes in its turns is handed in stacked.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import set_current_trace
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax._errors import TracingError
+from replicax._jax_private import at_rest
+from replicax.context._current import current, entered
+from replicax.data._ahead import Ahead, around, in_function, is_plain
+from replicax.function._signals import HostDriven, Reshaped, Unfilled
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._per_replica import PerReplica, Stacked, is_distributed
+from replicax.values._placement import is_array
+from replicax.variables._cell import Cell
+from replicax.variables._levels import (
+    Level,
+    Overlay,
+    TraceLevel,
+    current_trace,
+    is_staging,
+    level,
+)
+
+
+def _taken(iterator: Ahead) -> Any:
+    """``next(iterator)`` in code that is traced, or part of a function."""
+    where = traced_function()
+    if where is not None:
+        return _pulled(iterator, where)
+    frame = current()
+    with _outside():
+        element = iterator.take()
+    return jax.tree.map(_as_array, element) if frame.hosted else element
+
+
+def _loop() -> None:
+    """``iter(iterator)`` in code that is traced: how often it turns, only Python can say."""
+    if traced_function() is not None:
+        raise HostDriven
+
+
+around.take, around.loop = _taken, _loop
+
+
+def traced_function() -> TraceLevel | None:
+    """The function that is being traced, if elements can be taken in it; None in plain code.
+
+    Raises:
+        TracingError: In code that JAX traces, which would take an element once and for all.
+    """
+    where: Any = level()
+    now = current_trace()
+    found: TraceLevel | None = None
+    while isinstance(where, TraceLevel | Overlay):
+        if now is not where.fresh.trace:
+            raise TracingError(_REFUSED)
+        if isinstance(where, TraceLevel):
+            found = found or where
+            if where.outer is None:
+                if where.in_replica:
+                    raise TracingError(_IN_REPLICA)
+                return found
+        where, now = where.outer, where.around
+    if found is not None or is_staging():
+        raise TracingError(_REFUSED)
+    return None
+
+
+_REFUSED = (
+    "next(iterator) was called inside a function that JAX traces by itself (jax.jit, jax.lax.scan,"
+    " cond, while_loop, jax.checkpoint, ... or jax.grad and jax.vmap inside of an rx.function): it"
+    " would take one element when the function is traced, and give that same element for ever. Take"
+    " the element outside and pass it in; or use `rx.function`, `rx.scan`, `rx.cond`,"
+    " `rx.while_loop` and `rx.value_and_grad`, in which every turn takes its own element."
+)
+_IN_REPLICA = (
+    "next(iterator) was called inside a compiled replica function, which is one program for all"
+    " replicas, so that they cannot take different elements. Call it outside, and pass the element:"
+    " `strategy.run(fn, args=(next(iterator),))`."
+)
+
+
+@contextmanager
+def driven() -> Iterator[None]:
+    """Python runs the body of a function: elements are arrays in it, and runs are compiled."""
+    token = in_function.set(True)
+    try:
+        with entered(hosted=True):
+            yield
+    finally:
+        in_function.reset(token)
+
+
+@contextmanager
+def _outside() -> Iterator[None]:
+    """The pipeline's own functions are no part of the function that takes its elements."""
+    token = in_function.set(False)
+    try:
+        with (
+            set_current_trace(at_rest),
+            entered(level=None, replica=None, body=None, hosted=False),
+        ):
+            yield
+    finally:
+        in_function.reset(token)
+
+
+def _reaches(source: Ahead, count: int) -> bool:
+    if is_plain():
+        return source.reaches(count)
+    with _outside():
+        return source.reaches(count)
+
+
+def _as_array(x: Any) -> Any:
+    return jnp.asarray(x) if _is_numeric(x) else x
+
+
+def _is_numeric(x: Any) -> bool:
+    return isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV"
+
+
+def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
+    """Stand-ins for the next element, in a function that is being traced."""
+    ahead = where.pulls.get(iterator, 0)
+    block = Block(iterator, ahead, ())
+    first = ahead + _before(iterator, where.outer)
+    if not _reaches(iterator, first + 1):
+        raise Unfilled
+    where.pulls[iterator] = ahead + 1
+    leaves, treedef = jax.tree.flatten(iterator.peek(first), is_leaf=is_distributed)
+    cells = [Pull(block, i, *_like(x)) for i, x in enumerate(leaves)]
+    block.size = len(cells)
+    here = level()
+    return jax.tree.unflatten(treedef, [here.read(c) for c in cells])
+
+
+def _before(iterator: Ahead, where: Level | None) -> int:
+    """How many elements the levels around take before the one that is asked for."""
+    count = 0
+    while isinstance(where, TraceLevel | Overlay):
+        count += where.pulls.get(iterator, 0) if isinstance(where, TraceLevel) else 0
+        where = where.outer
+    return count
+
+
+def _like(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
+    if is_array(x) or _is_numeric(x):
+        return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
+    if isinstance(x, PerReplica) and isinstance(x.form, Stacked):
+        return tuple(x.form.array.shape[1:]), x.form.array.dtype, x.form.topology
+    raise Unfilled
+
+
+class Turns(NamedTuple):
+    """One axis of a block: how many turns, and how many elements further each one begins."""
+
+    times: int
+    step: int
+
+
+class Block:
+    """Elements that one call takes: one, or with axes of turns, one for each of the turns."""
+
+    def __init__(self, source: Ahead, start: int, axes: tuple[Turns, ...]) -> None:
+        self.source, self.start, self.axes = source, start, axes
+        self.size = 0
+        self._seen: tuple[list[Any], list[Any]] = ([], [])
+
+    def places(self) -> list[int]:
+        """Which of the coming elements they are."""
+        steps = [[i * a.step for i in range(a.times)] for a in self.axes]
+        return [self.start + sum(turn) for turn in itertools.product(*steps)]
+
+    def leaf(self, number: int) -> Any:
+        """One leaf of the element; of several, stacked.
+
+        Raises:
+            Unfilled: If they are not all there, or cannot be stacked.
+        """
+        places = self.places()
+        if not _reaches(self.source, max(places) + 1):
+            raise Unfilled
+        elements = [self.source.peek(i) for i in places]
+        seen, leaves = self._seen
+        if len(seen) != len(elements) or any(map(_is_other, seen, elements)):
+            leaves = _stacked(elements, tuple(a.times for a in self.axes))
+        if len(leaves) != self.size:
+            raise Unfilled
+        # Kept for the other leaves only: the elements are large.
+        self._seen = ([], []) if number == self.size - 1 else (elements, leaves)
+        return leaves[number]
+
+
+def _is_other(a: Any, b: Any) -> bool:
+    return a is not b
+
+
+@final
+class Pull(Cell):
+    """One leaf of a block; a cell that is filled anew for every call."""
+
+    __slots__ = ("_own", "block", "leaf")
+
+    transient = True
+
+    def __init__(
+        self, block: Block, leaf: int, own: tuple[int, ...], dtype: Any, topology: Topology | None
+    ) -> None:
+        self.block, self.leaf, self._own = block, leaf, own
+        self.dtype = dtype
+        self.topology = topology
+        self.per_replica = topology is not None and not block.axes
+        self.name = f"element {block.start} of an iterator"
+        self.owned = False
+        self.guards = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """Turns, then replicas if those are not left to the reader, then the leaf's own axes."""
+        axes = tuple(a.times for a in self.block.axes)
+        rows = self.topology is not None and not self.per_replica
+        return (*axes, *((self.topology.num_replicas,) if rows else ()), *self._own)  # type: ignore[union-attr]
+
+    @property
+    def sharding(self) -> NamedSharding:
+        """Cut over the replicas."""
+        assert self.topology is not None
+        return _cut(self.topology, len(self.block.axes))
+
+    def array(self) -> jax.Array:
+        """The leaf of the elements that are coming now.
+
+        Raises:
+            Unfilled: If there are not enough, or they have different shapes.
+            Reshaped: If they have another shape than those of the trace.
+        """
+        x: Any = self.block.leaf(self.leaf)
+        rows = (self.topology.num_replicas,) if self.topology and self.per_replica else ()
+        if tuple(x.shape) != (*rows, *self.shape):
+            raise Reshaped
+        taken: jax.Array = x
+        return taken
+
+    def moved(self, block: Block) -> Pull:
+        """The same leaf of another block."""
+        block.size = self.block.size
+        return Pull(block, self.leaf, self._own, self.dtype, self._topology)
+
+
+def outward(
+    cells: Sequence[Cell], taken: Mapping[Ahead, int], axis: tuple[int, bool] | None = None
+) -> list[Pull]:
+    """What the code around a body hands in for elements that the body takes.
+
+    Args:
+        cells: What the body reads of them.
+        taken: How many the body takes, of each iterator.
+        axis: If the body runs several times: how often, and whether the last turn comes first.
+    """
+    if not taken:
+        return []
+    where = traced_function()
+    assert where is not None
+    blocks: dict[tuple[Ahead, int, tuple[Turns, ...]], Block] = {}
+    pulls: dict[tuple[Block, int], Pull] = {}
+    handed = []
+    for cell in cells:
+        assert isinstance(cell, Pull)
+        source, start, axes = cell.block.source, cell.block.start, cell.block.axes
+        start += where.pulls.get(source, 0)
+        if axis is not None:
+            (count, is_reversed), step = axis, taken[source]
+            start += (count - 1) * step if is_reversed else 0
+            axes = (Turns(count, -step if is_reversed else step), *axes)
+        block = blocks.setdefault((source, start, axes), Block(source, start, axes))
+        handed.append(pulls.setdefault((block, cell.leaf), cell.moved(block)))
+    for source, count in taken.items():
+        where.pulls[source] = where.pulls.get(source, 0) + count * (axis[0] if axis else 1)
+    return handed
+
+
+def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
+    """The leaves of elements, each with axes of ``counts`` in front.
+
+    Raises:
+        Unfilled: If the elements differ in structure or shape, or hold what devices cannot.
+    """
+    flat = [jax.tree.flatten(e, is_leaf=is_distributed) for e in elements]
+    structures: set[Any] = {treedef for _, treedef in flat}
+    if len(structures) > 1:
+        raise Unfilled
+    columns = [[_array(x) for x in column] for column in zip(*(f for f, _ in flat), strict=True)]
+    for column in columns:
+        if len({(x.shape, x.dtype) for x in column}) != 1:
+            raise Unfilled
+    if not counts:
+        return [column[0] for column in columns]
+    return [
+        _stack(column, counts, _topology(x)) for column, x in zip(columns, flat[0][0], strict=True)
+    ]
+
+
+def _array(x: Any) -> Any:
+    if _is_numeric(x):
+        # JAX reads the memory while the program runs, when a view's owner may have changed it.
+        return np.asarray(x) if getattr(x, "base", None) is None else np.array(x)
+    if is_array(x):
+        return x
+    if isinstance(x, PerReplica) and isinstance(x.form, Stacked):
+        return x.form.array
+    raise Unfilled
+
+
+def _topology(x: Any) -> Topology | None:
+    return x.form.topology if isinstance(x, PerReplica) else None
+
+
+def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None) -> Any:
+    shape = arrays[0].shape
+    if isinstance(arrays[0], np.ndarray):
+        return np.stack(arrays).reshape(*counts, *shape)
+    if topology is None:
+        return _stack_on_device(arrays).reshape(*counts, *shape)
+    # Device by device: a program of all processes would have to be started by all together.
+    shards = [[s.data for s in a.addressable_shards] for a in arrays]
+    parts = [_stack_on_device(list(row)) for row in zip(*shards, strict=True)]
+    parts = [p.reshape(*counts, *p.shape[1:]) for p in parts]
+    return jax.make_array_from_single_device_arrays(
+        (*counts, *shape), _cut(topology, len(counts)), parts, dtype=arrays[0].dtype
+    )
+
+
+_stack_on_device: Callable[[list[Any]], Any] = jax.jit(jnp.stack)
+
+
+@cache
+def _cut(topology: Topology, axes: int) -> NamedSharding:
+    return NamedSharding(topology.mesh, PartitionSpec(*([None] * axes), REPLICA_AXIS))
