@@ -1,13 +1,17 @@
 """The JAX that is installed still has what replicax asks of its inside."""
 
 import importlib
+import inspect
 
 import jax
+import jax.numpy as jnp
 import pytest
+from jax.extend.core import take_current_trace
 
 from replicax import _jax_private
 
 WANTED = {
+    "jax._src.core": ["Trace", "eval_jaxpr", "pytype_aval_mappings"],
     "jax._src.distributed": ["global_state"],
     "jax._src.xla_bridge": ["_backend_factories"],
     "jaxlib._jax": [
@@ -19,7 +23,7 @@ WANTED = {
 
 
 @pytest.mark.parametrize(("module", "names"), WANTED.items())
-def test_what_the_workers_need_is_there(module, names):
+def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
     assert [name for name in names if not hasattr(found, name)] == []
@@ -39,3 +43,102 @@ def test_what_is_traced_now_is_known_as_the_public_way_knows_it():
     assert _jax_private.tracing.trace is _jax_private.at_rest is public.trace
     assert all(fast is slow is not _jax_private.at_rest for fast, slow in seen)
     assert type(_jax_private.tracing) is not type(public)
+
+
+class Listener:
+    """Counts the operations that it is told, and runs them."""
+
+    def __init__(self):
+        self.counts = []
+
+    def follows(self, x):
+        return False
+
+    def record(self, call, args, *, opaque=False):
+        self.counts.append(len(args))
+        return call(*args)
+
+
+# What a GradientTape is told, and with what: a JAX that processes its operations by another
+# method, or calls it with other arguments, fails here before it fails in a tape.
+PROCESSED = {
+    "process_primitive": ("primitive", "tracers", "params"),
+    "process_call": ("call_primitive", "f", "tracers", "params"),
+    "process_custom_jvp_call": ("primitive", "fun", "jvp", "tracers", "symbolic_zeros"),
+    "process_custom_vjp_call": (
+        "primitive",
+        "fun",
+        "fwd",
+        "bwd",
+        "tracers",
+        "out_trees",
+        "symbolic_zeros",
+    ),
+}
+
+
+@pytest.mark.parametrize(("method", "parameters"), PROCESSED.items())
+def test_jax_tells_its_operations_as_the_tape_expects(method, parameters):
+    core = importlib.import_module("jax._src.core")
+
+    found = tuple(inspect.signature(getattr(core.Trace, method)).parameters)[1:]
+
+    assert found == parameters, f"JAX {jax.__version__}: adapt replicax._jax_private._Recording"
+
+
+def test_a_trace_has_no_other_operations_to_process():
+    core = importlib.import_module("jax._src.core")
+
+    found = {name for name in dir(core.EvalTrace) if name.startswith("process_")}
+
+    assert found == {*PROCESSED, "process_shard_map"}
+
+
+@jax.custom_jvp
+def own_jvp(x):
+    return x
+
+
+own_jvp.defjvp(lambda p, t: (p[0], t[0]))
+
+
+@jax.custom_vjp
+def own_vjp(x):
+    return x
+
+
+own_vjp.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        jax.lax.sin,
+        jax.jit(lambda x: x + 1),
+        lambda x: jax.lax.scan(lambda c, _: (c + 1, None), x, length=2)[0],
+        jax.checkpoint(lambda x: x * 2),
+        own_jvp,
+        own_vjp,
+    ],
+    ids=["primitive", "jit", "scan", "checkpoint", "custom_jvp", "custom_vjp"],
+)
+def test_each_kind_of_operation_is_recorded_once(operation):
+    listener, x = Listener(), jnp.float32(2)
+
+    with _jax_private.recorded(listener):
+        inside = operation(x)
+
+    assert listener.counts == [1]
+    assert inside == operation(x)
+
+
+def test_after_a_recording_jax_is_as_before():
+    with take_current_trace() as before:
+        pass
+    with _jax_private.recorded(Listener()), take_current_trace() as during:
+        pass
+    with take_current_trace() as after:
+        pass
+
+    assert after is before
+    assert _jax_private.surrounding(during) is before

@@ -18,11 +18,16 @@ from replicax._basics import (  # noqa: E402
     enable_eager_execution,
     identity,
 )
-from replicax._enums import VariableAggregation, VariableSynchronization  # noqa: E402
+from replicax._enums import (  # noqa: E402
+    UnconnectedGradients,
+    VariableAggregation,
+    VariableSynchronization,
+)
 from replicax._lazy import on_demand  # noqa: E402
 from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
 from replicax.function._function import function  # noqa: E402
 from replicax.function._grad import grad, value_and_grad  # noqa: E402
+from replicax.function._tape import GradientTape  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
 from replicax.variables._creation import variable_creator_scope  # noqa: E402
 from replicax.variables._scatter import IndexedSlices  # noqa: E402
@@ -46,10 +51,12 @@ if TYPE_CHECKING:
     from replicax.function._control import cond, scan, while_loop
 
 __all__ = [
+    "GradientTape",
     "IndexedSlices",
     "Tensor",
     "TensorSpec",
     "TypeSpec",
+    "UnconnectedGradients",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -107,7 +114,6 @@ _HOMES = {
 _ABSENT = {
     name: f"replicax has no {name} yet. {instead}"
     for name, instead in {
-        "GradientTape": "Use `rx.value_and_grad(loss_fn, variables)`, which keeps assignments.",
         "keras": "Write the step in JAX with `rx.Variable` and `rx.value_and_grad`.",
         "saved_model": "Save `variable.numpy()` of what you want to keep.",
     }.items()

@@ -35,6 +35,30 @@ class VariableAggregation(enum.Enum):
     ONLY_FIRST_REPLICA = 3
 
 
+class UnconnectedGradients(enum.Enum):
+    """What `GradientTape.gradient` returns for a source that the target does not depend on.
+
+    Example:
+        >>> rx.UnconnectedGradients("zero").name
+        'ZERO'
+    """
+
+    NONE = "none"
+    ZERO = "zero"
+
+    @staticmethod
+    def parse(value: Any) -> "UnconnectedGradients":
+        """``value`` as the enumeration.
+
+        Raises:
+            ValueError: If it names none.
+        """
+        try:
+            return UnconnectedGradients(value)
+        except ValueError:
+            raise ValueError(f"Unknown value for unconnected_gradients: {value!r}") from None
+
+
 class ReduceOp(enum.Enum):
     """How `Strategy.reduce` and `ReplicaContext.all_reduce` combine values.
 

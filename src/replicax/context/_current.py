@@ -25,6 +25,7 @@ class Frame:
         level: Where variables are read and written; None for their own storage.
         body: In cross-replica code inside a compiled replica function, that replica.
         hosted: Whether Python runs the body of an `rx.function`, and each run in it is compiled.
+        tapes: The gradient tapes that record, the outermost first.
     """
 
     strategy: StrategyBase | None = None
@@ -32,6 +33,7 @@ class Frame:
     level: Any = None
     body: ReplicaContext | None = None
     hosted: bool = False
+    tapes: tuple[Any, ...] = ()
 
 
 _outermost = Frame()

@@ -12,8 +12,9 @@ import numpy as np
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
+from replicax._jax_private import unrecorded
 from replicax.collectives._options import CommunicationOptions
-from replicax.context._current import get_replica_context
+from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
 from replicax.values._across import Across
 
@@ -186,7 +187,8 @@ class ReplicaContext:
         """Call ``merge_fn(strategy, *args, **kwargs)`` once for all replicas.
 
         It runs in cross-replica context and sees each argument as a per-replica value; what it
-        returns is handed out to the replicas component by component.
+        returns is handed out to the replicas component by component. A gradient tape does not look
+        into it.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -198,7 +200,12 @@ class ReplicaContext:
             2.0
         """
         self._require_current("merge_call")
-        return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
+        if not current().tapes:
+            return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
+        with entered(tapes=()), unrecorded():
+            result = self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
+            # What a tape recorded ends here, also for what merge_fn hands on.
+            return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, result)
 
     def __repr__(self) -> str:
         return f"<ReplicaContext of {self._strategy}>"

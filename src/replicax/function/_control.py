@@ -17,6 +17,7 @@ from replicax.function._pull import outward
 from replicax.function._signals import HostDriven
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, is_staging, level
+from replicax.variables._told import read
 
 
 def cond(
@@ -56,7 +57,7 @@ def cond(
     own = [*a.lifted.reads, *b.lifted.reads, *writes]
     reads = list(dict.fromkeys(handed.get(c, c) for c in own))
     outside = level()
-    state = [raw(outside.read(c), c) for c in reads]
+    state = [raw(read(c), c) for c in reads]
     results = jax.lax.cond(
         jnp.asarray(pred, bool),
         *(body.with_state(reads, writes, handed) for body in branches),
@@ -115,7 +116,7 @@ def scan(
     body = _Body(step, [*carry, *slices], None)
     lifted, outside = body.lifted, level()
     held = [c for c in lifted.reads if not c.transient and c not in set(lifted.writes)]
-    fixed = [raw(outside.read(c), c) for c in held]
+    fixed = [raw(read(c), c) for c in held]
     run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
     elements = [
         outside.read(c) if steps else jnp.zeros(c.shape, c.dtype)
@@ -128,7 +129,7 @@ def scan(
         new = [jnp.asarray(n, o.dtype) for n, o in zip(new, changing, strict=True)]
         return (outs[: len(carry)], new), outs[len(carry) :]
 
-    first = [raw(outside.read(c), c) for c in lifted.writes]
+    first = [raw(read(c), c) for c in lifted.writes]
     (last, new), ys = jax.lax.scan(
         turn, (carry, first), (leaves, elements), length=length, reverse=reverse, unroll=unroll
     )
@@ -180,7 +181,7 @@ def while_loop(
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
     held = [c for c in reads if c not in set(writes)]
-    fixed = [raw(outside.read(c), c) for c in held]
+    fixed = [raw(read(c), c) for c in held]
     order = [*held, *writes]
 
     def go_on(state: Any) -> Any:
@@ -190,7 +191,7 @@ def while_loop(
     def turn(state: Any) -> Any:
         return body.with_state(order, writes)(state[0], [*fixed, *state[1]])
 
-    first = [raw(outside.read(c), c) for c in writes]
+    first = [raw(read(c), c) for c in writes]
     outs, new = jax.lax.while_loop(go_on, turn, (leaves, first))
     _write(outside, writes, new)
     return jax.tree.unflatten(treedef, outs)

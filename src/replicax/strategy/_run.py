@@ -34,7 +34,7 @@ def run_replicas(
     """Call ``fn`` on every replica of ``strategy``."""
     topology = strategy.topology
     if topology is not None:
-        _check_place()
+        _check_place(topology)
         check_counts((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
         if current().level is None:
@@ -56,7 +56,14 @@ def run_replicas(
     return _run_threads(strategy, topology, fn, args, kwargs)
 
 
-def _check_place() -> None:
+def _check_place(topology: Topology) -> None:
+    if current().tapes and topology.num_replicas > 1:
+        raise ScopeError(
+            "`strategy.run` was called while a GradientTape records, which cannot look into the"
+            " replicas. Open the tape inside the replica function, around the loss; there each"
+            " replica has the gradient of its own loss. For a run without gradients, use `with"
+            " tape.stop_recording():`."
+        )
     if current().body is not None:
         raise ScopeError(
             "`strategy.run` was called inside a merge_call or an update of compiled code, which is"

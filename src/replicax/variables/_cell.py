@@ -41,6 +41,7 @@ class Cell:
         spec: How a mirrored value is cut over the logical devices of each replica.
         averages: Whether replicas that write different values to a mirrored cell leave their mean,
             as statistics of their batches do; of floats only. Otherwise that is an error.
+        trainable: Whether gradient tapes watch it by themselves.
     """
 
     __slots__ = (
@@ -56,6 +57,7 @@ class Cell:
         "per_replica",
         "shape",
         "spec",
+        "trainable",
         "value",
     )
 
@@ -80,6 +82,7 @@ class Cell:
         self.number = next(_numbers) if topology is not None else 0
         self.owned = False
         self.averages = False
+        self.trainable = False
         self.guards: Cell | None = None
         self._verdict: Cell | None = None
         self.value: Any = None

@@ -14,6 +14,7 @@ import jax
 
 from replicax.context._current import current
 from replicax.variables._levels import refuse_in_foreign_trace
+from replicax.variables._told import told
 from replicax.variables._variable import Variable
 
 _trusted: ContextVar[bool] = ContextVar("replicax_trusted", default=False)
@@ -75,4 +76,6 @@ def read_global(held: Variable) -> jax.Array:
         if cell.per_replica:
             return held.read_value()
         cell.owned = False
-        return cell.array()
+        whole: jax.Array = cell.array()
+    whole = told(cell, whole)
+    return whole

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive, set_current_trace, take_current_trace
+from jax.extend.core import Primitive, set_current_trace
 
 from replicax._errors import TracingError
+from replicax._jax_private import at_rest, surrounding, tracing
 from replicax.context._current import current, entered
 from replicax.topology._mesh import Topology
 from replicax.values import _placement
@@ -333,17 +334,13 @@ def _copy_of(value: Any, replica: int) -> Any:
 
 
 def current_trace() -> Any:
-    """JAX's own notion of what is being traced now."""
-    with take_current_trace() as trace:
-        return trace
-
-
-_no_trace = current_trace()
+    """JAX's own notion of what is being traced now; a gradient tape only listens."""
+    return surrounding(tracing.trace)
 
 
 def is_transformed() -> bool:
-    """Whether JAX transforms or traces the code that runs now: jit, grad, vmap, scan, ..."""
-    return current_trace() is not _no_trace
+    """Whether JAX transforms or records the code that runs now: jit, grad, scan, a tape, ..."""
+    return tracing.trace is not at_rest
 
 
 def is_staging() -> bool:

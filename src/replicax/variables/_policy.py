@@ -31,6 +31,7 @@ from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._agreement import settled, settled_copies
 from replicax.variables._cell import Cell
 from replicax.variables._levels import level
+from replicax.variables._told import read
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]
@@ -69,7 +70,7 @@ class PlainPolicy:
 
     def read(self) -> jax.Array:
         """The value."""
-        value: jax.Array = level().read(self.cell)
+        value: jax.Array = read(self.cell)
         return value
 
     def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
@@ -123,7 +124,7 @@ class MirroredPolicy:
 
     def read(self) -> jax.Array:
         """This replica's copy, or the first."""
-        value: jax.Array = level().read(self.cell)
+        value: jax.Array = read(self.cell)
         return value
 
     def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
@@ -162,7 +163,7 @@ class OnReadPolicy:
 
     def read(self) -> jax.Array:
         """This replica's copy, or what aggregation makes of all copies."""
-        value = level().read(self.cell)
+        value = read(self.cell)
         if self._in_own_replica():
             own: jax.Array = value
             return own

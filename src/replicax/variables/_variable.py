@@ -106,6 +106,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
                 value = from_first(value, topology, f"variable {self._name!r}")
             spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
+        cell.trainable = self._trainable
         self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
         live_variables.add(self)
         where = level()
