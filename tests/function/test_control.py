@@ -19,7 +19,7 @@ def replica_id():
 
 
 def close(a, b):
-    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), a, b)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6), a, b)
 
 
 def test_cond_keeps_the_assignment_of_the_branch_that_is_called(mode):
