@@ -76,6 +76,6 @@ def read_global(held: Variable) -> jax.Array:
         if cell.per_replica:
             return held.read_value()
         cell.owned = False
-        whole: jax.Array = cell.array()
-    whole = told(cell, whole)
-    return whole
+        whole = cell.array()
+    seen: jax.Array = told(cell, whole)
+    return seen
