@@ -413,3 +413,14 @@ class TestUse:
         np.testing.assert_allclose(
             slowly, jax.jacobian(lambda x: jnp.sin(x) * x.sum())(x), rtol=1e-6
         )
+
+    def test_datasets_are_walked_inside(self):
+        w = rx.Variable(2.0)
+        dataset = rx.data.Dataset.from_tensor_slices(np.arange(6, dtype="float32")).batch(2)
+
+        with rx.GradientTape() as tape:
+            y = (w * next(iter(dataset))).sum()
+            for x in dataset:
+                y = y + (w * x).sum()
+
+        assert float(tape.gradient(y, w)) == 16.0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from replicax._jax_private import at_rest, tracing
+from replicax._jax_private import at_rest, surrounding, tracing
 from replicax.data._errors import OutOfRangeError
 from replicax.data._optional import Optional
 
@@ -32,7 +32,7 @@ around = Surroundings()
 
 def is_plain() -> bool:
     """Whether the code that runs now is neither traced nor part of a function."""
-    return tracing.trace is at_rest and not in_function.get()
+    return surrounding(tracing.trace) is at_rest and not in_function.get()
 
 
 class _Failure:
