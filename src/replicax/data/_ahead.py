@@ -47,9 +47,14 @@ class Ahead(Iterator[Any]):
         self._position = 0
         self._peeked: deque[Any] = deque()
 
-    @abstractmethod
     def _fetch(self) -> Any:
         """The next element; StopIteration at the end."""
+        self._look()
+        return self._peeked.popleft()
+
+    def _look(self) -> None:
+        """Look at one element more; StopIteration at the end. One of the two says how."""
+        self._peeked.append(self._fetch())
 
     @abstractmethod
     def _end(self) -> str:
@@ -99,7 +104,7 @@ class Ahead(Iterator[Any]):
         peeked = self._peeked
         while len(peeked) < count and not self._is_failing():
             try:
-                peeked.append(self._fetch())
+                self._look()
             except StopIteration:
                 return False
             except Exception as error:  # raised when its turn comes

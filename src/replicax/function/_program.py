@@ -9,6 +9,7 @@ import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
+from replicax._interrupts import held
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
 from replicax.function._variance import calls_host
@@ -72,6 +73,7 @@ class Program:
         self._may_fail = bool(self._verdicts) or calls_host(lifted.jaxpr)
         self.donates = not self._may_fail
         donate = (0,) if self.donates else ()
+        self._changes = bool(self.written or self._pulls)
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._label = name
         if topology is not None and not topology.is_whole:
@@ -85,23 +87,54 @@ class Program:
             arrays = [_placed(x, topology) for x in arrays]
         # A donated array must not be seen by another thread's call.
         with _one_call:
-            changed, read_only = self._state()
+            inputs = (*self._state(), arrays, self._closed_over)
             if topology is None or topology.is_whole:
-                outs, new = self.jitted(changed, read_only, arrays)
+                outs, _ = self._step(inputs)
             else:
-                with together(topology, f"call {self._calls} of {self._label}") as finished:
-                    outs, new = finished(self.jitted(changed, read_only, arrays, self._closed_over))
-            if self._may_fail:
-                jax.block_until_ready(new)
-                self._judge(new)
-            for cell, value in zip(self.written, new, strict=True):
-                cell.value = value
-                cell.owned = True
-            for iterator, count in self._pulls.items():
-                iterator.consume(count)
+                outs = self._step_together(inputs, topology)
         if CHECKS_EVERY_CALL:
             check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
+
+    def _step(self, inputs: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        """Compute, and give the variables their new values: wholly, or not at all.
+
+        An exception of a signal's handler must not come between a call that consumed the old arrays
+        and the last variable's new one; nor between these and the iterators that were read.
+        """
+        if self._may_fail or not self._changes:
+            outs, new = self.jitted(*inputs)
+            if self._changes:
+                jax.block_until_ready(new)
+                self._judge(new)
+                with held:
+                    self._commit(new)
+            return outs, new
+        with held:
+            outs, new = self.jitted(*inputs)
+            self._commit(new)
+        return outs, new
+
+    def _commit(self, new: Sequence[Any]) -> None:
+        for cell, value in zip(self.written, new, strict=True):
+            cell.value = value
+            cell.owned = True
+        for iterator, count in self._pulls.items():
+            iterator.consume(count)
+
+    def _step_together(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
+        """The same with other processes, whose failure shows in the results only."""
+        with together(topology, f"call {self._calls} of {self._label}") as finished:
+            old = [c.value for c in self.written]
+            outs, new = self._step(inputs)
+            try:
+                finished((outs, new))
+            except jax.errors.JaxRuntimeError:
+                if not any(isinstance(x, jax.Array) and x.is_deleted() for x in old):
+                    for cell, value in zip(self.written, old, strict=True):
+                        cell.value, cell.owned = value, False
+                raise
+            return outs
 
     def _state(self, *, donated: bool = True) -> tuple[list[Any], list[Any]]:
         topology = self.topology

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import jax
 
+from replicax._interrupts import held
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, around, is_plain
@@ -21,7 +22,6 @@ from replicax.input._split import HostStep
 from replicax.values._per_replica import PerReplicaSpec
 
 _STATE_VERSION = 1
-_END = object()
 
 
 @dataclass(frozen=True)
@@ -162,12 +162,17 @@ class DistributedIterator(Ahead):
         self._elements.close()
         self._peeked.clear()
 
-    def _fetch(self) -> Any:
+    def take(self) -> Any:
+        """The next element, in plain code; one that a signal keeps from being taken stays next."""
+        if not self._peeked:
+            self._look()
+        with held:
+            return Ahead.take(self)
+
+    def _look(self) -> None:
         with self._pipeline.waiting():
-            element = next(self._elements, _END)
-        if element is _END:
-            raise EndOfSequenceError(self._end())
-        return element
+            if not self._elements.move_to(self._peeked):
+                raise EndOfSequenceError(self._end())
 
     def _end(self) -> str:
         return (

@@ -1,16 +1,24 @@
-"""Prefetch: elements made ready in a thread that ends with its consumer."""
+"""Prefetch: elements made ready in a thread that ends with its consumer.
 
-import queue
+The queues are those that are one call into C, so that a signal's handler that raises in the
+consumer can come before or after a step of theirs, never within: no element is lost between the
+thread and the consumer, and no lock is left in a wrong state.
+"""
+
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
+from operator import call, itemgetter
+from queue import Empty, SimpleQueue
 from typing import Any
 
 _END = object()
 
 
-class Prefetch(Iterator[Any]):
-    """An iterator whose elements are made ahead of time, at most ``depth`` of them."""
+class Prefetch:
+    """Elements that are made ahead of time, at most ``depth`` of them."""
 
     def __init__(
         self,
@@ -18,26 +26,41 @@ class Prefetch(Iterator[Any]):
         depth: int,
         stop: threading.Event | None = None,
     ) -> None:
-        self._ready: queue.Queue[Any] = queue.Queue(depth)
+        self._ready: SimpleQueue[Any] = SimpleQueue()
+        self._room: SimpleQueue[None] = SimpleQueue()
+        for _ in range(max(depth, 1)):
+            self._room.put(None)
         self._stop = stop or threading.Event()
+        self._taken: deque[Any] = deque()
         self._is_done = False
         self._thread = threading.Thread(
-            target=_produce, args=(make, self._ready, self._stop), name="replicax-feed", daemon=True
+            target=_produce,
+            args=(make, self._ready, self._room, self._stop),
+            name="replicax-feed",
+            daemon=True,
         )
+        # The thread knows the queues and the event, never this object: dropping it ends the thread.
+        self._finalizer = weakref.finalize(self, _end, self._stop, self._room, self._ready)
         self._thread.start()
-        # The thread knows the queue and the event, never this object: dropping it ends the thread.
-        self._finalizer = weakref.finalize(self, _end, self._stop, self._ready)
 
-    def __next__(self) -> Any:
+    def move_to(self, elements: deque[Any]) -> bool:
+        """Append the next element to ``elements``, wholly or not at all; False at the end.
+
+        Raises:
+            Exception: What making the element raised.
+        """
         if self._is_done:
-            raise StopIteration
-        kind, value = self._ready.get()
+            return False
+        if not self._taken:
+            taken = map(self._taken.append, map(call, (self._ready.get,)))
+            deque(chain(taken, map(self._room.put, (None,))), maxlen=0)
+        kind, value = self._taken[0]
         if kind is not None:
-            return value
-        self._is_done = True
+            elements.extend(map(itemgetter(1), map(call, (self._taken.popleft,))))
+            return True
         self.close()
         if value is _END:
-            raise StopIteration
+            return False
         raise value
 
     def close(self) -> None:
@@ -49,38 +72,34 @@ class Prefetch(Iterator[Any]):
 
 
 def _produce(
-    make: Callable[[], Iterator[Any]], ready: queue.Queue[Any], stop: threading.Event
+    make: Callable[[], Iterator[Any]],
+    ready: SimpleQueue[Any],
+    room: SimpleQueue[None],
+    stop: threading.Event,
 ) -> None:
     last: Any = _END
     try:
         elements = make()
         try:
             for element in elements:
-                if not _put(ready, (True, element), stop):
+                room.get()
+                if stop.is_set():
                     return
+                ready.put((True, element))
         finally:
             close = getattr(elements, "close", None)
             if close is not None:
                 close()
     except BaseException as error:  # handed to the consumer
         last = error
-    _put(ready, (None, last), stop)
+    ready.put((None, last))
 
 
-def _put(ready: queue.Queue[Any], item: Any, stop: threading.Event) -> bool:
-    while not stop.is_set():
-        try:
-            ready.put(item, timeout=0.1)
-        except queue.Full:
-            continue
-        return True
-    return False
-
-
-def _end(stop: threading.Event, ready: queue.Queue[Any]) -> None:
+def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]) -> None:
     stop.set()
+    room.put(None)
     while True:
         try:
             ready.get_nowait()
-        except queue.Empty:
+        except Empty:
             return
