@@ -38,11 +38,11 @@ def test_without_a_service_nothing_is_connected():
 def test_what_is_traced_now_is_known_as_the_public_way_knows_it():
     public = _jax_private._TraceNow()
     seen = []
-    jax.jit(lambda: seen.append((_jax_private.tracing.trace, public.trace)))()
+    jax.jit(lambda: seen.append((_jax_private.traced.value, public.value)))()
 
-    assert _jax_private.tracing.trace is _jax_private.at_rest is public.trace
+    assert _jax_private.traced.value is _jax_private.at_rest is public.value
     assert all(fast is slow is not _jax_private.at_rest for fast, slow in seen)
-    assert type(_jax_private.tracing) is not type(public)
+    assert type(_jax_private.traced) is not type(public)
 
 
 class Listener:

@@ -38,14 +38,14 @@ class _TraceNow:
     """What is being traced now, the public way."""
 
     @property
-    def trace(self) -> Any:
+    def value(self) -> Any:
         with take_current_trace() as trace:
             return trace
 
 
-# ``tracing.trace`` is ``at_rest`` where JAX neither traces nor transforms: asked by every `next`.
-tracing: Any = getattr(_core, "trace_ctx", None) or _TraceNow()
-at_rest: Any = _TraceNow().trace
+# ``traced.value`` is ``at_rest`` where JAX neither traces nor transforms: asked by every `next`.
+traced: Any = getattr(_core, "trace_state_strong_ref", None) or _TraceNow()
+at_rest: Any = _TraceNow().value
 
 
 def uncommitted(x: jax.Array) -> jax.Array:
@@ -259,7 +259,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             f"JAX {jax.__version__} has no jax._src.core.Trace, on which GradientTape rests. Use"
             " `rx.value_and_grad(loss_fn, variables)`."
         )
-    with set_current_trace(_Recording(tracing.trace, recorder)):
+    with set_current_trace(_Recording(traced.value, recorder)):
         yield
 
 
@@ -273,5 +273,5 @@ def surrounding(trace: Any) -> Any:
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """Tell no recorder what this thread does until the block ends."""
-    with set_current_trace(surrounding(tracing.trace)):
+    with set_current_trace(surrounding(traced.value)):
         yield

@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from replicax._jax_private import at_rest, surrounding, tracing
+from replicax._jax_private import at_rest, surrounding, traced
 from replicax.data._errors import OutOfRangeError
 from replicax.data._optional import Optional
 
 # Whether Python drives a function of replicax, in which elements are arrays of JAX.
 in_function: ContextVar[bool] = ContextVar("replicax_in_function", default=False)
+is_driven = in_function.get
 _END = object()
 
 
@@ -32,7 +33,7 @@ around = Surroundings()
 
 def is_plain() -> bool:
     """Whether the code that runs now is neither traced nor part of a function."""
-    return surrounding(tracing.trace) is at_rest and not in_function.get()
+    return surrounding(traced.value) is at_rest and not is_driven()
 
 
 class _Failure:

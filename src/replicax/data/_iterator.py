@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from replicax.data._ahead import Ahead, around, is_plain
+from replicax._jax_private import at_rest, traced
+from replicax.data._ahead import Ahead, around, is_driven, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.data._node import Node, Stream, walk
 from replicax.data._seeds import Origin, Run, Seeds
@@ -40,7 +41,13 @@ class DatasetIterator(Ahead):
         return self
 
     def __next__(self) -> Any:
-        return self.take() if is_plain() else around.take(self)
+        if traced.value is not at_rest or is_driven():
+            return around.take(self)
+        if not self._peeked:
+            for element in self._ready:  # most elements come this way: without another call
+                self._position += 1
+                return element
+        return self.take()
 
     def _fetch(self) -> Any:
         for element in self._ready:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from replicax._errors import TracingError
 from replicax.context._current import current
 from replicax.function._lift import Lifted, cooked, lift, raw
-from replicax.function._pull import outward
+from replicax.function._pull import Pull, outward
 from replicax.function._signals import HostDriven
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, is_staging, level
@@ -115,7 +115,7 @@ def scan(
 
     body = _Body(step, [*carry, *slices], None)
     lifted, outside = body.lifted, level()
-    held = [c for c in lifted.reads if not c.transient and c not in set(lifted.writes)]
+    held = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
     fixed = [raw(read(c), c) for c in held]
     run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
     elements = [
@@ -212,7 +212,7 @@ class _Body:
         in_replica = frame.replica is not None or frame.body is not None
         self.level = inner = TraceLevel(in_replica=in_replica, outer=outside)
         self.lifted: Lifted = lift(body, leaves, inner)
-        self.pulls = [c for c in self.lifted.reads if c.transient]
+        self.pulls = [c for c in self.lifted.reads if isinstance(c, Pull)]
         for topology, what in inner.topologies.items():
             outside.uses(topology, what)
         for cell in inner.unverified:

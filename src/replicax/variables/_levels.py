@@ -19,7 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, surrounding, tracing
+from replicax._jax_private import at_rest, surrounding, traced
 from replicax.context._current import current, entered
 from replicax.topology._mesh import Topology
 from replicax.values import _placement
@@ -335,12 +335,12 @@ def _copy_of(value: Any, replica: int) -> Any:
 
 def current_trace() -> Any:
     """JAX's own notion of what is being traced now; a gradient tape only listens."""
-    return surrounding(tracing.trace)
+    return surrounding(traced.value)
 
 
 def is_transformed() -> bool:
     """Whether JAX transforms or records the code that runs now: jit, grad, scan, a tape, ..."""
-    return tracing.trace is not at_rest
+    return traced.value is not at_rest
 
 
 def is_staging() -> bool:
