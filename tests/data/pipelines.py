@@ -33,9 +33,7 @@ def shuffled_triple(x):
 _SCALAR_STEPS: dict[str, Step] = {
     "map": lambda d: d.map(scramble),
     "map one by one": lambda d: d.map(lambda x: x + parity_first(x)),
-    "map in threads": lambda d: d.map(
-        lambda x: x + parity_first(x), num_parallel_calls=3, vectorize=False
-    ),
+    "map in threads": lambda d: d.map(lambda x: x + parity_first(x), num_parallel_calls=3),
     "filter": lambda d: d.filter(is_not_seventh),
     "flat_map": lambda d: d.flat_map(up_to),
     "flat_map shuffled": lambda d: d.flat_map(shuffled_triple),

@@ -28,7 +28,7 @@ def counting(calls):
 
 def test_the_input_is_read_once(place):
     calls = []
-    dataset = Dataset.range(5).map(counting(calls), vectorize=False).cache(place)
+    dataset = Dataset.range(5).map(counting(calls)).cache(place)
 
     assert ints(dataset) == ints(dataset) == ints(dataset.batch(5).unbatch()) == [0, 2, 4, 6, 8]
     assert len(calls) == 5
@@ -36,7 +36,7 @@ def test_the_input_is_read_once(place):
 
 def test_an_incomplete_pass_is_not_kept(place):
     calls = []
-    dataset = Dataset.range(5).map(counting(calls), vectorize=False).cache(place)
+    dataset = Dataset.range(5).map(counting(calls)).cache(place)
     for _ in dataset:
         break
 

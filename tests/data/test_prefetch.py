@@ -43,7 +43,7 @@ def test_elements_are_made_before_they_are_asked_for():
         made.release()
         return x
 
-    iterator = iter(Dataset.range(10).map(notice, vectorize=False).prefetch(3))
+    iterator = iter(Dataset.range(10).map(notice).prefetch(3))
     next(iterator)
 
     assert all(made.acquire(timeout=5) for _ in range(4))

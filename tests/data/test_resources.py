@@ -87,7 +87,7 @@ def test_a_consumed_batch_is_not_kept():
 @pytest.mark.parametrize("stage", ["map", "prefetch", "interleave"])
 def test_many_iterators_leave_no_threads(stage):
     build = {
-        "map": lambda d: d.map(lambda x: x, num_parallel_calls=2, vectorize=False),
+        "map": lambda d: d.map(lambda x: x, num_parallel_calls=2),
         "prefetch": lambda d: d.prefetch(1).prefetch(1),
         "interleave": lambda d: d.interleave(Dataset.range, 3, num_parallel_calls=2),
     }[stage]

@@ -82,7 +82,7 @@ def test_restoring_calls_no_map_function_for_what_is_passed():
         calls.append(int(x))
         return x
 
-    dataset = Dataset.range(100).map(remember, vectorize=False)
+    dataset = Dataset.range(100).map(remember)
     iterator = iter(dataset)
     iterator.restore_state({**iterator.save_state(), "position": 98})
 

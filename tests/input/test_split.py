@@ -13,6 +13,7 @@ import replicax as rx
 from replicax.data._dataset import Dataset
 from replicax.data._options import AutoShardPolicy
 from replicax.input._autoshard import shard
+from replicax.input._sources import DatasetSource
 from replicax.input._split import HostStep, Share, deal, split_batches, split_stream, without_rows
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "input_streams.json").read_text())
@@ -27,13 +28,17 @@ POLICIES = {
 }
 
 
-def chunks_of(part, share):
+def chunks_of(part, whole, share):
     batches = iter(Dataset(part.node))
     if part.batch_size is None:
         steps = split_batches(batches, share, shared=part.every_worker_reads_all)
     else:
-        steps = split_stream(batches, share, part.batch_size, without_rows(part.node.element_spec))
+        steps = split_stream(batches, share, part.batch_size, lambda: _nothing(part, whole))
     return [piece.tolist() for step in steps for piece in step.pieces(share.replicas)]
+
+
+def _nothing(part, whole):
+    return without_rows(DatasetSource(Dataset(part.node), whole).element_spec)
 
 
 @pytest.fixture
@@ -74,9 +79,10 @@ def splits_alike(case):
 def test_every_worker_splits_as_tensorflow_was_seen_to(case, files):
     for worker, expected in enumerate(case["streams"]):
         share = Share(case["W"], worker, case["R"])
-        part = shard(dataset_of(case, files).node, POLICIES[case["kind"]], share)
+        whole = dataset_of(case, files)
+        part = shard(whole.node, POLICIES[case["kind"]], share)
 
-        chunks = [[as_text(x) for x in chunk] for chunk in chunks_of(part, share)]
+        chunks = [[as_text(x) for x in chunk] for chunk in chunks_of(part, whole, share)]
 
         # The last step is filled up with parts that have no rows.
         assert chunks == expected + [[]] * (-len(expected) % case["R"])
@@ -116,7 +122,7 @@ def test_batches_are_split_by_the_rule_and_nothing_is_lost(rows, batch, workers,
 def test_a_stream_is_split_in_order_without_loss(rows, batch, replicas):
     batches = (np.arange(rows)[i : i + batch] for i in range(0, rows, batch))
 
-    steps = list(split_stream(batches, Share(1, 0, replicas), batch, np.zeros(0)))
+    steps = list(split_stream(batches, Share(1, 0, replicas), batch, lambda: np.zeros(0)))
 
     flat = [x for step in steps for piece in step.pieces(replicas) for x in piece.tolist()]
     assert flat == list(range(rows))
@@ -153,17 +159,17 @@ def test_a_dataset_without_batches_is_refused_with_what_to_write():
 
 
 def test_deal_gives_every_replica_one_element_and_fills_the_last_step():
-    steps = list(deal([np.ones(2), np.ones(2), np.ones(1)], 2, drop=False))
+    steps = list(deal([np.ones(2), np.ones(2), np.ones(1)], 2, drop=lambda: False))
 
     assert [[len(p) for p in s.pieces(2)] for s in steps] == [[2, 2], [1, 0]]
 
 
 def test_deal_can_leave_out_a_last_step_that_cannot_serve_all():
-    assert len(list(deal([np.ones(2)] * 3, 2, drop=True))) == 1
+    assert len(list(deal([np.ones(2)] * 3, 2, drop=lambda: True))) == 1
 
 
 def test_parts_without_rows_keep_dtype_and_inner_shape():
-    (step,) = deal([np.ones((2, 3), np.int16)], 2, drop=False)
+    (step,) = deal([np.ones((2, 3), np.int16)], 2, drop=lambda: False)
 
     empty = step.pieces(2)[1]
     assert empty.shape == (0, 3)

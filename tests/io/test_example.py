@@ -211,7 +211,7 @@ def test_parsing_in_a_map_is_the_same_before_and_after_batching(tmp_path):
 
     before = list(TFRecordDataset(path).map(parse).batch(8))
     after = list(TFRecordDataset(path).batch(8).map(parse))
-    alone = list(TFRecordDataset(path).map(parse, vectorize=False))
+    alone = list(TFRecordDataset(path).map(parse))
 
     for (a, b), (c, d) in zip(before, after, strict=True):
         np.testing.assert_array_equal(a, c)

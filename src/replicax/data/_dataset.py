@@ -87,7 +87,10 @@ class Dataset(Sources, Elements, Batches, Order):
     def element_spec(self) -> Any:
         """The structure of elements, with a `rx.TensorSpec` for each part.
 
-        After a `map` it is learnt by calling the function on the first element.
+        Nothing is read for it where the source says it. What a function returns (`map`,
+        `flat_map`) shows only when it is called, and a generator without a signature when it
+        yields: then the first element is made, in the order before any shuffle, once for each
+        dataset that is asked.
 
         Example:
             >>> rx.data.Dataset.range(5).batch(2).element_spec

@@ -1,6 +1,5 @@
 """The spec of a dataset that is itself a part of an element."""
 
-from collections.abc import Callable
 from typing import Any
 
 from replicax._tensor_spec import TypeSpec
@@ -11,18 +10,16 @@ class DatasetSpec(TypeSpec):
 
     Args:
         element_spec: The spec of its elements.
-        make_empty: Makes a dataset of that form without elements; internal.
 
     Example:
         >>> rx.data.Dataset.range(7).window(3).element_spec
         DatasetSpec(TensorSpec(shape=(), dtype=dtype('int64'), name=None))
     """
 
-    __slots__ = ("_element_spec", "_make_empty")
+    __slots__ = ("_element_spec",)
 
-    def __init__(self, element_spec: Any, make_empty: Callable[[], Any] | None = None) -> None:
+    def __init__(self, element_spec: Any) -> None:
         self._element_spec = element_spec
-        self._make_empty = make_empty
 
     @property
     def element_spec(self) -> Any:
@@ -49,15 +46,6 @@ class DatasetSpec(TypeSpec):
             True
         """
         return bool(getattr(spec_or_value, "element_spec", None) == self._element_spec)
-
-    def empty(self) -> Any:
-        """A dataset of this form without elements, or None if nobody said how to make one.
-
-        Example:
-            >>> list(rx.data.Dataset.range(7).window(3).element_spec.empty())
-            []
-        """
-        return None if self._make_empty is None else self._make_empty()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, DatasetSpec):

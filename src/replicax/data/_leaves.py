@@ -41,6 +41,19 @@ def own(leaf: Any) -> Any:
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
+def unshared(value: Any) -> Array:
+    """Like `to_array`, in memory that the user cannot write to: a copy, unless it is read-only."""
+    array = to_array(value)
+    if isinstance(value, (list, tuple, str, bytes, int, float)):
+        return array  # made just now
+    owner: Any = array
+    while isinstance(owner, np.ndarray):
+        if owner.flags.writeable:
+            return array.copy()
+        owner = owner.base
+    return array
+
+
 def to_array(value: Any) -> Array:
     """Like `to_leaf`, but always an array, also for scalars and strings."""
     leaf = to_leaf(value)
@@ -56,7 +69,7 @@ def leaf_spec(leaf: Any) -> TypeSpec:
     if isinstance(leaf, bytes):
         return TensorSpec((), _OBJECT)
     if hasattr(leaf, "node"):
-        return DatasetSpec(leaf.node.element_spec, lambda: leaf.take(0))
+        return DatasetSpec(leaf.node.element_spec)
     return TensorSpec(leaf.shape, leaf.dtype)
 
 

@@ -5,7 +5,7 @@ A node says what a transformation is; a stream is one pass over it. Tools walk t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -15,8 +15,6 @@ from replicax.data._seeds import Run, Seeds
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 AUTOTUNE = -1
-
-_BLOCKS_AHEAD = 16
 
 
 class Stream(ABC):
@@ -31,6 +29,10 @@ class Stream(ABC):
 
     def skip(self, count: int) -> int:
         """Pass over ``count`` elements as cheaply as possible; how many there were."""
+        return self.drop(count)
+
+    def drop(self, count: int) -> int:
+        """Make ``count`` elements and forget them; how many there were."""
         done = 0
         while done < count:
             block = self.pull(count - done)
@@ -78,6 +80,17 @@ class Node(ABC):
         """Start a pass."""
 
     @property
+    def is_spec_known(self) -> bool:
+        """Whether `element_spec` says it without reading an element."""
+        return all(node.is_spec_known for node in self.inputs)
+
+    @property
+    def peeked(self) -> "Node":
+        """The same elements for a look at the first, without what would read more than that."""
+        inputs = self.inputs
+        return self.with_inputs(*(node.peeked for node in inputs)) if inputs else self
+
+    @property
     def batching(self) -> Batching | None:
         """The size of batches, if each element is one; None where that is not known."""
         return None
@@ -96,6 +109,11 @@ class Node(ABC):
     def calls_user_code(self) -> bool:
         """Whether reading ahead would run a user's function earlier than asked for."""
         return any(node.calls_user_code for node in self.inputs)
+
+
+def passing_over(node: Node, stream: Stream) -> Callable[[int], int]:
+    """How to leave elements of a node's stream out: its functions are called for those too."""
+    return stream.drop if node.calls_user_code else stream.skip
 
 
 class SourceNode(Node):
@@ -164,36 +182,6 @@ def walk(node: Node) -> Iterator[Node]:
             seen.add(id(current))
             yield current
             pending.extend(reversed(current.inputs))
-
-
-class PlacesAhead(Stream):
-    """A stream of places, read in larger blocks than asked for."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._block: Block | None = None
-        self._used = 0
-
-    def pull(self, limit: int) -> Block | None:
-        """The next 1 to ``limit`` elements."""
-        block, start = self._block, self._used
-        if block is None or start == len(block):
-            block = self._block = self._stream.pull(limit * _BLOCKS_AHEAD)
-            if block is None:
-                return None
-            start = 0
-        self._used = stop = min(len(block), start + limit)
-        return block.slice(start, stop)
-
-    def skip(self, count: int) -> int:
-        """Pass over elements."""
-        here = 0 if self._block is None else min(count, len(self._block) - self._used)
-        self._used += here
-        return here + self._stream.skip(count - here)
-
-    def close(self) -> None:
-        """Close the stream."""
-        self._stream.close()
 
 
 class Buffered:

@@ -9,6 +9,7 @@ from replicax.data._node import Node, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
 from replicax.data._nodes._flat_map import NestingNode
+from replicax.data._nodes._map import MapNode
 from replicax.data._nodes._readers import ReaderNode
 from replicax.data._nodes._select import SHARD_HINT, ShardNode
 from replicax.data._options import AutoShardPolicy
@@ -53,10 +54,12 @@ def shard(node: Node, policy: AutoShardPolicy, share: Share) -> Part:
     Raises:
         ValueError: If FILE is asked for and there are fewer files than workers.
     """
+    if share.total == 1:  # nothing is divided, so that nothing needs to be known
+        return Part(node, None, every_worker_reads_all=True)
     chosen = choose(node, policy, share.workers, warns=share.worker == 0)
-    size = batch_size(node)
     if chosen is AutoShardPolicy.DATA:
         return Part(node, None, every_worker_reads_all=True)
+    size = batch_size(node)
     if chosen is AutoShardPolicy.FILE:
         node = _with_files(node, share)
     elif chosen is AutoShardPolicy.HINT:
@@ -68,11 +71,11 @@ def choose(
     node: Node, policy: AutoShardPolicy, workers: int, *, warns: bool = True
 ) -> AutoShardPolicy:
     """The policy that is really used: AUTO becomes FILE or DATA."""
-    files = _fewest_files(node)
     if policy is AutoShardPolicy.FILE and workers > 1:
-        _require_files(files, workers)
+        _require_files(_fewest_files(node), workers)
     if policy is not AutoShardPolicy.AUTO:
         return policy
+    files = _fewest_files(node)
     if files is None:
         if workers > 1 and warns:
             _log.warning(
@@ -94,18 +97,32 @@ def choose(
 
 
 def batch_size(node: Node) -> int | None:
-    """How many rows a full batch has, if the graph says so."""
-    static = {
-        spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None
-        for spec in _leaf_specs(node.element_spec)
-    }
-    if len(static) == 1 and (size := next(iter(static))) is not None:
-        return int(size)
+    """How many rows a full batch has, if the graph says so.
+
+    After a function, its result must show it, unless its input leaves it open: then the result
+    does too.
+    """
     while type(node).__name__ in _KEEPS_BATCHES:
         (node,) = node.inputs
     if isinstance(node, BatchingNode):
         return node.size
-    return None
+    return None if isinstance(node, MapNode) and _is_open(node.input) else _static(node)
+
+
+def _is_open(node: Node) -> bool:
+    """Whether elements are known to have different sizes, without reading any."""
+    if node.batching is not None:
+        return not node.batching.is_static
+    return node.is_spec_known and _static(node) is None
+
+
+def _static(node: Node) -> int | None:
+    """The size of the first axis, if all parts have one that never changes."""
+    sizes = {
+        spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None
+        for spec in _leaf_specs(node.element_spec)
+    }
+    return sizes.pop() if len(sizes) == 1 else None
 
 
 def _leaf_specs(spec: Any) -> list[Any]:

@@ -19,7 +19,7 @@ from replicax.input._feed import Feed
 from replicax.input._meets import Meets
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.input._sources import DatasetSource, Source, source_of
-from replicax.input._split import HostStep, Share, deal, split_batches, split_stream, without_rows
+from replicax.input._split import HostStep, Share, deal, split_batches, split_stream
 from replicax.topology._mesh import Topology
 
 
@@ -43,7 +43,7 @@ def distribute_dataset(
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         part = shard(source.dataset.node, policy, share)
-        source = DatasetSource(Dataset(part.node))
+        source = DatasetSource(Dataset(part.node), source.dataset)
     shared = part is None or part.every_worker_reads_all
     meets = Meets(share, source, shared)
     steps = _Steps(meets, part.batch_size if part else None)
@@ -82,8 +82,7 @@ class _Steps:
         if self.size is None:
             chunks = split_batches(elements, share, shared=False)
         else:
-            nothing = without_rows(meets.source.element_spec)
-            chunks = split_stream(elements, share, self.size, nothing)
+            chunks = split_stream(elements, share, self.size, meets.nothing)
         for _ in range(skip):
             next(chunks, None)
         return meets.together(chunks, stop), begun
@@ -116,7 +115,10 @@ def distribute_from_function(
     def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
         if len(sources) == 1:
             elements, begun = sources[0].open(state, skip * replicas)
-            drop = drop_partial or (alone and _is_static(sources[0]))
+
+            def drop() -> bool:
+                return drop_partial or (alone and _is_static(sources[0]))
+
             return meets.together(deal(elements, replicas, drop=drop), stop), begun
         opened = [
             s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
@@ -146,7 +148,7 @@ def numpy_dataset(numpy_input: Any) -> Dataset:
 
 def _together(streams: list[Iterator[Any]]) -> Iterator[HostStep]:
     for parts in zip(*streams, strict=False):
-        yield from deal(parts, len(parts), drop=False)
+        yield from deal(parts, len(parts), drop=lambda: False)
 
 
 def _leading(spec: Any, share: Share, cardinality: int) -> int | bool | None:

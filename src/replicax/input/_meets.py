@@ -50,10 +50,11 @@ class Meets:
         """This worker's steps, made to fit those of the others."""
         if not self.must_talk:
             return own
-        agreement = Agreement(
-            required(), self.share, lambda: without_rows(self.source.element_spec), self.drop
-        )
-        return agreement.steps(own, stop)
+        return Agreement(required(), self.share, self.nothing, self.drop).steps(own, stop)
+
+    def nothing(self) -> Any:
+        """A batch without rows."""
+        return without_rows(self.source.element_spec)
 
     def open(self, state: Any, skip: int = 0) -> tuple[Iterator[Any], Any]:
         """A pass over the source; in a new one, all workers read in the chief's random order."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._dataset import Dataset
+from replicax.data._first import NoElementError
 from replicax.data._node import UNKNOWN_CARDINALITY
 
 
@@ -40,14 +41,25 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """One of our own datasets."""
+    """One of our own datasets.
+
+    Attributes:
+        dataset: What this worker reads.
+        whole: What all workers read, if it is more.
+    """
 
     dataset: Dataset
+    whole: Dataset | None = None
 
     @property
     def element_spec(self) -> Any:
-        """As the dataset says."""
-        return self.dataset.element_spec
+        """As the dataset says; a worker that has no element looks at those of the others."""
+        try:
+            return self.dataset.element_spec
+        except NoElementError:
+            if self.whole is None:
+                raise
+            return self.whole.element_spec
 
     @property
     def cardinality(self) -> int:

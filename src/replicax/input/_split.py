@@ -6,7 +6,7 @@ the borders of batches, until the stream runs out.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,7 +81,7 @@ def split_batches(
 
 
 def split_stream(
-    batches: Iterable[Any], share: Share, batch_size: int, nothing: Any
+    batches: Iterable[Any], share: Share, batch_size: int, nothing: Callable[[], Any]
 ) -> Iterator[HostStep]:
     """Chunks of the stream, in the shares of a full batch.
 
@@ -89,7 +89,7 @@ def split_stream(
         batches: The batches that this worker reads.
         share: Which replicas it serves.
         batch_size: How many rows a full batch has.
-        nothing: A batch without rows, for shares that have none.
+        nothing: Makes a batch without rows, for shares that have none.
     """
     small, larger = divmod(batch_size, share.total)
     sizes = [small + 1] * larger + [small] * (share.total - larger)
@@ -98,7 +98,7 @@ def split_stream(
     step: list[Any] = []
     for size in itertools.cycle(sizes[first:] + sizes[:first]):
         # The end shows only when rows are asked for.
-        chunk = source.take(size) if size else nothing
+        chunk = source.take(size) if size else nothing()
         if chunk is None:
             break
         step.append(chunk)
@@ -111,20 +111,20 @@ def split_stream(
         yield _step(_filled(step, share.replicas))
 
 
-def deal(elements: Iterable[Any], replicas: int, *, drop: bool) -> Iterator[HostStep]:
+def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) -> Iterator[HostStep]:
     """One element for each replica, in turn.
 
     Args:
         elements: What a dataset function's dataset gives.
         replicas: How many take one each.
-        drop: Whether a last step that cannot serve all is left out, rather than filled up with
-            parts that have no rows.
+        drop: Says whether a last step that cannot serve all is left out, rather than filled up
+            with parts that have no rows; asked only if there is such a step.
     """
     stream = iter(elements)
     while step := list(itertools.islice(stream, replicas)):
         if len(step) == replicas:
             yield _step(step)
-        elif not drop:
+        elif not drop():
             yield _step(_filled(step, replicas))
 
 

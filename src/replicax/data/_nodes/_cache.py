@@ -60,6 +60,11 @@ class CacheNode(PassingNode):
         """Not once it is filled."""
         return not self._is_filled() and self.input.calls_user_code
 
+    @property
+    def peeked(self) -> Node:
+        """The cache if it is filled, else the input."""
+        return self if self._is_filled() else self.input.peeked
+
     def open(self, run: Run) -> Stream:
         """Start a pass over the cache, or over the input."""
         if self.filename:

@@ -7,7 +7,7 @@ from typing import Any, Self, final
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, RowBlock, as_structure
 from replicax.data._errors import StructureError
-from replicax.data._leaves import common_shape
+from replicax.data._leaves import common_shape, leaf_spec
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -124,14 +124,9 @@ class ConcatenateNode(ManyNode):
 
     @classmethod
     def of(cls, *branches: Node) -> "ConcatenateNode":
-        """Check that elements are built alike."""
-        first, second = (node.element_spec for node in branches)
-        problem = _difference(first, second)
-        if problem:
-            raise StructureError(
-                f"concatenate() joins datasets with elements built alike, but {problem}:"
-                f" {first} and {second}. Bring one to the form of the other with `map`."
-            )
+        """Check that elements are built alike, if that is known before they are read."""
+        if all(node.is_spec_known for node in branches):
+            _require_alike(*(node.element_spec for node in branches))
         return cls(branches)
 
     @property
@@ -163,12 +158,16 @@ class _ConcatenateStream(Stream):
         self._turn = 0
         self._stream: Stream | None = None
         self._structure: Structure | None = None
+        self._first: Any = None  # the spec of the first element
+        self._checked = -1  # the branch whose first element was seen last
 
     def pull(self, limit: int) -> Block | None:
         while (stream := self._current()) is not None:
             block = stream.pull(limit)
             if block is not None:
-                self._structure = self._structure or block.structure
+                if self._checked != self._turn:
+                    self._check(block)
+                assert self._structure is not None
                 return as_structure(block, self._structure)
             self._next_branch()
         return None
@@ -185,6 +184,13 @@ class _ConcatenateStream(Stream):
         if self._stream is not None:
             self._stream.close()
 
+    def _check(self, block: Block) -> None:
+        spec = block.structure.unflatten([leaf_spec(leaf) for leaf in block.rows()[0]])
+        if self._structure is None:
+            self._structure, self._first = block.structure, spec
+        _require_alike(self._first, spec)
+        self._checked = self._turn
+
     def _current(self) -> Stream | None:
         if self._stream is None and self._turn < len(self._nodes):
             self._stream = self._nodes[self._turn].open(self._run.at(self._turn))
@@ -194,6 +200,15 @@ class _ConcatenateStream(Stream):
         self.close()
         self._stream = None
         self._turn += 1
+
+
+def _require_alike(first: Any, second: Any) -> None:
+    problem = _difference(first, second)
+    if problem:
+        raise StructureError(
+            f"concatenate() joins datasets with elements built alike, but {problem}:"
+            f" {first} and {second}. Bring one to the form of the other with `map`."
+        )
 
 
 def _difference(first: Any, second: Any) -> str:

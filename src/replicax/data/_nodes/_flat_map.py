@@ -5,14 +5,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
 from replicax.data._blocks import Block, as_structure
-from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._errors import StructureError
+from replicax.data._first import Known, first_element
 from replicax.data._functions import ElementFunction
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._prefetch import PrefetchStream
-from replicax.data._probe import KnownSpec, first_element
 from replicax.data._seeds import Run, Seeds, nested_seeds
-from replicax.data._structure import Structure, flatten
+from replicax.data._structure import Structure
 
 OpenInner = Callable[[Any, int], Stream]
 
@@ -25,12 +24,12 @@ class NestingNode(UnaryNode):
 
     function: ElementFunction
     seeds: Seeds
-    known_spec: KnownSpec = field(default_factory=KnownSpec, kw_only=True)
+    known_inner: Known = field(default_factory=Known, kw_only=True)
 
     def with_inputs(self, *inputs: Node) -> Self:
         """The same function over another input, whose datasets may have other shapes."""
         (node,) = inputs
-        return replace(self, input=node, known_spec=KnownSpec())
+        return replace(self, input=node, known_inner=Known())
 
     @property
     def random(self) -> Seeds:
@@ -40,7 +39,13 @@ class NestingNode(UnaryNode):
     @property
     def element_spec(self) -> Any:
         """That of the first inner dataset."""
-        return self.known_spec.get(lambda: self.first_inner().element_spec)
+        return self.first_inner().element_spec
+
+    @property
+    def is_spec_known(self) -> bool:
+        """Once the first inner dataset was asked for."""
+        inner = self.known_inner.value
+        return isinstance(inner, Node) and inner.is_spec_known
 
     @property
     def cardinality(self) -> int:
@@ -53,13 +58,14 @@ class NestingNode(UnaryNode):
         return True
 
     def first_inner(self) -> Node:
-        """The graph that the function makes for the first element."""
-        structure, leaves = first_element(self.input)
-        for place, spec in enumerate(flatten(self.input.element_spec)[1]):
-            # The first window may be larger than the last; an empty one has the general shape.
-            if isinstance(spec, DatasetSpec) and (empty := spec.empty()) is not None:
-                leaves[place] = empty
-        return self.inner(structure.unflatten(leaves), 0, Run())
+        """The graph that the function makes for the first element; it is called once for this."""
+
+        def learn() -> Node:
+            structure, leaves = first_element(self.input, self.function.name)
+            return self.inner(structure.unflatten(leaves), 0, Run())
+
+        inner: Node = self.known_inner.get(learn)
+        return inner
 
     def inner(self, element: Any, index: int, run: Run) -> Node:
         """The graph that the function makes for one element."""
@@ -106,6 +112,11 @@ class InterleaveNode(NestingNode):
     cycle: int
     block: int
     num_parallel_calls: int | None = None
+
+    @property
+    def peeked(self) -> Node:
+        """Without threads."""
+        return replace(self, input=self.input.peeked, num_parallel_calls=None)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

@@ -54,7 +54,11 @@ class GeneratorNode(SourceNode):
         if self.signature is not None:
             return self.signature
         if self.last.spec is None:
-            block = RowStream(iter(self.function(*self.args)), None).pull(1)
+            stream = self.open(Run())
+            try:
+                block = stream.pull(1)
+            finally:
+                stream.close()
             if block is None:
                 raise InvalidArgumentError(
                     "from_generator() without output_signature learns it from the first element,"
@@ -63,6 +67,11 @@ class GeneratorNode(SourceNode):
             specs = [leaf_spec(leaf) for leaf in block.rows()[0]]
             self.last.spec = block.structure.unflatten(specs)
         return self.last.spec
+
+    @property
+    def is_spec_known(self) -> bool:
+        """If it was declared, or asked for before."""
+        return self.signature is not None or self.last.spec is not None
 
     @property
     def cardinality(self) -> int:

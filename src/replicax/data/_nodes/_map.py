@@ -11,13 +11,16 @@ import numpy as np
 
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
+from replicax.data._first import Known, mapped_spec
 from replicax.data._functions import ElementFunction
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, PlacesAhead, Stream, UnaryNode
-from replicax.data._probe import KnownSpec, mapped_spec
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Buffered, Node, Stream, UnaryNode
 from replicax.data._seeds import Run
 
 _MOST_ROWS = 1024  # rows given to a function at once
 _SLOW_CALL = 3e-4  # seconds; from here on AUTOTUNE thinks threads worth their cost
+_ROWS_AHEAD = 256
+_BYTES_AHEAD = 1 << 17
+_BOOLS = (bool, np.bool_)
 
 
 @final
@@ -27,12 +30,12 @@ class MapNode(UnaryNode):
 
     function: ElementFunction
     num_parallel_calls: int | None = None
-    known_spec: KnownSpec = field(default_factory=KnownSpec)
+    known_spec: Known = field(default_factory=Known)
 
     def with_inputs(self, *inputs: Node) -> Self:
         """The same function over another input, whose results may have other shapes."""
         (node,) = inputs
-        return replace(self, input=node, known_spec=KnownSpec())
+        return replace(self, input=node, known_spec=Known())
 
     @property
     def element_spec(self) -> Any:
@@ -40,22 +43,72 @@ class MapNode(UnaryNode):
         return self.known_spec.get(lambda: mapped_spec(self.input, self.function))
 
     @property
+    def is_spec_known(self) -> bool:
+        """Once it was asked for."""
+        return self.known_spec.value is not None
+
+    @property
+    def peeked(self) -> Node:
+        """Without threads."""
+        return replace(self, input=self.input.peeked, num_parallel_calls=None)
+
+    @property
     def calls_user_code(self) -> bool:
-        """Yes, unless blocks are known to do."""
-        return not self.function.is_vectorized or self.input.calls_user_code
+        """Yes, unless the user allows blocks."""
+        return not self.function.vectorize or self.input.calls_user_code
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         stream = self.input.open(run)
-        if self.input.gives_places:
-            stream = PlacesAhead(stream)
-        return _MapStream(stream, self.function, self.num_parallel_calls)
+        if self.function.vectorize:
+            return _BlockMapStream(stream, self.function)
+        reader = _Elements(stream, reads_ahead=not self.input.calls_user_code)
+        return _MapStream(reader, self.function, self.num_parallel_calls)
+
+
+class _Elements:
+    """The elements of a stream, one by one, read ahead where no user's function would notice."""
+
+    def __init__(self, stream: Stream, *, reads_ahead: bool) -> None:
+        self._stream = stream
+        self._ahead = 0 if reads_ahead else 1  # how many to read at once; 0 if not known yet
+        self._ready: deque[Any] = deque()
+
+    def take(self, limit: int) -> list[Any]:
+        """The next 1 to ``limit`` elements; none at the end."""
+        ready = self._ready
+        if not ready:
+            block = self._stream.pull(max(limit, self._ahead))
+            if block is None:
+                return []
+            if not self._ahead:
+                self._ahead = max(1, min(_ROWS_AHEAD, _BYTES_AHEAD // _bytes_of(block)))
+            elements = block.elements()
+            if len(elements) <= limit:
+                return elements
+            ready.extend(elements)
+        return [ready.popleft() for _ in range(min(limit, len(ready)))]
+
+    def put_back(self, elements: list[Any]) -> None:
+        """Give back what was not used."""
+        self._ready.extendleft(reversed(elements))
+
+    def skip(self, count: int) -> int:
+        """Pass over elements."""
+        done = min(count, len(self._ready))
+        for _ in range(done):
+            self._ready.popleft()
+        return done + self._stream.skip(count - done)
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._stream.close()
 
 
 @final
 class _MapStream(Stream):
-    def __init__(self, stream: Stream, function: ElementFunction, workers: int | None) -> None:
-        self._stream = stream
+    def __init__(self, elements: _Elements, function: ElementFunction, workers: int | None) -> None:
+        self._elements = elements
         self._function = function
         self._workers = workers
         self._index = 0
@@ -65,87 +118,98 @@ class _MapStream(Stream):
 
     def pull(self, limit: int) -> Block | None:
         if self._error is not None:
-            raise self._error
+            error, self._error = self._error, None
+            raise error
         limit = min(limit, _MOST_ROWS)
-        if self._workers not in (None, 1, AUTOTUNE) and (
-            self._pending or limit == 1 or self._function.is_elementwise
-        ):
-            return self._pull_parallel(limit)
-        block = self._stream.pull(limit)
-        if block is None:
-            return None
-        if len(block) == 1 and self._workers is None and not self._function.vectorize:
-            row = self._function.row(block.elements()[0], self._index)
-            self._index += 1
-            return self._function.rows_block([row])
-        result = self._function.block(block)
-        if result is None:
-            return self._one_by_one(block)
-        self._index += len(block)
-        return result
+        if self._workers in (None, 1, AUTOTUNE):
+            rows = self._call_here(limit)
+        else:
+            rows = self._call_in_threads(limit)
+        return self._function.rows_block(rows) if rows else None
 
     def skip(self, count: int) -> int:
         done = 0
         while self._pending and done < count:
             self._pending.popleft().result()
             done += 1
-        done += self._stream.skip(count - done)
+        done += self._elements.skip(count - done)
         self._index += done
         return done
 
     def close(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-        self._stream.close()
+        self._end_threads()
+        self._elements.close()
 
     def __del__(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        self._end_threads()
 
-    def _one_by_one(self, block: Block) -> Block:
+    def _call_here(self, limit: int) -> list[Row]:
+        elements = self._elements.take(limit)
         rows: list[Row] = []
-        began = time.perf_counter()
-        for element in block.elements():
-            try:
-                rows.append(self._function.row(element, self._index))
-            except Exception as error:
-                if not rows:
-                    raise
-                self._error = error
-                break
+        began = time.perf_counter() if self._workers == AUTOTUNE else 0.0
+        try:
+            self._function.add_rows(rows, elements, self._index)
+        except Exception as error:
+            self._elements.put_back(elements[len(rows) + 1 :])
             self._index += 1
-        if self._workers == AUTOTUNE:
+            self._keep(error, rows)
+        self._index += len(rows)
+        if self._workers == AUTOTUNE and rows:
             is_slow = (time.perf_counter() - began) / len(rows) > _SLOW_CALL
             self._workers = _cores() if is_slow else None
-        return self._function.rows_block(rows)
+        return rows
 
-    def _pull_parallel(self, limit: int) -> Block | None:
+    def _call_in_threads(self, limit: int) -> list[Row]:
         self._submit(max(limit, self._workers or 1))
         rows: list[Row] = []
-        while self._pending and len(rows) < limit:
-            try:
+        try:
+            while self._pending and len(rows) < limit:
                 rows.append(self._pending.popleft().result())
-            except Exception as error:
-                if not rows:
-                    raise
-                self._error = error
-                break
+        except Exception as error:
+            self._keep(error, rows)
         if not rows:
-            self.close()
-            return None
-        return self._function.rows_block(rows)
+            self._end_threads()
+        return rows
+
+    def _keep(self, error: Exception, rows: list[Row]) -> None:
+        """Raise an error, or keep it until the rows before it are delivered."""
+        if not rows:
+            raise error
+        self._error = error
 
     def _submit(self, wanted: int) -> None:
-        while len(self._pending) < wanted:
-            block = self._stream.pull(wanted - len(self._pending))
-            if block is None:
+        while missing := max(0, wanted - len(self._pending)):
+            elements = self._elements.take(missing)
+            if not elements:
                 return
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._workers, "replicax-map")
-            for element in block.elements():
+            for element in elements:
                 task = self._pool.submit(self._function.row, element, self._index)
                 self._pending.append(task)
                 self._index += 1
+
+    def _end_threads(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+
+@final
+class _BlockMapStream(Stream):
+    def __init__(self, stream: Stream, function: ElementFunction) -> None:
+        self._stream = stream
+        self._function = function
+
+    def pull(self, limit: int) -> Block | None:
+        block = self._stream.pull(min(limit, _MOST_ROWS))
+        return None if block is None else self._function.block(block)
+
+    def skip(self, count: int) -> int:
+        return self._stream.skip(count)
+
+    def close(self) -> None:
+        self._stream.close()
 
 
 @final
@@ -162,8 +226,8 @@ class FilterNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes, unless blocks are known to do."""
-        return not self.predicate.is_vectorized or self.input.calls_user_code
+        """Yes: the function."""
+        return True
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -173,37 +237,44 @@ class FilterNode(UnaryNode):
 @final
 class _FilterStream(Stream):
     def __init__(self, stream: Stream, predicate: ElementFunction) -> None:
-        self._stream = stream
+        self._stream = Buffered(stream)
         self._predicate = predicate
         self._index = 0
+        self._error: Exception | None = None
 
     def pull(self, limit: int) -> Block | None:
-        while True:
-            block = self._stream.pull(min(limit, _MOST_ROWS))
-            if block is None:
-                return None
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+        while (block := self._stream.pull(min(limit, _MOST_ROWS))) is not None:
             kept = self._keep(block)
             if len(kept):
                 return kept
+        return None
 
     def close(self) -> None:
         self._stream.close()
 
     def _keep(self, block: Block) -> Block:
-        verdicts = self._predicate.block(block)
-        if verdicts is None:
-            answers = [
-                self._answer(element, self._index + k) for k, element in enumerate(block.elements())
-            ]
-            mask = np.array(answers, bool)
-        else:
-            mask = verdicts.columns()[0].astype(bool)
-        self._index += len(block)
-        return block if mask.all() else block.take(np.flatnonzero(mask))
+        kept: list[int] = []
+        for place, element in enumerate(block.elements()):
+            self._index += 1
+            try:
+                if self._answer(element, self._index - 1):
+                    kept.append(place)
+            except Exception as error:
+                self._stream.push_back(block.slice(place + 1, len(block)))
+                if not kept:
+                    raise
+                self._error = error
+                break
+        return block if len(kept) == len(block) else block.take(np.array(kept, np.int64))
 
     def _answer(self, element: Any, index: int) -> bool:
         answer = self._predicate.call(element, index)
-        if np.ndim(answer) or not isinstance(answer, (bool, np.bool_, int, np.integer, np.ndarray)):
+        if type(answer) in _BOOLS:
+            return bool(answer)
+        if np.ndim(answer) or not isinstance(answer, (int, np.integer, np.ndarray)):
             raise InvalidArgumentError(
                 f"The function given to filter() must return one bool, but for element {index} it"
                 f" returned {answer!r}. Reduce an array with `.all()` or `.any()`."
@@ -213,3 +284,9 @@ class _FilterStream(Stream):
 
 def _cores() -> int:
     return max(2, min(8, os.cpu_count() or 2))
+
+
+def _bytes_of(block: Block) -> int:
+    """About how large one element is."""
+    row = block.rows()[0]
+    return max(64, sum(getattr(leaf, "nbytes", None) or len(leaf) for leaf in row))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from replicax.data._blocks import Block
-from replicax.data._node import PassingNode, Stream
+from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._seeds import Run
 
 _AUTOTUNE_SIZE = 8
@@ -24,6 +24,11 @@ class PrefetchNode(PassingNode):
     def gives_places(self) -> bool:
         """The thread fetches."""
         return False
+
+    @property
+    def peeked(self) -> Node:
+        """Without a thread."""
+        return self.input.peeked
 
     def open(self, run: Run) -> Stream:
         """Start a pass; the thread starts with the first pull."""

@@ -47,6 +47,11 @@ class ReaderNode(SourceNode):
         """Not known before the files are read."""
         return UNKNOWN_CARDINALITY if self.files else 0
 
+    @property
+    def peeked(self) -> "ReaderNode":
+        """Without threads."""
+        return replace(self, num_parallel_reads=None)
+
     def with_files(self, files: tuple[str, ...]) -> "ReaderNode":
         """The same reader over other files."""
         return replace(self, files=files)

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from replicax.data._blocks import Block
-from replicax.data._node import INFINITE_CARDINALITY, PassingNode, Stream
+from replicax.data._node import INFINITE_CARDINALITY, Node, PassingNode, Stream, passing_over
 from replicax.data._seeds import Run
 
 SHARD_HINT = -1
@@ -77,30 +77,30 @@ class SkipNode(PassingNode):
         """Start a pass."""
         if self.count < 0:
             return _TakeStream(self.input.open(run), 0)
-        return _SkipStream(self.input.open(run), self.count)
+        return _SkipStream(self.input, self.count, run)
 
 
 @final
 class _SkipStream(Stream):
-    def __init__(self, stream: Stream, count: int) -> None:
-        self._stream = stream
+    def __init__(self, node: Node, count: int, run: Run) -> None:
+        self._stream = node.open(run)
+        self._pass_over = passing_over(node, self._stream)
         self._before = count
 
     def pull(self, limit: int) -> Block | None:
-        self._pass_over()
+        if self._before:
+            self._pass_over(self._before)
+            self._before = 0
         return self._stream.pull(limit)
 
     def skip(self, count: int) -> int:
-        self._pass_over()
+        if self._before:
+            self._stream.skip(self._before)
+            self._before = 0
         return self._stream.skip(count)
 
     def close(self) -> None:
         self._stream.close()
-
-    def _pass_over(self) -> None:
-        if self._before:
-            self._stream.skip(self._before)
-            self._before = 0
 
 
 @final
@@ -125,23 +125,22 @@ class ShardNode(PassingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        stream = self.input.open(run)
         if self.num_shards in (1, SHARD_HINT):
-            return stream
-        return _ShardStream(stream, self.num_shards, self.index)
+            return self.input.open(run)
+        return _ShardStream(self, run)
 
 
 @final
 class _ShardStream(Stream):
-    def __init__(self, stream: Stream, num_shards: int, index: int) -> None:
-        self._stream = stream
-        self._num_shards = num_shards
-        self._index = index
-        self._gap = index  # elements of other shards before the next one of ours
+    def __init__(self, node: ShardNode, run: Run) -> None:
+        self._stream = node.input.open(run)
+        self._pass_over = passing_over(node.input, self._stream)
+        self._num_shards = node.num_shards
+        self._gap = node.index  # elements of other shards before the next one of ours
 
     def pull(self, limit: int) -> Block | None:
         while True:
-            if self._gap and self._stream.skip(self._gap) < self._gap:
+            if self._gap and self._pass_over(self._gap) < self._gap:
                 return None
             self._gap = 0
             block = self._stream.pull(1 + (limit - 1) * self._num_shards)

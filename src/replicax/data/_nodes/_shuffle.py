@@ -7,7 +7,7 @@ import numpy as np
 
 from replicax.data._blocks import Block
 from replicax.data._leaves import Array
-from replicax.data._node import PassingNode, Stream
+from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._nodes._stores import MixedStore
 from replicax.data._seeds import Run, Seeds
 
@@ -31,6 +31,11 @@ class ShuffleNode(PassingNode):
     def random(self) -> Seeds:
         """The seeds of the order."""
         return self.seeds
+
+    @property
+    def peeked(self) -> Node:
+        """In the order of the input."""
+        return self.input.peeked
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

@@ -8,7 +8,7 @@ import numpy as np
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, PlaceBlock, Source
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._leaves import Array, leaf_spec, to_array
+from replicax.data._leaves import Array, leaf_spec, unshared
 from replicax.data._node import INFINITE_CARDINALITY, SourceNode, Stream
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, Structure, flatten
@@ -94,7 +94,7 @@ class ArraySource:
         self._arrays = arrays
 
     def span(self, start: int, stop: int) -> list[Array]:
-        """A copy: what is handed out must not alias the user's memory."""
+        """A copy: the user may write into what is handed out."""
         return [array[start:stop].copy() for array in self._arrays]
 
     def gather(self, places: Array) -> list[Array]:
@@ -120,7 +120,7 @@ class SlicesNode(SourceNode):
     def of(cls, tensors: Any) -> "SlicesNode":
         """Check that the first axes agree."""
         structure, leaves = flatten(_tuple_if_mixed(tensors))
-        arrays = [to_array(leaf) for leaf in leaves]
+        arrays = [unshared(leaf) for leaf in leaves]
         if not arrays:
             raise InvalidArgumentError("from_tensor_slices() needs at least one array, got none.")
         for array in arrays:
@@ -165,7 +165,7 @@ class TensorsNode(SourceNode):
     def of(cls, tensors: Any) -> "TensorsNode":
         """Keep the element as columns of length one."""
         structure, leaves = flatten(_tuple_if_mixed(tensors))
-        arrays = [to_array(leaf)[None] for leaf in leaves]
+        arrays = [unshared(leaf)[None] for leaf in leaves]
         specs = [leaf_spec(array[0]) for array in arrays]
         return cls(ArraySource(structure, arrays), structure.unflatten(specs))
 

@@ -6,14 +6,14 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TypeSpec
+from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._dataset_spec import DatasetSpec
-from replicax.data._leaves import Array, leaf_spec
-from replicax.data._node import Node, SourceNode, Stream, UnaryNode
+from replicax.data._leaves import leaf_spec
+from replicax.data._node import Node, SourceNode, Stream, UnaryNode, passing_over
 from replicax.data._nodes._source import ArraySource, SlicesNode
 from replicax.data._seeds import Run
-from replicax.data._structure import LEAF, map_leaves
+from replicax.data._structure import LEAF, flatten, map_leaves
 
 Wrap = Callable[[Node], Any]
 
@@ -35,7 +35,7 @@ class WindowNode(UnaryNode):
     @property
     def element_spec(self) -> Any:
         """Nested datasets."""
-        return map_leaves(self._window_spec, self.input.element_spec)
+        return map_leaves(DatasetSpec, self.input.element_spec)
 
     @property
     def cardinality(self) -> int:
@@ -54,17 +54,18 @@ class WindowNode(UnaryNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return _WindowStream(self.input.open(run), self)
-
-    def _window_spec(self, spec: TypeSpec) -> DatasetSpec:
-        return DatasetSpec(spec, lambda: self.wrap(RowsNode([], spec)))
+        return _WindowStream(self, run)
 
 
 @final
 class _WindowStream(Stream):
-    def __init__(self, stream: Stream, node: WindowNode) -> None:
-        self._stream = stream
+    def __init__(self, node: WindowNode, run: Run) -> None:
+        self._stream = node.input.open(run)
+        self._pass_over = passing_over(node.input, self._stream)
         self._node = node
+        self._specs: list[TypeSpec] | None = None
+        if node.input.is_spec_known:
+            self._specs = flatten(node.input.element_spec)[1]
         self._waiting: Block | None = None
         self._gap = 0  # elements to pass over before the next window, if windows are apart
 
@@ -84,7 +85,7 @@ class _WindowStream(Stream):
         self._stream.close()
 
     def _collect(self, wanted: int) -> Block | None:
-        if self._gap and self._stream.skip(self._gap) < self._gap:
+        if self._gap and self._pass_over(self._gap) < self._gap:
             return None
         self._gap = 0
         blocks = [] if self._waiting is None else [self._waiting]
@@ -98,10 +99,17 @@ class _WindowStream(Stream):
         return join(blocks) if blocks else None
 
     def _datasets(self, window: Block) -> Row:
+        specs = self._specs or [_open_spec(leaf) for leaf in window.rows()[0]]
         if window.is_columnar():
-            return tuple(self._node.wrap(_column_node(c)) for c in window.columns())
-        leaves = zip(*window.rows(), strict=True)
-        return tuple(self._node.wrap(RowsNode(list(part), leaf_spec(part[0]))) for part in leaves)
+            columns = zip(window.columns(), specs, strict=True)
+            nodes: list[Node] = [
+                SlicesNode(ArraySource(LEAF, [column]), spec, len(column))
+                for column, spec in columns
+            ]
+        else:
+            leaves = zip(*window.rows(), strict=True)
+            nodes = [RowsNode(list(part), s) for part, s in zip(leaves, specs, strict=True)]
+        return tuple(self._node.wrap(node) for node in nodes)
 
 
 @final
@@ -149,6 +157,9 @@ class BlocksStream(Stream):
         return block.slice(0, limit) if len(block) > limit else block
 
 
-def _column_node(column: Array) -> SlicesNode:
-    spec = leaf_spec(column[0])
-    return SlicesNode(ArraySource(LEAF, [column]), spec, len(column))
+def _open_spec(leaf: Any) -> TypeSpec:
+    """What one leaf says of those in other windows: not the sizes of its axes."""
+    spec = leaf_spec(leaf)
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
+        return spec
+    return TensorSpec((None,) * len(spec.shape), spec.dtype)

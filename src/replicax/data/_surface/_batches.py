@@ -1,5 +1,6 @@
 """Part of `Dataset`: elements together and apart."""
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,8 @@ class Batches(Root):
         """
         del name
         size = to_int(batch_size, "padded_batch", "batch_size", least=1)
-        node = PaddedBatchNode(self.node, size, bool(drop_remainder), padded_shapes, padding_values)
-        return self._wrap(node)
+        shapes, values = copy.deepcopy((padded_shapes, padding_values))
+        return self._wrap(PaddedBatchNode(self.node, size, bool(drop_remainder), shapes, values))
 
     def unbatch(self, name: str | None = None) -> "Dataset":
         """Batches taken apart along their first axis.

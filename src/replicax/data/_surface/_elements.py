@@ -32,25 +32,29 @@ class Elements(Root):
         use_unbounded_threadpool: bool | None = None,  # noqa: FBT001
         name: str | None = None,
         *,
-        vectorize: bool | None = None,
+        vectorize: bool = False,
     ) -> "Dataset":
         """A function of each element.
 
-        The function works on NumPy values on the host. Where it may, it is called on whole blocks
-        of elements: this is tried once, with the first rows and with made-up ones, and used only if
-        every bit agrees with calling it for each element alone. Randomness inside the function is
-        the function's own: seed it there, and by worker if workers must differ.
+        The function works on NumPy values on the host. It is called once for each element, in
+        order. A function that works on whole arrays is much faster after `batch`:
+        ``dataset.batch(n).map(f)``. Randomness inside the function is the function's own: seed it
+        there, and by worker if workers must differ.
+
+        Its names, those of closures and global ones, keep the values that they have now; names
+        that the function assigns itself (``global``, ``nonlocal``) are its own state. Objects are
+        not copied: a list or an attribute that changes later is seen.
 
         Args:
             map_func: Takes an element; the parts of a tuple as separate arguments.
-            num_parallel_calls: Threads for a function that is called element by element; they help
-                where it waits or leaves Python. ``rx.data.AUTOTUNE`` decides by its time.
+            num_parallel_calls: Threads; they help where the function waits or leaves Python.
+                ``rx.data.AUTOTUNE`` decides by its time.
             deterministic: Ignored: the order is always that of the input.
             synchronous: Ignored.
             use_unbounded_threadpool: Ignored.
             name: Ignored.
-            vectorize: False calls it for each element alone, without trying; True always gives it
-                whole blocks, untried.
+            vectorize: True promises that the function may be given any number of elements at
+                once, stacked along a first axis, which each result must have too.
 
         Returns:
             A dataset of the results.

@@ -182,7 +182,7 @@ class Order(Root):
 
         Example:
             >>> calls = []
-            >>> dataset = rx.data.Dataset.range(3).map(calls.append, vectorize=False).cache()
+            >>> dataset = rx.data.Dataset.range(3).map(calls.append).cache()
             >>> _ = list(dataset), list(dataset)
             >>> len(calls)
             3

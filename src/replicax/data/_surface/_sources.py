@@ -11,6 +11,7 @@ from numpy.typing import DTypeLike
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._leaves import own
 from replicax.data._nodes._choose import ChooseNode, RandomChoiceNode
 from replicax.data._nodes._combine import ZipNode
 from replicax.data._nodes._generator import GeneratorNode
@@ -77,8 +78,9 @@ class Sources(Root):
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> "Dataset":
         """Arrays cut along their first axis.
 
-        The arrays are not copied; do not write into them while the dataset is in use. What the
-        dataset hands out is always a copy.
+        The arrays are copied, so that writing into them later changes nothing here. Read-only
+        ones are not: open a large file with ``np.load(path, mmap_mode="r")``, or call
+        ``array.setflags(write=False)`` on an array that is not needed otherwise.
 
         Args:
             tensors: Arrays with the same first axis, in tuples and dicts.
@@ -113,9 +115,9 @@ class Sources(Root):
                 be used only once.
             output_types: Dtypes, nested like elements; the older way to declare them.
             output_shapes: Shapes to ``output_types``.
-            args: Arguments for ``generator``.
+            args: Arguments for ``generator``; arrays are copied.
             output_signature: Specs, nested like elements. Without it they are learnt from the
-                first element.
+                first element, when ``element_spec`` is asked for.
             name: Ignored.
 
         Returns:
@@ -138,7 +140,8 @@ class Sources(Root):
         signature = output_signature
         if signature is None and output_types is not None:
             signature = _signature(output_types, output_shapes)
-        return cls._wrap(GeneratorNode(generator, tuple(args or ()), signature))
+        arguments = tuple(own(argument) for argument in args or ())
+        return cls._wrap(GeneratorNode(generator, arguments, signature))
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset":
