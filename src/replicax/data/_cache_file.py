@@ -16,7 +16,7 @@ from replicax.data._blocks import Block, ColumnBlock, RowBlock
 from replicax.data._errors import DataLossError
 from replicax.data._leaves import Array
 from replicax.data._node import Node
-from replicax.data._structure import Structure, flatten
+from replicax.data._structure import Structure, flatten, from_json, to_json
 
 _MAGIC = b"replicax-cache-1\n"
 _SIZE = struct.Struct("<Q")
@@ -37,7 +37,7 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
         """Add one block; elements that differ in shape become blocks of one."""
         if not self._has_structure:
             self._has_structure = True
-            self._write_structure(json.dumps(_to_json(block.structure)))
+            self._write_structure(json.dumps(to_json(block.structure)))
         if block.is_columnar():
             _write(self.file, block.columns(), len(block))
             return
@@ -73,7 +73,7 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
         (size,) = _SIZE.unpack(_read(file, _SIZE.size, path))
         stored = json.loads(_read(file, size, path))
         # Types of named tuples cannot be stored; the pipeline itself knows them.
-        structure = _from_json(stored) or flatten(node.element_spec)[0]
+        structure = from_json(stored) or flatten(node.element_spec)[0]
         while True:
             rows, arrays = _HEADER.unpack(_read(file, _HEADER.size, path))
             if not rows:
@@ -86,26 +86,6 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
                     " Delete it, or choose another name."
                 )
             yield _as_block(structure, columns, rows)
-
-
-def _to_json(structure: Structure) -> Any:
-    children = [_to_json(child) for child in structure.children]
-    if structure.kind == "named" or any(not isinstance(key, str) for key in structure.keys):
-        return None
-    if any(child is None for child in children):
-        return None
-    return {"kind": structure.kind, "children": children, "keys": structure.keys}
-
-
-def _from_json(stored: Any) -> Structure | None:
-    return None if stored is None else flatten(_nested(stored))[0]
-
-
-def _nested(stored: Any) -> Any:
-    children = [_nested(child) for child in stored["children"]]
-    if stored["kind"] == "dict":
-        return dict(zip(stored["keys"], children, strict=True))
-    return {"leaf": 0, "none": None, "tuple": tuple(children)}[stored["kind"]]
 
 
 def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:

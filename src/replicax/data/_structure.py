@@ -101,6 +101,28 @@ def map_leaves(function: Callable[..., Any], value: Any) -> Any:
     return structure.unflatten([function(leaf) for leaf in leaves])
 
 
+def to_json(structure: Structure) -> Any:
+    """What JSON can hold of a structure, or None: types of named tuples cannot be told."""
+    children = [to_json(child) for child in structure.children]
+    if structure.kind == "named" or any(not isinstance(key, str) for key in structure.keys):
+        return None
+    if any(child is None for child in children):
+        return None
+    return {"kind": structure.kind, "children": children, "keys": structure.keys}
+
+
+def from_json(stored: Any) -> Structure | None:
+    """The structure that `to_json` described."""
+    return None if stored is None else flatten(_nested(stored))[0]
+
+
+def _nested(stored: Any) -> Any:
+    children = [_nested(child) for child in stored["children"]]
+    if stored["kind"] == "dict":
+        return dict(zip(stored["keys"], children, strict=True))
+    return {"leaf": 0, "none": None, "tuple": tuple(children)}[stored["kind"]]
+
+
 def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
     if isinstance(value, tuple):
         children = tuple(_flatten_into(part, leaves) for part in value)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.data._structure import flatten, from_json, to_json
 from replicax.input._split import HostStep, Share, emptied, evened
 from replicax.workers._group import Cancelled, Group
 
@@ -27,7 +28,7 @@ class Agreement:
     Attributes:
         group: The workers.
         share: Which replicas are whose.
-        nothing: Makes a part without rows, for a worker that has never had any.
+        nothing: Makes a part without rows, for a worker that has never had any and cannot be told.
         drop: Whether the pass ends for all when one worker cannot serve all of its replicas.
     """
 
@@ -56,12 +57,30 @@ class Agreement:
                 return
             if ready:
                 nothing = emptied(ready[-1].pieces(self.share.replicas)[0])
-            elif nothing is None and any(told):
-                nothing = self.nothing()
+            if number == 0 and any(told) and not all(told):
+                try:
+                    nothing = self._tell_form(nothing, feed, stop)
+                except Cancelled:
+                    return
             yield from self._together(ready, told, nothing)
             if all(len(t) < size for t in told) or (self.drop and any(len(t) < size for t in told)):
                 return
             size = min(2 * size, _MOST)
+
+    def _tell_form(self, own: Any, feed: int, stop: Any) -> Any:
+        """A part without rows, like those of the workers that have some."""
+        told = None
+        if own is not None:
+            structure, leaves = flatten(own)
+            told = [to_json(structure), [[x.dtype.name, list(x.shape)] for x in leaves]]
+        forms = self.group.exchange(f"feed {feed} form", told, stop.is_set)
+        if own is not None:
+            return own
+        structure_told, leaves_told = next(form for form in forms if form is not None)
+        nesting = from_json(structure_told)
+        if nesting is None:
+            return self.nothing()
+        return nesting.unflatten([np.zeros(shape, dtype) for dtype, shape in leaves_told])
 
     def _shapes(self, step: HostStep) -> list[Any]:
         """Of each part: the shape of each leaf."""
