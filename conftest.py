@@ -10,6 +10,7 @@ import pytest
 # Before JAX reads them: the developer's own device count must not reach the tests.
 for _name in ("REPLICAX_CPU_DEVICES", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
     os.environ.pop(_name, None)
+os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it when it is imported
 
 import hypothesis  # noqa: E402
 import jax  # noqa: E402

@@ -28,6 +28,7 @@ from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
 from replicax.function._function import function  # noqa: E402
 from replicax.function._grad import grad, value_and_grad  # noqa: E402
 from replicax.function._tape import GradientTape  # noqa: E402
+from replicax.integrations._join import join_libraries  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
 from replicax.variables._creation import variable_creator_scope  # noqa: E402
 from replicax.variables._scatter import IndexedSlices  # noqa: E402
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
         train,
     )
     from replicax.function._control import cond, scan, while_loop
+    from replicax.integrations._rx_keras import keras
 
 __all__ = [
     "GradientTape",
@@ -76,6 +78,7 @@ __all__ = [
     "grad",
     "identity",
     "io",
+    "keras",
     "nest",
     "nn",
     "random",
@@ -110,13 +113,15 @@ _HOMES = {
     "cond": _CONTROL,
     "scan": _CONTROL,
     "while_loop": _CONTROL,
+    "keras": "replicax.integrations._rx_keras",
 }
 _ABSENT = {
     name: f"replicax has no {name} yet. {instead}"
     for name, instead in {
-        "keras": "Write the step in JAX with `rx.Variable` and `rx.value_and_grad`.",
         "saved_model": "Save `variable.numpy()` of what you want to keep.",
     }.items()
 }
 
 __getattr__ = on_demand(__name__, _HOMES, _ABSENT)
+
+join_libraries()

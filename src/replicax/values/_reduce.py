@@ -1,8 +1,8 @@
 """Reduce and gather: PerReplica -> one value."""
 
 import operator
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -15,7 +15,7 @@ from replicax.topology._mesh import Topology
 from replicax.topology._together import together
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import InBody, Mirrored, PerReplica, Pieces, Stacked, stacked
-from replicax.values._placement import first, is_staging, is_traced, on_device
+from replicax.values._placement import first, is_staging, is_traced, on_device, replicate
 from replicax.values._workers import all_shapes, first_of_all, gather_across, sum_across
 
 Axis = int | Sequence[int] | None
@@ -64,6 +64,25 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
         return _to_current_device(gather_across(value.values, at, sizes, topology)[0])
     pieces = [_to_current_device(jnp.asarray(v)) for v in value.values]
     return concatenate(pieces, at, shapes)
+
+
+def rows_of(value: PerReplica, topology: Topology) -> jax.Array:
+    """All replicas' rows as one array of all devices.
+
+    It is cut over the replicas where they hold equally many rows, and on all of them otherwise.
+    """
+    form = value.form
+    if isinstance(form, Stacked) and form.topology == topology:
+        rows: jax.Array = _flattener(topology)(form.array)
+        return rows
+    return replicate(gather_value(value, 0, topology), topology)
+
+
+@cache
+def _flattener(topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    return jax.jit(
+        lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), out_shardings=topology.stacked
+    )
 
 
 def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ...]]) -> jax.Array:

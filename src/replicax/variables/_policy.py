@@ -265,10 +265,17 @@ def _old(where: Any, cell: Cell, kind: Kind) -> Any:
 
 @dataclass(frozen=True)
 class Merge:
-    """A function for merge_call that says what it is for."""
+    """A function for merge_call that says what it is for.
+
+    Attributes:
+        purpose: What it is for, in words.
+        fn: The function.
+        once: Whether it is called for all replicas at once also while they are traced apart.
+    """
 
     purpose: str
     fn: Callable[..., Any]
+    once: bool = False
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""

@@ -1,0 +1,52 @@
+"""Hook: a function of Keras that is replaced, and the test that it is still there."""
+
+import functools
+import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from replicax.context._current import current
+
+
+@dataclass(frozen=True)
+class Hook:
+    """A function of Keras, the parameters it must have, and what is put in its place."""
+
+    place: str
+    parameters: str
+    make: Callable[[Any], Any]
+
+    def owner(self) -> tuple[Any, str]:
+        """The module or class that has the function, and its name there."""
+        module, _, path = self.place.partition(":")
+        owner: Any = importlib.import_module(f"keras.src.{module}")
+        *outer, name = path.split(".")
+        return functools.reduce(getattr, outer, owner), name
+
+    def fault(self) -> str:
+        """How this Keras differs from what the hook was written for; empty if it does not."""
+        try:
+            owner, name = self.owner()
+            found = ", ".join(inspect.signature(getattr(owner, name)).parameters)
+        except (ImportError, AttributeError):
+            return f"has no {self.place}"
+        return "" if found == self.parameters else f"has {self.place}({found})"
+
+    def install(self) -> None:
+        """Put the new function in the place of the old one."""
+        owner, name = self.owner()
+        original = getattr(owner, name)
+        new: Any = functools.wraps(original)(self.make(original))
+        new.__signature__ = inspect.signature(original)  # Keras reads configurations off it
+        setattr(owner, name, new)
+        for module in map(importlib.import_module, ("keras.src.backend", "keras.src.backend.jax")):
+            if getattr(module, name, None) is original:
+                setattr(module, name, new)
+
+
+def replicas() -> Any:
+    """The replica that runs, if there are several of them; else None."""
+    replica = current().replica
+    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None

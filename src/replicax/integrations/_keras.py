@@ -1,0 +1,357 @@
+"""Keras 3 in strategies: its variables hold an rx.Variable, and a few of its functions are hooked.
+
+Everything that Keras reads and writes ends at one attribute of its variables, ``_value``. A
+descriptor in its place keeps the value of a variable that was made in a scope in an `rx.Variable`,
+and from there on levels and policies do what they do for every other. The rest is where n replicas
+must act as one: optimizers, random seeds, control flow, the building of layers, and statistics.
+All hooks do what Keras does where there is no level and no replica.
+"""
+
+import copy
+import functools
+import inspect
+import weakref
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import keras
+import numpy as np
+from keras.src.backend.common import KerasVariable
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._errors import ScopeError
+from replicax.context._current import current, entered, get_strategy
+from replicax.integrations import _keras_flow, _keras_trainer
+from replicax.integrations._hook import Hook, replicas
+from replicax.values._placement import is_traced
+from replicax.variables._held import read_global, trusted, variable_of
+from replicax.variables._levels import TraceLevel, is_transformed
+from replicax.variables._policy import Merge
+from replicax.variables._variable import Variable
+
+SUPPORTED = "3.15"  # what the hooks were tested with; a test goes through all of them
+
+
+# The storage.
+
+
+class HeldValue:
+    """``_value`` of a Keras variable: in the object, or in the variable that it holds."""
+
+    def __get__(self, v: Any, owner: Any = None) -> Any:
+        if v is None:
+            return self
+        frame = current()
+        meets = frame.level is not None or frame.tapes
+        held = _held(v) if meets else v.__dict__.get("_rx")
+        if held is None:
+            if "_value" not in v.__dict__:
+                raise AttributeError("_value")
+            return v.__dict__["_value"]
+        if not in_stateless_scope():
+            return read_global(held)
+        with trusted():  # Keras infers shapes, and keeps nothing but them
+            return read_global(held)
+
+    def __set__(self, v: Any, x: Any) -> None:
+        held = v.__dict__.get("_rx")
+        if held is not None:
+            if x is not None:  # the trainer's way to free memory
+                held.assign(x)
+        elif x is not None and get_strategy().topology is not None:
+            v.__dict__["_rx"] = _variable(v, x)
+        else:
+            v.__dict__["_value"] = x
+
+
+def _held(v: Any) -> Variable | None:
+    """The variable that holds a Keras variable's value, also if it was made outside of scopes."""
+    held: Variable | None = v.__dict__.get("_rx")
+    x = v.__dict__.get("_value")
+    if held is None and isinstance(x, jax.Array) and not is_traced(x):
+        with (
+            jax.ensure_compile_time_eval(),
+            entered(strategy=None, replica=None, level=None, body=None),
+        ):
+            held = v.__dict__["_rx"] = _variable(v, x)
+        del v.__dict__["_value"]
+    return held
+
+
+def _variable(v: Any, x: Any) -> Variable:
+    if v._layout is not None and get_strategy().topology is not None:
+        raise ScopeError(
+            f"A keras.distribution gave variable {v.path!r} a layout inside a scope of"
+            f" {get_strategy()}: two would decide where it lives. Make the model without"
+            " `keras.distribution.set_distribution`; to cut a weight over the logical devices of"
+            " each replica, use `strategy.experimental_split_to_logical_devices(layer.kernel,"
+            " [1, 2])`."
+        )
+    on_read = v._synchronization == "on_read"
+    variable = Variable(
+        x,
+        trainable=v._trainable and not on_read,
+        name=v._path,
+        synchronization=(
+            VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
+        ),
+        aggregation=VariableAggregation[v._aggregation.upper()],
+    )
+    if v._aggregation == "none" and not v._trainable and jnp.issubdtype(x.dtype, jnp.inexact):
+        variable.cell.averages = True  # the statistics of batch normalization
+    return variable
+
+
+def _state(v: Any) -> dict[str, Any]:
+    """What a pickle of a variable has: its value, but not where it lives."""
+    state = dict(v.__dict__)
+    held = state.pop("_rx", None)
+    return state if held is None else {**state, "_value": held.numpy()}
+
+
+def _set_state(v: Any, state: dict[str, Any]) -> None:
+    value = state.pop("_value", None)
+    v.__dict__.update(state)
+    v._value = value if value is None else jnp.asarray(value)
+
+
+def _copied(v: Any, memo: dict[int, Any]) -> Any:
+    held = v.__dict__.get("_rx")
+    home = None if held is None or held.topology is None else held.distribute_strategy
+    twin = memo[id(v)] = object.__new__(type(v))
+    with entered(strategy=home):
+        _set_state(twin, copy.deepcopy(_state(v), memo))
+    return twin
+
+
+def _initialized_at_once(original: Any) -> Any:
+    def initialize(self: Any, initializer: Any) -> None:
+        with jax.ensure_compile_time_eval():  # a constant, also while a function is traced
+            original(self, initializer)
+
+    return initialize
+
+
+# Where replicas act as one.
+
+
+def _applied_once(original: Any) -> Any:
+    """Gradients are added up, and then the update happens once for all replicas."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        replica = replicas()
+        if replica is None:
+            with trusted():  # Keras branches in jax.lax.cond, on functions made anew each time
+                return original(self, grads, trainable_variables)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        _check_home(variables or [], replica.strategy)
+        summed = _summed(self, list(grads), variables, replica)
+
+        def merge(_: Any) -> None:
+            with trusted():
+                original(self, summed, variables)
+
+        return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge))
+
+    return apply
+
+
+def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> list[Any]:
+    known = variables if variables is not None else optimizer._trainable_variables
+    at = [i for i, g in enumerate(grads) if g is not None]
+    overwrite = [i for i in at if getattr(known[i], "overwrite_with_gradient", False)]
+    for i in overwrite:  # float8 statistics, of which the largest counts
+        grads[i] = replica.all_gather(jnp.asarray(grads[i])[None], axis=0).max(axis=0)
+    at = [i for i in at if i not in overwrite]
+    for i, g in zip(at, replica.all_reduce("SUM", [grads[i] for i in at]), strict=True):
+        grads[i] = g
+    return grads
+
+
+def _check_home(variables: list[Any], strategy: Any) -> None:
+    for v in variables:
+        held = variable_of(v)
+        if held is None or held.distribute_strategy is not strategy:
+            raise ScopeError(
+                f"An optimizer steps in the replicas of {strategy}, but variable"
+                f" {getattr(v, 'path', v)!r} was not made in its scope. Make the model in"
+                " `with strategy.scope():`."
+            )
+
+
+def _drawn_apart(original: Any) -> Any:
+    """Each replica draws its own numbers, from a state that is the same on all."""
+
+    def draw(self: Any, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002 - Keras's signature
+        seed, replica = original(self, ordered), replicas()
+        if replica is None:
+            return seed
+        number = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
+        return seed.at[0].add((number * jnp.uint32(0x9E3779B9)).astype(seed.dtype))
+
+    return draw
+
+
+def _built_once(original: Any) -> Any:
+    """Eager replicas build a layer once for all; each would track weights of its own."""
+
+    def maybe_build(self: Any, call_spec: Any) -> Any:
+        replica = replicas()
+        if self.built or replica is None or isinstance(current().level, TraceLevel):
+            return original(self, call_spec)
+        build = lambda _: original(self, call_spec)  # noqa: E731
+        return replica.merge_call(Merge(f"the building of {self.name}", build, once=True))
+
+    return maybe_build
+
+
+class Losses:
+    """``_losses`` of a Keras layer: each replica has its own; none outlives the trace it is of."""
+
+    def __init__(self) -> None:
+        self._own: weakref.WeakKeyDictionary[Any, dict[int, list[Any]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def __get__(self, layer: Any, owner: Any = None) -> Any:
+        if layer is None:
+            return self
+        replica = replicas()
+        if replica is not None:
+            return self._own.setdefault(replica, {}).setdefault(id(layer), [])
+        losses = layer.__dict__["_losses"]
+        if losses and not is_transformed() and any(map(is_traced, losses)):
+            losses.clear()
+        return losses
+
+    def __set__(self, layer: Any, losses: Any) -> None:
+        layer.__dict__["_losses"] = losses
+
+
+def _synchronized_moments(original: Any) -> Any:
+    """The moments of all replicas' rows, however many each has."""
+
+    def moments(
+        x: Any,
+        axes: Any,
+        keepdims: bool = False,  # noqa: FBT001, FBT002 - Keras's signature
+        synchronized: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        replica = replicas()
+        if not synchronized or replica is None:
+            return original(x, axes, keepdims, False)
+        dtype, x, axes = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32)), tuple(axes)
+        rows = jnp.asarray(np.prod([x.shape[a] for a in axes]), x.dtype)
+        total, count = replica.all_reduce("SUM", [x.sum(axes, keepdims=True), rows])
+        mean = total / count
+        squares = jnp.square(x - mean).sum(axes, keepdims=True)
+        variance = replica.all_reduce("SUM", squares) / count
+        return tuple(
+            (m if keepdims else jnp.squeeze(m, axes)).astype(dtype) for m in (mean, variance)
+        )
+
+    return moments
+
+
+def _synchronizable(original: Any) -> Any:
+    """Keras refuses synchronized batch normalization on JAX; here it is there."""
+    signature = inspect.signature(original)
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        synchronized = given.arguments.pop("synchronized", False)
+        original(*given.args, **given.kwargs)
+        self.synchronized = synchronized
+
+    return init
+
+
+HOOKS = (
+    Hook(
+        "backend.jax.core:JaxVariable._initialize_with_initializer",
+        "self, initializer",
+        _initialized_at_once,
+    ),
+    Hook(
+        "optimizers.base_optimizer:BaseOptimizer.apply",
+        "self, grads, trainable_variables",
+        _applied_once,
+    ),
+    Hook(
+        "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
+        "self, grads, trainable_variables",
+        _applied_once,
+    ),
+    Hook("random.seed_generator:SeedGenerator.next", "self, ordered", _drawn_apart),
+    Hook("layers.layer:Layer._maybe_build", "self, call_spec", _built_once),
+    Hook(
+        "layers.normalization.batch_normalization:BatchNormalization.__init__",
+        "self, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer,"
+        " moving_mean_initializer, moving_variance_initializer, beta_regularizer,"
+        " gamma_regularizer, beta_constraint, gamma_constraint, renorm, renorm_clipping,"
+        " renorm_momentum, synchronized, kwargs",
+        _synchronizable,
+    ),
+    Hook("backend.jax.nn:moments", "x, axes, keepdims, synchronized", _synchronized_moments),
+)
+
+
+ALL_HOOKS = (*HOOKS, *_keras_flow.HOOKS, *_keras_trainer.HOOKS)
+
+
+def install() -> None:
+    """Join Keras, once it is imported; where that cannot be, refuse its variables in scopes."""
+    if "__rx_variable__" in KerasVariable.__dict__:
+        return
+    KerasVariable.__rx_variable__ = _held
+    why = _why_not()
+    if why:
+        KerasVariable.__init__ = _refused(KerasVariable.__init__, why)
+        return
+    KerasVariable._value = HeldValue()
+    KerasVariable.__getstate__, KerasVariable.__setstate__ = _state, _set_state
+    KerasVariable.__deepcopy__ = _copied
+    keras.Layer._losses = Losses()
+    if not hasattr(keras.metrics.Metric, "reset_states"):  # as Keras 2 called it
+        keras.metrics.Metric.reset_states = lambda self: self.reset_state()
+    for hook in ALL_HOOKS:
+        hook.install()
+
+
+def _why_not() -> str:
+    """What keeps this Keras from being distributed; empty if nothing does."""
+    if keras.backend.backend() != "jax":
+        return (
+            f"Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=jax in the environment of"
+            ' the program, or write `os.environ["KERAS_BACKEND"] = "jax"` before the first import'
+            " of keras"
+        )
+    if keras.config.is_nnx_enabled():
+        return (
+            "Keras keeps its variables in Flax NNX. Start the program without KERAS_NNX_ENABLED;"
+            " models of both libraries may be used side by side without it"
+        )
+    faults = [hook.fault() for hook in ALL_HOOKS]
+    if any(faults):
+        return (
+            f"Keras {keras.__version__} {next(filter(None, faults))}, which replicax was not"
+            f" written for. Install a Keras that it was tested with: {SUPPORTED}"
+        )
+    return ""
+
+
+def _refused(original: Any, why: str) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if get_strategy().topology is not None:
+            raise ScopeError(
+                f"A Keras variable cannot be made in the scope of {get_strategy()}: {why}."
+            )
+        original(self, *args, **kwargs)
+
+    return init
+
+
+install()

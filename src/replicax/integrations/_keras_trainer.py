@@ -1,0 +1,342 @@
+"""fit, evaluate, predict of Keras models made in a scope: Keras's own steps on all replicas.
+
+The step that Keras would give to `jax.jit` is given to `rx.function`, with batches that are cut
+over the replicas: XLA divides the work, and the numbers are those of one device. A batch whose rows
+do not divide is computed by every replica as a whole, and so is exact too. Weights stay in their
+variables all the time, where callbacks see them.
+"""
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
+
+from replicax._errors import ScopeError
+from replicax.context._current import current, get_strategy, is_default
+from replicax.data._dataset import Dataset
+from replicax.data._node import INFINITE_CARDINALITY
+from replicax.function._function import function
+from replicax.input._distributed import DistributedDataset
+from replicax.integrations._hook import Hook
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import is_distributed
+from replicax.values._placement import replicate
+from replicax.values._reduce import rows_of
+from replicax.variables._held import variable_of
+from replicax.workers import _group
+
+# The strategy in whose scope a model was made. Not an attribute of the model, which Keras would
+# track, copy and save.
+_homes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _home(model: Any) -> Any:
+    return _homes.get(model)
+
+
+def _remembered(original: Any) -> Any:
+    def init(self: Any) -> None:
+        original(self)
+        if get_strategy().topology is not None:
+            _homes[self] = get_strategy()
+
+    return init
+
+
+# Entering the scope.
+
+
+def _entering(name: str) -> Callable[[Any], Any]:
+    """The model's scope is entered, as slots and metrics are made in its methods."""
+
+    def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            home, here = _home(self), get_strategy()
+            if home is None and is_default(here):
+                return original(self, *args, **kwargs)
+            if home is not here and not is_default(here):
+                raise ScopeError(_stranger(self, name, home, here))
+            if current().strategy is home:
+                return original(self, *args, **kwargs)
+            given = signature.bind(self, *args, **kwargs)
+            if not home.is_chief and "verbose" in signature.parameters:
+                _silence(given)
+            with home.scope():
+                if name == "fit":
+                    _agree_on_order(home)
+                _check_parts(self, home)
+                return original(*given.args, **given.kwargs)
+
+        return method
+
+    return make
+
+
+def _silence(given: inspect.BoundArguments) -> None:
+    """Of several workers, the first shows the progress."""
+    if given.arguments.get("verbose", "auto") in ("auto", 1):
+        given.arguments["verbose"] = 0
+
+
+def _agree_on_order(strategy: Any) -> None:
+    """Keras shuffles rows by NumPy's global state: all workers start from the first one's."""
+    if not strategy.topology.is_whole:
+        told = _group.required().agree("the order of rows", int(np.random.randint(2**31)))
+        np.random.seed(told[0])
+
+
+def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
+    made = "outside of every scope" if home is None else f"in the scope of {home}"
+    return (
+        f"`{name}` of model {model.name!r} was called in the scope of {here}, but the model was"
+        f" made {made}. Make the model, and compile it, in the scope that it is trained in:\n"
+        "    with strategy.scope():\n        model = ...\n        model.compile(...)"
+    )
+
+
+def _check_parts(model: Any, home: Any) -> None:
+    for kind, owner in (("optimizer", model.optimizer), *(("metric", m) for m in model.metrics)):
+        for v in getattr(owner, "variables", ()):
+            _check_part(v, home, f"The {kind} {owner.name!r} of model {model.name!r}")
+    for v in model.variables:
+        _check_part(v, home, f"Variable {v.path!r} of model {model.name!r}")
+
+
+def _check_part(v: Any, home: Any, what: str) -> None:
+    held = variable_of(v) if "_rx" in v.__dict__ or v.__dict__.get("_value") is not None else None
+    if held is not None and held.distribute_strategy is not home:
+        raise ScopeError(
+            f"{what} was made in another scope than the model, which belongs to {home}. Make it in"
+            " `with strategy.scope():` too; what `compile` gets by name (`optimizer='adam'`,"
+            " `metrics=['accuracy']`) is made there by itself."
+        )
+
+
+# The steps.
+
+
+def _stateless(original: Any) -> Any:
+    """The variables hold the state: there is none to hand around, to purge or to put back."""
+
+    def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if _home(self) is None:
+            return original(self, *args, **kwargs)
+        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        return tuple(
+            []
+            for name, wanted in given.items()
+            if name.endswith("_variables") and wanted and not name.startswith("purge")
+        )
+
+    return get_state
+
+
+_GROUPS = {
+    "train": ("trainable_variables", "non_trainable_variables", "optimizer", "metrics_variables"),
+    "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
+    "predict": ("trainable_variables", "non_trainable_variables"),
+}
+
+
+def _making(kind: str) -> Callable[[Any], Any]:
+    attribute = f"{kind}_function"
+
+    def make(original: Any) -> Any:
+        def make_function(self: Any, force: bool = False) -> None:  # noqa: FBT001, FBT002
+            home = _home(self)
+            if home is None or (getattr(self, attribute) is not None and not force):
+                original(self, force)
+                return
+            topology = home.topology
+            step = _step(self, kind)
+            if self.run_eagerly or not self.jit_compile:
+                _refuse_eager_workers(topology)
+                run = step
+            else:
+                run = function(step, reduce_retracing=True)
+
+            def one(state: Any, data: Any) -> tuple[Any, Any]:
+                return run(jax.tree.map(lambda x: _placed(x, topology), data)), state
+
+            whole = kind == "predict"
+            setattr(self, attribute, self._make_function(one, concatenate_outputs=whole))
+
+        return make_function
+
+    return make
+
+
+def _step(model: Any, kind: str) -> Callable[[Any], Any]:
+    """Keras's stateless step, between a read and a write of the variables."""
+
+    def step(data: Any) -> Any:
+        groups = [
+            model.optimizer.variables if name == "optimizer" else getattr(model, name)
+            for name in _GROUPS[kind]
+        ]
+        old = tuple([v.value for v in group] for group in groups)
+        outputs, new = getattr(model, f"{kind}_step")(old, data)
+        if kind == "predict":  # it gives back what is not trained only
+            new = (old[0], new)
+        for group, before, after in zip(groups, old, new, strict=True):
+            for v, a, b in zip(group, before, after, strict=True):
+                if a is not b:
+                    v.assign(b)
+        return outputs
+
+    step.__name__ = step.__qualname__ = f"{kind}_step"
+    return step
+
+
+def _refuse_eager_workers(topology: Topology) -> None:
+    if not topology.is_whole:
+        raise ScopeError(
+            "run_eagerly=True (or jit_compile=False) runs every operation by itself, which several"
+            " workers cannot do together. Debug with one worker, or compile the model without it."
+        )
+
+
+def _placed(x: Any, topology: Topology) -> Any:
+    """A batch, cut over the replicas if its rows divide; else on each of them as a whole."""
+    if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
+        return x
+    rows = np.shape(x)[0] if np.ndim(x) else 0
+    divides = rows > 0 and rows % topology.num_replicas == 0
+    if topology.is_whole:
+        return jax.device_put(x, topology.stacked if divides else topology.mirrored)
+    host = np.asarray(x)
+    if not divides:
+        return replicate(host, topology)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
+
+
+# Datasets of ours.
+
+
+def _adapted(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        dataset = given["x"]
+        if not isinstance(dataset, Dataset | DistributedDataset):
+            return original(*args, **kwargs)
+        for name in ("y", "sample_weight"):
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"`{name}` was given beside a dataset, whose elements have it already: they are"
+                    " (inputs, targets) or (inputs, targets, sample_weights)."
+                )
+        adapter = DatasetAdapter(dataset, get_strategy(), given.get("class_weight"))
+        if adapter.is_infinite and not given.get("steps_per_epoch"):
+            raise ValueError(
+                "The dataset repeats for ever. Say how many batches make an epoch:"
+                " `steps_per_epoch=` in fit, `validation_steps=` for validation data, `steps=` in"
+                " evaluate and predict."
+            )
+        return adapter
+
+    return get_data_adapter
+
+
+class DatasetAdapter(data_adapter.DataAdapter):  # type: ignore[misc]
+    """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
+
+    batch_size = None
+    has_partial_batch = False
+    partial_batch_size = None
+
+    def __init__(self, dataset: Any, strategy: Any, class_weight: Any) -> None:
+        is_spread = isinstance(dataset, DistributedDataset)
+        self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
+        self._topology: Topology | None = strategy.topology
+        self._class_weight = class_weight
+        count = self._dataset.cardinality
+        self._cardinality = int(count() if callable(count) else count)
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether it has no end."""
+        return self._cardinality == INFINITE_CARDINALITY
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches there are, if that is known."""
+        return self._cardinality if self._cardinality >= 0 else None
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """The batches of all replicas."""
+        for element in self._dataset:
+            batch = jax.tree.map(self._rows, element, is_leaf=is_distributed)
+            if self._class_weight is not None:
+                x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
+                to_weights = data_adapter_utils.class_weight_to_sample_weights
+                batch = x, y, to_weights(np.asarray(y), self._class_weight)
+            yield batch if isinstance(batch, tuple) else (batch,)
+
+    get_numpy_iterator = get_jax_iterator
+
+    def _rows(self, x: Any) -> Any:
+        return rows_of(x, self._topology) if is_distributed(x) and self._topology else x
+
+
+_FIT = (
+    "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,"
+    " shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,"
+    " validation_batch_size, validation_freq"
+)
+_TRAINER = "backend.jax.trainer:JAXTrainer."
+
+HOOKS = (
+    Hook(f"{_TRAINER}__init__", "self", _remembered),
+    # Of the base class: saving asks whether a model's own class has another `compile`.
+    Hook(
+        "trainers.trainer:Trainer.compile",
+        "self, optimizer, loss, loss_weights, metrics, weighted_metrics, run_eagerly,"
+        " steps_per_execution, jit_compile, auto_scale_loss",
+        _entering("compile"),
+    ),
+    Hook(f"{_TRAINER}fit", _FIT, _entering("fit")),
+    Hook(
+        f"{_TRAINER}evaluate",
+        "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
+        _entering("evaluate"),
+    ),
+    Hook(
+        f"{_TRAINER}predict",
+        "self, x, batch_size, verbose, steps, callbacks",
+        _entering("predict"),
+    ),
+    Hook(
+        f"{_TRAINER}train_on_batch",
+        "self, x, y, sample_weight, class_weight, return_dict",
+        _entering("train_on_batch"),
+    ),
+    Hook(
+        f"{_TRAINER}test_on_batch",
+        "self, x, y, sample_weight, return_dict",
+        _entering("test_on_batch"),
+    ),
+    Hook(f"{_TRAINER}predict_on_batch", "self, x", _entering("predict_on_batch")),
+    Hook(
+        f"{_TRAINER}_get_jax_state",
+        "self, trainable_variables, non_trainable_variables, optimizer_variables,"
+        " metrics_variables, purge_model_variables",
+        _stateless,
+    ),
+    Hook(f"{_TRAINER}make_train_function", "self, force", _making("train")),
+    Hook(f"{_TRAINER}make_test_function", "self, force", _making("test")),
+    Hook(f"{_TRAINER}make_predict_function", "self, force", _making("predict")),
+    Hook(
+        "trainers.data_adapters:get_data_adapter",
+        "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",
+        _adapted,
+    ),
+)

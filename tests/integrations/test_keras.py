@@ -1,0 +1,430 @@
+"""Keras models, optimizers and metrics in custom loops: the numbers of one device."""
+
+import copy
+import gc
+import pickle
+import weakref
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax._errors import DivergenceError, ScopeError
+from replicax.integrations import _keras
+from tests.fresh_process import run_fresh
+from tests.integrations.keras_loops import alone, batches, initializers, replicated
+from tests.replicas import compiled, eagerly, mirrored
+
+# Keras's own __array__ is of NumPy 1.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+keras = rx.keras
+layers = keras.layers
+
+# float32 sums in another order: what is left after three steps.
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}
+# The unit of float16 is 1e-3.
+HALF_TOLERANCE = {"rtol": 5e-3, "atol": 1e-3}
+
+
+def dense(**options):
+    init = initializers()
+    hidden = layers.Dense(
+        6,
+        "tanh",
+        kernel_initializer=next(init),
+        kernel_regularizer=options.pop("regularizer", None),
+    )
+    return keras.Sequential([hidden, layers.Dense(1, kernel_initializer=next(init), **options)])
+
+
+def clipped_momentum_with_regularizer():
+    return dense(regularizer="l2"), keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.5)
+
+
+def adamw_schedule_and_average():
+    schedule = keras.optimizers.schedules.CosineDecay(0.01, 4)
+    return dense(), keras.optimizers.AdamW(
+        schedule, global_clipnorm=1.0, use_ema=True, ema_overwrite_frequency=2
+    )
+
+
+def accumulated_and_clipped_by_value():
+    return dense(), keras.optimizers.SGD(0.1, gradient_accumulation_steps=2, clipvalue=0.3)
+
+
+def scaled_half_precision():
+    init = initializers()
+    model = keras.Sequential(
+        [
+            layers.Dense(6, "tanh", kernel_initializer=next(init), dtype="mixed_float16"),
+            layers.Dense(1, kernel_initializer=next(init), dtype="mixed_float16"),
+        ]
+    )
+    inner = keras.optimizers.SGD(0.1)
+    return model, keras.optimizers.LossScaleOptimizer(inner, 8.0, dynamic_growth_steps=2)
+
+
+def synchronized_statistics():
+    init = initializers()
+    model = keras.Sequential(
+        [
+            layers.Dense(6, kernel_initializer=next(init)),
+            layers.BatchNormalization(synchronized=True, momentum=0.5),
+            layers.Dense(1, kernel_initializer=next(init)),
+        ]
+    )
+    return model, keras.optimizers.SGD(0.1)
+
+
+def recurrent_words_with_attention():
+    init = initializers()
+    words = keras.Input((3,), dtype="int32")
+    vectors = layers.Embedding(10, 4, embeddings_initializer=next(init))(words)
+    attended = layers.MultiHeadAttention(2, 2, kernel_initializer=next(init))(vectors, vectors)
+    attended = layers.LayerNormalization()(attended + vectors)
+    state = layers.LSTM(3, kernel_initializer=next(init), recurrent_initializer=next(init))(
+        attended
+    )
+    out = layers.Dense(1, kernel_initializer=next(init))(state)
+    return keras.Model(words, out), keras.optimizers.SGD(0.1)
+
+
+class Shared(keras.Model):
+    """A subclassed model whose layers are built on the first call; one of them is used twice."""
+
+    def __init__(self):
+        super().__init__()
+        init = initializers()
+        self.shared = layers.Dense(4, "tanh", kernel_initializer=next(init))
+        self.inner = keras.Sequential([layers.Dense(3, "relu", kernel_initializer=next(init))])
+        self.out = layers.Dense(1, kernel_initializer=next(init))
+
+    def call(self, x, training=False):
+        h = self.shared(self.shared(x))
+        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(self.shared.kernel)))
+        return self.out(self.inner(h))
+
+
+def nested_built_on_the_first_call():
+    return Shared(), keras.optimizers.RMSprop(0.01)
+
+
+WORDS = {"shape": (3,), "kind": "int32"}
+CASES = [
+    pytest.param(make, count, marks=() if is_quick else pytest.mark.slow)
+    for make, count, is_quick in [
+        (clipped_momentum_with_regularizer, 4, True),
+        (adamw_schedule_and_average, 2, True),
+        (accumulated_and_clipped_by_value, 2, True),
+        (scaled_half_precision, 2, True),
+        (synchronized_statistics, 4, True),
+        (recurrent_words_with_attention, 2, True),
+        (nested_built_on_the_first_call, 2, True),
+        (clipped_momentum_with_regularizer, 2, False),
+        (adamw_schedule_and_average, 4, False),
+        (accumulated_and_clipped_by_value, 4, False),
+        (scaled_half_precision, 4, False),
+        (recurrent_words_with_attention, 4, False),
+        (nested_built_on_the_first_call, 4, False),
+    ]
+]
+
+
+@pytest.mark.parametrize(("make", "count"), CASES)
+def test_a_custom_loop_gives_the_numbers_of_one_device(make, count):
+    data = batches(**(WORDS if make is recurrent_words_with_attention else {}))
+    near = HALF_TOLERANCE if make is scaled_half_precision else TOLERANCE
+    losses, expected, steps, error = alone(make, data)
+
+    got_losses, got, got_steps, got_error = replicated(mirrored(count), make, data)
+
+    np.testing.assert_allclose(got_losses, losses, **near)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, **near)
+    assert got_steps == steps
+    np.testing.assert_allclose(got_error, error, **near)
+
+
+def test_one_replica_gives_the_numbers_of_one_device():
+    losses, expected, steps, _ = alone(clipped_momentum_with_regularizer, batches())
+
+    got_losses, got, got_steps, _ = replicated(
+        mirrored(1), clipped_momentum_with_regularizer, batches()
+    )
+
+    np.testing.assert_allclose(got_losses, losses, **TOLERANCE)
+    np.testing.assert_allclose(got[0], expected[0], **TOLERANCE)
+    assert got_steps == steps
+
+
+@pytest.mark.parametrize("make", [synchronized_statistics, nested_built_on_the_first_call])
+def test_eager_replicas_build_once_and_step_once(make, two):
+    data = batches(sizes=(8, 5))
+    losses, expected, steps, _ = alone(make, data)
+
+    got_losses, got, got_steps, _ = replicated(two, make, data, eager=True)
+
+    np.testing.assert_allclose(got_losses, losses, **TOLERANCE)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
+    assert got_steps == steps == 2
+
+
+@pytest.mark.parametrize("way", [eagerly, compiled])
+def test_a_metric_adds_up_over_replicas_and_is_reset(way, two):
+    with two.scope():
+        mean, hits = keras.metrics.Mean(), keras.metrics.SparseCategoricalAccuracy()
+        by_class = keras.metrics.AUC(num_thresholds=5)
+
+    def step(x):
+        mean.update_state(x)
+        hits.update_state(jnp.zeros((2, 1)), jnp.stack([x, 1 - x], axis=-1))
+        by_class.update_state(jnp.asarray([0.0, 1.0]), x)
+
+    values = two.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray([0.2, 0.4]) + c.replica_id_in_sync_group * 0.5
+    )
+    way(two, step, values)
+
+    assert float(mean.result()) == pytest.approx(0.55)
+    assert float(hits.result()) == pytest.approx(0.5)
+    alone = keras.metrics.AUC(num_thresholds=5)
+    alone.update_state(np.asarray([0.0, 1.0, 0.0, 1.0]), np.asarray([0.2, 0.4, 0.7, 0.9]))
+    assert float(by_class.result()) == pytest.approx(float(alone.result()))
+    mean.update_state(jnp.asarray([2.8]))  # across replicas it counts once
+    assert float(mean.result()) == pytest.approx(1.0)
+    mean.reset_states()
+    assert float(mean.result()) == 0.0
+
+
+@pytest.mark.parametrize("way", [eagerly, compiled])
+def test_dropout_masks_differ_between_replicas_and_the_first_has_one_devices(way, two):
+    with two.scope():
+        drop = layers.Dropout(0.5, seed=7)
+    drop_alone = layers.Dropout(0.5, seed=7)
+    x = jnp.ones(64)
+
+    first, second = way(two, lambda: drop(x, training=True)).values
+    again = way(two, lambda: drop(x, training=True)).values[0]
+
+    expected = [np.asarray(drop_alone(x, training=True)) for _ in range(2)]
+    np.testing.assert_array_equal(first, expected[0])
+    np.testing.assert_array_equal(again, expected[1])
+    assert (np.asarray(first) != np.asarray(second)).any()
+
+
+@pytest.mark.parametrize("way", [eagerly, compiled])
+def test_batch_normalization_keeps_the_mean_of_the_replicas_statistics(way, two):
+    with two.scope():
+        norm = layers.BatchNormalization(momentum=0.5)
+        norm.build((None, 2))
+    rows = np.arange(8.0, dtype="float32").reshape(4, 2)
+    halves = two.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray(rows[2 * c.replica_id_in_sync_group :][:2])
+    )
+
+    outputs = way(two, lambda x: norm(x, training=True), halves)
+
+    own = [rows[:2], rows[2:]]
+    for out, half in zip(outputs.values, own, strict=True):
+        np.testing.assert_allclose(
+            out, (half - half.mean(0)) / np.sqrt(half.var(0) + 1e-3), rtol=1e-4, atol=1e-5
+        )
+    means = np.mean([h.mean(0) for h in own], axis=0)
+    np.testing.assert_allclose(norm.moving_mean, 0.5 * means, rtol=1e-6)
+    variances = np.mean([h.var(0) for h in own], axis=0)
+    np.testing.assert_allclose(norm.moving_variance, 0.5 + 0.5 * variances, rtol=1e-6)
+
+
+def test_a_trainable_weight_that_replicas_write_differently_is_refused(two):
+    with two.scope():
+        weight = keras.Variable(1.0)
+
+    with pytest.raises(DivergenceError, match="different values"):
+        eagerly(
+            two, lambda: weight.assign(rx.distribute.get_replica_context().replica_id_in_sync_group)
+        )
+
+
+@pytest.mark.parametrize("way", [eagerly, compiled])
+def test_control_flow_of_keras_carries_assignments(way, two):
+    ops = keras.ops
+    with two.scope():
+        count = keras.Variable(0.0, trainable=False)
+
+    def bump(value):
+        count.assign_add(value)
+        return value
+
+    def step(x):
+        ops.cond(x > 0, lambda: bump(1.0), lambda: bump(100.0))
+        ops.while_loop(lambda i: i < 3, lambda i: (i + bump(1.0),), (x * 0,))
+        ops.while_loop(lambda i: i < 9, lambda i: i + bump(1.0), x * 0, maximum_iterations=2)
+        ops.fori_loop(0, 2, lambda i, v: v + bump(1.0), x)
+        ops.switch(1, [lambda: bump(100.0), lambda: bump(1.0)])
+        ops.scan(lambda c, v: (c, bump(v)), 0.0, jnp.ones(2))
+        ops.map(bump, jnp.ones(2))
+        return count.value
+
+    value = way(two, step, jnp.float32(1.0))
+
+    assert [float(v) for v in value.values] == [13.0, 13.0]
+    assert float(count.value) == 13.0
+
+
+def test_variables_made_outside_of_scopes_are_state_of_a_function():
+    layer = layers.Dense(1, kernel_initializer="ones")
+    layer.build((None, 2))
+
+    @rx.function
+    def step(x):
+        layer.bias.assign_add(jnp.ones(1))
+        return layer(x)
+
+    first, second = float(step(jnp.ones((1, 2)))[0, 0]), float(step(jnp.ones((1, 2)))[0, 0])
+    layer.kernel.assign(jnp.zeros((2, 1)))
+
+    assert (first, second) == (3.0, 4.0)
+    assert float(step(jnp.ones((1, 2)))[0, 0]) == 3.0
+    assert layer.bias.numpy() == [3.0]
+    value, grads = rx.value_and_grad(
+        lambda: layer(jnp.ones((1, 2))).sum(), layer.trainable_weights
+    )()
+    assert float(value) == 3.0
+    assert grads[0].tolist() == [[1.0], [1.0]]
+
+
+def test_losses_of_layers_belong_to_their_replica_and_leave_no_tracer(two):
+    class Activity(layers.Layer):
+        def call(self, x):
+            self.add_loss(x.sum())
+            return x
+
+    with two.scope():
+        layer = Activity()
+    values = two.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray([1.0 + c.replica_id_in_sync_group])
+    )
+
+    def step(x):
+        layer(x)
+        return sum(layer.losses)
+
+    for way in (eagerly, compiled):
+        assert [float(v) for v in way(two, step, values).values] == [1.0, 2.0]
+    assert layer.losses == []
+    rx.function(lambda x: layer(x))(jnp.ones(1))
+    assert layer.losses == []
+
+
+def test_a_model_of_another_scope_is_refused_by_the_optimizer(two):
+    model = dense()
+    model.build((None, 4))
+    with two.scope():
+        optimizer = keras.optimizers.SGD()
+
+    with pytest.raises(ScopeError, match=r"was not made in its scope.*strategy\.scope\(\)"):
+        two.run(
+            lambda: optimizer.apply(
+                [jnp.zeros(v.shape) for v in model.trainable_variables], model.trainable_variables
+            )
+        )
+
+
+def test_values_lie_on_all_devices_and_arrays_meet_them(two):
+    with two.scope():
+        model = dense()
+        model.build((None, 4))
+
+    assert len(model.weights[0].value.devices()) == 2
+    assert model(jnp.ones((3, 4))).shape == (3, 1)
+    assert model.get_weights()[0].shape == (4, 6)
+    assert "value=" in repr(model.weights[0])
+    model.set_weights([np.zeros(w.shape) for w in model.weights])
+    rx.debug.check_in_sync(model.weights)
+    assert float(model(jnp.ones((3, 4))).sum()) == 0.0
+
+
+def test_models_are_collected_with_their_functions(two):
+    with two.scope():
+        model = dense()
+        model.compile("sgd", "mse")
+    model.fit(np.ones((4, 4)), np.ones((4, 1)), verbose=0)
+    gone = weakref.ref(model)
+
+    del model
+    gc.collect()
+
+    assert gone() is None
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda v: pickle.loads(pickle.dumps(v))]
+)
+def test_a_copy_of_a_variable_has_a_value_of_its_own(duplicate, two):
+    with two.scope():
+        weight = keras.Variable(1.0)
+        twin = duplicate(weight)
+
+    twin.assign(2.0)
+
+    assert (float(weight.value), float(twin.value)) == (1.0, 2.0)
+    assert len(twin.value.devices()) == 2
+    assert len(copy.deepcopy(weight).value.devices()) == 2
+
+
+@pytest.mark.parametrize("hook", _keras.ALL_HOOKS, ids=lambda h: h.place)
+def test_keras_still_has_what_is_hooked(hook):
+    assert hook.fault() == ""
+
+
+def test_another_keras_is_told_by_what_it_lacks():
+    missing = _keras.Hook("layers.layer:Layer._no_such_thing", "self", lambda f: f)
+    other = _keras.Hook("layers.layer:Layer._maybe_build", "self, something", lambda f: f)
+
+    assert missing.fault() == "has no layers.layer:Layer._no_such_thing"
+    assert other.fault() == "has layers.layer:Layer._maybe_build(self, call_spec)"
+
+
+def test_another_backend_is_refused_where_it_would_not_be_distributed():
+    result = run_fresh("""
+        import os
+        os.environ["KERAS_BACKEND"] = "numpy"
+        import keras
+        import replicax as rx
+        keras.Variable(1.0)
+        try:
+            with rx.distribute.MirroredStrategy(["CPU:0"]).scope():
+                keras.Variable(1.0)
+        except RuntimeError as error:
+            print("KERAS_BACKEND=jax" in str(error))
+        try:
+            rx.keras
+        except ImportError as error:
+            print("KERAS_BACKEND=jax" in str(error))
+    """)
+
+    assert result.stdout.split() == ["True", "True"], result.stderr
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["import keras, replicax as rx", "import replicax as rx, keras", "import replicax as rx"],
+    ids=["keras first", "replicax first", "rx.keras"],
+)
+def test_keras_is_joined_in_whichever_order_it_is_imported(imports):
+    result = run_fresh(f"""
+        import os
+        os.environ["REPLICAX_CPU_DEVICES"] = "2"
+        if "keras" in {imports!r}:
+            os.environ["KERAS_BACKEND"] = "jax"
+        {imports}
+        with rx.distribute.MirroredStrategy().scope():
+            print(len(rx.keras.Variable(1.0).value.devices()))
+    """)
+
+    assert result.stdout.split() == ["2"], result.stderr
