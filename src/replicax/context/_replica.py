@@ -17,6 +17,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
 from replicax.values._across import Across
+from replicax.values._per_replica import is_distributed
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -34,6 +35,11 @@ class Link(Protocol):
     @abstractmethod
     def has_rows(self) -> bool:
         """Whether this replica was given any rows of the batch."""
+
+    @property
+    @abstractmethod
+    def position(self) -> int | None:
+        """Which of this process's replicas this is; None in code that is the same for all."""
 
     @abstractmethod
     def replica_id(self) -> Any:
@@ -105,6 +111,11 @@ class ReplicaContext:
         return self._link.has_rows
 
     @property
+    def position(self) -> int | None:
+        """Which of this process's replicas this is; None in code that is compiled for all."""
+        return self._link.position
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """The names of this replica's devices."""
         return (device_name(self._link.device()),)
@@ -138,7 +149,7 @@ class ReplicaContext:
         """
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op)
-        leaves, treedef = jax.tree.flatten(value)
+        leaves, treedef = jax.tree.flatten(value, is_leaf=is_distributed)
         arrays = [_countable(as_array(x, "all_reduce")) for x in leaves]
         if not arrays:
             return value
@@ -176,7 +187,7 @@ class ReplicaContext:
                 )
             return self._link.all_gather(x, axis % x.ndim, given)
 
-        return jax.tree.map(gather, value)
+        return jax.tree.map(gather, value, is_leaf=is_distributed)
 
     def merge_call(
         self,

@@ -233,6 +233,8 @@ class Function:
         log: list[Any] = []
 
         def topology() -> Topology | None:
+            if not level.topologies and (place := get_strategy().topology) is not None:
+                level.uses(place, "a per-replica value")
             return next(iter(level.topologies), None)
 
         @functools.wraps(self._python)  # JAX names the function that it traces in its messages

@@ -19,7 +19,7 @@ from replicax.values._per_replica import (
     is_distributed,
     mirrored,
 )
-from replicax.values._placement import first, is_array
+from replicax.values._placement import first, is_array, is_traced
 from replicax.variables._held import value_of
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
@@ -88,9 +88,9 @@ def _distributed(
         return lambda a, _: mirrored(a, where), form.array, False
     if isinstance(form, Stacked):
         place: Topology | None = form.topology
-    else:
+    elif any(map(is_traced, form.values)):
         place = topology()
-    if not all(is_array(v) or isinstance(v, _NUMBERS) for v in x.values):
+    else:
         return _Static(x), None, False
     if place is None or place.num_replicas != len(x.values):
         raise TracingError(

@@ -163,8 +163,8 @@ def _before(iterator: Ahead, where: Level | None) -> int:
 def _like(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
     if is_array(x) or _is_numeric(x):
         return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
-    if isinstance(x, PerReplica) and isinstance(x.form, Stacked):
-        return tuple(x.form.array.shape[1:]), x.form.array.dtype, x.form.topology
+    if isinstance(x, PerReplica) and isinstance(x.held, Stacked):
+        return tuple(x.held.array.shape[1:]), x.held.array.dtype, x.held.topology
     raise Unfilled
 
 
@@ -323,13 +323,13 @@ def _array(x: Any) -> Any:
         return np.asarray(x) if getattr(x, "base", None) is None else np.array(x)
     if is_array(x):
         return x
-    if isinstance(x, PerReplica) and isinstance(x.form, Stacked):
-        return x.form.array
+    if isinstance(x, PerReplica) and isinstance(x.held, Stacked):
+        return x.held.array
     raise Unfilled
 
 
 def _topology(x: Any) -> Topology | None:
-    return x.form.topology if isinstance(x, PerReplica) else None
+    return x.held.topology if isinstance(x, PerReplica) else None
 
 
 def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None) -> Any:

@@ -13,13 +13,13 @@ from jax.sharding import PartitionSpec
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
+from replicax.function._captured import own_value
 from replicax.function._lift import cooked, pull_reads, raw, settle_created
 from replicax.function._variance import varying_outputs
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS
 from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
-    DistributedValues,
     Mirrored,
     PerReplica,
     component_specs,
@@ -40,7 +40,8 @@ def run_compiled(
     """Call ``fn`` on every replica, inside a function that is being traced."""
     outside = level()
     outside.uses(topology, f"a run of {context.strategy}")
-    inputs = _Inputs.of((args, kwargs), topology)
+    with entered(strategy=context.strategy):
+        inputs = _Inputs.of((args, kwargs), topology)
     body = _Body(context, fn, inputs)
     traced = body.trace(topology)
     outs = traced.run(outside, topology)
@@ -157,7 +158,7 @@ class _Body:
         )
         arrays = []
         for x in leaves:
-            piece = local_piece(x) if isinstance(x, DistributedValues) else x
+            piece = own_value(x)
             is_one = is_array(piece) or isinstance(piece, np.ndarray | np.generic)
             self._static.append(_ARRAY if is_one else piece)
             if is_one:

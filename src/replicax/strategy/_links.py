@@ -36,6 +36,11 @@ class SoloLink:
         """There is nobody else; code for several replicas does not ask."""
         return MESH_AXIS
 
+    @property
+    def position(self) -> int:
+        """The only one."""
+        return 0
+
     def replica_id(self) -> Any:
         """Zero, as a number that Python can look at."""
         with jax.ensure_compile_time_eval():
@@ -72,6 +77,11 @@ class ThreadLink:
     def across(self) -> Across:
         """Meetings."""
         return _eager.SeatAcross(self.seat)
+
+    @property
+    def position(self) -> int:
+        """The one of this thread."""
+        return self.seat.replica
 
     def replica_id(self) -> Any:
         """This replica's number, as an array on its device that Python can look at."""
@@ -130,6 +140,11 @@ class CompiledLink:
         """The mesh."""
         return MESH_AXIS
 
+    @property
+    def position(self) -> int | None:
+        """All of them."""
+        return None
+
     def replica_id(self) -> Any:
         """This replica's number, known when the program runs."""
         return jax.lax.axis_index(REPLICA_AXIS)
@@ -160,7 +175,7 @@ def merge_in_body(
 ) -> Any:
     """Call ``fn`` for merge_call in code that is compiled: arguments are this replica's pieces."""
     wrap = lambda x: in_body(x, topology, context.across) if is_array(x) else x  # noqa: E731
-    args, kwargs = jax.tree.map(wrap, call)
+    args, kwargs = jax.tree.map(wrap, call, is_leaf=is_distributed)
     with entered(replica=None, body=context):
         result = fn(context.strategy, *args, **kwargs)
     return jax.tree.map(local_piece, result, is_leaf=is_distributed)

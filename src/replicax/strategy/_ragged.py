@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax.collectives import _eager
+from replicax.function._captured import own_value
 from replicax.function._lift import Lifted, lift
 from replicax.function._outputs import Outputs
 from replicax.function._signature import Arguments, take_apart
 from replicax.strategy._replica_thread import as_replica
-from replicax.values._in_body import local_piece
 from replicax.values._per_replica import is_distributed, pieces
 from replicax.values._placement import join
 from replicax.values._regroup import regroup, select, who_has_rows
@@ -121,7 +121,7 @@ class _Program:
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
-            result = jax.tree.map(local_piece, fn(*args, **kwargs), is_leaf=is_distributed)
+            result = jax.tree.map(own_value, fn(*args, **kwargs), is_leaf=is_distributed)
             return outputs.take(result, lambda: None)
 
         token = births.set(log)

@@ -12,6 +12,7 @@ from replicax._errors import ScopeError
 from replicax.collectives import _eager
 from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
+from replicax.function._captured import own_value
 from replicax.function._function import BoundFunction, Function
 from replicax.function._signature import conform, static_key
 from replicax.strategy._compiled import run_compiled
@@ -20,6 +21,7 @@ from replicax.strategy._links import CompiledLink, SoloLink
 from replicax.strategy._ragged import CannotTrace
 from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
+from replicax.values._per_replica import is_distributed
 from replicax.values._placement import is_traced, on_device
 from replicax.values._regroup import check_counts, regroup, select, who_has_rows
 from replicax.variables._levels import level
@@ -102,14 +104,14 @@ def _run_solo(
     args, kwargs = select((args, kwargs), 0)
     if topology is None:
         with entered(replica=strategy.solo_context):
-            return fn(*args, **kwargs)
+            return _own(fn(*args, **kwargs))
     if topology.cores > 1:
         level().uses(topology, f"a run of {strategy}")
     context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
     if topology.cores == 1:  # a replica of several devices keeps its arrays spread
         args, kwargs = _given((args, kwargs), device)
     with jax.default_device(device), entered(strategy=strategy, replica=context):
-        return fn(*args, **kwargs)
+        return _own(fn(*args, **kwargs))
 
 
 def _run_threads(
@@ -133,6 +135,10 @@ def _run_threads(
         return regroup(meeting.hold(body), topology)
 
 
+def _own(result: Any) -> Any:
+    return jax.tree.map(own_value, result, is_leaf=is_distributed)
+
+
 def _given(arguments: Any, device: jax.Device) -> Any:
     """Arguments on the replica's device, free to meet arrays of other devices."""
 
@@ -146,8 +152,9 @@ def _given(arguments: Any, device: jax.Device) -> Any:
 
 def _on_own_device(result: Any, device: jax.Device) -> Any:
     def moved(x: Any) -> Any:
+        x = own_value(x)
         if not isinstance(x, jax.Array) or x.devices() == {device}:
             return x
         return on_device(x, device)
 
-    return jax.tree.map(moved, result)
+    return jax.tree.map(moved, result, is_leaf=is_distributed)

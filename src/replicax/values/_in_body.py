@@ -89,6 +89,9 @@ def local_piece(value: Any) -> Any:
         return form.piece
     if isinstance(form, Joined):
         return form.array
+    if isinstance(form, Stacked) and is_traced(form.array):
+        at = jax.lax.axis_index(REPLICA_AXIS)
+        return jax.lax.dynamic_index_in_dim(form.array, at, keepdims=False)
     components = form.values
     if isinstance(value, Mirrored) or all(x is components[0] for x in components):
         return components[0]

@@ -7,7 +7,8 @@ A per-replica value has one of three forms, and nobody outside ``values`` knows 
 * `InBody`: this replica's piece, inside compiled code, where the others are a collective away.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ import numpy as np
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.topology._mesh import Topology
 from replicax.values._across import MESH_AXIS, Across
+from replicax.values._operators import stands_for
 from replicax.values._placement import is_array, is_traced, split, unstack
 from replicax.workers import _group
 
@@ -101,21 +103,30 @@ class DistributedValues:
         [0, 1]
     """
 
-    __slots__ = {"form": "How the components are held; nobody outside of ``values`` asks."}
+    __slots__ = {
+        "captured": "What makes it an input of compiled code that closes over it, once there is.",
+        "held": "How the components are held; nobody outside of ``values`` asks.",
+    }
 
     def __init__(self, values: Sequence[Any]) -> None:
-        self.form: Form = Pieces(tuple(values))
+        self.held: Form = Pieces(tuple(values))
+        self.captured: Any = None
+
+    @property
+    def form(self) -> Form:
+        """How the code that runs now sees the components: in a trace, as inputs of it."""
+        return _surroundings["form"](self)  # type: ignore[no-any-return]
 
     @property
     def topology(self) -> Topology | None:
         """The devices of the replicas, if they are known."""
-        return self.form.topology
+        return self.held.topology
 
     @classmethod
     def of(cls, form: Form) -> Any:
         """A value in the given form."""
         self = object.__new__(cls)
-        self.form = form
+        self.held, self.captured = form, None
         return self
 
     @property
@@ -128,11 +139,56 @@ class DistributedValues:
             return f"{type(self).__name__}:{{this replica: {self.form.piece!r}}}"
         return format_components(type(self).__name__, [repr(v) for v in self.values])
 
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
-        raise TypeError(_not_one_value(type(self).__name__))
+    @property
+    def component(self) -> Any:
+        """The component of the replica that runs.
 
-    def __jax_array__(self) -> NoReturn:
-        raise TypeError(_not_one_value(type(self).__name__))
+        Raises:
+            TypeError: Outside of a replica function.
+        """
+        return _surroundings["component"](self)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.array(self.component, dtype=dtype, copy=copy)
+
+    def __jax_array__(self) -> jax.Array:
+        return jnp.asarray(self.component)
+
+    def __bool__(self) -> bool:
+        return bool(self.component)
+
+    def __int__(self) -> int:
+        return int(self.component)
+
+    def __float__(self) -> float:
+        return float(self.component)
+
+    def __index__(self) -> int:
+        return operator.index(self.component)
+
+    def __len__(self) -> int:
+        return len(self.component)
+
+    def __iter__(self) -> Any:
+        return iter(self.component)
+
+    def __getattr__(self, name: str) -> Any:
+        # In a replica function that closes over it, it is that replica's component.
+        if name.startswith("_") or not _surroundings["is_replica"]():
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.component, name)
+
+
+_surroundings: dict[str, Callable[..., Any]] = {
+    "form": lambda value: value.held,
+    "component": lambda value: refuse_as_one(value),
+    "is_replica": lambda: False,
+}
+
+
+def seen_by(**surroundings: Callable[..., Any]) -> None:
+    """Name what knows of replicas and traces; called once, by its module."""
+    _surroundings.update(surroundings)
 
 
 class PerReplica(DistributedValues):
@@ -268,10 +324,15 @@ def format_components(title: str, rows: Sequence[str]) -> str:
     return f"{title}:{{\n{body}\n}}"
 
 
-def _not_one_value(kind: str) -> str:
-    return (
-        f"A {kind} has one value for each replica and cannot be used as one array here."
-        " Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
+def refuse_as_one(value: DistributedValues) -> NoReturn:
+    """Refuse to take a distributed value for one array.
+
+    Raises:
+        TypeError: Always.
+    """
+    raise TypeError(
+        f"A {type(value).__name__} has one value for each replica and cannot be used as one array"
+        " here. Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
         " `strategy.gather(value, axis=...)`, look at each with"
         " `strategy.experimental_local_results(value)`, or use it inside `strategy.run`."
     )
@@ -305,5 +366,19 @@ def _register(kind: type[DistributedValues]) -> None:
     jax.tree_util.register_pytree_node(kind, _leaves, rebuilt)
 
 
+def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def compared(self: Any, other: Any) -> Any:
+        if not _surroundings["is_replica"]():
+            return NotImplemented
+        return op(self.component, other.component if is_distributed(other) else other)
+
+    return compared
+
+
 _register(PerReplica)
 _register(Mirrored)
+
+stands_for(DistributedValues, lambda value: value.component)
+# Objects are equal to themselves; in a replica function their components are compared.
+DistributedValues.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
+DistributedValues.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]

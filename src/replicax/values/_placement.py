@@ -142,7 +142,8 @@ def first(x: jax.Array) -> jax.Array:
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Equal-shaped pieces as one array with a row for each replica."""
-    if any(is_traced(p) for p in pieces) or (not topology.is_whole and is_staging()):
+    placed = topology.is_whole and all(map(is_array, pieces))
+    if any(map(is_traced, pieces)) or (not placed and is_staging()):
         return _stack_staged(pieces, topology)
     check_count(len(pieces), topology)
     if len({jnp.result_type(p) for p in pieces}) > 1:
@@ -160,7 +161,8 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
         return tuple(stacked[i] for i in range(topology.num_replicas))
     if not topology.is_whole:
         return _unstack_own(stacked, topology)
-    return split(_unstacker(topology)(stacked), topology)
+    with jax.ensure_compile_time_eval():  # JAX may be tracing code that closes over it
+        return split(_unstacker(topology)(stacked), topology)
 
 
 def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:

@@ -55,8 +55,8 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
         return form.across.gather(piece, _one_axis(axis, piece.ndim))
     shapes = component_shapes(value)
     at = _one_axis(axis, min(len(s) for s in shapes))
-    if isinstance(form, Stacked) and is_traced(form.array):
-        return jnp.concatenate(list(form.values), axis=at)
+    if any(map(is_traced, form.values)):
+        return concatenate(form.values, at, shapes)
     if not topology.is_whole:
         everyone = all_shapes(shapes, topology, f"gather(axis={axis})")
         check_joinable(everyone, at)

@@ -153,7 +153,7 @@ class Cell:
         if is_planned(x):
             self.value = x
         elif self.per_replica:
-            self.value = tuple(x.values)
+            self.value = tuple(x.held.values)
         elif self.topology is None:
             own = own_copy(x)
             # Free to meet other arrays: where the value came from must not decide where it is used.

@@ -64,6 +64,8 @@ class SparseUpdates:
 
         def read_value(self) -> Any: ...
 
+        def _after_write(self) -> Self: ...
+
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
@@ -150,4 +152,4 @@ class SparseUpdates:
             )
         parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, cell.dtype))
         self._policy.update(parts, combine, "sparse")
-        return self
+        return self._after_write()

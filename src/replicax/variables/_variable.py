@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,16 @@ from jax.core import ShapedArray
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array
-from replicax.context._current import get_strategy
+from replicax.context._current import current, get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import InBody, PerReplica, format_components
+from replicax.values._operators import stands_for
+from replicax.values._per_replica import (
+    DistributedValues,
+    InBody,
+    PerReplica,
+    format_components,
+)
 from replicax.values._placement import is_traced
 from replicax.values._workers import from_first
 from replicax.variables._cell import Cell, shown
@@ -72,6 +78,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         >>> v.assign_add(2.0).numpy()
         array(3., dtype=float32)
     """
+
+    # Whether it is what a replica's assignment returned: a run gives each replica's value of it.
+    is_written = False
 
     def __init__(
         self,
@@ -225,7 +234,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             lambda _, new: new if is_key(new) else jnp.asarray(new, dtype),
             "replace",
         )
-        return self
+        return self._after_write()
 
     def assign_add(
         self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
@@ -254,9 +263,20 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         self._policy.update(
             (self._checked(delta, verb),), lambda old, d: op(old, d).astype(dtype), "add"
         )
-        return self
+        return self._after_write()
+
+    def _after_write(self) -> Self:
+        """What a write returns: in a replica, the variable as that replica's value of it."""
+        replica = current().replica
+        if replica is None or replica.num_replicas_in_sync == 1 or self.is_written:
+            return self
+        written = object.__new__(type(self))
+        vars(written).update(vars(self), is_written=True)
+        return written
 
     def _checked(self, value: Any, verb: str) -> Any:
+        if isinstance(value, DistributedValues) and current().replica is not None:
+            value = value.component
         if isinstance(value, PerReplica):
             for part in _components(value):
                 self._check_array(jnp.asarray(part), verb, exact=True)
@@ -366,33 +386,5 @@ def _components(value: PerReplica) -> tuple[Any, ...]:
     return (value.form.piece,) if isinstance(value.form, InBody) else value.values
 
 
-_ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"]
-_BINARY = [*_ARITHMETIC, "and", "or", "xor", "lshift", "rshift"]
-_COMPARE = ["lt", "le", "gt", "ge", "eq", "ne"]
-_UNARY = ["neg", "pos", "abs", "invert"]
-
-
-def _install_operators() -> None:
-    for name in _BINARY + _COMPARE:
-        op = getattr(operator, name + "_" if name in ("and", "or") else name)
-        _set(f"__{name}__", lambda self, other, op=op: op(self.read_value(), _operand(other)))
-        if name in _BINARY:
-            _set(f"__r{name}__", lambda self, other, op=op: op(_operand(other), self.read_value()))
-    for name in _UNARY:
-        op = getattr(operator, name)
-        _set(f"__{name}__", lambda self, op=op: op(self.read_value()))
-    _set("__getitem__", lambda self, key: self.read_value()[key])
-
-
-def _set(name: str, method: Callable[..., Any]) -> None:
-    method.__name__ = name
-    method.__doc__ = f"``{name}`` of the value."
-    setattr(Variable, name, method)
-
-
-def _operand(x: Any) -> Any:
-    return x.read_value() if isinstance(x, Variable) else x
-
-
-_install_operators()
+stands_for(Variable, lambda variable: variable.read_value())
 accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

@@ -1,0 +1,150 @@
+"""Distributed values that code closes over.
+
+A replica function sees of such a value its replica's component, as if it had been an argument. In
+code that is traced the value is an input, and not a constant: its arrays are on other devices than
+constants are, and it may be large.
+"""
+
+from typing import Any, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax.context._current import current
+from replicax.function._signals import HostDriven
+from replicax.topology._mesh import Topology
+from replicax.values._in_body import local_piece
+from replicax.values._per_replica import (
+    DistributedValues,
+    Form,
+    InBody,
+    Joined,
+    Pieces,
+    Stacked,
+    is_text,
+    num_components,
+    refuse_as_one,
+    seen_by,
+)
+from replicax.values._placement import check_count, is_array, is_traced, on_device
+from replicax.variables._cell import Cell
+from replicax.variables._levels import is_transformed
+from replicax.variables._variable import Variable
+
+
+def _form(value: DistributedValues) -> Form:
+    """How the code that runs now sees the components."""
+    frame, held = current(), value.held
+    level = frame.level
+    if level is None or getattr(level, "is_eager", True) or not is_transformed():
+        return held
+    if _is_of_trace(held):
+        return held
+    inside = frame.replica or frame.body
+    if inside is not None and inside.num_replicas_in_sync == 1:
+        return held
+    cell = _cell(value, inside)
+    if cell is None:
+        return held
+    seen = level.read(cell)
+    if inside is not None and cell.per_replica:
+        assert cell.topology is not None
+        return InBody(seen, cell.topology, inside.across)
+    if isinstance(seen, DistributedValues):
+        return seen.held
+    assert cell.topology is not None
+    return Joined(seen, cell.topology)
+
+
+def _is_of_trace(held: Form) -> bool:
+    if isinstance(held, Pieces):
+        return any(map(is_traced, held.values))
+    return isinstance(held, InBody) or is_traced(held.array)
+
+
+def _cell(value: DistributedValues, inside: Any) -> Cell | None:
+    """The cell that makes the value an input; None for what can only be a constant.
+
+    Raises:
+        HostDriven: If no single program can take it.
+    """
+    held = value.held
+    if value.captured is None and isinstance(held, Stacked):
+        value.captured = Captured(held.array, held.array.shape[1:], held.topology)
+    elif value.captured is None and isinstance(held, Joined):
+        value.captured = Captured(held.array, held.array.shape, held.topology, mirrored=True)
+    elif value.captured is None and isinstance(held, Pieces):
+        value.captured = _of_pieces(held, inside)
+    cell: Cell | None = value.captured
+    return cell
+
+
+def _of_pieces(held: Pieces, inside: Any) -> Cell | None:
+    values, strategy = held.values, current().strategy
+    if not all(is_array(v) or isinstance(v, np.ndarray) for v in values):
+        return None
+    if any(map(is_text, values)) or any(one != held.everyones[0] for one in held.everyones):
+        if inside is not None and inside.position is not None:  # compiled for one replica only
+            return None
+        raise HostDriven
+    place = held.topology or (strategy.topology if strategy is not None else None)
+    if place is None:
+        return None
+    check_count(len(values), place)
+    return Captured(values, values[0].shape, place)
+
+
+@final
+class Captured(Cell):
+    """A value that never changes, as the cell that compiled functions read it from."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, value: Any, shape: tuple[int, ...], topology: Topology, *, mirrored: bool = False
+    ) -> None:
+        self.shape = tuple(shape)
+        self.dtype = jnp.result_type(value[0] if isinstance(value, tuple) else value)
+        self.topology = topology
+        self.per_replica = not mirrored
+        self.name = "a value that the function closes over"
+        self.owned = False
+        self.guards = None
+        self.value = value
+
+
+def _component(value: DistributedValues) -> Any:
+    """What the replica that runs sees of a value."""
+    replica = current().replica
+    if replica is None:
+        refuse_as_one(value)
+    form = value.form
+    if isinstance(form, InBody):
+        return form.piece
+    topology, at = replica.strategy.topology, replica.position
+    if topology is not None:
+        check_count(num_components(value), topology)
+    if at is None:
+        return local_piece(value)
+    if _is_of_trace(form):
+        return form.values[at]
+    with jax.ensure_compile_time_eval():  # JAX may be tracing a part of the replica's function
+        own = form.values[at]
+        if topology is None or topology.cores > 1 or not is_array(own):
+            return own
+        return on_device(own, topology.leads[at])
+
+
+def own_value(x: Any) -> Any:
+    """What a replica returned, as its own value: its component, or of an assignment the value."""
+    if isinstance(x, Variable) and x.is_written:
+        return x.read_value()
+    return x.component if isinstance(x, DistributedValues) else x
+
+
+def _is_replica() -> bool:
+    return current().replica is not None
+
+
+seen_by(form=_form, component=_component, is_replica=_is_replica)
