@@ -8,6 +8,7 @@ Example:
 from replicax.cluster._spec import ClusterSpec
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
+from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
 from replicax.train._reader import (
     CheckpointReader,
     latest_checkpoint,
@@ -20,6 +21,9 @@ __all__ = [
     "CheckpointManager",
     "CheckpointReader",
     "ClusterSpec",
+    "PreemptionCheckpointHandler",
+    "Resumable",
+    "TerminationConfig",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from replicax.data._errors import DataLossError
+from replicax.data._errors import DataLossError, NotFoundError
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._reader import log, stored_in
@@ -131,6 +131,7 @@ class CheckpointManager:
         step = None if self._step_counter is None else int(self._step_counter.numpy())
         if check_interval and self._is_early(step):
             return None
+        self.sync()
         if checkpoint_number is None:
             path = self._checkpoint.save(self._prefix, options, block=block)
         else:
@@ -140,7 +141,8 @@ class CheckpointManager:
         self._last_step = step
         self._times.pop(path, None)
         self._times[path] = time.time_ns()
-        self._prune()
+        if block:
+            self._prune()
         return path
 
     def restore_or_initialize(self) -> str | None:
@@ -149,23 +151,43 @@ class CheckpointManager:
         Returns:
             Its path; None if there is none.
         """
-        for path in reversed(self.checkpoints):
-            try:
-                self._checkpoint.restore(path)
-            except DataLossError as error:
-                log.warning("%s The one before it is restored.", error)
-                del self._times[path]
-            else:
+        for path in reversed(self._common()):
+            if self._is_restored(path):
                 if self._step_counter is not None:
                     self._last_step = int(self._step_counter.numpy())
                 return path
+            self._times.pop(path, None)
         if self._init_fn is not None:
             self._init_fn()
         return None
 
     def sync(self) -> None:
-        """Wait until the last save is on disk."""
+        """Wait until the last save is on disk, and remove what it replaces."""
         self._checkpoint.sync()
+        self._prune()
+
+    def _common(self) -> list[str]:
+        """The checkpoints that the first worker sees: all must restore the same one."""
+        group = _group.current()
+        if group is None:
+            return self.checkpoints
+        names = [os.path.basename(path) for path in self.checkpoints]
+        told = group.agree("the checkpoints that there are", names)
+        return [os.path.join(self._directory, name) for name in told[0]]
+
+    def _is_restored(self, path: str) -> bool:
+        failure = None
+        try:
+            self._checkpoint.restore(path)
+        except (DataLossError, NotFoundError) as error:
+            failure = error
+            log.warning("%s The one before it is restored.", error)
+        group = _group.current()
+        return (
+            failure is None
+            if group is None
+            else all(group.agree(f"the checkpoint {os.path.basename(path)!r}", failure is None))
+        )
 
     def _is_early(self, step: int | None) -> bool:
         if self._interval is None or self._last_step is None or step is None:

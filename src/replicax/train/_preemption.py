@@ -1,0 +1,296 @@
+"""Preemption: a machine that will be taken away -> one checkpoint of all workers, and the end.
+
+All workers save between the same two steps. Whoever is told (SIGTERM, by default) tells the others
+through a thread beside the training; then each holds its next step until it is known how many steps
+any of them has begun. That is where all save: a step that one worker has begun needs the others,
+and nobody can begin a later one meanwhile.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from replicax._errors import ReplicaxError
+from replicax.train._checkpoint import Checkpoint
+from replicax.train._manager import CheckpointManager
+from replicax.train._reader import log
+from replicax.workers import _group
+
+PREEMPTED = 128 + signal.SIGTERM
+_ASK_EVERY = 0.25  # seconds between two questions to the other workers
+
+
+class Notice:
+    """Whether this run is to end, and after which step.
+
+    Args:
+        is_told: Says whether the machine will be taken away; by default SIGTERM says so.
+    """
+
+    def __init__(self, is_told: Callable[[], bool] | None = None) -> None:
+        self._is_told = is_told
+        self._signalled = False
+        self._begun = 0
+        self._stop_at: int | None = None
+        self._holds = False
+        self._is_closed = False
+        self._changed = threading.Condition()
+        self._before: Any = None
+        if is_told is None and threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+        group = _group.current()
+        self._thread: threading.Thread | None = None
+        if group is not None or is_told is not None:
+            self._thread = threading.Thread(
+                target=self._watch,
+                args=(group, 0 if group is None else group.new_feed()),
+                name="replicax-preemption",
+                daemon=True,
+            )
+            self._thread.start()
+
+    def is_due(self) -> bool:
+        """Between two steps: whether all workers save and end here. Otherwise a step begins."""
+        with self._changed:
+            if self._thread is None:
+                return self._signalled
+            self._changed.wait_for(lambda: not self._holds)
+            if self._stop_at is not None and self._begun >= self._stop_at:
+                return True
+            self._begun += 1
+            return False
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._is_closed = True
+        if self._thread is not None:
+            self._thread.join(timeout=5.0)
+        if self._before is not None:
+            signal.signal(signal.SIGTERM, self._before)
+            self._before = None
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if not self._signalled:
+            log.warning("SIGTERM: saving after this step, then ending.")
+        self._signalled = True
+
+    def _is_noticed(self) -> bool:
+        return self._signalled or (self._is_told is not None and bool(self._is_told()))
+
+    def _watch(self, group: _group.Group | None, ticket: int) -> None:
+        def everyones(what: Any, value: Any) -> list[Any]:
+            if group is None:
+                return [value]
+            return group.exchange(f"preemption {ticket} {what}", value, lambda: self._is_closed)
+
+        asked = 0
+        try:
+            while not any(everyones(asked, self._is_noticed())):
+                asked += 1
+                time.sleep(_ASK_EVERY)
+                if self._is_closed:
+                    return
+            with self._changed:
+                self._holds = True
+                begun = self._begun
+            self._stop_at = max(everyones("begun", begun))
+        except (_group.Cancelled, ReplicaxError):
+            return  # the training itself will say that a worker is gone
+        finally:
+            with self._changed:
+                self._holds = False
+                self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class TerminationConfig:
+    """How `PreemptionCheckpointHandler` learns that the run is to end, and what it does then.
+
+    Args:
+        termination_watcher_fn: Returns True when the machine will be taken away; by default SIGTERM
+            says so.
+        exit_fn: Called after the save; by default the process ends with code 143, which
+            `replicax launch` knows.
+        grace_period: Accepted for TensorFlow's sake: the save is made at once, which is never too
+            late.
+        save_fn: Called in place of the checkpoint's own save.
+
+    Example:
+        >>> rx.train.TerminationConfig(exit_fn=lambda: None).grace_period is None
+        True
+    """
+
+    termination_watcher_fn: Callable[[], bool] | None = None
+    exit_fn: Callable[[], Any] | None = None
+    grace_period: float | None = None
+    save_fn: Callable[..., Any] | None = None
+
+
+class PreemptionCheckpointHandler:
+    """Restores the newest checkpoint at the start, and saves one when the run is to end.
+
+    Args:
+        cluster_resolver: Accepted for TensorFlow's sake.
+        checkpoint_or_checkpoint_manager: What to save.
+        checkpoint_dir: Where; not needed for a manager, which knows.
+        termination_config: How the end is announced, and what happens then.
+
+    Example:
+        >>> import tempfile
+        >>> step = rx.Variable(0)
+        >>> handler = rx.train.PreemptionCheckpointHandler(
+        ...     None, rx.train.Checkpoint(step=step), tempfile.mkdtemp()
+        ... )
+        >>> handler.run(lambda: int(step.assign_add(1).numpy()))
+        1
+        >>> handler.total_run_calls
+        1
+        >>> handler.close()
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: Any,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
+        self._config = termination_config or TerminationConfig()
+        self._calls = 0
+        self._manager.restore_or_initialize()
+        self._notice = Notice(self._config.termination_watcher_fn)
+
+    @property
+    def total_run_calls(self) -> int:
+        """How many times `run` was called in this process."""
+        return self._calls
+
+    def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call the function; before that, save and end if the run is to end.
+
+        Returns:
+            What the function returned.
+        """
+        self.save_checkpoint_if_preempted()
+        self._calls += 1
+        return distributed_train_function(*args, **kwargs)
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Between two steps: save and end if the run is to end; all workers at the same step."""
+        if not self._notice.is_due():
+            return
+        if self._config.save_fn is not None:
+            self._config.save_fn(*args, **kwargs)
+        else:
+            self._manager.save(check_interval=False)
+        self.close()
+        (self._config.exit_fn or _exit)()
+
+    @contextmanager
+    def watch_preemption_scope(self) -> Iterator[None]:
+        """Accepted for TensorFlow's sake: it always watches."""
+        yield
+
+    def close(self) -> None:
+        """Stop listening for the end."""
+        self._notice.close()
+
+
+def _manager(given: Checkpoint | CheckpointManager, directory: str | None) -> CheckpointManager:
+    if isinstance(given, CheckpointManager):
+        return given
+    if directory is None:
+        raise ValueError(
+            "PreemptionCheckpointHandler needs `checkpoint_dir`: the folder for the checkpoint. Or"
+            " pass a CheckpointManager, which has one."
+        )
+    return CheckpointManager(given, directory, max_to_keep=1)
+
+
+def _exit() -> None:
+    sys.exit(PREEMPTED)
+
+
+class Resumable:
+    """Makes a training loop restartable: one commit of everything, found again at the start.
+
+    Model, optimizer, random state, counters, metrics and the position in the data are saved
+    together, between two steps; a run that is killed at any moment and started again goes on from
+    the last commit as if nothing had happened. SIGTERM saves once more, at one step on all workers,
+    and ends the program with code 143, which `replicax launch` knows.
+
+    Args:
+        directory: Where the commits are.
+        every: How many steps lie between two commits.
+        max_to_keep: How many are kept.
+        **objects: What a step changes: variables, models, optimizers, metrics, iterators.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> def train(until):
+        ...     step, total = rx.Variable(0), rx.Variable(0)
+        ...     batches = iter(rx.data.Dataset.range(100))
+        ...     state = {"step": step, "total": total, "data": batches}
+        ...     with rx.train.Resumable(folder, every=2, **state) as run:
+        ...         while int(step) < until:
+        ...             total.assign_add(int(next(batches)))
+        ...             step.assign_add(1)
+        ...             run.step()
+        ...     return int(total)
+        >>> train(4)  # 0 + 1 + 2 + 3
+        6
+        >>> train(6)  # goes on with 4 and 5
+        15
+    """
+
+    def __init__(self, directory: str, every: int, *, max_to_keep: int = 2, **objects: Any) -> None:
+        if every < 1:
+            raise ValueError(f"Resumable(every={every}): a number of steps, 1 or more.")
+        self._every = every
+        self._since = 0
+        self._manager = CheckpointManager(Checkpoint(**objects), directory, max_to_keep)
+        self.restored = self._manager.restore_or_initialize()
+        self._notice = Notice()
+        self._notice.is_due()  # the first step begins
+
+    def step(self) -> None:
+        """Say that a step has ended: commit if it is time, and end if the run is to end."""
+        self._since += 1
+        is_due = self._notice.is_due()
+        if is_due or self._since >= self._every:
+            self._since = 0
+            self._manager.save(block=is_due)
+        if is_due:
+            self.close()
+            _exit()
+
+    def commit(self) -> str | None:
+        """Commit now; the path."""
+        self._since = 0
+        return self._manager.save()
+
+    def close(self) -> None:
+        """Wait for the last commit and stop listening for the end."""
+        self._notice.close()
+        self._manager.sync()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,100 @@
+"""Real processes that are told to end, or killed, and started again."""
+
+import json
+import os
+import pathlib
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import replicax as rx
+from tests.multi_process.gang import Gang
+
+ROOT = pathlib.Path(__file__).parents[2]
+STEPS = 40
+
+
+def start(folder, *more):
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
+    env |= {"REPLICAX_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    env["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    command = [
+        sys.executable,
+        str(ROOT / "tests/multi_process/trainee.py"),
+        str(folder),
+        str(STEPS),
+        *more,
+    ]
+    return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
+
+
+def final(text):
+    found = re.search(r"^final (.*)$", text, re.MULTILINE)
+    return json.loads(found[1]) if found else None
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    process = start(tmp_path_factory.mktemp("whole"))
+    text, _ = process.communicate(timeout=120)
+    return final(text)
+
+
+def test_a_run_that_was_told_to_end_goes_on_bit_for_bit(tmp_path, uninterrupted):
+    process = start(tmp_path)
+    for line in process.stdout:
+        if line.startswith("at 10"):
+            process.send_signal(signal.SIGTERM)
+            process.send_signal(signal.SIGTERM)  # twice is once
+            break
+    process.communicate(timeout=60)
+    assert process.returncode == 143
+    saved = rx.train.load_checkpoint(tmp_path).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE")
+    assert 10 <= saved < STEPS
+
+    text, _ = start(tmp_path).communicate(timeout=120)
+
+    assert final(text) == uninterrupted
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.slow)])
+def test_a_run_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninterrupted, kills):
+    chance = random.Random(7)
+    for _ in range(kills):
+        process = start(tmp_path)
+        began = next((line for line in process.stdout if line.startswith("at")), None)
+        if began is not None:
+            time.sleep(chance.random() * 0.3)
+        process.kill()
+        process.communicate()
+
+    text, _ = start(tmp_path).communicate(timeout=120)
+
+    assert final(text) == uninterrupted
+
+
+@pytest.mark.multi_process
+def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
+    def run(folder, *, interrupt):
+        with Gang(tmp_path, 2) as gang:
+            for index in range(2):
+                gang.start(index, folder, STEPS, "several", program="trainee")
+            if interrupt:
+                deadline = time.monotonic() + 60
+                while "at 10" not in gang.workers[0].text and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                gang.workers[1].process.send_signal(signal.SIGTERM)
+            return [(w.code, final(w.text)) for w in gang.wait(seconds=120)]
+
+    whole = run(tmp_path / "whole", interrupt=False)
+    assert [code for code, _ in whole] == [0, 0]
+    assert whole[0] == whole[1]
+
+    stopped = run(tmp_path / "cut", interrupt=True)
+    assert [code for code, _ in stopped] == [143, 143]
+    assert run(tmp_path / "cut", interrupt=False) == whole
