@@ -5,6 +5,7 @@ consumer can come before or after a step of theirs, never within: no element is 
 thread and the consumer, and no lock is left in a wrong state.
 """
 
+import atexit
 import threading
 import weakref
 from collections import deque
@@ -15,6 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 _END = object()
+_PATIENCE = 5.0  # seconds that a thread may take to end
 
 
 class Prefetch:
@@ -41,6 +43,7 @@ class Prefetch:
         )
         # The thread knows the queues and the event, never this object: dropping it ends the thread.
         self._finalizer = weakref.finalize(self, _end, self._stop, self._room, self._ready)
+        _threads.add(self._thread)
         self._thread.start()
 
     def move_to(self, elements: deque[Any]) -> bool:
@@ -68,7 +71,7 @@ class Prefetch:
         self._is_done = True
         self._finalizer()
         if self._thread is not threading.current_thread():
-            self._thread.join(timeout=5.0)
+            self._thread.join(_PATIENCE)
 
 
 def _produce(
@@ -103,3 +106,16 @@ def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]
             ready.get_nowait()
         except Empty:
             return
+
+
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+
+
+@atexit.register
+def _join_all() -> None:
+    """At the end of the program, after all finalizers have told the threads to end.
+
+    A thread that comes back from JAX when Python is already gone would abort the process.
+    """
+    for thread in list(_threads):
+        thread.join(_PATIENCE)
