@@ -109,3 +109,22 @@ def test_the_spec_of_a_foreign_dataset_is_learnt_from_its_first_batch(strategy):
 
 def test_the_length_of_a_foreign_dataset_is_its_cardinality(strategy):
     assert strategy.experimental_distribute_dataset(Loader()).cardinality == 2
+
+
+def test_an_array_that_is_cut_row_by_row_is_explained_once(caplog, monkeypatch):
+    monkeypatch.setattr("replicax.input._distribute._said", False)
+    two = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    rows = np.arange(8).reshape(4, 2)
+
+    two.experimental_distribute_dataset(rows[:3])
+    two.experimental_distribute_dataset([rows, rows])
+    two.experimental_distribute_dataset(rx.data.Dataset.from_tensor_slices(rows))
+    rx.distribute.MirroredStrategy(["CPU:0"]).experimental_distribute_dataset(rows)
+    assert not caplog.records
+
+    for _ in range(3):
+        steps = list(two.experimental_distribute_dataset({"x": rows}))
+
+    assert [[int(x[0]) for x in step["x"].values] for step in steps] == rows.tolist()
+    (record,) = caplog.records
+    assert "shape (4, 2), which is cut row by row" in record.getMessage()

@@ -389,3 +389,92 @@ def test_what_a_dataset_hands_out_may_be_written_to():
         element[:] = -1
 
     assert [x.tolist() for x in dataset] == [[0, 1], [2, 3], [4, 5]]
+
+
+# What is known of elements without running the pipeline.
+
+
+class Counted:
+    """A generator function that counts how far it was advanced."""
+
+    def __init__(self, count):
+        self._count = count
+        self.advanced = 0
+
+    def __call__(self):
+        for number in range(self._count):
+            self.advanced += 1
+            yield np.full(2, number, np.float32)
+
+
+SIGNATURES = {"declared": rx.TensorSpec((2,), np.float32), "learnt": None}
+# Each gives pairs of numbers from pairs of numbers.
+QUIET = {
+    "shuffle": lambda d: d.shuffle(4000),
+    "repeat": lambda d: d.repeat(),
+    "prefetch": lambda d: d.prefetch(10),
+    "cache": lambda d: d.cache(),
+    "take": lambda d: d.take(100),
+    "batch": lambda d: d.batch(8).unbatch(),
+    "padded": lambda d: d.padded_batch(8).unbatch(),
+    "enumerate": lambda d: d.enumerate().map(lambda i, x: x, vectorize=True),
+    "zip": lambda d: D.zip(d, D.range(9)).map(lambda x, y: x, num_parallel_calls=4),
+    "concatenate": lambda d: d.concatenate(d),
+    "map": lambda d: d.map(lambda x: x + 1),
+    "flat_map": lambda d: d.flat_map(lambda x: D.from_tensors(x)),
+    "interleave": lambda d: d.interleave(lambda x: D.from_tensors(x), num_parallel_calls=4),
+    "filter": lambda d: d.filter(lambda x: x[0] >= 0),
+    "window": lambda d: d.window(1).flat_map(lambda w: w),
+}
+
+
+@settings(deadline=None)
+@given(
+    names=st.lists(st.sampled_from(sorted(QUIET)), max_size=4),
+    signature=st.sampled_from(sorted(SIGNATURES)),
+)
+def test_making_and_distributing_a_dataset_reads_nothing_and_its_spec_one_element(names, signature):
+    source = Counted(4500)
+    dataset = D.from_generator(source, output_signature=SIGNATURES[signature])
+    for name in names:
+        dataset = QUIET[name](dataset)
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+    assert source.advanced == 0
+    distributed = strategy.experimental_distribute_dataset(dataset.batch(8))
+    # Whether a function reads files shows only in the first dataset that it makes.
+    assert source.advanced == 0 or {"flat_map", "interleave", "window"} & set(names)
+
+    spec = dataset.element_spec
+    assert (spec.dtype, len(spec.shape)) == (np.float32, 1)
+    assert all(size in (2, None) for size in spec.shape)
+    functions = {"map", "flat_map", "interleave", "window", "zip", "enumerate"}
+    if signature == "declared" and not functions & set(names):
+        assert source.advanced == 0
+    elif not {"batch", "padded"} & set(names):  # a function of a batch is shown a whole one
+        assert source.advanced <= 2 ** names.count("concatenate") * (len(names) + 1)
+
+    before = source.advanced
+    assert dataset.element_spec == spec
+    assert source.advanced == before
+    del distributed
+
+
+def test_a_generator_behind_a_shuffle_is_advanced_once_for_the_spec_and_not_for_distribution():
+    source, calls = Counted(5000), []
+
+    def double(x):
+        calls.append(float(x[0]))
+        return x * 2
+
+    dataset = D.from_generator(source, output_signature=SIGNATURES["declared"])
+    dataset = dataset.shuffle(4000).map(double).batch(8)
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    assert (source.advanced, calls) == (0, [])
+
+    assert dataset.element_spec == rx.TensorSpec((None, 2), np.float32)
+    assert distributed.element_spec.value_specs[0] == rx.TensorSpec((None, 2), np.float32)
+    _ = dataset.element_spec, distributed.element_spec
+
+    assert source.advanced == len(calls) <= 1

@@ -385,3 +385,22 @@ def test_no_distribution_without_run(strategy):
 
     assert isinstance(result, jax.Array)
     assert len(result.devices()) == 1
+
+
+def test_a_numpy_batch_that_every_replica_gets_whole_is_explained_once(caplog, monkeypatch):
+    monkeypatch.setattr("replicax.strategy._run._said", False)
+    two = mirrored(2)
+
+    for batch in (np.ones((3, 2)), np.ones(()), np.ones((0, 2)), jnp.ones((4, 2)), 4):
+        two.run(lambda x: x, args=(batch,))
+    spread = per_replica(two, [np.ones(2)] * 2)
+    two.run(lambda x, y: x, args=(np.ones((4, 2)), spread))
+    mirrored(1).run(lambda x: x, args=(np.ones((4, 2)),))
+    assert not caplog.records
+
+    for _ in range(3):
+        two.run(lambda batch: batch, kwargs={"batch": {"x": np.ones((4, 2))}})
+
+    (record,) = caplog.records
+    assert "shape (4, 2)" in record.getMessage()
+    assert "every one of the 2 replicas gets all of it" in record.getMessage()

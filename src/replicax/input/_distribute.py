@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from threading import Event
 from typing import Any
@@ -22,6 +23,9 @@ from replicax.input._sources import DatasetSource, Source, source_of
 from replicax.input._split import HostStep, Share, deal, split_batches, split_stream
 from replicax.topology._mesh import Topology
 
+_log = logging.getLogger("replicax")
+_said = False
+
 
 def distribute_dataset(
     dataset: Any, options: InputOptions | None, topology: Topology
@@ -38,6 +42,7 @@ def distribute_dataset(
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
     share = Share.of(topology)
+    _say_how_arrays_are_cut(dataset, share)
     source = source_of(dataset)
     part: Part | None = None
     if isinstance(source, DatasetSource):
@@ -144,6 +149,25 @@ def numpy_dataset(numpy_input: Any) -> Dataset:
         is_leaf=lambda x: isinstance(x, list),
     )
     return Dataset.from_tensor_slices(stacked)
+
+
+def _say_how_arrays_are_cut(dataset: Any, share: Share) -> None:
+    """Say once that each row is a batch, where the array looks like a batch itself."""
+    global _said
+    if _said or share.total == 1 or not isinstance(dataset, np.ndarray | Mapping | tuple):
+        return
+    for array in jax.tree.leaves(dataset):
+        if np.ndim(array) and len(array) and not len(array) % share.total:
+            _said = True
+            _log.warning(
+                "`experimental_distribute_dataset` was given an array of shape %s, which is cut row"
+                " by row: each row is a batch of its own, divided over the %d replicas. If the"
+                " whole array is one batch, pass `rx.data.Dataset.from_tensors(array)`; if its rows"
+                " are examples, `rx.data.Dataset.from_tensor_slices(array).batch(n)`. (Said once.)",
+                np.shape(array),
+                share.total,
+            )
+            return
 
 
 def _together(streams: list[Iterator[Any]]) -> Iterator[HostStep]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
 from replicax._errors import ScopeError
 from replicax.collectives import _eager
@@ -29,6 +32,9 @@ from replicax.variables._levels import level
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
 
+_log = logging.getLogger("replicax")
+_said = False
+
 
 def run_replicas(
     strategy: StrategyBase, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -37,7 +43,8 @@ def run_replicas(
     topology = strategy.topology
     if topology is not None:
         _check_place(topology)
-        check_counts((args, kwargs), topology)
+        if not check_counts((args, kwargs), topology):
+            _say_that_all_get_all((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
         if current().level is None:
             return _run_function(strategy, fn, args, kwargs)
@@ -46,16 +53,34 @@ def run_replicas(
     is_solo = topology is None or topology.num_replicas == 1
     compiles = strategy.compiles_runs or (frame.hosted and not is_solo)
     if topology is not None and compiles and frame.level is None:
-        try:
+        with suppress(CannotTrace):
             return run_hosted(strategy, topology, fn, args, kwargs)
-        except CannotTrace:
-            pass
     if topology is None or is_solo:
         return _run_solo(strategy, topology, fn, args, kwargs)
     if frame.level is not None:
         context = ReplicaContext(strategy, CompiledLink(topology, strategy.cross_device_ops))
         return run_compiled(context, topology, fn, args, kwargs)
     return _run_threads(strategy, topology, fn, args, kwargs)
+
+
+def _say_that_all_get_all(arguments: Any, topology: Topology) -> None:
+    """Say once that arrays are not divided, where they look like a batch that was meant to be."""
+    global _said
+    number = topology.num_replicas
+    if _said or number == 1:
+        return
+    for array in jax.tree.leaves(arguments):
+        if isinstance(array, np.ndarray) and array.ndim and array.size and not len(array) % number:
+            _said = True
+            _log.warning(
+                "`strategy.run` was given a NumPy array of shape %s and no distributed value: every"
+                " one of the %d replicas gets all of it. To divide a batch over the replicas, take"
+                " it from `strategy.experimental_distribute_dataset(dataset)`, for example with"
+                " `rx.data.Dataset.from_tensors(batch)` for a single one. (Said once.)",
+                array.shape,
+                number,
+            )
+            return
 
 
 def _check_place(topology: Topology) -> None:

@@ -45,15 +45,21 @@ def select(value: Any, replica: int) -> Any:
     )
 
 
-def check_counts(value: Any, topology: Topology) -> None:
+def check_counts(value: Any, topology: Topology) -> bool:
     """Refuse distributed values of another number of replicas in a structure.
+
+    Returns:
+        Whether there is a distributed value in it.
 
     Raises:
         ValueError: If one does not have a component for each replica.
     """
+    found = False
     for v in jax.tree.leaves(value, is_leaf=is_distributed):
         if is_distributed(v):
             check_count(num_components(v), topology)
+            found = True
+    return found
 
 
 def has_distributed(value: Any) -> bool:
