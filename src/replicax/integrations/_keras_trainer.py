@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
+from keras import tree
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax._errors import ScopeError
-from replicax.context._current import current, get_strategy, is_default
+from replicax.context._current import get_strategy, is_default
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
 from replicax.function._function import function
@@ -62,15 +63,13 @@ def _entering(name: str) -> Callable[[Any], Any]:
                 return original(self, *args, **kwargs)
             if home is not here and not is_default(here):
                 raise ScopeError(_stranger(self, name, home, here))
-            if current().strategy is home:
-                return original(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs)
-            if not home.is_chief and "verbose" in signature.parameters:
+            if "verbose" in signature.parameters and not home.is_chief:
                 _silence(given)
             with home.scope():
+                _check_parts(self, home, given.arguments)
                 if name == "fit":
                     _agree_on_order(home)
-                _check_parts(self, home)
                 return original(*given.args, **given.kwargs)
 
         return method
@@ -100,8 +99,11 @@ def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
     )
 
 
-def _check_parts(model: Any, home: Any) -> None:
-    for kind, owner in (("optimizer", model.optimizer), *(("metric", m) for m in model.metrics)):
+def _check_parts(model: Any, home: Any, given: dict[str, Any]) -> None:
+    """Refuse an optimizer, metric or variable that belongs to another strategy, or to none."""
+    metrics = tree.flatten([model.metrics, given.get("metrics"), given.get("weighted_metrics")])
+    optimizer = given.get("optimizer", getattr(model, "optimizer", None))
+    for kind, owner in (("optimizer", optimizer), *(("metric", m) for m in metrics)):
         for v in getattr(owner, "variables", ()):
             _check_part(v, home, f"The {kind} {owner.name!r} of model {model.name!r}")
     for v in model.variables:

@@ -1,0 +1,329 @@
+"""fit, evaluate and predict of models made in a scope: what stock Keras gives on one device."""
+
+import functools
+import itertools
+
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax._errors import ScopeError
+from tests.integrations.keras_loops import initializers, weights
+from tests.replicas import mirrored
+
+# Keras's own __array__ is of NumPy 1; datasets that end warn.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:Your input ran out of data"),
+    pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
+]
+
+keras = rx.keras
+layers = keras.layers
+
+TOLERANCE = {"rtol": 2e-5, "atol": 2e-6}  # float32 sums in another order
+ROWS, BATCH = 37, 8  # four full batches of 2 rows for each of 4 replicas, and 5 rows
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(ROWS, 4)).astype("float32")
+Y = (X[:, :1] > 0).astype("float32")
+WEIGHTS = RNG.uniform(0.5, 2.0, size=ROWS).astype("float32")
+
+
+def net(*between):
+    a, b = itertools.islice(initializers(), 2)
+    hidden = layers.Dense(5, "tanh", kernel_initializer=a, kernel_regularizer="l2")
+    out = layers.Dense(1, "sigmoid", kernel_initializer=b)
+    return keras.Sequential([keras.Input((4,)), hidden, *between, out])
+
+
+def compiled_net(between=lambda: (), **options):
+    model = net(*between())
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    model.compile(optimizer, "binary_crossentropy", **{"metrics": ["accuracy"], **options})
+    return model
+
+
+@functools.cache
+def stock_fit(epochs=1, **options):
+    """What stock Keras makes of the rows in their order; computed once for all tests."""
+    model = compiled_net()
+    history = model.fit(**ARRAYS, epochs=epochs, verbose=0, **options)
+    return model, history
+
+
+def in_scope(strategy, make, *args, **kwargs):
+    with strategy.scope():
+        return make(*args, **kwargs)
+
+
+def assert_same(model, history, expected_model, expected_history):
+    """Weights and history as stock Keras has them."""
+    for a, b in zip(weights(model), weights(expected_model), strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
+    got = {k.rstrip("_0123456789"): v for k, v in history.history.items()}
+    expected = {k.rstrip("_0123456789"): v for k, v in expected_history.history.items()}
+    assert got.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(got[name], values, **TOLERANCE, err_msg=name)
+
+
+def generator():
+    for at in range(0, ROWS, BATCH):
+        yield X[at : at + BATCH], Y[at : at + BATCH]
+
+
+class Numbered(keras.utils.PyDataset):
+    def __len__(self):
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, i):
+        return X[i * BATCH :][:BATCH], Y[i * BATCH :][:BATCH]
+
+
+def dataset():
+    return rx.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+
+
+ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False}
+
+
+def test_fit_with_validation_gives_one_devices_numbers_also_outside_of_the_scope(four):
+    make = functools.partial(
+        compiled_net,
+        lambda: (layers.BatchNormalization(momentum=0.5), layers.Dropout(0.3, seed=3)),
+    )
+    options = {**ARRAYS, "shuffle": True, "epochs": 2, "validation_data": (X, Y), "verbose": 0}
+    stock, model = make(), in_scope(four, make)
+
+    keras.utils.set_random_seed(1)
+    expected = stock.fit(**options)
+    keras.utils.set_random_seed(1)
+    history = model.fit(**options)
+
+    assert_same(model, history, stock, expected)
+    assert all(len(v.value.devices()) == 4 for v in model.variables)
+    last = [expected.history[f"val_{name}"][-1] for name in ("loss", "accuracy")]
+    np.testing.assert_allclose(model.evaluate(X, Y, BATCH, verbose=0), last, **TOLERANCE)
+    np.testing.assert_allclose(
+        model.predict(X, BATCH, verbose=0), stock.predict(X, verbose=0), **TOLERANCE
+    )
+    rx.debug.check_in_sync(model.variables)
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"sample_weight": WEIGHTS}, {"weighted_metrics": ["accuracy"], "metrics": ["mse"]}),
+        ({"class_weight": {0: 1.0, 1: 3.0}}, {"steps_per_execution": 3}),
+        ({"epochs": 2, "steps_per_epoch": 2}, {}),
+        pytest.param({}, {"run_eagerly": True}, marks=pytest.mark.slow),
+        pytest.param({}, {"jit_compile": False}, marks=pytest.mark.slow),
+    ],
+    ids=["sample_weight", "class_weight, steps_per_execution", "steps", "eager", "not jitted"],
+)
+def test_options_of_fit_and_compile_mean_what_they_do_on_one_device(options, settings, two):
+    make = functools.partial(compiled_net, **settings)
+    stock, model = make(), in_scope(two, make)
+
+    expected = stock.fit(**ARRAYS, **options, verbose=0)
+    history = model.fit(**ARRAYS, **options, verbose=0)
+
+    assert_same(model, history, stock, expected)
+
+
+@pytest.mark.parametrize(
+    "source", [dataset, generator, lambda: Numbered()], ids=["rx.data", "generator", "PyDataset"]
+)
+def test_every_source_gives_the_same_steps(source, two):
+    model = in_scope(two, compiled_net)
+
+    history = model.fit(source(), shuffle=False, verbose=0)
+
+    assert_same(model, history, *stock_fit())
+
+
+def test_datasets_are_validated_evaluated_and_predicted_from(two):
+    stock, model = compiled_net(), in_scope(two, compiled_net)
+    spread = two.experimental_distribute_dataset(dataset())
+    inputs = rx.data.Dataset.from_tensor_slices(X).batch(BATCH)
+
+    expected = stock.fit(**ARRAYS, epochs=2, validation_data=(X, Y), verbose=0)
+    history = model.fit(spread, epochs=2, validation_data=dataset(), verbose=0)
+
+    assert_same(model, history, stock, expected)
+    assert model.evaluate(spread, verbose=0) == model.evaluate(dataset(), verbose=0)
+    np.testing.assert_allclose(
+        model.predict(inputs, verbose=0), stock.predict(X, verbose=0), **TOLERANCE
+    )
+    weighted, plain = in_scope(two, compiled_net), compiled_net()
+    more = {"class_weight": {0: 1.0, 1: 3.0}, "verbose": 0}
+    assert_same(weighted, weighted.fit(dataset(), **more), plain, plain.fit(**ARRAYS, **more))
+
+
+def test_a_dataset_without_end_needs_the_number_of_steps(two):
+    model = in_scope(two, compiled_net)
+
+    with pytest.raises(ValueError, match="steps_per_epoch="):
+        model.fit(dataset().repeat(), verbose=0)
+    with pytest.raises(ValueError, match="`y` was given beside a dataset"):
+        model.fit(dataset(), Y, verbose=0)
+    model.fit(dataset().repeat(), steps_per_epoch=3, verbose=0)
+    assert int(model.optimizer.iterations) == 3
+
+
+def test_single_batches_are_trained_tested_and_predicted(two):
+    stock, model = compiled_net(), in_scope(two, compiled_net)
+
+    for rows in (8, 5):
+        for call in (
+            lambda m, n: m.train_on_batch(X[:n], Y[:n]),
+            lambda m, n: m.test_on_batch(X[:n], Y[:n], WEIGHTS[:n]),
+            lambda m, n: m.predict_on_batch(X[:n]),
+        ):
+            np.testing.assert_allclose(call(model, rows), call(stock, rows), **TOLERANCE)
+
+
+def test_callbacks_see_live_weights_and_do_their_work(two, tmp_path):
+    seen = []
+
+    def after_batch(batch, logs):
+        seen.append(float(np.abs(model.weights[0].numpy()).sum()))
+
+    def callbacks(directory):
+        return [
+            keras.callbacks.ModelCheckpoint(
+                directory / "{epoch:02d}.weights.h5", save_weights_only=True
+            ),
+            keras.callbacks.EarlyStopping(
+                "loss", patience=1, min_delta=10.0, restore_best_weights=True
+            ),
+            keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr * 0.5),
+            keras.callbacks.BackupAndRestore(directory / "backup"),
+            keras.callbacks.CSVLogger(directory / "log.csv"),
+        ]
+
+    stock, model = compiled_net(), in_scope(two, compiled_net)
+    (tmp_path / "stock").mkdir()
+    expected = stock.fit(**ARRAYS, epochs=4, verbose=0, callbacks=callbacks(tmp_path / "stock"))
+    history = model.fit(
+        **ARRAYS,
+        epochs=4,
+        verbose=0,
+        callbacks=[
+            *callbacks(tmp_path),
+            keras.callbacks.LambdaCallback(on_train_batch_end=after_batch),
+        ],
+    )
+
+    assert_same(model, history, stock, expected)
+    assert len(set(seen)) == len(seen) > 1
+    assert {p.name for p in tmp_path.iterdir()} >= {"01.weights.h5", "02.weights.h5", "log.csv"}
+
+
+def test_a_saved_model_is_loaded_inside_outside_and_under_another_strategy(two, four, tmp_path):
+    one_batch = {**ARRAYS, "x": X[:8], "y": Y[:8]}
+    path = tmp_path / "model.keras"
+    between = lambda: (layers.BatchNormalization(synchronized=True),)  # noqa: E731
+    model = in_scope(two, compiled_net, between)
+    model.fit(**one_batch, verbose=0)
+    model.save(path)
+
+    loaded = [keras.models.load_model(path), in_scope(two, keras.models.load_model, path)]
+    loaded.append(in_scope(four, keras.models.load_model, path))
+    expected = model.fit(**one_batch, verbose=0)
+
+    for other, count in zip(loaded, (1, 2, 4), strict=True):
+        assert len(other.weights[0].value.devices()) == count
+        assert_same(other, other.fit(**one_batch, verbose=0), model, expected)
+    fresh = in_scope(four, net, *between())
+    model.save_weights(tmp_path / "model.weights.h5")
+    fresh.load_weights(tmp_path / "model.weights.h5")
+    np.testing.assert_allclose(
+        fresh.predict(X, verbose=0), model.predict(X, verbose=0), **TOLERANCE
+    )
+    fresh.summary(print_fn=lambda line: None)
+
+
+class Doubled(keras.Model):
+    """A model with a train_step of its own, and a loss that is added."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def call(self, x, training=False):
+        self.add_loss(0.1 * keras.ops.mean(x**2))
+        return self.net(x)
+
+    def train_step(self, state, data):
+        logs, state = super().train_step(state, data)
+        return {**logs, "double": 2 * logs["loss"]}, state
+
+
+def test_a_train_step_of_ones_own_sees_the_whole_batch(two):
+    def make():
+        model = Doubled()
+        model.compile("sgd", "mse")
+        return model
+
+    stock, model = make(), in_scope(two, make)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), stock, stock.fit(**ARRAYS, verbose=0))
+
+
+def test_parts_from_another_scope_are_refused_with_words(two, four):
+    with two.scope():
+        model = net()
+        optimizer, metric = keras.optimizers.SGD(), keras.metrics.MeanSquaredError()
+    outside = net()
+
+    other = in_scope(four, net)
+    with pytest.raises(ScopeError, match=r"The optimizer .* in another scope than the model"):
+        other.compile(optimizer, "mse")
+    with pytest.raises(ScopeError, match=r"The metric .* in another scope than the model"):
+        other.compile("sgd", "mse", metrics=[metric])
+    with four.scope(), pytest.raises(ScopeError, match=r"was made in the scope of .*2 replicas"):
+        model.compile("sgd", "mse")
+    with four.scope(), pytest.raises(ScopeError, match="made outside of every scope"):
+        outside.compile("sgd", "mse")
+    with two.scope():
+        mixed = keras.Sequential([outside])
+        with pytest.raises(ScopeError, match=r"Variable .* in another scope"):
+            mixed.compile("sgd", "mse")
+
+
+def test_a_keras_distribution_inside_of_a_scope_is_refused(two):
+    devices = [f"cpu:{i}" for i in range(2)]
+    distribution = keras.distribution.DataParallel(devices=devices)
+
+    with distribution.scope(), two.scope(), pytest.raises(ScopeError, match="two would decide"):
+        net()
+
+
+def test_models_that_replicax_has_seen_outside_of_scopes_still_fit():
+    stock, model = compiled_net(), compiled_net()
+    rx.function(lambda x: model(x))(X)  # its variables are state of the function from here on
+
+    assert_same(
+        model,
+        model.fit(**ARRAYS, epochs=2, verbose=0),
+        stock,
+        stock.fit(**ARRAYS, epochs=2, verbose=0),
+    )
+    assert model.predict(X, verbose=0).shape == (ROWS, 1)
+
+
+def test_a_simulated_tpu_trains_and_its_weights_may_be_cut():
+    resolver = rx.distribute.cluster_resolver.TPUClusterResolver("")
+    rx.tpu.experimental.initialize_tpu_system(resolver)
+    strategy = rx.distribute.TPUStrategy(resolver)
+    model = in_scope(strategy, compiled_net)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
+    assert len(model.weights[0].value.devices()) == strategy.num_replicas_in_sync
+
+
+def test_one_replica_fits_as_stock_keras_does():
+    model = in_scope(mirrored(1), compiled_net)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
