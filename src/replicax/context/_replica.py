@@ -17,7 +17,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
 from replicax.values._across import Across
-from replicax.values._per_replica import is_distributed
+from replicax.values._per_replica import is_opaque
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -149,7 +149,7 @@ class ReplicaContext:
         """
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op)
-        leaves, treedef = jax.tree.flatten(value, is_leaf=is_distributed)
+        leaves, treedef = jax.tree.flatten(value, is_leaf=is_opaque)
         arrays = [_countable(as_array(x, "all_reduce")) for x in leaves]
         if not arrays:
             return value
@@ -187,7 +187,7 @@ class ReplicaContext:
                 )
             return self._link.all_gather(x, axis % x.ndim, given)
 
-        return jax.tree.map(gather, value, is_leaf=is_distributed)
+        return jax.tree.map(gather, value, is_leaf=is_opaque)
 
     def merge_call(
         self,
@@ -216,7 +216,8 @@ class ReplicaContext:
         with entered(tapes=()), unrecorded():
             result = self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
             # What a tape recorded ends here, also for what merge_fn hands on.
-            return jax.tree.map(lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x, result)
+            new = lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x  # noqa: E731
+            return jax.tree.map(new, result, is_leaf=is_opaque)
 
     def __repr__(self) -> str:
         return f"<ReplicaContext of {self._strategy}>"

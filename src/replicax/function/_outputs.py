@@ -16,7 +16,7 @@ from replicax.values._per_replica import (
     Joined,
     Mirrored,
     Stacked,
-    is_distributed,
+    is_opaque,
     mirrored,
 )
 from replicax.values._placement import first, is_array, is_traced
@@ -35,9 +35,7 @@ class Outputs:
 
     def take(self, result: Any, topology: Callable[[], Topology | None]) -> list[Any]:
         """Note the structure of ``result``; its arrays."""
-        leaves, self.treedef = jax.tree.flatten(
-            result, is_leaf=lambda x: x is None or is_distributed(x)
-        )
+        leaves, self.treedef = jax.tree.flatten(result, is_leaf=lambda x: x is None or is_opaque(x))
         arrays: list[Any] = []
         for x in leaves:
             part, array, is_stacked = _part(x, topology)

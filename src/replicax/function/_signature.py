@@ -21,7 +21,7 @@ from replicax.values._per_replica import (
     PerReplicaSpec,
     Stacked,
     component_specs,
-    is_distributed,
+    is_opaque,
     is_ragged,
     is_text,
     mirrored,
@@ -84,7 +84,7 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         Ragged: If a per-replica value has components of different shapes.
         Text: If an argument is an array of strings.
     """
-    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_distributed)
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_opaque)
     keys: list[Any] = [treedef]
     arrays: list[Any] = []
     rebuilds: list[Rebuild | None] = []
@@ -236,7 +236,7 @@ def examples(args: Any, strategy: Any) -> Any:
             return np.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
         return spec
 
-    return jax.tree.map(zeros, args, is_leaf=lambda x: isinstance(x, TypeSpec) or is_distributed(x))
+    return jax.tree.map(zeros, args, is_leaf=lambda x: isinstance(x, TypeSpec) or is_opaque(x))
 
 
 def _converted(spec: Any, x: Any) -> Any:

@@ -23,7 +23,7 @@ from replicax.values._per_replica import (
     Mirrored,
     PerReplica,
     component_specs,
-    is_distributed,
+    is_opaque,
     stacked,
 )
 from replicax.values._placement import is_array, per_replica_map
@@ -60,7 +60,7 @@ class _Inputs:
 
     @classmethod
     def of(cls, tree: Any, topology: Topology) -> "_Inputs":
-        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_distributed)
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_opaque)
         arrays, specs, places = [], [], []
         for i, x in enumerate(leaves):
             leaves[i], array, spec = _input(x, topology)
@@ -154,7 +154,7 @@ class _Body:
 
     def _take(self, result: Any) -> list[jax.Array]:
         leaves, self._treedef = jax.tree.flatten(
-            result, is_leaf=lambda x: x is None or is_distributed(x)
+            result, is_leaf=lambda x: x is None or is_opaque(x)
         )
         arrays = []
         for x in leaves:

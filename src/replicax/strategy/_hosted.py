@@ -19,7 +19,7 @@ from replicax.context._current import entered
 from replicax.function._function import Function
 from replicax.function._signature import static_key
 from replicax.strategy._ragged import CannotTrace, run_ragged
-from replicax.values._per_replica import is_distributed, is_ragged, is_text
+from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, is_text
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -58,7 +58,7 @@ def run_hosted(
             different shapes and it needs their values.
     """
     key, arrays, rebuild = _taken_apart(fn)
-    leaves = jax.tree.leaves((args, kwargs, arrays), is_leaf=is_distributed)
+    leaves = jax.tree.leaves((args, kwargs, arrays), is_leaf=is_opaque)
     if any(map(is_text, leaves)):
         raise CannotTrace
     if any(map(is_ragged, leaves)):
@@ -95,5 +95,5 @@ def _taken_apart(fn: Callable[..., Any]) -> tuple[Any, list[Any], Callable[[Any]
 
 
 def _has_arrays(x: Any) -> bool:
-    leaves = jax.tree.leaves(x, is_leaf=is_distributed)
+    leaves = jax.tree.leaves(x, is_leaf=is_opaque)
     return any(isinstance(v, jax.Array | np.ndarray) or is_distributed(v) for v in leaves)

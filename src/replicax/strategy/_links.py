@@ -18,7 +18,7 @@ from replicax.context._replica import ReplicaContext
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across
 from replicax.values._in_body import local_piece
-from replicax.values._per_replica import in_body, is_distributed
+from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._regroup import regroup, select
 from replicax.variables._levels import Overlay, level
@@ -124,7 +124,11 @@ class ThreadLink:
     def _is_traced(self, call: Any) -> bool:
         where = level()
         kept = isinstance(where, Overlay)  # what is written stays in this replica until its end
-        return kept or not where.is_eager or any(map(is_traced, jax.tree.leaves(call)))
+        return (
+            kept
+            or not where.is_eager
+            or any(map(is_traced, jax.tree.leaves(call, is_leaf=is_opaque)))
+        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +179,7 @@ def merge_in_body(
 ) -> Any:
     """Call ``fn`` for merge_call in code that is compiled: arguments are this replica's pieces."""
     wrap = lambda x: in_body(x, topology, context.across) if is_array(x) else x  # noqa: E731
-    args, kwargs = jax.tree.map(wrap, call, is_leaf=is_distributed)
+    args, kwargs = jax.tree.map(wrap, call, is_leaf=is_opaque)
     with entered(replica=None, body=context):
         result = fn(context.strategy, *args, **kwargs)
-    return jax.tree.map(local_piece, result, is_leaf=is_distributed)
+    return jax.tree.map(local_piece, result, is_leaf=is_opaque)

@@ -20,7 +20,7 @@ from replicax.function._lift import Lifted, lift
 from replicax.function._outputs import Outputs
 from replicax.function._signature import Arguments, take_apart
 from replicax.strategy._replica_thread import as_replica
-from replicax.values._per_replica import is_distributed, pieces
+from replicax.values._per_replica import is_opaque, pieces
 from replicax.values._placement import join
 from replicax.values._regroup import regroup, select, who_has_rows
 from replicax.variables._agreement import settled
@@ -121,7 +121,7 @@ class _Program:
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
-            result = jax.tree.map(own_value, fn(*args, **kwargs), is_leaf=is_distributed)
+            result = jax.tree.map(own_value, fn(*args, **kwargs), is_leaf=is_opaque)
             return outputs.take(result, lambda: None)
 
         token = births.set(log)

@@ -24,7 +24,7 @@ from replicax.strategy._links import CompiledLink, SoloLink
 from replicax.strategy._ragged import CannotTrace
 from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed
+from replicax.values._per_replica import is_opaque
 from replicax.values._placement import is_traced, on_device
 from replicax.values._regroup import check_counts, regroup, select, who_has_rows
 from replicax.variables._levels import level
@@ -161,7 +161,7 @@ def _run_threads(
 
 
 def _own(result: Any) -> Any:
-    return jax.tree.map(own_value, result, is_leaf=is_distributed)
+    return jax.tree.map(own_value, result, is_leaf=is_opaque)
 
 
 def _given(arguments: Any, device: jax.Device) -> Any:
@@ -172,7 +172,7 @@ def _given(arguments: Any, device: jax.Device) -> Any:
             return x
         return x if not x.committed and x.devices() == {device} else on_device(x, device)
 
-    return jax.tree.map(moved, arguments)
+    return jax.tree.map(moved, arguments, is_leaf=is_opaque)
 
 
 def _on_own_device(result: Any, device: jax.Device) -> Any:
@@ -182,4 +182,4 @@ def _on_own_device(result: Any, device: jax.Device) -> Any:
             return x
         return on_device(x, device)
 
-    return jax.tree.map(moved, result, is_leaf=is_distributed)
+    return jax.tree.map(moved, result, is_leaf=is_opaque)

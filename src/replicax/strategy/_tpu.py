@@ -14,7 +14,7 @@ from replicax.strategy._v2 import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._slice import current_slice
 from replicax.topology._system import require_local
-from replicax.values._per_replica import is_distributed, is_ragged
+from replicax.values._per_replica import is_opaque, is_ragged
 from replicax.values._placement import is_traced, on_device
 from replicax.values._reduce import Axis
 
@@ -77,7 +77,7 @@ class OnSlice(Strategy):
             >>> len(traced), float(strategy.reduce("MEAN", y, axis=None))
             (1, 4.0)
         """
-        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_distributed)
+        leaves = jax.tree.leaves((args, kwargs), is_leaf=is_opaque)
         if any(map(is_ragged, leaves)):
             self._check_dynamic(options or RunOptions())
         return super().run(fn, args, kwargs)

@@ -11,7 +11,13 @@ import jax
 import numpy as np
 
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed, is_ragged, num_components, pieces
+from replicax.values._per_replica import (
+    is_distributed,
+    is_opaque,
+    is_ragged,
+    num_components,
+    pieces,
+)
 from replicax.values._placement import check_count
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
@@ -24,7 +30,7 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
         ValueError: If the replicas returned different structures.
     """
     leaves, treedefs = zip(
-        *(jax.tree.flatten(r, is_leaf=lambda x: x is None or is_distributed(x)) for r in results),
+        *(jax.tree.flatten(r, is_leaf=lambda x: x is None or is_opaque(x)) for r in results),
         strict=True,
     )
     for i, treedef in enumerate(treedefs[1:], 1):
@@ -41,7 +47,7 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
 def select(value: Any, replica: int) -> Any:
     """What replica number ``replica`` sees of a structure with distributed values in it."""
     return jax.tree.map(
-        lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_distributed
+        lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_opaque
     )
 
 
@@ -55,7 +61,7 @@ def check_counts(value: Any, topology: Topology) -> bool:
         ValueError: If one does not have a component for each replica.
     """
     found = False
-    for v in jax.tree.leaves(value, is_leaf=is_distributed):
+    for v in jax.tree.leaves(value, is_leaf=is_opaque):
         if is_distributed(v):
             check_count(num_components(v), topology)
             found = True
@@ -64,13 +70,13 @@ def check_counts(value: Any, topology: Topology) -> bool:
 
 def has_distributed(value: Any) -> bool:
     """Whether a structure has a distributed value in it."""
-    return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_distributed)))
+    return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_opaque)))
 
 
 def who_has_rows(value: Any, topology: Topology) -> list[bool]:
     """Which of this process's replicas were given rows of a batch that is short for some."""
     found = [True] * topology.num_replicas
-    for v in jax.tree.leaves(value, is_leaf=is_distributed):
+    for v in jax.tree.leaves(value, is_leaf=is_opaque):
         if is_ragged(v):
             rows = [bool(not shape or shape[0]) for shape, _ in v.form.everyones]
             if any(rows):

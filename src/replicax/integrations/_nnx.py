@@ -1,0 +1,365 @@
+"""Flax NNX in strategies: its variables hold an rx.Variable, and a few of its functions are hooked.
+
+Everything that NNX reads and writes ends at one slot of its variables, ``_raw_value``. A descriptor
+over it keeps the value of a variable that was made in a scope in an `rx.Variable`, and from there
+on levels and policies do what they do for every other. The rest is where n replicas must act as
+one: optimizers, random keys, statistics. All hooks do what NNX does where there is no replica.
+"""
+
+import functools
+import importlib
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.nnx import pytreelib, tracers
+
+from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._errors import TracingError
+from replicax._jax_private import unrecorded
+from replicax.context._current import current, entered
+from replicax.topology._mesh import REPLICA_AXIS
+from replicax.values._per_replica import keep_whole
+from replicax.values._placement import is_traced
+from replicax.variables._creation import births
+from replicax.variables._held import read_global, variable_of
+from replicax.variables._policy import Merge
+from replicax.variables._variable import Variable
+
+# Where the hooks are, and the parameters that they take for granted.
+HOOKS: dict[str, str] = {}
+
+_slot: Any = nnx.Variable.__dict__["_raw_value"]
+_stamp: Any = nnx.Variable.__dict__["_trace_state"]
+_outermost = tracers.current_jax_trace()
+_adopting = threading.RLock()
+_keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
+
+
+# The storage.
+
+
+class _Made:
+    """The value of a variable that was made in a replica or a function, and ends with it."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class HeldValue:
+    """``_raw_value`` of an NNX variable: in its slot, or in the variable that the slot holds."""
+
+    def __init__(self) -> None:
+        self._here = threading.local()
+
+    def __get__(self, v: Any, owner: Any = None) -> Any:
+        if v is None:
+            return self
+        held = held_by(v)
+        if held is None:
+            value = _slot.__get__(v)
+            return value.value if type(value) is _Made else value
+        value = read_global(held)
+        self._seen[held.cell] = weakref.ref(value)
+        return value
+
+    def __set__(self, v: Any, x: Any) -> None:
+        held = held_by(v)
+        if held is None:
+            _slot.__set__(v, _Made(x) if _is_made_inside(v) else x)
+        elif (seen := self._seen.pop(held.cell, None)) is None or seen() is not x:
+            # NNX's gradients write back every variable, also what they only read.
+            held.assign(x)
+
+    def __delete__(self, v: Any) -> None:
+        _slot.__delete__(v)
+
+    @property
+    def _seen(self) -> Any:
+        if not hasattr(self._here, "seen"):
+            self._here.seen = weakref.WeakKeyDictionary()
+        return self._here.seen
+
+
+def _is_made_inside(v: Any) -> bool:
+    try:
+        return type(_slot.__get__(v)) is _Made
+    except AttributeError:  # it is just being made
+        return current().level is not None
+
+
+def held_by(v: Any) -> Variable | None:
+    """The variable that an NNX variable holds, or comes to hold where a function first meets it."""
+    try:
+        x = _slot.__get__(v)
+    except AttributeError:
+        return None
+    if type(x) is Variable:
+        return x
+    frame = current()
+    if (frame.level is None and not frame.tapes) or not _is_known(x):
+        return None
+    return _adopted(v, frame.strategy) if _stamp.__get__(v)._jax_trace == _outermost else None
+
+
+def _is_known(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not is_traced(x)
+
+
+def _adopted(v: Any, strategy: Any) -> Variable:
+    token = births.set(None)  # it was there before the function that meets it
+    try:
+        with (
+            _adopting,
+            jax.ensure_compile_time_eval(),
+            entered(strategy=strategy, replica=None, level=None, body=None, tapes=()),
+        ):
+            x = _slot.__get__(v)
+            if type(x) is Variable:  # another replica was faster
+                return x
+            held = _variable(v, x)
+            _slot.__set__(v, held)
+            return held
+    finally:
+        births.reset(token)
+
+
+def _variable(v: Any, x: jax.Array) -> Variable:
+    kind = type(v)
+    strategy = current().strategy
+    sums = issubclass(kind, nnx.metrics.MetricState) and strategy is not None
+    if sums and not _keeps_one.get():
+        held = Variable(
+            jnp.zeros_like(x),
+            trainable=False,
+            name=kind.__name__,
+            synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
+        )
+        return held.assign(x)
+    held = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
+    held.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
+    return held
+
+
+# What is hooked.
+
+
+def _hook(place: str, parameters: str) -> Callable[[Any], Any]:
+    """Put what the decorated function makes of a function of NNX into its place."""
+
+    def install(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        HOOKS[place] = parameters
+        module, _, path = place.partition(":")
+        *outer, name = path.split(".")
+        owner = functools.reduce(getattr, outer, importlib.import_module(f"flax.nnx.{module}"))
+        original = getattr(owner, name)
+        setattr(owner, name, functools.wraps(original)(make(original)))
+        return make
+
+    return install
+
+
+def _replicas() -> Any:
+    """The replica that runs, if there are several of them; else None."""
+    replica = current().replica
+    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
+
+
+@_hook("variablelib:Variable.__init__", "self, value, hijax, ref, eager_sharding, metadata")
+def _held_from_the_start(original: Any) -> Any:
+    def init(self: Any, value: Any, **metadata: Any) -> None:
+        original(self, value, **metadata)
+        frame = current()
+        if frame.strategy is not None and frame.level is None and _is_known(_slot.__get__(self)):
+            _adopted(self, frame.strategy)
+
+    return init
+
+
+@_hook("variablelib:Variable._check_can_update", "self")
+def _written_in_any_level(original: Any) -> Any:
+    return lambda self: None if held_by(self) is not None else original(self)
+
+
+@_hook("pytreelib:Pytree._check_valid_context", "self, error_msg")
+def _changed_in_any_level(original: Any) -> Any:
+    def check(self: Any, error_msg: Any) -> None:
+        if current().level is None:
+            original(self, error_msg)
+
+    return check
+
+
+@_hook("tracers:current_jax_trace", "")
+def _through_tapes(original: Any) -> Any:
+    def current_jax_trace() -> Any:
+        if not current().tapes:
+            return original()
+        with unrecorded():  # a tape only listens
+            return original()
+
+    return current_jax_trace
+
+
+@_hook("training.optimizer:Optimizer.update", "self, model, grads, kwargs")
+def _stepped_once(original: Any) -> Any:
+    """Gradients are added up, and then the step happens once for all replicas."""
+
+    def update(self: Any, model: Any, grads: Any, /, **kwargs: Any) -> Any:
+        replica = _replicas()
+        if replica is None:
+            return original(self, model, grads, **kwargs)
+        if kwargs:
+            raise TypeError(
+                f"nnx.Optimizer.update was given {', '.join(kwargs)} besides the gradients in a"
+                " replica function, where each replica has its own. Return them from"
+                " `strategy.run`, reduce them, and call it outside of the replica function."
+            )
+        leaves, treedef = jax.tree.flatten(grads)
+        summed = jax.tree.unflatten(treedef, replica.all_reduce("SUM", leaves))
+        step = lambda _: original(self, model, summed)  # noqa: E731
+        return replica.merge_call(Merge("a step of nnx.Optimizer", step))
+
+    return update
+
+
+@_hook("rnglib:RngStream.__call__", "self")
+def _drawn_apart(original: Any) -> Any:
+    """Each replica draws its own numbers, from a state that is the same on all."""
+
+    def draw(self: Any) -> Any:
+        key, replica = original(self), _replicas()
+        if replica is None:
+            return key
+        number = replica.replica_id_in_sync_group
+        fold = lambda k: jax.random.key_data(jax.random.fold_in(k, number))  # noqa: E731
+        for _ in range(key.ndim):
+            fold = jax.vmap(fold)
+        numbers = jnp.where(number == 0, jax.random.key_data(key), fold(key))
+        return jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(key))
+
+    return draw
+
+
+@_hook(
+    "nn.normalization:_compute_stats",
+    "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
+)
+def _statistics_of_all_rows(original: Any) -> Any:
+    """With ``axis_name="replica"``, the moments of all replicas' rows, however many each has."""
+
+    def compute_stats(
+        x: Any,
+        axes: Any,
+        dtype: Any,
+        axis_name: Any = None,
+        axis_index_groups: Any = None,
+        use_mean: bool = True,  # noqa: FBT001, FBT002 - Flax's signature
+        use_fast_variance: bool = True,  # noqa: FBT001, FBT002
+        mask: Any = None,
+    ) -> Any:
+        replica = _replicas()
+        if axis_name != REPLICA_AXIS or replica is None or axis_index_groups is not None:
+            alone = axis_name == REPLICA_AXIS and axis_index_groups is None
+            axis_name = None if alone else axis_name
+            return original(
+                x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask
+            )
+        x = jnp.asarray(x, jnp.promote_types(dtype or x.dtype, jnp.float32))
+        axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
+        there = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
+        of_all = lambda *ys: replica.all_reduce(  # noqa: E731
+            "SUM", [y.sum(axes, where=there) for y in ys]
+        )
+        count, total, squares = of_all(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
+        if not use_mean:
+            return jnp.zeros_like(squares), squares / count
+        mean = total / count
+        if use_fast_variance:
+            return mean, jnp.maximum(0.0, squares / count - jnp.square(jnp.abs(mean)))
+        (apart,) = of_all(jnp.square(jnp.abs(x - jnp.expand_dims(mean, axes))))
+        return mean, apart / count
+
+    return compute_stats
+
+
+@contextmanager
+def _one_for_all() -> Iterator[None]:
+    token = _keeps_one.set(True)
+    try:
+        yield
+    finally:
+        _keeps_one.reset(token)
+
+
+@_hook("training.metrics:Welford.__init__", "self, argname")
+def _kept_equal(original: Any) -> Any:
+    """Means and variances do not add up: all replicas keep those of all rows."""
+
+    def init(self: Any, argname: str = "values") -> None:
+        with _one_for_all():
+            original(self, argname)
+
+    return init
+
+
+@_hook("training.metrics:Welford.update", "self, kwargs")
+def _updated_by_all_rows(original: Any) -> Any:
+    def update(self: Any, **kwargs: Any) -> None:
+        replica = _replicas()
+        if replica is None or self.argname not in kwargs:
+            original(self, **kwargs)
+            return
+        values = jnp.asarray(kwargs[self.argname], self.mean.dtype)
+        size = jnp.asarray(values.size, self.mean.dtype)
+        count, total = replica.all_reduce("SUM", [size, values.sum()])
+        mean = total / count
+        apart = replica.all_reduce("SUM", jnp.square(values - mean).sum())
+        before, off = self.count[...], mean - self.mean[...]
+        self.count[...] = before + count.astype(before.dtype)
+        self.mean[...] += off * count / self.count[...]
+        self.m2[...] += apart + off * off * count * before / self.count[...]
+
+    return update
+
+
+def _refused(original: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        frame = current()
+        if frame.level is None and frame.replica is None:
+            return original(self, *args, **kwargs)
+        raise TracingError(
+            f"A function with nnx.jit, {getattr(self, '__name__', self)!r}, was called in a replica"
+            " function or an rx.function. It would keep what the first replica's trace saw. Leave"
+            " nnx.jit out there: `rx.function` compiles all of it."
+        )
+
+    return call
+
+
+for _kind in ("JitWrapped", "SimpleJitWrapped"):
+    _hook(f"transforms.compilation:{_kind}.__call__", "self, args, kwargs")(_refused)
+
+
+def _install_storage() -> None:
+    can_update = nnx.Variable._can_update
+    kind: Any = nnx.Variable
+    kind._raw_value = HeldValue()
+    kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
+    kind.__rx_variable__ = held_by
+    # A variable with an array of its own is data, as NNX's functional code passes it.
+    kind.__rx_opaque__ = lambda v: variable_of(v) is not None
+    pytreelib.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
+    keep_whole(pytreelib.Pytree, nnx.Variable)
+
+
+_install_storage()
