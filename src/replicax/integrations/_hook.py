@@ -1,4 +1,4 @@
-"""Hook: a function of Keras that is replaced, and the test that it is still there."""
+"""Hook: a function of a library that is replaced, and the test that it is still there."""
 
 import functools
 import importlib
@@ -12,21 +12,29 @@ from replicax.context._current import current
 
 @dataclass(frozen=True)
 class Hook:
-    """A function of Keras, the parameters it must have, and what is put in its place."""
+    """A function of a library, the parameters it must have, and what is put in its place.
+
+    Attributes:
+        place: The module in the library, and the name in it.
+        root: The package of the library.
+        again: Modules that may have the function under the same name.
+    """
 
     place: str
     parameters: str
     make: Callable[[Any], Any]
+    root: str = "keras.src"
+    again: tuple[str, ...] = ("keras.src.backend", "keras.src.backend.jax")
 
     def owner(self) -> tuple[Any, str]:
         """The module or class that has the function, and its name there."""
         module, _, path = self.place.partition(":")
-        owner: Any = importlib.import_module(f"keras.src.{module}")
+        owner: Any = importlib.import_module(f"{self.root}.{module}")
         *outer, name = path.split(".")
         return functools.reduce(getattr, outer, owner), name
 
     def fault(self) -> str:
-        """How this Keras differs from what the hook was written for; empty if it does not."""
+        """How the library differs from what the hook was written for; empty if it does not."""
         try:
             owner, name = self.owner()
             found = ", ".join(inspect.signature(getattr(owner, name)).parameters)
@@ -39,9 +47,9 @@ class Hook:
         owner, name = self.owner()
         original = getattr(owner, name)
         new: Any = functools.wraps(original)(self.make(original))
-        new.__signature__ = inspect.signature(original)  # Keras reads configurations off it
+        new.__signature__ = inspect.signature(original)  # configurations are read off it
         setattr(owner, name, new)
-        for module in map(importlib.import_module, ("keras.src.backend", "keras.src.backend.jax")):
+        for module in map(importlib.import_module, self.again):
             if getattr(module, name, None) is original:
                 setattr(module, name, new)
 

@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 ADAPTERS = {
+    "flax.nnx": "replicax.integrations._nnx",
     "keras": "replicax.integrations._keras",
 }
 

@@ -7,33 +7,34 @@ one: optimizers, random keys, statistics. All hooks do what NNX does where there
 """
 
 import functools
-import importlib
+import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import pytreelib, tracers
 
 from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._errors import TracingError
+from replicax._errors import ScopeError, TracingError
 from replicax._jax_private import unrecorded
 from replicax.context._current import current, entered
+from replicax.integrations._hook import Hook, replicas
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
-from replicax.variables._held import read_global, variable_of
+from replicax.variables._held import read_global
 from replicax.variables._policy import Merge
 from replicax.variables._variable import Variable
 
-# Where the hooks are, and the parameters that they take for granted.
-HOOKS: dict[str, str] = {}
+SUPPORTED = "0.12"  # what the hooks were tested with; a test goes through all of them
 
 _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _stamp: Any = nnx.Variable.__dict__["_trace_state"]
@@ -153,28 +154,6 @@ def _variable(v: Any, x: jax.Array) -> Variable:
 # What is hooked.
 
 
-def _hook(place: str, parameters: str) -> Callable[[Any], Any]:
-    """Put what the decorated function makes of a function of NNX into its place."""
-
-    def install(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        HOOKS[place] = parameters
-        module, _, path = place.partition(":")
-        *outer, name = path.split(".")
-        owner = functools.reduce(getattr, outer, importlib.import_module(f"flax.nnx.{module}"))
-        original = getattr(owner, name)
-        setattr(owner, name, functools.wraps(original)(make(original)))
-        return make
-
-    return install
-
-
-def _replicas() -> Any:
-    """The replica that runs, if there are several of them; else None."""
-    replica = current().replica
-    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
-
-
-@_hook("variablelib:Variable.__init__", "self, value, hijax, ref, eager_sharding, metadata")
 def _held_from_the_start(original: Any) -> Any:
     def init(self: Any, value: Any, **metadata: Any) -> None:
         original(self, value, **metadata)
@@ -185,12 +164,10 @@ def _held_from_the_start(original: Any) -> Any:
     return init
 
 
-@_hook("variablelib:Variable._check_can_update", "self")
 def _written_in_any_level(original: Any) -> Any:
     return lambda self: None if held_by(self) is not None else original(self)
 
 
-@_hook("pytreelib:Pytree._check_valid_context", "self, error_msg")
 def _changed_in_any_level(original: Any) -> Any:
     def check(self: Any, error_msg: Any) -> None:
         if current().level is None:
@@ -199,7 +176,6 @@ def _changed_in_any_level(original: Any) -> Any:
     return check
 
 
-@_hook("tracers:current_jax_trace", "")
 def _through_tapes(original: Any) -> Any:
     def current_jax_trace() -> Any:
         if not current().tapes:
@@ -210,12 +186,11 @@ def _through_tapes(original: Any) -> Any:
     return current_jax_trace
 
 
-@_hook("training.optimizer:Optimizer.update", "self, model, grads, kwargs")
 def _stepped_once(original: Any) -> Any:
     """Gradients are added up, and then the step happens once for all replicas."""
 
     def update(self: Any, model: Any, grads: Any, /, **kwargs: Any) -> Any:
-        replica = _replicas()
+        replica = replicas()
         if replica is None:
             return original(self, model, grads, **kwargs)
         if kwargs:
@@ -232,12 +207,11 @@ def _stepped_once(original: Any) -> Any:
     return update
 
 
-@_hook("rnglib:RngStream.__call__", "self")
 def _drawn_apart(original: Any) -> Any:
     """Each replica draws its own numbers, from a state that is the same on all."""
 
     def draw(self: Any) -> Any:
-        key, replica = original(self), _replicas()
+        key, replica = original(self), replicas()
         if replica is None:
             return key
         number = replica.replica_id_in_sync_group
@@ -250,46 +224,41 @@ def _drawn_apart(original: Any) -> Any:
     return draw
 
 
-@_hook(
-    "nn.normalization:_compute_stats",
-    "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
-)
 def _statistics_of_all_rows(original: Any) -> Any:
     """With ``axis_name="replica"``, the moments of all replicas' rows, however many each has."""
+    signature = inspect.signature(original)
 
-    def compute_stats(
-        x: Any,
-        axes: Any,
-        dtype: Any,
-        axis_name: Any = None,
-        axis_index_groups: Any = None,
-        use_mean: bool = True,  # noqa: FBT001, FBT002 - Flax's signature
-        use_fast_variance: bool = True,  # noqa: FBT001, FBT002
-        mask: Any = None,
-    ) -> Any:
-        replica = _replicas()
-        if axis_name != REPLICA_AXIS or replica is None or axis_index_groups is not None:
-            alone = axis_name == REPLICA_AXIS and axis_index_groups is None
-            axis_name = None if alone else axis_name
-            return original(
-                x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask
-            )
-        x = jnp.asarray(x, jnp.promote_types(dtype or x.dtype, jnp.float32))
-        axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
-        there = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
-        of_all = lambda *ys: replica.all_reduce(  # noqa: E731
-            "SUM", [y.sum(axes, where=there) for y in ys]
-        )
-        count, total, squares = of_all(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
-        if not use_mean:
-            return jnp.zeros_like(squares), squares / count
-        mean = total / count
-        if use_fast_variance:
-            return mean, jnp.maximum(0.0, squares / count - jnp.square(jnp.abs(mean)))
-        (apart,) = of_all(jnp.square(jnp.abs(x - jnp.expand_dims(mean, axes))))
-        return mean, apart / count
+    def compute_stats(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["axis_name"] != REPLICA_AXIS:
+            return original(*args, **kwargs)
+        replica, given.arguments["axis_name"] = replicas(), None
+        if replica is None:
+            return original(*given.args, **given.kwargs)
+        return _moments(replica, **given.arguments)
 
     return compute_stats
+
+
+def _moments(replica: Any, *, x: Any, axes: Any, dtype: Any, mask: Any, **how: Any) -> Any:
+    if how["axis_index_groups"] is not None:
+        raise NotImplementedError("axis_index_groups: statistics are of all replicas, or of one.")
+    x = jnp.asarray(x, jnp.promote_types(dtype or x.dtype, jnp.float32))
+    axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
+    there = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
+
+    def of_all(*ys: Any) -> Any:
+        return replica.all_reduce("SUM", [y.sum(axes, where=there) for y in ys])
+
+    count, total, squares = of_all(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
+    if not how["use_mean"]:
+        return jnp.zeros_like(squares), squares / count
+    mean = total / count
+    if how["use_fast_variance"]:
+        return mean, jnp.maximum(0.0, squares / count - jnp.square(jnp.abs(mean)))
+    (apart,) = of_all(jnp.square(jnp.abs(x - jnp.expand_dims(mean, axes))))
+    return mean, apart / count
 
 
 @contextmanager
@@ -301,7 +270,6 @@ def _one_for_all() -> Iterator[None]:
         _keeps_one.reset(token)
 
 
-@_hook("training.metrics:Welford.__init__", "self, argname")
 def _kept_equal(original: Any) -> Any:
     """Means and variances do not add up: all replicas keep those of all rows."""
 
@@ -312,10 +280,9 @@ def _kept_equal(original: Any) -> Any:
     return init
 
 
-@_hook("training.metrics:Welford.update", "self, kwargs")
 def _updated_by_all_rows(original: Any) -> Any:
     def update(self: Any, **kwargs: Any) -> None:
-        replica = _replicas()
+        replica = replicas()
         if replica is None or self.argname not in kwargs:
             original(self, **kwargs)
             return
@@ -346,20 +313,65 @@ def _refused(original: Any) -> Any:
     return call
 
 
-for _kind in ("JitWrapped", "SimpleJitWrapped"):
-    _hook(f"transforms.compilation:{_kind}.__call__", "self, args, kwargs")(_refused)
+HOOKS = tuple(
+    Hook(place, parameters, make, root="flax.nnx", again=())
+    for place, parameters, make in (
+        (
+            "variablelib:Variable.__init__",
+            "self, value, hijax, ref, eager_sharding, metadata",
+            _held_from_the_start,
+        ),
+        ("variablelib:Variable._check_can_update", "self", _written_in_any_level),
+        ("pytreelib:Pytree._check_valid_context", "self, error_msg", _changed_in_any_level),
+        ("tracers:current_jax_trace", "", _through_tapes),
+        ("training.optimizer:Optimizer.update", "self, model, grads, kwargs", _stepped_once),
+        ("rnglib:RngStream.__call__", "self", _drawn_apart),
+        (
+            "nn.normalization:_compute_stats",
+            "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
+            _statistics_of_all_rows,
+        ),
+        ("training.metrics:Welford.__init__", "self, argname", _kept_equal),
+        ("training.metrics:Welford.update", "self, kwargs", _updated_by_all_rows),
+        ("transforms.compilation:JitWrapped.__call__", "self, args, kwargs", _refused),
+        ("transforms.compilation:SimpleJitWrapped.__call__", "self, args, kwargs", _refused),
+    )
+)
 
 
-def _install_storage() -> None:
-    can_update = nnx.Variable._can_update
+def install() -> None:
+    """Put the hooks in; where this Flax is another than they were written for, only a refusal."""
+    faults = [hook.fault() for hook in HOOKS]
+    if any(faults):
+        why = (
+            f"Flax {flax.__version__} {next(filter(None, faults))}, which replicax was not written"
+            f" for. Install a Flax that it was tested with: {SUPPORTED}"
+        )
+        nnx.Variable.__init__ = _unknown(nnx.Variable.__init__, why)  # type: ignore[method-assign]
+        return
+    for hook in HOOKS:
+        hook.install()
+    can_update: Any = nnx.Variable._can_update
     kind: Any = nnx.Variable
     kind._raw_value = HeldValue()
     kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
     kind.__rx_variable__ = held_by
     # A variable with an array of its own is data, as NNX's functional code passes it.
-    kind.__rx_opaque__ = lambda v: variable_of(v) is not None
+    kind.__rx_opaque__ = lambda v: type(_slot.__get__(v)) is Variable
     pytreelib.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
     keep_whole(pytreelib.Pytree, nnx.Variable)
 
 
-_install_storage()
+def _unknown(original: Any, why: str) -> Any:
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if current().strategy is not None:
+            raise ScopeError(
+                f"An NNX variable cannot be made in the scope of {current().strategy}: {why}."
+            )
+        original(self, *args, **kwargs)
+
+    return init
+
+
+install()
