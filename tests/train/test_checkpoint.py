@@ -178,6 +178,47 @@ def test_a_save_that_fails_beside_the_training_is_told_by_the_next_call(tmp_path
         checkpoint.sync()
 
 
+class Lazy:
+    """Makes its variables when it is first called."""
+
+    def __init__(self):
+        self.parts = []
+
+    def __call__(self):
+        if not self.parts:
+            self.parts.append(rx.Variable(0.0))
+            self.parts.append(rx.Variable(jnp.zeros(2)))
+        return self.parts[0] + self.parts[1].read_value().sum()
+
+
+@pytest.mark.parametrize("how", ["eager", "compiled", "in a strategy"])
+def test_variables_that_are_made_after_the_restore_have_the_saved_values(tmp_path, how):
+    saved = Lazy()
+    saved()
+    saved.parts[0].assign(3.0)
+    saved.parts[1].assign([1.0, 1.0])
+    path = rx.train.Checkpoint(model=saved).write(f"{tmp_path}/ckpt")
+
+    model = Lazy()
+    checkpoint = rx.train.Checkpoint(model=model)
+    status = checkpoint.restore(path)
+    with pytest.raises(rx.errors.CheckpointError, match="model/parts/1"):
+        status.assert_consumed()
+    if how == "eager":
+        result = model()
+    elif how == "compiled":
+        result = rx.function(model.__call__)()
+    else:
+        strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        with strategy.scope():
+            run = rx.function(lambda: strategy.run(model))
+        result = strategy.reduce("MEAN", run(), axis=None)
+
+    assert float(result) == 5.0
+    status.assert_consumed()
+    assert float(rx.Variable(7.0)) == 7.0  # nobody waits any more
+
+
 def test_what_does_not_fit_is_named_and_nothing_is_restored(tmp_path):
     path = rx.train.Checkpoint(a=rx.Variable([1.0, 2.0]), b=rx.Variable(3.0)).write(
         f"{tmp_path}/ckpt"

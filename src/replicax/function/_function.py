@@ -32,6 +32,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel, is_transformed
+from replicax.variables._planned import tell_newcomers
 
 _MANY_TRACES = 6
 _NEEDS_VALUE = (
@@ -217,6 +218,7 @@ class Function:
             if created:
                 if self._started:
                     raise VariableError(_late_creation(self._name, created))
+                tell_newcomers()
                 # As a new caller would find it: the variables exist now.
                 program, again = self._trace(arguments)
                 if again:

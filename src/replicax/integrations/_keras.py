@@ -28,6 +28,7 @@ from replicax.integrations._hook import Hook, replicas
 from replicax.values._placement import is_traced
 from replicax.variables._held import read_global, trusted, variable_of
 from replicax.variables._levels import TraceLevel, is_transformed
+from replicax.variables._planned import tell_newcomers
 from replicax.variables._policy import Merge
 from replicax.variables._variable import Variable
 
@@ -198,11 +199,16 @@ def _built_once(original: Any) -> Any:
     """Eager replicas build a layer once for all; each would track weights of its own."""
 
     def maybe_build(self: Any, call_spec: Any) -> Any:
-        replica = replicas()
-        if self.built or replica is None or isinstance(current().level, TraceLevel):
+        if self.built:
             return original(self, call_spec)
-        build = lambda _: original(self, call_spec)  # noqa: E731
-        return replica.merge_call(Merge(f"the building of {self.name}", build, once=True))
+        replica = replicas()
+        if replica is None or isinstance(current().level, TraceLevel):
+            built = original(self, call_spec)
+        else:
+            build = lambda _: original(self, call_spec)  # noqa: E731
+            built = replica.merge_call(Merge(f"the building of {self.name}", build, once=True))
+        tell_newcomers()
+        return built
 
     return maybe_build
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -12,14 +13,17 @@ import numpy as np
 
 from replicax._enums import VariableAggregation
 from replicax._errors import CheckpointError, ScopeError, VariableError
-from replicax.context._current import current
+from replicax.context._current import current, entered
 from replicax.train import _store
 from replicax.train._object_graph import Match, graph_of, has_state, is_variable, matched, parts_of
 from replicax.train._reader import Source, log, opened
 from replicax.variables._checks import is_key
 from replicax.variables._held import read_global, variable_of
+from replicax.variables._planned import newcomers
 from replicax.variables._variable import Variable
 from replicax.workers import _group
+
+_OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
 
 
 class Checkpoint:
@@ -138,21 +142,19 @@ class Checkpoint:
         self.sync()
         if save_path is None:
             return LoadStatus(None, lambda: Match({}, [], []))
-        source = opened(os.fspath(save_path))
-        _ = self.save_counter
+        restoring = _Restoring(opened(os.fspath(save_path)), self)
+        match = restoring.settle()
+        if match.unused:
+            restoring.wait_for_newcomers()
+        return LoadStatus(os.fspath(save_path), restoring.settle)
 
-        def match() -> Match:
-            return matched(source.nodes, self._parts(), source.find)
-
-        _apply(source, match())
-        return LoadStatus(os.fspath(save_path), match)
-
-    def _parts(self) -> dict[str, Any]:
+    def parts(self) -> dict[str, Any]:
+        """What is saved, by name."""
         root = {} if self._root is None else parts_of(self._root)
         return {**root, **self._objects, "save_counter": self.save_counter}
 
     def _content(self) -> _store.Content:
-        found = graph_of(self._parts())
+        found = graph_of(self.parts())
         arrays, states = {}, {}
         for key, x in found.objects.items():
             if is_variable(x):
@@ -160,6 +162,49 @@ class Checkpoint:
             else:
                 states[key] = x.save_state()
         return _store.Content(found.nodes, arrays, states)
+
+
+class _Restoring:
+    """A checkpoint that is restored, also into variables that are made later."""
+
+    def __init__(self, source: Source, checkpoint: Checkpoint) -> None:
+        self._source = source
+        self._checkpoint = weakref.ref(checkpoint)
+        self._done: set[str] = set()
+        self._parts = checkpoint.parts()
+        self._is_busy = False
+
+    def settle(self) -> Match:
+        """Restore what can be now and was not; all or nothing."""
+        checkpoint = self._checkpoint()
+        parts = self._parts if checkpoint is None else checkpoint.parts()
+        match = matched(self._source.nodes, parts, self._source.find)
+        new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
+        if new:
+            with jax.ensure_compile_time_eval(), entered(**_OUTSIDE):
+                _apply(self._source, new)
+            self._done |= set(new)
+        if not match.unused:
+            self._forget()
+        return match
+
+    def wait_for_newcomers(self) -> None:
+        """Restore variables that are made later, before anyone looks at them."""
+        newcomers.append(self._on_newcomers)
+
+    def _on_newcomers(self) -> None:
+        if self._checkpoint() is None:
+            self._forget()
+        elif not self._is_busy:
+            self._is_busy = True
+            try:
+                self.settle()
+            finally:
+                self._is_busy = False
+
+    def _forget(self) -> None:
+        if self._on_newcomers in newcomers:
+            newcomers.remove(self._on_newcomers)
 
 
 class _Writing:
@@ -293,15 +338,21 @@ def _value(x: Any, key: str) -> Any:
     return read_global(held)
 
 
-def _apply(source: Source, match: Match) -> None:
+def _has_value(x: Any) -> bool:
+    # Keras makes variables without one while it infers shapes, and gives them one afterwards.
+    return variable_of(x) is not None or getattr(x, "_value", x) is not None
+
+
+def _apply(source: Source, pairs: Mapping[str, Any]) -> None:
     """Restore all or nothing: values are read and compared first."""
-    values = [(x, key, source.read(key)) for key, x in match.pairs.items()]
+    values = [(x, key, source.read(key)) for key, x in pairs.items()]
     fitted = [(x, _fitted(x, key, value)) for x, key, value in values]
     for x, value in fitted:
-        if has_state(x) and not is_variable(x):
+        held = variable_of(x)
+        if held is not None:
+            held.assign(value)
+        elif has_state(x):
             x.restore_state(value)
-        elif hasattr(x, "assign"):
-            x.assign(value)
         else:
             x.value = value
 

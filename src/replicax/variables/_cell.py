@@ -26,7 +26,13 @@ from replicax.values._placement import (
     split,
     stack,
 )
-from replicax.variables._planned import is_planned, require_value
+from replicax.variables._planned import (
+    Awaited,
+    is_planned,
+    newcomers,
+    refuse_planned,
+    tell_newcomers,
+)
 
 _numbers = itertools.count(1)
 
@@ -91,6 +97,8 @@ class Cell:
             self.store(PerReplica([value] * len(topology.own)))
         else:
             self.store(value)
+        if newcomers and not is_planned(value):
+            self.value = Awaited(self.value, tell_newcomers)
 
     @property
     def topology(self) -> Topology | None:
@@ -103,7 +111,7 @@ class Cell:
 
     def array(self) -> jax.Array:
         """The value as compiled code takes it: replicated, or stacked."""
-        require_value(self.value, self.name)
+        self._require_value()
         if isinstance(self.value, tuple):
             assert self.topology is not None
             self.value = stack(self.value, self.topology)
@@ -138,7 +146,7 @@ class Cell:
 
     def view(self) -> Any:
         """The value as cross-replica code sees it: an array, or a per-replica value."""
-        require_value(self.value, self.name)
+        self._require_value()
         self.owned = False
         if not self.per_replica:
             return first(self.value)
@@ -146,6 +154,13 @@ class Cell:
             return pieces(self.value, self.topology)  # type: ignore[arg-type]
         assert self.topology is not None
         return stacked(self.value, self.topology)
+
+    def _require_value(self) -> None:
+        if isinstance(self.value, Awaited):
+            awaited, self.value = self.value, self.value.value
+            awaited.settle()
+        else:
+            refuse_planned(self.value, self.name)
 
     def store(self, x: Any) -> None:
         """Replace the value, by one of the kind that `view` gives."""

@@ -1,4 +1,9 @@
-"""Planned variables: shapes and dtypes without values, to look ahead at what is too large."""
+"""Variables whose value is not there yet.
+
+Planned ones have none, only a shape and a dtype, to look ahead at what is too large. Awaited ones
+have a first value, but somebody wants to give them another before anyone looks: a checkpoint that
+was restored before they existed.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +60,28 @@ def is_planned(x: Any) -> bool:
     return isinstance(x, jax.ShapeDtypeStruct)
 
 
-def require_value(x: Any, name: str) -> None:
+class Awaited(jax.ShapeDtypeStruct):
+    """Stands for the value of a new variable until somebody looks at it."""
+
+    def __init__(self, value: Any, settle: Callable[[], None]) -> None:
+        head = value[0] if isinstance(value, tuple) else value
+        super().__init__(head.shape, head.dtype)
+        self.value = value
+        self.settle = settle
+
+
+# What wants to know of new variables; each is called before one is first looked at, and when a
+# library has made some.
+newcomers: list[Callable[[], None]] = []
+
+
+def tell_newcomers() -> None:
+    """Say that there may be new variables."""
+    for tell in list(newcomers):
+        tell()
+
+
+def refuse_planned(x: Any, name: str) -> None:
     """Refuse to look at a value that there is not.
 
     Raises:

@@ -1,0 +1,79 @@
+"""Checkpoints of Keras models, ours and those that TensorFlow wrote."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+import replicax as rx
+
+keras = rx.keras
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+FILES = pathlib.Path(__file__).parents[1] / "golden" / "checkpoints"
+TOLD = json.loads((FILES / "keras.json").read_text())
+X = np.asarray(TOLD["x"], np.float32)
+Y = X.sum(1, keepdims=True)
+
+
+def made(strategy, *, built=True):
+    layers = keras.layers
+    head = [layers.Input((4,))] if built else []
+    with strategy.scope():
+        model = keras.Sequential(
+            [*head, layers.Dense(3), layers.BatchNormalization(), layers.Dense(1)]
+        )
+        optimizer = keras.optimizers.Adam(0.01)
+        model.compile(optimizer, "mse")
+    return model, optimizer
+
+
+def fit(model):
+    return model.fit(X, Y, verbose=0, shuffle=False, epochs=2).history["loss"]
+
+
+@pytest.fixture(params=[1, 2], ids=lambda n: f"{n}dev")
+def strategy(request):
+    return rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(request.param)])
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "built later"])
+def test_training_goes_on_where_tensorflow_left_it(strategy, built):
+    model, optimizer = made(strategy, built=built)
+    checkpoint = rx.train.Checkpoint(model=model, optimizer=optimizer)
+    checkpoint.restore(str(FILES / "keras-1"))
+    if built:
+        for new, old in zip(model.get_weights(), TOLD["weights"], strict=True):
+            np.testing.assert_array_equal(new, np.asarray(old, np.float32))
+
+    np.testing.assert_allclose(fit(model), TOLD["loss_after"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "built later"])
+def test_a_model_goes_on_from_a_checkpoint_on_another_number_of_replicas(tmp_path, built):
+    one, two = (rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(n)]) for n in (1, 2))
+    keras.utils.set_random_seed(0)
+    model, optimizer = made(two)
+    fit(model)
+    path = rx.train.Checkpoint(model=model, optimizer=optimizer).save(f"{tmp_path}/ckpt")
+    wanted = fit(model)
+
+    other, other_optimizer = made(one, built=built)
+    checkpoint = rx.train.Checkpoint(model=other, optimizer=other_optimizer)
+    status = checkpoint.restore(path)
+
+    np.testing.assert_allclose(fit(other), wanted, rtol=1e-5)
+    status.assert_consumed()
+
+
+def test_a_model_is_restored_without_its_optimizer(tmp_path):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    model, optimizer = made(strategy)
+    fit(model)
+    path = rx.train.Checkpoint(model=model, optimizer=optimizer).save(f"{tmp_path}/ckpt")
+
+    other, _ = made(strategy)
+    rx.train.Checkpoint(model=other).restore(path).expect_partial()
+
+    for new, old in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(new, old)
