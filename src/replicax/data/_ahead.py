@@ -57,6 +57,11 @@ class Ahead(Iterator[Any]):
         """Look at one element more; StopIteration at the end. One of the two says how."""
         self._peeked.append(self._fetch())
 
+    @property
+    @abstractmethod
+    def element_spec(self) -> Any:
+        """The spec of the elements."""
+
     @abstractmethod
     def _end(self) -> str:
         """What to say at the end."""

@@ -113,15 +113,13 @@ def scan(
         _check_turn(result, carry_def)
         return result
 
-    body = _Body(step, [*carry, *slices], None)
+    body = _Body(step, [*carry, *slices], None, idle=not steps)
     lifted, outside = body.lifted, level()
     held = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
     fixed = [raw(read(c), c) for c in held]
     run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
-    elements = [
-        outside.read(c) if steps else jnp.zeros(c.shape, c.dtype)
-        for c in outward(body.pulls, body.level.pulls, (steps, reverse))
-    ]
+    pulls = outward(body.pulls, body.level.pulls, (steps, reverse))
+    elements = [outside.read(c) for c in pulls]
 
     def turn(state: Any, x: Any) -> Any:
         (carried, changing), (slices, pulled) = state, x
@@ -200,7 +198,9 @@ def while_loop(
 class _Body:
     """A function of flat arrays, lifted where it stands."""
 
-    def __init__(self, fn: Callable[..., Any], leaves: list[Any], treedef: Any) -> None:
+    def __init__(
+        self, fn: Callable[..., Any], leaves: list[Any], treedef: Any, *, idle: bool = False
+    ) -> None:
         self.out: Any = None
 
         def body(*flat: Any) -> list[Any]:
@@ -211,6 +211,7 @@ class _Body:
         frame, outside = current(), level()
         in_replica = frame.replica is not None or frame.body is not None
         self.level = inner = TraceLevel(in_replica=in_replica, outer=outside)
+        inner.is_idle = idle
         self.lifted: Lifted = lift(body, leaves, inner)
         self.pulls = [c for c in self.lifted.reads if isinstance(c, Pull)]
         for topology, what in inner.topologies.items():

@@ -24,8 +24,9 @@ from replicax._jax_private import at_rest
 from replicax.context._current import current, entered
 from replicax.data._ahead import Ahead, around, in_function, is_plain
 from replicax.function._signals import HostDriven, Reshaped, Unfilled
+from replicax.function._signature import examples
 from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._per_replica import PerReplica, Stacked, is_distributed
+from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked
 from replicax.values._placement import is_array
 from replicax.variables._cell import Cell
 from replicax.variables._levels import (
@@ -41,6 +42,8 @@ from replicax.variables._levels import (
 def _taken(iterator: Ahead) -> Any:
     """``next(iterator)`` in code that is traced, or part of a function."""
     where = traced_function()
+    if where is not None and where.is_idle:
+        return _example(iterator)
     if where is not None:
         return _pulled(iterator, where)
     frame = current()
@@ -71,6 +74,8 @@ def traced_function() -> TraceLevel | None:
         if now is not where.fresh.trace:
             raise TracingError(_REFUSED)
         if isinstance(where, TraceLevel):
+            if where.is_idle:
+                return where
             found = found or where
             if where.outer is None:
                 if where.in_replica:
@@ -136,6 +141,28 @@ def _is_numeric(x: Any) -> bool:
     return isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV"
 
 
+def _example(iterator: Ahead) -> Any:
+    """What stands for an element in a loop of no turns, which takes none."""
+    with _outside():
+        element = iterator.peek(0) if iterator.reaches(1) else None
+        if element is None or not all(map(_is_liftable, _leaves(element))):
+            element = examples(iterator.element_spec, iterator)
+    return jax.tree.map(_zeros, element, is_leaf=is_distributed)
+
+
+def _zeros(x: Any) -> Any:
+    if not isinstance(x, PerReplica):
+        return jnp.zeros(x.shape, x.dtype) if _is_liftable(x) else x
+    topology: Any = x.topology
+    own = x.held.array.shape[1:] if isinstance(x.held, Stacked) else x.held.values[0].shape
+    dtype = x.held.array.dtype if isinstance(x.held, Stacked) else x.held.values[0].dtype
+    return stacked(jnp.zeros((topology.num_replicas, *own), dtype), topology)
+
+
+def _leaves(element: Any) -> list[Any]:
+    return jax.tree.leaves(element, is_leaf=is_distributed)
+
+
 def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
     """Stand-ins for the next element, in a function that is being traced."""
     ahead = where.pulls.get(iterator, 0)
@@ -160,12 +187,20 @@ def _before(iterator: Ahead, where: Level | None) -> int:
     return count
 
 
+def _is_liftable(x: Any) -> bool:
+    return is_array(x) or _is_numeric(x) or _is_stacked(x)
+
+
+def _is_stacked(x: Any) -> bool:
+    return isinstance(x, PerReplica) and isinstance(x.held, Stacked)
+
+
 def _like(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
-    if is_array(x) or _is_numeric(x):
-        return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
-    if isinstance(x, PerReplica) and isinstance(x.held, Stacked):
+    if not _is_liftable(x):
+        raise Unfilled
+    if _is_stacked(x):
         return tuple(x.held.array.shape[1:]), x.held.array.dtype, x.held.topology
-    raise Unfilled
+    return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
 
 
 class Turns(NamedTuple):
@@ -321,11 +356,9 @@ def _array(x: Any) -> Any:
     if _is_numeric(x):
         # JAX reads the memory while the program runs, when a view's owner may have changed it.
         return np.asarray(x) if getattr(x, "base", None) is None else np.array(x)
-    if is_array(x):
-        return x
-    if isinstance(x, PerReplica) and isinstance(x.held, Stacked):
-        return x.held.array
-    raise Unfilled
+    if not _is_liftable(x):
+        raise Unfilled
+    return x.held.array if _is_stacked(x) else x
 
 
 def _topology(x: Any) -> Topology | None:

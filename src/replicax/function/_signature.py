@@ -226,12 +226,17 @@ def _fit(spec: Any, x: Any, name: str) -> Any:
     return value
 
 
-def examples(args: Any, strategy: Any) -> Any:
-    """Arguments in which every spec is replaced by zeros of its shape; unknown sizes are 1."""
+def examples(args: Any, place: Any) -> Any:
+    """Arguments in which every spec is replaced by zeros of its shape; unknown sizes are 1.
+
+    Args:
+        args: Arguments, or specs.
+        place: A strategy, or what else has a topology, for values of several replicas.
+    """
 
     def zeros(spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):
-            return pieces([zeros(s) for s in spec.value_specs], strategy.topology)
+            return pieces([zeros(s) for s in spec.value_specs], place.topology)
         if isinstance(spec, TensorSpec):
             return np.zeros([1 if n is None else n for n in spec.shape], spec.dtype)
         return spec

@@ -19,6 +19,7 @@ from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.input._feed import Feed
 from replicax.input._prefetch import Prefetch
 from replicax.input._split import HostStep
+from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplicaSpec
 
 _STATE_VERSION = 1
@@ -119,6 +120,11 @@ class DistributedIterator(Ahead):
     def element_spec(self) -> Any:
         """The specs of an element."""
         return self._pipeline.element_spec
+
+    @property
+    def topology(self) -> Topology:
+        """The devices that hold its elements."""
+        return self._pipeline.feed.topology
 
     def __iter__(self) -> DistributedIterator:
         if not is_plain():

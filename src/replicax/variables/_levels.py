@@ -230,6 +230,7 @@ class TraceLevel:
         pulls: How many elements of each iterator one run of the function takes.
         outer: The level that the function is a part of; None for one that stands alone.
         around: What was being traced where the function was given to `rx.cond`, `rx.scan`, ...
+        is_idle: Whether the function is traced for what it would return, and never run.
     """
 
     def __init__(self, *, in_replica: bool, outer: Level | None = None) -> None:
@@ -243,7 +244,7 @@ class TraceLevel:
         self.topologies: dict[Topology, str] = {}
         self.created: list[tuple[Any, jax.Array]] = []
         self.pulls: dict[Any, int] = {}
-        self.is_eager = False
+        self.is_eager = self.is_idle = False
 
     @property
     def reads(self) -> list[Cell]:
