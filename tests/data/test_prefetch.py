@@ -86,13 +86,24 @@ def test_the_thread_ends_when_the_consumer_raises():
     assert wait_for_no_threads()
 
 
-def test_an_error_comes_in_its_place_and_ends_the_thread():
+def test_an_error_comes_in_its_place_and_the_thread_goes_on_to_the_end():
     iterator = iter(Dataset.range(10).map(lambda x: 7 // (3 - int(x))).prefetch(2))
     good = [int(next(iterator)) for _ in range(3)]
 
     with pytest.raises(InvalidArgumentError, match=r"ZeroDivisionError: .*, on element 3"):
         next(iterator)
     assert good == [2, 3, 7]
+    assert len(list(iterator)) == 6
+    assert wait_for_no_threads()
+
+
+def test_the_thread_ends_with_an_iterator_that_an_error_left():
+    def loop():
+        for _ in Dataset.range(10).map(lambda x: 7 // (3 - int(x))).prefetch(2):
+            pass
+
+    with pytest.raises(InvalidArgumentError, match=r"ZeroDivisionError"):
+        loop()
     assert wait_for_no_threads()
 
 

@@ -24,6 +24,9 @@ def set_seed(seed):
     set_global_seed(None) if seed is None else rx.random.set_seed(seed)
 
 
+LIBRARY = Library(rx.data, rx.io, set_seed, None, None, None)
+
+
 @pytest.fixture(autouse=True)
 def _free():
     yield
@@ -33,7 +36,7 @@ def _free():
 @pytest.mark.parametrize("seed", [None, 7])
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders_repeat_where_tensorflows_do(name, seed):
-    found = orders(Library(rx.data, set_seed), name, seed)
+    found = orders(LIBRARY, name, seed)
 
     expected = ANSWERS[f"{name}, global {seed}"]
     assert found == expected or (name in DRAWN_BY_PLACE and seed is None)

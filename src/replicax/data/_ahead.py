@@ -13,6 +13,7 @@ from typing import Any
 
 from replicax._jax_private import at_rest, surrounding, traced
 from replicax.data._errors import OutOfRangeError
+from replicax.data._node import Due
 from replicax.data._optional import Optional
 
 # Whether Python drives a function of replicax, in which elements are arrays of JAX.
@@ -36,9 +37,18 @@ def is_plain() -> bool:
     return surrounding(traced.value) is at_rest and not is_driven()
 
 
-class _Failure:
-    def __init__(self, error: Exception) -> None:
-        self.error = error
+class Failed(Due):
+    """In the place of an element: the error that it raises when its turn comes.
+
+    Args:
+        error: The error.
+        is_element: Whether an element has failed, and the next one follows; otherwise something
+            around the elements has.
+    """
+
+    def __init__(self, error: Exception, *, is_element: bool = True) -> None:
+        Due.__init__(self, error)
+        self.is_element = is_element
 
 
 class Ahead(Iterator[Any]):
@@ -46,10 +56,11 @@ class Ahead(Iterator[Any]):
 
     def __init__(self) -> None:
         self._position = 0
+        self._errors = 0  # elements that failed before the position
         self._peeked: deque[Any] = deque()
 
     def _fetch(self) -> Any:
-        """The next element; StopIteration at the end."""
+        """The next element, or that it failed; StopIteration at the end."""
         self._look()
         return self._peeked.popleft()
 
@@ -100,8 +111,9 @@ class Ahead(Iterator[Any]):
     def take(self) -> Any:
         """The next element, in plain code."""
         element = self._peeked.popleft() if self._peeked else self._fetch()
-        if isinstance(element, _Failure):
-            raise element.error
+        if isinstance(element, Failed):
+            self._errors += element.is_element
+            element.settle()
         self._position += 1
         return element
 
@@ -114,11 +126,11 @@ class Ahead(Iterator[Any]):
             except StopIteration:
                 return False
             except Exception as error:  # raised when its turn comes
-                peeked.append(_Failure(error))
+                peeked.append(Failed(error, is_element=False))
         return len(peeked) - self._is_failing() >= count
 
     def _is_failing(self) -> bool:
-        return bool(self._peeked) and isinstance(self._peeked[-1], _Failure)
+        return bool(self._peeked) and isinstance(self._peeked[-1], Failed)
 
     def peek(self, ahead: int) -> Any:
         """An element that `reaches` saw, by how many come before it."""

@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicax._jax_private import at_rest, traced
-from replicax.data._ahead import Ahead, around, is_driven, is_plain
+from replicax.data._ahead import Ahead, Failed, around, is_driven, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
-from replicax.data._node import Node, Stream, walk
+from replicax.data._node import Node, Stream, pass_over, walk
 from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
@@ -16,7 +16,8 @@ _STATE_VERSION = 2
 class DatasetIterator(Ahead):
     """Elements of a dataset in order; made by ``iter(dataset)``.
 
-    Threads that read ahead end with the iterator: at the end of the dataset, at an exception, by
+    An element that cannot be made raises, and the next call goes on with what follows it, as in
+    TensorFlow. Threads that read ahead end with the iterator: at the end of the dataset, by
     `close`, or when the iterator is garbage collected.
 
     Example:
@@ -55,6 +56,8 @@ class DatasetIterator(Ahead):
         elements = self._advance()
         if elements is None:
             raise EndOfSequenceError(self._end())
+        if isinstance(elements, Failed):
+            return elements
         self._ready = iter(elements)
         return next(self._ready)
 
@@ -92,6 +95,7 @@ class DatasetIterator(Ahead):
         return {
             "version": _STATE_VERSION,
             "position": self._position,
+            "errors": self._errors,
             "seeds": [list(origin) for origin in self._origins],
             "graph": _describe(self._node),
         }
@@ -121,14 +125,8 @@ class DatasetIterator(Ahead):
         self.close()
         self._is_done = False
         self._origins = [Origin(*origin) for origin in state["seeds"]]
+        self._position, self._errors = state["position"], state["errors"]
         self._stream = self._open()
-        wanted = int(state["position"])
-        self._position = self._stream.skip(wanted)
-        if self._position < wanted:
-            raise InvalidArgumentError(
-                f"The state stands after {wanted} elements, but the dataset has only"
-                f" {self._position} now: its files or arrays have changed."
-            )
 
     def close(self) -> None:
         """End the pass and its threads; there is no element after it.
@@ -152,7 +150,7 @@ class DatasetIterator(Ahead):
             " with `for element in dataset`, or start again with `iter(dataset)`."
         )
 
-    def _advance(self) -> list[Any] | None:
+    def _advance(self) -> list[Any] | Failed | None:
         if self._is_done:
             return None
         if self._stream is None:
@@ -160,8 +158,11 @@ class DatasetIterator(Ahead):
         try:
             block = self._stream.pull(self._limit)
             elements = None if block is None else block.elements()
+        except Exception as error:
+            return Failed(error)
         except BaseException:
-            self._finish()
+            # An interrupt, in the middle of anything: the next call comes here from the start.
+            self._stop()
             raise
         if elements is None:
             self._finish()
@@ -172,8 +173,20 @@ class DatasetIterator(Ahead):
         self._stop()
 
     def _open(self) -> Stream:
+        """A stream that stands where this iterator does."""
         origins = dict(zip(self._random, self._origins, strict=True))
-        return self._node.open(Run(origins))
+        stream = self._node.open(Run(origins))
+        wanted = self._position + self._errors + len(self._peeked)
+        # Elements that failed cannot be told from others without making them again.
+        is_whole = not self._errors and not self._is_failing()
+        found = stream.skip(wanted) if is_whole else pass_over(stream, wanted)
+        if found < wanted:
+            stream.close()
+            raise InvalidArgumentError(
+                f"The state stands after {wanted} elements, but the dataset has only {found} now:"
+                " its files or arrays have changed."
+            )
+        return stream
 
     def _stop(self) -> None:
         stream, self._stream = self._stream, None

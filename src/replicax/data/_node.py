@@ -5,7 +5,7 @@ A node says what a transformation is; a stream is one pass over it. Tools walk t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -20,7 +20,8 @@ AUTOTUNE = -1
 class Stream(ABC):
     """One pass over a node, in order, in blocks of the size that the consumer asks for.
 
-    Rows that come before an error are delivered before the error is raised.
+    Rows that come before an error are delivered before the error is raised, once; the next pull
+    goes on with what follows it.
     """
 
     @abstractmethod
@@ -29,10 +30,6 @@ class Stream(ABC):
 
     def skip(self, count: int) -> int:
         """Pass over ``count`` elements as cheaply as possible; how many there were."""
-        return self.drop(count)
-
-    def drop(self, count: int) -> int:
-        """Make ``count`` elements and forget them; how many there were."""
         done = 0
         while done < count:
             block = self.pull(count - done)
@@ -111,11 +108,6 @@ class Node(ABC):
         return any(node.calls_user_code for node in self.inputs)
 
 
-def passing_over(node: Node, stream: Stream) -> Callable[[int], int]:
-    """How to leave elements of a node's stream out: its functions are called for those too."""
-    return stream.drop if node.calls_user_code else stream.skip
-
-
 class SourceNode(Node):
     """A node without inputs."""
 
@@ -184,7 +176,81 @@ def walk(node: Node) -> Iterator[Node]:
             pending.extend(reversed(current.inputs))
 
 
-class Buffered:
+def pass_over(stream: Stream, count: int) -> int:
+    """Make elements and leave them out, those that fail too; how many there were."""
+    done = 0
+    while done < count:
+        try:
+            block = stream.pull(count - done)
+        except Exception:  # which stands for its element
+            done += 1
+            continue
+        if block is None:
+            break
+        done += len(block)
+    return done
+
+
+def may_fail(node: Node) -> bool:
+    """Whether an element may raise: anything but arrays, and what only reorders them."""
+    sources = (part for part in walk(node) if not part.inputs)
+    return node.calls_user_code or not all(source.gives_places for source in sources)
+
+
+class Due:
+    """An error that waits until the rows before it are delivered."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self._error = error
+
+    def __str__(self) -> str:
+        return f"{type(self._error).__name__}: {self._error}"
+
+    def put(self, error: BaseException) -> None:
+        """Keep an error."""
+        self._error = error
+
+    def settle(self) -> None:
+        """Raise what is due, once."""
+        if self._error is None:
+            return
+        error, self._error = self._error, None
+        try:
+            raise error
+        finally:
+            del error  # or the frame, in the error's own trace, would keep it and its threads alive
+
+
+class Passed:
+    """A stream, and elements of it to leave out first.
+
+    Functions are called for those too, and one that fails is raised and not counted.
+    """
+
+    def __init__(self, node: Node, run: Run, count: int) -> None:
+        self.stream = node.open(run)
+        self.count = count
+        self._may_fail = may_fail(node)
+
+    def is_past(self, *, makes: bool = True) -> bool:
+        """Leave them out; whether there were as many.
+
+        Args:
+            makes: Whether they must be made, as far as they may fail.
+        """
+        while self.count:
+            if makes and self._may_fail:
+                block = self.stream.pull(self.count)
+                passed = 0 if block is None else len(block)
+            else:
+                passed = self.stream.skip(self.count)
+            self.count -= passed
+            if not passed:
+                return False
+        return True
+
+
+class Buffered(Stream):
     """A stream read with a push-back: for consumers that cannot use all rows at once."""
 
     def __init__(self, stream: Stream) -> None:

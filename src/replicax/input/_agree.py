@@ -14,8 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax.data._ahead import Failed
+from replicax.data._errors import InvalidArgumentError
 from replicax.data._structure import flatten, from_json, to_json
-from replicax.input._split import HostStep, Share, emptied, evened
+from replicax.input._split import HostStep, Share, Step, emptied, evened
 from replicax.workers._group import Cancelled, Group
 
 _MOST = 8  # steps that are agreed on at once
@@ -37,7 +39,7 @@ class Agreement:
     nothing: Callable[[], Any]
     drop: bool = False
 
-    def steps(self, own: Iterator[HostStep], stop: Any) -> Iterator[HostStep]:
+    def steps(self, own: Iterator[Step], stop: Any) -> Iterator[Step]:
         """The steps of the pass, as many and as even as all workers' together allow.
 
         Args:
@@ -46,7 +48,7 @@ class Agreement:
         """
         return self._steps(own, stop, self.group.new_feed())
 
-    def _steps(self, own: Iterator[HostStep], stop: Any, feed: int) -> Iterator[HostStep]:
+    def _steps(self, own: Iterator[Step], stop: Any, feed: int) -> Iterator[Step]:
         size, nothing = 1, None
         for number in itertools.count():
             ready = list(itertools.islice(own, size))
@@ -55,8 +57,9 @@ class Agreement:
                 told = self.group.exchange(f"feed {feed} {number}", sizes, stop.is_set)
             except Cancelled:
                 return
-            if ready:
-                nothing = emptied(ready[-1].pieces(self.share.replicas)[0])
+            good = [step for step in ready if isinstance(step, HostStep)]
+            if good:
+                nothing = emptied(good[-1].pieces(self.share.replicas)[0])
             if number == 0 and any(told) and not all(told):
                 try:
                     nothing = self._tell_form(nothing, feed, stop)
@@ -76,27 +79,39 @@ class Agreement:
         forms = self.group.exchange(f"feed {feed} form", told, stop.is_set)
         if own is not None:
             return own
-        structure_told, leaves_told = next(form for form in forms if form is not None)
+        structure_told, leaves_told = next(filter(None, forms), (None, []))
         nesting = from_json(structure_told)
         if nesting is None:
             return self.nothing()
         return nesting.unflatten([np.zeros(shape, dtype) for dtype, shape in leaves_told])
 
-    def _shapes(self, step: HostStep) -> list[Any]:
-        """Of each part: the shape of each leaf."""
+    def _shapes(self, step: Step) -> list[Any] | str:
+        """Of each part: the shape of each leaf; or why there are none."""
+        if isinstance(step, Failed):
+            return str(step)
         parts = step.pieces(self.share.replicas)
         return [[list(np.shape(x)) for x in jax.tree.leaves(p)] for p in parts]
 
-    def _together(
-        self, ready: list[HostStep], told: list[list[Any]], nothing: Any
-    ) -> Iterator[HostStep]:
+    def _together(self, ready: list[Step], told: list[list[Any]], nothing: Any) -> Iterator[Step]:
         counts = [len(t) for t in told]
         for i in range(min(counts) if self.drop else max(counts)):
-            shapes = [p for t in told for p in (t[i] if i < len(t) else [None])]
-            parts = (
-                ready[i].pieces(self.share.replicas)
-                if i < len(ready)
-                else (nothing,) * self.share.replicas
-            )
+            own = ready[i] if i < len(ready) else HostStep(parts=(nothing,) * self.share.replicas)
+            now = [t[i] if i < len(t) else [None] for t in told]
+            failed = [w for w, shapes in enumerate(now) if isinstance(shapes, str)]
+            if failed:  # a step is of all workers
+                yield own if isinstance(own, Failed) else _failed_at(failed[0], str(now[failed[0]]))
+                continue
+            assert isinstance(own, HostStep)
+            shapes = [part for parts in now for part in parts]
+            parts = own.pieces(self.share.replicas)
             is_even = all(s == shapes[0] for s in shapes)
             yield evened(parts) if is_even else HostStep(parts=tuple(parts))
+
+
+def _failed_at(worker: int, reason: str) -> Failed:
+    return Failed(
+        InvalidArgumentError(
+            f"The input of worker {worker} failed at this step, which all workers take together:"
+            f" {reason}. The next step follows."
+        )
+    )

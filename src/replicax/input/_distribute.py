@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec
+from replicax.data._ahead import Failed
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
 from replicax.input._autoshard import Part, shard
@@ -20,7 +21,15 @@ from replicax.input._feed import Feed
 from replicax.input._meets import Meets
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.input._sources import DatasetSource, Source, source_of
-from replicax.input._split import HostStep, Share, deal, split_batches, split_stream
+from replicax.input._split import (
+    Share,
+    Step,
+    attempts,
+    deal,
+    single,
+    split_batches,
+    split_stream,
+)
 from replicax.topology._mesh import Topology
 
 _log = logging.getLogger("replicax")
@@ -75,11 +84,11 @@ class _Steps:
     meets: Meets
     size: int | None
 
-    def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
+    def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
         meets, share = self.meets, self.meets.share
         if share.total == 1:
             elements, begun = meets.open(state, skip)
-            return (HostStep(parts=(e,)) for e in elements), begun
+            return single(elements), begun
         if self.size is None and meets.shared:
             elements, begun = meets.open(state, skip)
             return meets.together(split_batches(elements, share), stop), begun
@@ -117,7 +126,7 @@ def distribute_from_function(
     meets = Meets(share, sources[0], shared=False, drop=drop_partial)
     alone = share.workers == 1
 
-    def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[HostStep], Any]:
+    def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
         if len(sources) == 1:
             elements, begun = sources[0].open(state, skip * replicas)
 
@@ -170,9 +179,10 @@ def _say_how_arrays_are_cut(dataset: Any, share: Share) -> None:
             return
 
 
-def _together(streams: list[Iterator[Any]]) -> Iterator[HostStep]:
-    for parts in zip(*streams, strict=False):
-        yield from deal(parts, len(parts), drop=lambda: False)
+def _together(streams: list[Iterator[Any]]) -> Iterator[Step]:
+    for parts in zip(*map(attempts, streams), strict=False):
+        failed = [part for part in parts if isinstance(part, Failed)]
+        yield from failed[:1] or deal(parts, len(parts), drop=lambda: False)
 
 
 def _leading(spec: Any, share: Share, cardinality: int) -> int | bool | None:

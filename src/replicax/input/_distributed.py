@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NoReturn
 
 import jax
@@ -14,15 +14,15 @@ import jax
 from replicax._interrupts import held
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
-from replicax.data._ahead import Ahead, around, is_plain
+from replicax.data._ahead import Ahead, Failed, around, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.input._feed import Feed
 from replicax.input._prefetch import Prefetch
-from replicax.input._split import HostStep
+from replicax.input._split import Step
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplicaSpec
 
-_STATE_VERSION = 1
+_STATE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Pipeline:
         waiting: What surrounds the wait for a step that workers must agree on.
     """
 
-    steps: Callable[[Any, int, threading.Event], tuple[Iterator[HostStep], Any]]
+    steps: Callable[[Any, int, threading.Event], tuple[Iterator[Step], Any]]
     feed: Feed
     spec: Callable[[], Any]
     cardinality: int
@@ -146,7 +146,12 @@ class DistributedIterator(Ahead):
 
         Under the DATA policy it can be restored with another number of workers or replicas.
         """
-        return {"version": _STATE_VERSION, "steps": self._position, "source": self._state}
+        return {
+            "version": _STATE_VERSION,
+            "steps": self._position,
+            "errors": self._errors,
+            "source": self._state,
+        }
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go to where `save_state` was called, also in another process.
@@ -160,7 +165,7 @@ class DistributedIterator(Ahead):
                 " `save_state()` returned."
             )
         self.close()
-        self._position = int(state["steps"])
+        self._position, self._errors = int(state["steps"]), int(state["errors"])
         self._elements = self._open(state.get("source"), self._position)
 
     def close(self) -> None:
@@ -188,9 +193,16 @@ class DistributedIterator(Ahead):
 
     def _open(self, state: Any, skip: int) -> Prefetch:
         stop = threading.Event()
-        steps, self._state = self._pipeline.steps(state, skip, stop)
-        feed = self._pipeline.feed
-        return Prefetch(lambda: map(feed, steps), self._pipeline.depth, stop)
+        errors = self._errors
+        steps, self._state = self._pipeline.steps(state, 0 if errors else skip, stop)
+        for _ in range(skip + errors if errors else 0):
+            next(steps, None)  # which of them failed shows only when they are made again
+        put = partial(_put, self._pipeline.feed)
+        return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
+
+
+def _put(feed: Feed, step: Step) -> Any:
+    return step if isinstance(step, Failed) else feed(step)
 
 
 def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.input._agree import Agreement
 from replicax.input._sources import DatasetSource, Source
-from replicax.input._split import HostStep, Share, without_rows
+from replicax.input._split import Share, Step, without_rows
 from replicax.workers._group import required
 
 
@@ -46,7 +46,7 @@ class Meets:
         """What surrounds the wait for a step: all workers take it together."""
         return required().collective("the next batch") if self.must_talk else nullcontext()
 
-    def together(self, own: Iterator[HostStep], stop: Event) -> Iterator[HostStep]:
+    def together(self, own: Iterator[Step], stop: Event) -> Iterator[Step]:
         """This worker's steps, made to fit those of the others."""
         if not self.must_talk:
             return own

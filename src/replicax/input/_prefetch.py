@@ -15,6 +15,8 @@ from operator import call, itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from replicax.input._split import attempts
+
 _END = object()
 _PATIENCE = 5.0  # seconds that a thread may take to end
 
@@ -84,11 +86,12 @@ def _produce(
     try:
         elements = make()
         try:
-            for element in elements:
+            for element in attempts(elements):
                 room.get()
                 if stop.is_set():
                     return
                 ready.put((True, element))
+                del element  # what failed would be kept alive, and its trace with the consumer
         finally:
             close = getattr(elements, "close", None)
             if close is not None:

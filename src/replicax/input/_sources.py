@@ -126,8 +126,7 @@ class ForeignSource:
                     " DataLoader, or `rx.data.Dataset.from_generator(function)`."
                 )
             self._is_used = True
-        for batch in _batches_of(self._batches):
-            yield to_numpy(batch)
+        return map(to_numpy, _batches_of(self._batches))  # unlike a generator, outlives an error
 
 
 def source_of(dataset: Any) -> Source:

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec
+from replicax.data._ahead import Failed
 from replicax.topology._mesh import Topology
 
 
@@ -56,9 +57,30 @@ class HostStep:
         return tuple(jax.tree.map(lambda x, i=i: x[i], self.even) for i in range(replicas))
 
 
-def split_batches(
-    batches: Iterable[Any], share: Share, *, shared: bool = True
-) -> Iterator[HostStep]:
+Step = HostStep | Failed
+
+
+def attempts(items: Iterable[Any]) -> Iterator[Any]:
+    """The items of an iterator, with a `Failed` for each that raises; it is asked on."""
+    iterator = iter(items)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            item = Failed(error)
+        yield item
+        del item
+
+
+def single(elements: Iterable[Any]) -> Iterator[Step]:
+    """Every element whole, for one replica."""
+    for element in attempts(elements):
+        yield element if isinstance(element, Failed) else HostStep(parts=(element,))
+
+
+def split_batches(batches: Iterable[Any], share: Share, *, shared: bool = True) -> Iterator[Step]:
     """Every batch on its own.
 
     Args:
@@ -67,7 +89,10 @@ def split_batches(
         shared: Whether all workers read the same batches, and each takes its chunks of them;
             otherwise the chunks are all this worker's, over several steps.
     """
-    for batch in batches:
+    for batch in attempts(batches):
+        if isinstance(batch, Failed):
+            yield batch
+            continue
         rows = _rows(batch)
         size = -(-rows // share.total)
         for mine in _chunks(share, shared=shared):
@@ -82,7 +107,7 @@ def split_batches(
 
 def split_stream(
     batches: Iterable[Any], share: Share, batch_size: int, nothing: Callable[[], Any]
-) -> Iterator[HostStep]:
+) -> Iterator[Step]:
     """Chunks of the stream, in the shares of a full batch.
 
     Args:
@@ -98,7 +123,8 @@ def split_stream(
     step: list[Any] = []
     for size in itertools.cycle(sizes[first:] + sizes[:first]):
         # The end shows only when rows are asked for.
-        chunk = source.take(size) if size else nothing()
+        while isinstance(chunk := source.take(size) if size else nothing(), Failed):
+            yield chunk
         if chunk is None:
             break
         step.append(chunk)
@@ -111,7 +137,7 @@ def split_stream(
         yield _step(_filled(step, share.replicas))
 
 
-def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) -> Iterator[HostStep]:
+def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) -> Iterator[Step]:
     """One element for each replica, in turn.
 
     Args:
@@ -120,25 +146,38 @@ def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) ->
         drop: Says whether a last step that cannot serve all is left out, rather than filled up
             with parts that have no rows; asked only if there is such a step.
     """
-    stream = iter(elements)
-    while step := list(itertools.islice(stream, replicas)):
+    step: list[Any] = []
+    for element in attempts(elements):
+        if isinstance(element, Failed):
+            yield element
+            continue
+        step.append(element)
         if len(step) == replicas:
             yield _step(step)
-        elif not drop():
-            yield _step(_filled(step, replicas))
+            step = []
+    if step and not drop():
+        yield _step(_filled(step, replicas))
 
 
 class _Rows:
     """A stream of batches, read by rows."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = iter(batches)
+        self._batches = attempts(batches)
         self._left: Any = None
+        self._taken: list[Any] = []  # before a batch that failed
 
     def take(self, count: int) -> Any:
-        """The next ``count`` rows, fewer at the end; None if there are none."""
-        taken: list[Any] = []
+        """The next ``count`` rows, fewer at the end; None if there are none.
+
+        Where a batch failed it says so, once; the rows before it stay for the next call.
+        """
+        taken, self._taken = self._taken, []
+        count -= sum(_rows(part) for part in taken)
         while count and (batch := self._next()) is not None:
+            if isinstance(batch, Failed):
+                self._taken = taken
+                return batch
             rows = _rows(batch)
             taken.append(_cut(batch, 0, count))
             self._left = _cut(batch, count, rows) if rows > count else None

@@ -49,7 +49,11 @@ class _EnumerateStream(Stream):
         self._next = start
 
     def pull(self, limit: int) -> Block | None:
-        block = self._stream.pull(limit)
+        try:
+            block = self._stream.pull(limit)
+        except Exception:
+            self._next += 1  # the element that failed has a number too
+            raise
         if block is None:
             return None
         numbers = np.arange(self._next, self._next + len(block))

@@ -6,7 +6,8 @@ from typing import Any, final
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._node import Batching, Stream, UnaryNode
+from replicax.data._node import Batching, Stream, UnaryNode, pass_over
+from replicax.data._nodes._map import MapNode
 from replicax.data._seeds import Run
 from replicax.data._structure import map_leaves
 
@@ -27,6 +28,11 @@ class BatchingNode(UnaryNode):
         return Batching(self.size, self.drop_remainder)
 
     @property
+    def keeps_borders(self) -> bool:
+        """Whether a batch that fails takes as many elements as others; if not, the next begins."""
+        return False
+
+    @property
     def cardinality(self) -> int:
         """The number of batches."""
         return self.batches_of(self.input.cardinality)
@@ -38,11 +44,19 @@ class BatchingNode(UnaryNode):
         return count // self.size if self.drop_remainder else (count + self.size - 1) // self.size
 
     def gather(self, stream: Stream, most: int, left: Block | None = None) -> Block | None:
-        """Rows for at least one batch, as far as there are any: those left, then up to ``most``."""
+        """Rows for at least one batch, as far as there are any: those left, then up to ``most``.
+
+        An element that fails is raised, and what was gathered for its batch is gone with it.
+        """
         blocks = [] if left is None else [left]
         count = 0 if left is None else len(left)
         while count < self.size:
-            block = stream.pull(most - count)
+            try:
+                block = stream.pull(most - count)
+            except Exception:
+                if self.keeps_borders:
+                    pass_over(stream, self.size - count - 1)
+                raise
             if block is None:
                 break
             blocks.append(block)
@@ -56,6 +70,11 @@ class BatchingNode(UnaryNode):
 @dataclass(frozen=True, eq=False)
 class BatchNode(BatchingNode):
     """Elements stacked."""
+
+    @property
+    def keeps_borders(self) -> bool:
+        """After a `map`, as in TensorFlow, which fuses the two."""
+        return isinstance(self.input, MapNode)
 
     @property
     def element_spec(self) -> Any:
@@ -93,7 +112,11 @@ class _BatchStream(Stream):
         if stop - start > size:
             stop -= (stop - start) % size
             self._used = stop
-        return self._cut(block, start, stop)
+        try:
+            return self._cut(block, start, stop)
+        except InvalidArgumentError:  # elements of one batch differ: alone, the others are good
+            self._used = min(start + size, stop)
+            return self._cut(block, start, self._used)
 
     def skip(self, count: int) -> int:
         waiting = 0 if self._block is None else len(self._block) - self._used

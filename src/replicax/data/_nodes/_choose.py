@@ -14,6 +14,7 @@ from replicax.data._node import (
     UNKNOWN_CARDINALITY,
     Batching,
     Buffered,
+    Due,
     SourceNode,
     Stream,
 )
@@ -67,12 +68,11 @@ class _ChooseStream(Stream):
         self._open = [True] * len(streams)
         self._stop_on_empty = stop_on_empty
         self._is_done = False
-        self._error: Exception | None = None
+        self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
         blocks: list[Block] = []
-        if self._error is not None:
-            raise self._error
+        self._due.settle()
         try:
             while len(blocks) < limit and not self._is_done:
                 block = self._next()
@@ -81,7 +81,7 @@ class _ChooseStream(Stream):
         except Exception as error:
             if not blocks:
                 raise
-            self._error = error
+            self._due.put(error)
         if not blocks:
             return None
         structure = blocks[0].structure

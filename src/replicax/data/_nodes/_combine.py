@@ -15,6 +15,7 @@ from replicax.data._node import (
     Buffered,
     Node,
     Stream,
+    pass_over,
 )
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, tuple_of
@@ -82,7 +83,11 @@ class _ZipStream(Stream):
     def pull(self, limit: int) -> Block | None:
         blocks: list[Block] = []
         for stream in self._streams:
-            block = stream.pull(limit)
+            try:
+                block = stream.pull(limit)
+            except Exception:
+                self._pass_over_one(blocks)
+                raise
             if block is None:
                 return None
             limit = min(limit, len(block))
@@ -99,6 +104,14 @@ class _ZipStream(Stream):
     def close(self) -> None:
         for stream in self._streams:
             stream.close()
+
+    def _pass_over_one(self, blocks: Sequence[Block]) -> None:
+        """Leave out the element of every branch that goes with one that failed."""
+        for place, stream in enumerate(self._streams):
+            if place < len(blocks):
+                stream.push_back(blocks[place].slice(1, len(blocks[place])))
+            elif place > len(blocks):
+                pass_over(stream, 1)
 
     def _side_by_side(self, blocks: Sequence[Block], size: int) -> Block:
         if self._structure is None:

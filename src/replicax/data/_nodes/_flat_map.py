@@ -120,18 +120,37 @@ class InterleaveNode(NestingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        opener = self.opener(run, in_threads=self.num_parallel_calls not in (None, 1))
-        return InterleaveStream(self.input.open(run), opener, cycle=self.cycle, block=self.block)
+        in_threads = self.num_parallel_calls not in (None, 1)
+        opener = self.opener(run, in_threads=in_threads)
+        return InterleaveStream(
+            self.input.open(run),
+            opener,
+            cycle=self.cycle,
+            block=self.block,
+            counts_errors=in_threads,
+        )
 
 
 @final
 class InterleaveStream(Stream):
-    """Inner streams in turn; a slot whose stream has ended is filled at its next turn."""
+    """Inner streams in turn; a slot whose stream has ended is filled at its next turn.
 
-    def __init__(self, stream: Stream, opener: OpenInner, *, cycle: int, block: int) -> None:
+    An element that fails is one of a slot's turn, or it is not, as in TensorFlow's two ways.
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        opener: OpenInner,
+        *,
+        cycle: int,
+        block: int,
+        counts_errors: bool = False,
+    ) -> None:
         self._stream = stream
         self._open = opener
         self._block = block
+        self._counts_errors = counts_errors
         self._slots: list[Stream | None] = [None] * cycle
         self._slot = 0
         self._left = block  # elements that the current slot may still give in this turn
@@ -141,15 +160,17 @@ class InterleaveStream(Stream):
 
     def pull(self, limit: int) -> Block | None:
         while (inner := self._current()) is not None:
-            block = inner.pull(min(limit, self._left))
+            try:
+                block = inner.pull(min(limit, self._left))
+            except Exception:
+                self._used(1 if self._counts_errors else 0)
+                raise
             if block is None:
                 inner.close()
                 self._slots[self._slot] = None
                 self._next_slot()
                 continue
-            self._left -= len(block)
-            if not self._left:
-                self._next_slot()
+            self._used(len(block))
             self._structure = self._structure or block.structure
             return as_structure(block, self._structure)
         return None
@@ -178,6 +199,11 @@ class InterleaveStream(Stream):
             return None
         self._index += 1
         return self._open(block.elements()[0], self._index - 1)
+
+    def _used(self, count: int) -> None:
+        self._left -= count
+        if not self._left:
+            self._next_slot()
 
     def _next_slot(self) -> None:
         self._slot = (self._slot + 1) % len(self._slots)

@@ -11,7 +11,7 @@ from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import leaf_spec, own, to_array, to_leaf
-from replicax.data._node import UNKNOWN_CARDINALITY, SourceNode, Stream
+from replicax.data._node import UNKNOWN_CARDINALITY, Due, SourceNode, Stream
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten
 
@@ -102,12 +102,11 @@ class RowStream(Stream):
         if signature is not None:
             self._structure, self._specs = flatten(signature)
         self._index = 0
-        self._error: BaseException | None = None
+        self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
         """Advance the iterator up to ``limit`` times."""
-        if self._error is not None:
-            raise self._error
+        self._due.settle()
         rows: list[Row] = []
         while len(rows) < limit:
             try:
@@ -115,7 +114,7 @@ class RowStream(Stream):
             except Exception as error:
                 if not rows:
                     raise
-                self._error = error
+                self._due.put(error)
                 break
             if row is None:
                 break
@@ -144,6 +143,8 @@ class RowStream(Stream):
             element = next(self._items)
         except StopIteration:
             return None
+        finally:
+            self._index += 1
         if self._structure is None:
             self._structure, leaves = flatten(element)
         else:
@@ -151,9 +152,7 @@ class RowStream(Stream):
                 leaves = self._structure.leaves_of(element)
             except StructureError as error:
                 raise self._different(error) from None
-        row = self._convert(leaves)
-        self._index += 1
-        return row
+        return self._convert(leaves)
 
     def _convert(self, leaves: list[Any]) -> Row:
         if self._specs is None:
@@ -167,12 +166,12 @@ class RowStream(Stream):
             array = to_array(value) if spec.dtype == object else np.asarray(value, spec.dtype)
         except (TypeError, ValueError) as error:
             raise InvalidArgumentError(
-                f"Element {self._index} of the generator is {value!r}, which cannot be"
+                f"Element {self._index - 1} of the generator is {value!r}, which cannot be"
                 f" converted to {spec.dtype}, the dtype in its output_signature {spec}."
             ) from error
         if not spec.is_compatible_with(array):
             raise InvalidArgumentError(
-                f"Element {self._index} of the generator has shape {array.shape}, where"
+                f"Element {self._index - 1} of the generator has shape {array.shape}, where"
                 f" {spec.shape} was expected (None fits any size). Correct the generator, or the"
                 " output_signature."
             )
@@ -180,6 +179,6 @@ class RowStream(Stream):
 
     def _different(self, error: StructureError) -> StructureError:
         return StructureError(
-            f"Element {self._index} is built differently from the ones before: {error}."
+            f"Element {self._index - 1} is built differently from the ones before: {error}."
             " All elements of a dataset need the same nesting of tuples and dicts."
         )

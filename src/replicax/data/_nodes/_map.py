@@ -13,7 +13,15 @@ from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._first import Known, mapped_spec
 from replicax.data._functions import ElementFunction
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Buffered, Node, Stream, UnaryNode
+from replicax.data._node import (
+    AUTOTUNE,
+    UNKNOWN_CARDINALITY,
+    Buffered,
+    Due,
+    Node,
+    Stream,
+    UnaryNode,
+)
 from replicax.data._seeds import Run
 
 _MOST_ROWS = 1024  # rows given to a function at once
@@ -112,19 +120,19 @@ class _MapStream(Stream):
         self._function = function
         self._workers = workers
         self._index = 0
-        self._error: Exception | None = None
+        self._due = Due()
         self._pending: deque[Future[Row]] = deque()
         self._pool: ThreadPoolExecutor | None = None
 
     def pull(self, limit: int) -> Block | None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        self._due.settle()
         limit = min(limit, _MOST_ROWS)
         if self._workers in (None, 1, AUTOTUNE):
             rows = self._call_here(limit)
         else:
             rows = self._call_in_threads(limit)
+        if not rows:
+            self._due.settle()
         return self._function.rows_block(rows) if rows else None
 
     def skip(self, count: int) -> int:
@@ -152,7 +160,7 @@ class _MapStream(Stream):
         except Exception as error:
             self._elements.put_back(elements[len(rows) + 1 :])
             self._index += 1
-            self._keep(error, rows)
+            self._due.put(error)
         self._index += len(rows)
         if self._workers == AUTOTUNE and rows:
             is_slow = (time.perf_counter() - began) / len(rows) > _SLOW_CALL
@@ -166,20 +174,20 @@ class _MapStream(Stream):
             while self._pending and len(rows) < limit:
                 rows.append(self._pending.popleft().result())
         except Exception as error:
-            self._keep(error, rows)
-        if not rows:
-            self._end_threads()
+            self._due.put(error)
+        else:
+            if not rows:
+                self._end_threads()
         return rows
-
-    def _keep(self, error: Exception, rows: list[Row]) -> None:
-        """Raise an error, or keep it until the rows before it are delivered."""
-        if not rows:
-            raise error
-        self._error = error
 
     def _submit(self, wanted: int) -> None:
         while missing := max(0, wanted - len(self._pending)):
-            elements = self._elements.take(missing)
+            try:
+                elements = self._elements.take(missing)
+            except Exception as error:  # in its place among those that wait
+                self._pending.append(Future())
+                self._pending[-1].set_exception(error)
+                continue
             if not elements:
                 return
             if self._pool is None:
@@ -240,12 +248,10 @@ class _FilterStream(Stream):
         self._stream = Buffered(stream)
         self._predicate = predicate
         self._index = 0
-        self._error: Exception | None = None
+        self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        self._due.settle()
         while (block := self._stream.pull(min(limit, _MOST_ROWS))) is not None:
             kept = self._keep(block)
             if len(kept):
@@ -266,7 +272,7 @@ class _FilterStream(Stream):
                 self._stream.push_back(block.slice(place + 1, len(block)))
                 if not kept:
                     raise
-                self._error = error
+                self._due.put(error)
                 break
         return block if len(kept) == len(block) else block.take(np.array(kept, np.int64))
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import final
 
 from replicax.data._blocks import Block
-from replicax.data._node import Node, PassingNode, Stream
+from replicax.data._node import Due, Node, PassingNode, Stream
 from replicax.data._seeds import Run
 
 _AUTOTUNE_SIZE = 8
@@ -49,12 +49,12 @@ class _Shared:
         self.stream = stream
         self.capacity = capacity
         self.step = step
-        self.ready: deque[Block] = deque()
+        self.ready: deque[Block | Exception] = deque()
         self.count = 0
         self.changed = threading.Condition()
         self.is_done = False
         self.is_stopped = False
-        self.error: BaseException | None = None
+        self.last = Due()
 
     def room(self) -> int:
         """Wait for room; how many elements, 0 when stopped."""
@@ -62,11 +62,11 @@ class _Shared:
             self.changed.wait_for(lambda: self.is_stopped or self.count < self.capacity)
             return 0 if self.is_stopped else min(self.step, self.capacity - self.count)
 
-    def put(self, block: Block) -> None:
-        """Add a block."""
+    def put(self, item: Block | Exception) -> None:
+        """Add a block, or the error of an element."""
         with self.changed:
-            self.ready.append(block)
-            self.count += len(block)
+            self.ready.append(item)
+            self.count += 1 if isinstance(item, Exception) else len(item)
             self.changed.notify_all()
 
     def make_room(self, count: int) -> None:
@@ -76,9 +76,11 @@ class _Shared:
             self.changed.notify_all()
 
     def finish(self, error: BaseException | None) -> None:
-        """No more blocks."""
+        """No more blocks: the input has ended, or its thread has."""
         with self.changed:
-            self.is_done, self.error = True, error
+            self.is_done = True
+            if error is not None:
+                self.last.put(error)
             self.changed.notify_all()
 
     def stop(self) -> None:
@@ -97,6 +99,7 @@ class PrefetchStream(Stream):
         self._shared = _Shared(stream, capacity, step)
         self._thread: threading.Thread | None = None
         self._left: Block | None = None
+        self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
         """Wait for a block."""
@@ -139,11 +142,16 @@ class PrefetchStream(Stream):
         shared = self._shared
         with shared.changed:
             shared.changed.wait_for(lambda: shared.ready or shared.is_done)
-            if shared.ready:
-                return shared.ready.popleft()
-            error, shared.error = shared.error, None
-        if error is not None:
-            raise error
+            item = shared.ready.popleft() if shared.ready else None
+        if isinstance(item, Block):
+            return item
+        if item is None:
+            shared.last.settle()
+            return None
+        self._due.put(item)
+        del item
+        shared.make_room(1)
+        self._due.settle()
         return None
 
 
@@ -151,11 +159,14 @@ def _read_ahead(shared: _Shared) -> None:
     error: BaseException | None = None
     try:
         while room := shared.room():
-            block = shared.stream.pull(room)
-            if block is None:
+            try:
+                item: Block | Exception | None = shared.stream.pull(room)
+            except Exception as failed:
+                item = failed
+            if item is None:
                 break
-            shared.put(block)
-            del block  # or this frame would keep one batch more alive than was asked for
+            shared.put(item)
+            del item  # or this frame would keep one batch more alive than was asked for
     except BaseException as caught:
         error = caught
     shared.stream.close()

@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 
 from replicax.data._blocks import Block
-from replicax.data._node import INFINITE_CARDINALITY, Node, PassingNode, Stream, passing_over
+from replicax.data._node import INFINITE_CARDINALITY, Passed, PassingNode, Stream
 from replicax.data._seeds import Run
 
 SHARD_HINT = -1
@@ -77,30 +77,24 @@ class SkipNode(PassingNode):
         """Start a pass."""
         if self.count < 0:
             return _TakeStream(self.input.open(run), 0)
-        return _SkipStream(self.input, self.count, run)
+        return _SkipStream(Passed(self.input, run, self.count))
 
 
 @final
 class _SkipStream(Stream):
-    def __init__(self, node: Node, count: int, run: Run) -> None:
-        self._stream = node.open(run)
-        self._pass_over = passing_over(node, self._stream)
-        self._before = count
+    def __init__(self, passed: Passed) -> None:
+        self._passed = passed
 
     def pull(self, limit: int) -> Block | None:
-        if self._before:
-            self._pass_over(self._before)
-            self._before = 0
-        return self._stream.pull(limit)
+        return self._passed.stream.pull(limit) if self._passed.is_past() else None
 
     def skip(self, count: int) -> int:
-        if self._before:
-            self._stream.skip(self._before)
-            self._before = 0
-        return self._stream.skip(count)
+        if not count or not self._passed.is_past(makes=False):
+            return 0
+        return self._passed.stream.skip(count)
 
     def close(self) -> None:
-        self._stream.close()
+        self._passed.stream.close()
 
 
 @final
@@ -127,38 +121,32 @@ class ShardNode(PassingNode):
         """Start a pass."""
         if self.num_shards in (1, SHARD_HINT):
             return self.input.open(run)
-        return _ShardStream(self, run)
+        return _ShardStream(Passed(self.input, run, self.index), self.num_shards)
 
 
 @final
 class _ShardStream(Stream):
-    def __init__(self, node: ShardNode, run: Run) -> None:
-        self._stream = node.input.open(run)
-        self._pass_over = passing_over(node.input, self._stream)
-        self._num_shards = node.num_shards
-        self._gap = node.index  # elements of other shards before the next one of ours
+    def __init__(self, passed: Passed, num_shards: int) -> None:
+        self._passed = passed  # elements of other shards before the next one of ours
+        self._num_shards = num_shards
 
     def pull(self, limit: int) -> Block | None:
-        while True:
-            if self._gap and self._pass_over(self._gap) < self._gap:
-                return None
-            self._gap = 0
-            block = self._stream.pull(1 + (limit - 1) * self._num_shards)
-            if block is None:
-                return None
-            mine = np.arange(0, len(block), self._num_shards)
-            self._gap = int(mine[-1]) + self._num_shards - len(block)
-            return block if len(block) == 1 else block.take(mine)
+        if not self._passed.is_past():
+            return None
+        block = self._passed.stream.pull(1 + (limit - 1) * self._num_shards)
+        if block is None:
+            return None
+        mine = np.arange(0, len(block), self._num_shards)
+        self._passed.count = int(mine[-1]) + self._num_shards - len(block)
+        return block if len(block) == 1 else block.take(mine)
 
     def skip(self, count: int) -> int:
-        if not count or (self._gap and self._stream.skip(self._gap) < self._gap):
+        if not count or not self._passed.is_past(makes=False):
             return 0
-        self._gap = 0
-        wanted = 1 + (count - 1) * self._num_shards
-        done = self._stream.skip(wanted)
+        done = self._passed.stream.skip(1 + (count - 1) * self._num_shards)
         mine = (done + self._num_shards - 1) // self._num_shards
-        self._gap = mine * self._num_shards - done
+        self._passed.count = mine * self._num_shards - done
         return mine
 
     def close(self) -> None:
-        self._stream.close()
+        self._passed.stream.close()

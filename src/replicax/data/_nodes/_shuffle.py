@@ -54,6 +54,8 @@ class _ShuffleStream(Stream):
         self._generator = generator
         self._ahead = ahead
         self._store = MixedStore()
+        self._filling: list[Array] = []
+        self._missing = self._capacity
         self._slots = np.empty(0, np.int64)  # handles of the store
         self._draws = np.empty(0, np.int64)
         self._ready = np.empty(0, np.int64)  # handles in their final order
@@ -92,18 +94,17 @@ class _ShuffleStream(Stream):
         return handles
 
     def _fill(self) -> None:
-        parts: list[Array] = []
-        missing = self._capacity
-        while missing:
-            block = self._stream.pull(min(missing, _FILL))
+        while self._missing:
+            block = self._stream.pull(min(self._missing, _FILL))
             if block is None:
                 break
-            parts.append(self._store.put(block))
-            missing -= len(block)
+            self._filling.append(self._store.put(block))
+            self._missing -= len(block)
         self._is_filled = True
-        if parts:
-            self._slots = np.concatenate(parts)
-        if missing:
+        if self._filling:
+            self._slots = np.concatenate(self._filling)
+            self._filling = []
+        if self._missing:
             self._finish()
 
     def _swap(self, arrived: Array) -> Array:

@@ -44,8 +44,8 @@ class _TakeWhileStream(Stream):
         block = None if self._is_done else self._stream.pull(1)
         if block is None:
             return None
-        self._is_done = not self._predicate.call(block.elements()[0], self._index)
         self._index += 1
+        self._is_done = not self._predicate.call(block.elements()[0], self._index - 1)
         return None if self._is_done else block
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._leaves import leaf_spec
-from replicax.data._node import Node, SourceNode, Stream, UnaryNode, passing_over
+from replicax.data._node import Node, Passed, SourceNode, Stream, UnaryNode
 from replicax.data._nodes._source import ArraySource, SlicesNode
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, flatten, map_leaves
@@ -59,44 +59,64 @@ class WindowNode(UnaryNode):
 
 @final
 class _WindowStream(Stream):
+    """Elements wait for their windows; one that failed waits too, and fails those it is in."""
+
     def __init__(self, node: WindowNode, run: Run) -> None:
-        self._stream = node.input.open(run)
-        self._pass_over = passing_over(node.input, self._stream)
+        self._passed = Passed(node.input, run, 0)  # elements between windows that are apart
         self._node = node
         self._specs: list[TypeSpec] | None = None
         if node.input.is_spec_known:
             self._specs = flatten(node.input.element_spec)[1]
-        self._waiting: Block | None = None
-        self._gap = 0  # elements to pass over before the next window, if windows are apart
+        self._waiting: Block | None = None  # elements without those that failed
+        self._errors: dict[int, Exception] = {}  # by how many elements wait before
 
     def pull(self, limit: int) -> Block | None:
         node = self._node
-        block = self._collect(node.reach)
-        if block is None or (len(block) < node.reach and node.drop_remainder):
+        count = self._collect(node.reach)
+        if not count or (count < node.reach and node.drop_remainder):
             return None
-        here = min(node.reach, len(block))
-        window = block.take(np.arange(0, here, node.stride))
-        used = min(node.shift, len(block))
-        self._waiting = block.slice(used, len(block)) if used < len(block) else None
-        self._gap = node.shift - used
-        return RowBlock(block.structure, [self._datasets(window)])
+        block, errors = self._waiting, self._errors
+        places = np.arange(0, min(node.reach, count), node.stride)
+        self._drop(min(node.shift, count))
+        self._passed.count = max(0, node.shift - count)
+        failed = [error for place, error in errors.items() if place in places]
+        if failed:
+            raise failed[0]
+        assert block is not None
+        before = np.searchsorted(np.array(sorted(errors), np.int64), places)
+        return RowBlock(block.structure, [self._datasets(block.take(places - before))])
 
     def close(self) -> None:
-        self._stream.close()
+        self._passed.stream.close()
 
-    def _collect(self, wanted: int) -> Block | None:
-        if self._gap and self._pass_over(self._gap) < self._gap:
-            return None
-        self._gap = 0
+    def _collect(self, wanted: int) -> int:
+        """Have ``wanted`` elements waiting, or as many as there are; how many."""
+        if not self._passed.is_past():
+            return 0
         blocks = [] if self._waiting is None else [self._waiting]
-        count = sum(len(block) for block in blocks)
+        count = sum(len(block) for block in blocks) + len(self._errors)
         while count < wanted:
-            block = self._stream.pull(wanted - count)
+            try:
+                block = self._passed.stream.pull(wanted - count)
+            except Exception as error:
+                self._errors[count] = error
+                count += 1
+                continue
             if block is None:
                 break
             blocks.append(block)
             count += len(block)
-        return join(blocks) if blocks else None
+        self._waiting = join(blocks) if blocks else None
+        return count
+
+    def _drop(self, count: int) -> None:
+        """Forget the first elements that wait."""
+        errors = self._errors
+        self._errors = {place - count: e for place, e in errors.items() if place >= count}
+        good = count - len(errors) + len(self._errors)
+        block = self._waiting
+        if block is not None:
+            self._waiting = block.slice(good, len(block)) if good < len(block) else None
 
     def _datasets(self, window: Block) -> Row:
         specs = self._specs or [_open_spec(leaf) for leaf in window.rows()[0]]
