@@ -5,6 +5,7 @@ Only where the user says ``vectorize=True`` it is called for whole blocks.
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ class ElementFunction:
                 result = function(*element) if type(element) is tuple else function(element)
             except Exception as error:
                 raise self._failed(error, f"element {index}") from error
-            rows.append(row(result, index))
+            rows.append(row(result, element, index))
             index += 1
 
     def rows_block(self, rows: Sequence[Row]) -> RowBlock:
@@ -94,18 +95,19 @@ class ElementFunction:
             )
         return ColumnBlock(self._structure, [own(leaf) for leaf in leaves], len(block))
 
-    def _row(self, result: Any, index: int) -> Row:
+    def _row(self, result: Any, element: Any, index: int) -> Row:
         # The next call may write into what this one returned, so that it must be copied, unless
-        # nobody but the frames here refers to it.
+        # nobody but the frames here, and the element that was given, refers to it.
         try:
             if self._is_leaf and type(result) is not list:
-                return (_unshared(result),)
+                return (_unshared(result, ()),)
             if (
                 type(result) is tuple
                 and len(result) == self._flat_size
                 and _references(result) == _TUPLE_REFERENCES
             ):
-                return tuple(map(_unshared, result))
+                is_alone = _references(element) == _ELEMENT_REFERENCES and type(element) is tuple
+                return tuple(map(_unshared, result, repeat(element if is_alone else ())))
             return tuple(own(leaf) for leaf in self._leaves(result))
         except StructureError as error:
             raise StructureError(
@@ -134,18 +136,18 @@ class ElementFunction:
         )
 
 
-def _unshared(leaf: Any) -> Any:
-    """A leaf that nobody else can write into: itself if nobody can, or a copy."""
+def _unshared(leaf: Any, given: tuple[Any, ...]) -> Any:
+    """A leaf that nobody else can write into: itself if nobody can, or a copy.
+
+    It may be one of the parts that the function was given.
+    """
     kind = type(leaf)
     if kind in _SCALARS:
         return leaf
     if kind is np.ndarray:
-        if (
-            _references(leaf) == _LEAF_REFERENCES
-            and leaf.flags.owndata
-            and leaf.ndim
-            and leaf.dtype.char in _NUMBERS
-        ):
+        extra = _references(leaf) - _LEAF_REFERENCES
+        is_alone = not extra or (extra == 1 and any(leaf is part for part in given))
+        if is_alone and leaf.flags.owndata and leaf.ndim and leaf.dtype.char in _NUMBERS:
             return leaf
     else:
         LEAF.collect(leaf, [], leaf)  # which raises if it is no leaf
@@ -155,13 +157,19 @@ def _unshared(leaf: Any) -> Any:
 def _notices_other_references() -> bool:
     """Whether the counts of references are right for this Python: what a user keeps is copied."""
     kept = (np.empty(1), np.empty(1))
+    given = [(kept[0], kept[1])] * 2
     rows: list[Row] = []
-    for function in (lambda _: kept[0], lambda _: kept, lambda _: (kept[0], kept[1])):
-        ElementFunction(function, "map").add_rows(rows, (0, 0), 0)
+    for function in (
+        lambda *_: kept[0],
+        lambda *_: kept,
+        lambda *_: (kept[0], kept[1]),
+        lambda x, y: (y, x),
+    ):
+        ElementFunction(function, "map").add_rows(rows, given, 0)
     return not any(leaf is one for row in rows for leaf in row for one in kept)
 
 
 # Here and in the frames of `_row` and `add_rows`; no count at all if this Python counts otherwise.
-_LEAF_REFERENCES, _TUPLE_REFERENCES = 4, 3
+_LEAF_REFERENCES, _TUPLE_REFERENCES, _ELEMENT_REFERENCES = 4, 3, 4
 if not _notices_other_references():
-    _LEAF_REFERENCES = _TUPLE_REFERENCES = -1
+    _LEAF_REFERENCES = _TUPLE_REFERENCES = -2

@@ -85,13 +85,12 @@ def stack(leaves: Sequence[Any], what: str = "batch") -> Array:
             f"Cannot {what} nested datasets. Turn each into arrays first, for example with"
             " `flat_map(lambda window: window.batch(n))`."
         )
-    shape, dtype = first.shape, first.dtype
-    for position, leaf in enumerate(leaves):
-        if getattr(leaf, "shape", ()) != shape or getattr(leaf, "dtype", _OBJECT) != dtype:
-            raise _uneven(first, leaf, position, what)
+    if not is_stackable(leaves):
+        raise _uneven(leaves, what)
+    shape: tuple[int, ...] = first.shape
     if not shape:
-        return np.array(leaves, dtype)
-    return np.stack(leaves)
+        return np.array(leaves, first.dtype)
+    return np.concatenate(leaves).reshape(len(leaves), *shape)
 
 
 def is_stackable(leaves: Sequence[Any]) -> bool:
@@ -99,11 +98,13 @@ def is_stackable(leaves: Sequence[Any]) -> bool:
     first = leaves[0]
     if hasattr(first, "node"):
         return False
-    shape, dtype = getattr(first, "shape", ()), getattr(first, "dtype", _OBJECT)
-    return all(
-        getattr(leaf, "shape", ()) == shape and getattr(leaf, "dtype", _OBJECT) == dtype
-        for leaf in leaves
-    )
+    if isinstance(first, bytes):
+        return all(isinstance(leaf, bytes) for leaf in leaves)
+    shape, dtype = first.shape, first.dtype
+    try:
+        return all([leaf.shape == shape and leaf.dtype == dtype for leaf in leaves])  # noqa: C419
+    except AttributeError:  # bytes among arrays
+        return False
 
 
 def common_shape(left: Any, right: Any) -> Shape | None:
@@ -171,7 +172,11 @@ def _narrow(array: Array) -> Array:
     return array
 
 
-def _uneven(first: Any, other: Any, position: int, what: str) -> InvalidArgumentError:
+def _uneven(leaves: Sequence[Any], what: str) -> InvalidArgumentError:
+    first = leaves[0]
+    differs = (k for k in range(len(leaves)) if not is_stackable((first, leaves[k])))
+    position = next(differs)
+    other = leaves[position]
     return InvalidArgumentError(
         f"Cannot {what} elements of different shape or dtype: the first is {_form(first)},"
         f" element {position} of this {what} is {_form(other)}."

@@ -118,7 +118,7 @@ class _MapStream(Stream):
     def __init__(self, elements: _Elements, function: ElementFunction, workers: int | None) -> None:
         self._elements = elements
         self._function = function
-        self._workers = workers
+        self._workers = None if workers == 1 else workers
         self._index = 0
         self._due = Due()
         self._pending: deque[Future[Row]] = deque()
@@ -126,11 +126,12 @@ class _MapStream(Stream):
 
     def pull(self, limit: int) -> Block | None:
         self._due.settle()
-        limit = min(limit, _MOST_ROWS)
-        if self._workers in (None, 1, AUTOTUNE):
+        if self._workers is None:
             rows = self._call_here(limit)
+        elif self._workers == AUTOTUNE:
+            rows = self._call_and_decide(limit)
         else:
-            rows = self._call_in_threads(limit)
+            rows = self._call_in_threads(min(limit, _MOST_ROWS))
         if not rows:
             self._due.settle()
         return self._function.rows_block(rows) if rows else None
@@ -152,9 +153,8 @@ class _MapStream(Stream):
         self._end_threads()
 
     def _call_here(self, limit: int) -> list[Row]:
-        elements = self._elements.take(limit)
+        elements = self._elements.take(limit if limit < _MOST_ROWS else _MOST_ROWS)
         rows: list[Row] = []
-        began = time.perf_counter() if self._workers == AUTOTUNE else 0.0
         try:
             self._function.add_rows(rows, elements, self._index)
         except Exception as error:
@@ -162,9 +162,13 @@ class _MapStream(Stream):
             self._index += 1
             self._due.put(error)
         self._index += len(rows)
-        if self._workers == AUTOTUNE and rows:
-            is_slow = (time.perf_counter() - began) / len(rows) > _SLOW_CALL
-            self._workers = _cores() if is_slow else None
+        return rows
+
+    def _call_and_decide(self, limit: int) -> list[Row]:
+        began = time.perf_counter()
+        rows = self._call_here(limit)
+        is_slow = time.perf_counter() - began > _SLOW_CALL * len(rows)
+        self._workers = _cores() if is_slow and rows else None
         return rows
 
     def _call_in_threads(self, limit: int) -> list[Row]:
