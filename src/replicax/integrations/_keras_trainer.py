@@ -17,7 +17,7 @@ from keras import tree
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax._errors import ScopeError
-from replicax.context._current import get_strategy, is_default
+from replicax.context._current import entered, get_strategy, is_default
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
 from replicax.function._function import function
@@ -219,6 +219,20 @@ def _placed(x: Any, topology: Topology) -> Any:
     return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
 
 
+def _chiefs(original: Any) -> Any:
+    """Of several workers, the first writes the files."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        home = _home(self.model)
+        if home is None or home.is_chief:
+            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
+            # its variables would be a collective that the other workers do not come to.
+            with entered(strategy=None):
+                original(self, *args, **kwargs)
+
+    return method
+
+
 # Datasets of ours.
 
 
@@ -336,6 +350,16 @@ HOOKS = (
     Hook(f"{_TRAINER}make_train_function", "self, force", _making("train")),
     Hook(f"{_TRAINER}make_test_function", "self, force", _making("test")),
     Hook(f"{_TRAINER}make_predict_function", "self, force", _making("predict")),
+    Hook(
+        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
+        "self, epoch, batch, logs",
+        _chiefs,
+    ),
+    Hook("callbacks.backup_and_restore:BackupAndRestore._save_model", "self", _chiefs),
+    Hook("callbacks.backup_and_restore:BackupAndRestore.on_train_end", "self, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
     Hook(
         "trainers.data_adapters:get_data_adapter",
         "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",

@@ -64,7 +64,7 @@ def read_global(held: Variable) -> jax.Array:
 
     In a replica, or in a function that is traced, it is what `Variable.read_value` gives. Outside
     it is the array of all replicas, not the first one's copy, so that operations on it run where
-    the variable lives.
+    the variable lives. Of several workers each computes for itself, with its own copy.
     """
     frame = current()
     if frame.level is not None or frame.replica is not None:
@@ -73,7 +73,7 @@ def read_global(held: Variable) -> jax.Array:
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
     with jax.ensure_compile_time_eval():
-        if cell.per_replica:
+        if cell.per_replica or cell.topology is None or not cell.topology.is_whole:
             return held.read_value()
         cell.owned = False
         whole = cell.array()

@@ -30,7 +30,7 @@ from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._agreement import settled, settled_copies
 from replicax.variables._cell import Cell
-from replicax.variables._levels import level
+from replicax.variables._levels import is_staging, level
 from replicax.variables._told import read
 
 Parts = tuple[Any, ...]
@@ -202,7 +202,8 @@ class OnReadPolicy:
         if (body := current().body) is not None:
             where.write(self.cell, combine(old, *shares(body.across.index())))
             return
-        own = self._topology.own
+        # A program is the same in all processes, and holds the copies of all of them.
+        own = range(self._topology.num_replicas) if is_staging() else self._topology.own
         olds = (None,) * len(own) if old is None else old.values
         new = [combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
         where.write(self.cell, PerReplica(new))

@@ -1,0 +1,60 @@
+"""Keras under several workers: one model, one progress bar, every row once."""
+
+import numpy as np
+import pytest
+
+from replicax.testing import run_in_processes
+from tests.integrations import keras_workers
+from tests.integrations.keras_loops import alone, batches, weights
+from tests.integrations.test_keras import clipped_momentum_with_regularizer
+from tests.integrations.test_keras_trainer import BATCH, TOLERANCE, X, Y, stock_fit
+
+pytestmark = [
+    pytest.mark.multi_process,
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+
+def assert_as_stock(report):
+    model, history = stock_fit()
+    for a, b in zip(report["weights"], weights(model), strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
+    for name, values in history.history.items():
+        np.testing.assert_allclose(report["history"][name], values, **TOLERANCE)
+
+
+def test_workers_fit_evaluate_and_predict_as_one(tmp_path):
+    results = run_in_processes(keras_workers.train, 2, 1, args=(str(tmp_path),))
+
+    stock, _ = stock_fit()
+    expected = stock.predict(X, verbose=0)
+    for report in results:
+        assert_as_stock(report["arrays"])
+        assert_as_stock(report["dataset"])
+        np.testing.assert_allclose(
+            report["evaluate"], stock.evaluate(X, Y, BATCH, verbose=0), **TOLERANCE
+        )
+        for name in ("predict", "predict dataset"):
+            np.testing.assert_allclose(report[name], expected, **TOLERANCE)
+        np.testing.assert_allclose(report["eager"], expected[:3], **TOLERANCE)
+    assert [report["shown"] > 0 for report in results] == [True, False]
+    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
+
+
+@pytest.mark.slow
+def test_workers_shuffle_alike_whatever_their_seeds():
+    a, b = run_in_processes(keras_workers.shuffle, 2, 2)
+
+    assert a == b
+
+
+@pytest.mark.slow
+def test_workers_step_together_in_a_custom_loop():
+    losses, expected, steps, error = alone(clipped_momentum_with_regularizer, batches())
+
+    for report in run_in_processes(keras_workers.loop, 2, 1):
+        np.testing.assert_allclose(report["losses"], losses, **TOLERANCE)
+        for a, b in zip(report["weights"], expected, strict=True):
+            np.testing.assert_allclose(a, b, **TOLERANCE)
+        assert report["steps"] == steps
+        np.testing.assert_allclose(report["error"], error, **TOLERANCE)
