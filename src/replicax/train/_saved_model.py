@@ -1,0 +1,319 @@
+"""Saved models: functions and their variables -> a folder -> the same, without the code.
+
+A saved model is a checkpoint in which the functions lie beside the variables, as StableHLO that
+`jax.export` wrote for CPUs, GPUs and TPUs at once. It is loaded in a process that has never seen the
+model's Python, on any number of devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import TracingError
+from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.data._errors import DataLossError
+from replicax.function._function import Function, function
+from replicax.function._lift import Lifted, lift
+from replicax.train import _store
+from replicax.train._object_graph import graph_of, is_variable
+from replicax.values._placement import is_array
+from replicax.variables._cell import Cell
+from replicax.variables._held import read_global, variable_of
+from replicax.variables._levels import TraceLevel
+from replicax.variables._variable import Variable, live_variables
+from replicax.workers import _group
+
+DEFAULT = "serving_default"
+_PLATFORMS = ("cpu", "cuda", "tpu")
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """Options of `rx.saved_model.save`.
+
+    Args:
+        experimental_io_device: Accepted for TensorFlow's sake: the first worker writes.
+
+    Example:
+        >>> rx.saved_model.SaveOptions("/job:localhost").experimental_io_device
+        '/job:localhost'
+    """
+
+    experimental_io_device: str | None = None
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """Options of `rx.saved_model.load`.
+
+    Args:
+        experimental_io_device: Accepted for TensorFlow's sake: every worker reads.
+
+    Example:
+        >>> rx.saved_model.LoadOptions("/job:localhost").experimental_io_device
+        '/job:localhost'
+    """
+
+    experimental_io_device: str | None = None
+
+
+def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None) -> None:
+    """Save an object's functions with its variables, to be loaded without its code.
+
+    What is saved: every attribute that is an `rx.function` with an ``input_signature``, the forward
+    pass of a Keras model, and ``signatures``. A size that is None in a signature stays open.
+
+    Args:
+        obj: A Keras model, or any object with variables and functions.
+        export_dir: The folder.
+        signatures: A function with an ``input_signature``, or a dict of them by name.
+        options: A `SaveOptions`.
+
+    Raises:
+        ValueError: If nothing says what a function's arguments look like.
+
+    Example:
+        >>> import tempfile
+        >>> class Line:
+        ...     def __init__(self):
+        ...         self.slope = rx.Variable(3.0)
+        ...
+        ...     @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
+        ...     def at(self, x):
+        ...         return self.slope * x
+        >>> folder = tempfile.mkdtemp()
+        >>> rx.saved_model.save(Line(), folder)
+        >>> rx.saved_model.load(folder).at(jnp.arange(3.0)).tolist()
+        [0.0, 3.0, 6.0]
+    """
+    functions = dict(_functions_of(obj))
+    serving = _signatures(signatures, functions)
+    wanted = {**functions, **{f"signatures/{name}": f for name, f in serving.items()}}
+    if not wanted:
+        raise ValueError(
+            f"There is nothing to save of {obj!r}: it has no function whose arguments are known."
+            " Decorate one with `@rx.function(input_signature=[rx.TensorSpec([None, 4],"
+            ' "float32")])`, pass `signatures=`, or call a Keras model once on a batch.'
+        )
+    found = graph_of(obj)
+    names = {_cell(x): key.removesuffix(_SUFFIX) for key, x in found.objects.items() if _cell(x)}
+    arrays: dict[str, Any] = {}
+    told: dict[str, Any] = {"functions": {}, "variables": {}}
+    for name, (python, specs) in wanted.items():
+        lifted, exported = _export(python, specs, name)
+        for cell in dict.fromkeys((*lifted.reads, *lifted.writes)):
+            names.setdefault(cell, f"captured/{len(names)}")
+        arrays[f"functions/{name}"] = np.frombuffer(exported.serialize(vjp_order=1), np.uint8)
+        told["functions"][name] = {
+            "reads": [names[c] for c in lifted.reads],
+            "writes": [names[c] for c in lifted.writes],
+        }
+    of_cell = {v.cell: v for v in live_variables}
+    for cell, name in names.items():
+        variable = of_cell[cell]
+        arrays[f"variables/{name}"] = read_global(variable)
+        told["variables"][name] = {"trainable": variable.trainable}
+    group = _group.current()
+    ticket = 0 if group is None else group.new_feed()
+    content = _store.Content([], arrays, {"saved_model": told})
+    _store.write(os.fspath(export_dir), content, ticket)
+
+
+def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
+    """Load what `save` wrote; in the scope of a strategy its variables are made there.
+
+    Args:
+        export_dir: The folder.
+        tags: Accepted for TensorFlow's sake.
+        options: A `LoadOptions`.
+
+    Returns:
+        An object with the saved functions as attributes, ``signatures``, ``variables``, and, for a
+        Keras model, a call.
+
+    Raises:
+        NotFoundError: If there is none.
+        DataLossError: If it is damaged, or is a checkpoint without functions.
+    """
+    stored = _store.Stored(os.fspath(export_dir))
+    if "saved_model" not in stored.states:
+        raise DataLossError(
+            f"{export_dir!r} is a checkpoint without functions. Restore it with"
+            " `rx.train.Checkpoint(...).restore(path)`."
+        )
+    told = stored.states["saved_model"]
+    variables = {
+        name: Variable(stored.read(f"variables/{name}"), trainable=v["trainable"], name=name)
+        for name, v in told["variables"].items()
+    }
+    functions = {}
+    for name, f in told["functions"].items():
+        program = jax.export.deserialize(bytearray(stored.read(f"functions/{name}").tobytes()))
+        reads = [variables[n] for n in f["reads"]]
+        writes = [variables[n] for n in f["writes"]]
+        functions[name] = function(_loaded(program, reads, writes, name))
+    return Loaded(functions, list(variables.values()))
+
+
+class Loaded:
+    """A saved model that was loaded.
+
+    Attributes:
+        signatures: The functions that serve, by name; each returns a dict of arrays.
+        variables: All variables.
+    """
+
+    def __init__(self, functions: Mapping[str, Any], variables: list[Variable]) -> None:
+        self.signatures = {
+            name.removeprefix("signatures/"): f
+            for name, f in functions.items()
+            if name.startswith("signatures/")
+        }
+        self.variables = variables
+        for name, f in functions.items():
+            if "/" not in name:
+                setattr(self, name if name != "__call__" else "_call", f)
+
+    @property
+    def trainable_variables(self) -> list[Variable]:
+        """The variables that an optimizer should change."""
+        return [v for v in self.variables if v.trainable]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = getattr(self, "_call", None)
+        if call is None:
+            raise TypeError(
+                "The saved object could not be called; it has"
+                f" {', '.join(sorted(k for k in vars(self) if k not in ('signatures', 'variables')))}."
+            )
+        return call(*args, **kwargs)
+
+
+def _functions_of(obj: Any) -> Iterator[tuple[str, tuple[Callable[..., Any], Any]]]:
+    ask = getattr(type(obj), "__rx_export__", None)
+    if ask is not None:
+        yield "__call__", ask(obj)
+    if isinstance(obj, Function) and obj.input_signature is not None:
+        yield "__call__", (obj.python_function, obj.input_signature)
+    for name in dir(type(obj)) if not isinstance(obj, Function) else ():
+        if isinstance(getattr(type(obj), name, None), Function):
+            yield from _with_specs(name, getattr(obj, name))
+    for name, x in getattr(obj, "__dict__", {}).items():
+        if isinstance(x, Function):
+            yield from _with_specs(name, x)
+
+
+def _with_specs(name: str, f: Any) -> Iterator[tuple[str, tuple[Callable[..., Any], Any]]]:
+    if f.input_signature is not None and not name.startswith("_"):
+        yield name, (f.python_function, f.input_signature)
+
+
+def _signatures(given: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
+    if given is None:
+        call = functions.get("__call__")
+        return {} if call is None else {DEFAULT: (_as_dict(call[0]), call[1])}
+    named = given if isinstance(given, Mapping) else {DEFAULT: given}
+    serving = {}
+    for name, f in named.items():
+        specs = getattr(f, "input_signature", None)
+        if specs is None:
+            raise ValueError(
+                f"Signature {name!r} is {f!r}, whose arguments are not known. Decorate it with"
+                ' `@rx.function(input_signature=[rx.TensorSpec([None, 4], "float32")])`.'
+            )
+        serving[name] = (_as_dict(f.python_function), specs)
+    return serving
+
+
+def _as_dict(python: Callable[..., Any]) -> Callable[..., Any]:
+    def serve(*args: Any) -> dict[str, Any]:
+        result = python(*args)
+        if isinstance(result, Mapping):
+            return dict(result)
+        return {f"output_{i}": x for i, x in enumerate(jax.tree.leaves(result))}
+
+    return serve
+
+
+def _cell(x: Any) -> Cell | None:
+    held = variable_of(x) if is_variable(x) else None
+    return None if held is None else held.cell
+
+
+def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, Any]:
+    scope = jax.export.SymbolicScope()
+    leaves, treedef = jax.tree.flatten(tuple(specs), is_leaf=lambda s: isinstance(s, TypeSpec))
+    shapes = [_shape(s, i, scope, name) for i, s in enumerate(leaves)]
+    trees: list[Any] = []
+
+    def body(*arrays: Any) -> list[Any]:
+        result = python(*jax.tree.unflatten(treedef, arrays))
+        outs, tree = jax.tree.flatten(result)
+        trees.append(tree)
+        return [jnp.asarray(x) for x in outs]
+
+    level = TraceLevel(in_replica=False)
+    lifted = lift(body, shapes, level)
+    if level.topologies and any(t.num_replicas > 1 for t in _run_on(level)):
+        raise TracingError(
+            f"Function {name!r} runs a strategy's replicas, and a saved function is loaded on any"
+            " number of devices. Save the function of one replica, and call `strategy.run` on what"
+            " is loaded."
+        )
+
+    def pure(args: Any, state: list[Any]) -> Any:
+        results = lifted.call(*jax.tree.leaves(args), *state)
+        outs = jax.tree.unflatten(trees[-1], results[: lifted.num_outs])
+        return outs, list(results[lifted.num_outs :])
+
+    state = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in lifted.reads]
+    args = jax.tree.unflatten(treedef, shapes)
+    return lifted, jax.export.export(jax.jit(pure), platforms=_PLATFORMS)(args, state)
+
+
+def _run_on(level: TraceLevel) -> list[Any]:
+    return [t for t, why in level.topologies.items() if why.startswith("a run of")]
+
+
+def _shape(spec: Any, number: int, scope: Any, name: str) -> jax.ShapeDtypeStruct:
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
+        raise ValueError(
+            f"Argument {number} of {name!r} is declared as {spec!r}; a saved function needs an"
+            " rx.TensorSpec with a shape, in which None is a size that stays open."
+        )
+    # The first axis of all arguments is one batch; other open sizes are free.
+    sizes = [
+        (f"batch" if axis == 0 else f"size_{number}_{axis}") if n is None else str(n)
+        for axis, n in enumerate(spec.shape)
+    ]
+    shape = jax.export.symbolic_shape(",".join(sizes), scope=scope) if sizes else ()
+    return jax.ShapeDtypeStruct(shape, jax.dtypes.canonicalize_dtype(spec.dtype))
+
+
+def _loaded(
+    program: Any, reads: list[Variable], writes: list[Variable], name: str
+) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        treedef = jax.tree.structure(args)
+        want = program.in_tree.unflatten(range(program.in_tree.num_leaves))[0][0]
+        if treedef != jax.tree.structure(want):
+            raise TypeError(
+                f"Saved function {name!r} takes arguments built like {want}, got {args!r}."
+            )
+        arrays = jax.tree.map(lambda x: x if is_array(x) else jnp.asarray(x), args)
+        results, new = program.call(arrays, [v.read_value() for v in reads])
+        for variable, value in zip(writes, new, strict=True):
+            variable.assign(value)
+        return results
+
+    call.__name__ = name.replace("/", "_")
+    return call
