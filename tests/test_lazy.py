@@ -30,12 +30,6 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         rx.nothing  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["saved_model"])
-def test_a_name_that_is_not_there_yet_says_what_to_use(name):
-    with pytest.raises(AttributeError, match=f"no {name} yet"):
-        getattr(rx, name)
-
-
 def test_a_strategy_that_is_left_out_says_what_to_use():
     with pytest.raises(AttributeError, match="Use MirroredStrategy"):
         rx.distribute.ParameterServerStrategy  # noqa: B018

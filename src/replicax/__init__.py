@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         nest,
         nn,
         random,
+        saved_model,
         testing,
         tpu,
         train,
@@ -82,6 +83,7 @@ __all__ = [
     "nest",
     "nn",
     "random",
+    "saved_model",
     "scan",
     "testing",
     "tpu",
@@ -105,6 +107,7 @@ _HOMES = {
             "nest",
             "nn",
             "random",
+            "saved_model",
             "testing",
             "tpu",
             "train",
@@ -115,13 +118,7 @@ _HOMES = {
     "while_loop": _CONTROL,
     "keras": "replicax.integrations._rx_keras",
 }
-_ABSENT = {
-    name: f"replicax has no {name} yet. {instead}"
-    for name, instead in {
-        "saved_model": "Save `variable.numpy()` of what you want to keep.",
-    }.items()
-}
 
-__getattr__ = on_demand(__name__, _HOMES, _ABSENT)
+__getattr__ = on_demand(__name__, _HOMES)
 
 join_libraries()

@@ -3,6 +3,7 @@
 The lowest layer: pure NumPy, imports nothing of replicax.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, Self
@@ -164,7 +165,13 @@ def _to_shape(shape: Iterable[int | None] | int | None) -> Shape | None:
         return None
     if isinstance(shape, (int, np.integer)):
         return (int(shape),)
-    return tuple(None if size is None else int(size) for size in shape)
+    return tuple(None if size is None or _is_open(size) else int(size) for size in shape)
+
+
+def _is_open(size: Any) -> bool:
+    """Whether a size is one that `jax.export` leaves open; nobody has one without having that."""
+    export = sys.modules.get("jax.export")
+    return export is not None and bool(export.is_symbolic_dim(size))
 
 
 def _to_dtype(dtype: DTypeLike) -> np.dtype[Any]:

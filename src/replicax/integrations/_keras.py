@@ -19,9 +19,11 @@ import keras
 import numpy as np
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.export.export_utils import get_input_signature
 
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
+from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_flow, _keras_trainer
 from replicax.integrations._hook import Hook, replicas
@@ -304,6 +306,19 @@ HOOKS = (
 )
 
 
+def _forward(model: Any) -> tuple[Any, Any]:
+    """What `rx.saved_model.save` saves of a model: its forward pass, and what it takes."""
+    try:
+        inputs = get_input_signature(model)
+    except ValueError as error:
+        raise ValueError(
+            f"What model {model.name!r} takes is not known yet ({error}). Call it once on a batch,"
+            " fit it, or begin it with `keras.Input(shape)`, before it is saved."
+        ) from None
+    specs = keras.tree.map_structure(lambda s: TensorSpec(s.shape, s.dtype), inputs)
+    return functools.partial(model, training=False), specs
+
+
 ALL_HOOKS = (*HOOKS, *_keras_flow.HOOKS, *_keras_trainer.HOOKS)
 
 
@@ -320,6 +335,7 @@ def install() -> None:
     KerasVariable.__getstate__, KerasVariable.__setstate__ = _state, _set_state
     KerasVariable.__deepcopy__ = _copied
     keras.Layer._losses = Losses()
+    keras.Model.__rx_export__ = _forward
     if not hasattr(keras.metrics.Metric, "reset_states"):  # as Keras 2 called it
         keras.metrics.Metric.reset_states = lambda self: self.reset_state()
     for hook in ALL_HOOKS:

@@ -1,8 +1,8 @@
 """Saved models: functions and their variables -> a folder -> the same, without the code.
 
 A saved model is a checkpoint in which the functions lie beside the variables, as StableHLO that
-`jax.export` wrote for CPUs, GPUs and TPUs at once. It is loaded in a process that has never seen the
-model's Python, on any number of devices.
+`jax.export` wrote for CPUs, GPUs and TPUs at once. It is loaded in a process that has never seen
+the model's Python, on any number of devices.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
             ' "float32")])`, pass `signatures=`, or call a Keras model once on a batch.'
         )
     found = graph_of(obj)
-    names = {_cell(x): key.removesuffix(_SUFFIX) for key, x in found.objects.items() if _cell(x)}
+    pairs = [(_cell(x), key.removesuffix(_SUFFIX)) for key, x in found.objects.items()]
+    names = {cell: name for cell, name in pairs if cell is not None}
     arrays: dict[str, Any] = {}
     told: dict[str, Any] = {"functions": {}, "variables": {}}
     for name, (python, specs) in wanted.items():
@@ -191,10 +192,8 @@ class Loaded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = getattr(self, "_call", None)
         if call is None:
-            raise TypeError(
-                "The saved object could not be called; it has"
-                f" {', '.join(sorted(k for k in vars(self) if k not in ('signatures', 'variables')))}."
-            )
+            has = sorted(set(vars(self)) - {"signatures", "variables"})
+            raise TypeError(f"The saved object could not be called; it has {', '.join(has)}.")
         return call(*args, **kwargs)
 
 
@@ -292,7 +291,7 @@ def _shape(spec: Any, number: int, scope: Any, name: str) -> jax.ShapeDtypeStruc
         )
     # The first axis of all arguments is one batch; other open sizes are free.
     sizes = [
-        (f"batch" if axis == 0 else f"size_{number}_{axis}") if n is None else str(n)
+        ("batch" if axis == 0 else f"size_{number}_{axis}") if n is None else str(n)
         for axis, n in enumerate(spec.shape)
     ]
     shape = jax.export.symbolic_shape(",".join(sizes), scope=scope) if sizes else ()
@@ -303,7 +302,7 @@ def _loaded(
     program: Any, reads: list[Variable], writes: list[Variable], name: str
 ) -> Callable[..., Any]:
     def call(*args: Any) -> Any:
-        treedef = jax.tree.structure(args)
+        treedef: Any = jax.tree.structure(args)
         want = program.in_tree.unflatten(range(program.in_tree.num_leaves))[0][0]
         if treedef != jax.tree.structure(want):
             raise TypeError(
