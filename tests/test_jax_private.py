@@ -142,3 +142,12 @@ def test_after_a_recording_jax_is_as_before():
 
     assert after is before
     assert _jax_private.surrounding(during) is before
+
+
+def test_ordered_effects_pass_through_every_transformation():
+    order = _jax_private.ordered_effect()
+
+    assert str(order) == "ReplicaOrder"
+    assert _jax_private.ordered_effect() is order
+    assert hasattr(importlib.import_module("jax._src.callback"), "_callback_op_sharding")
+    assert hasattr(jax.interpreters.mlir, "emit_python_callback")

@@ -6,10 +6,12 @@ Every function here has a public fallback, slower or less precise, for a JAX tha
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Protocol
 
 import jax
 from jax.extend.core import set_current_trace, take_current_trace
+from jax.interpreters import mlir
 
 _xla_bridge: Any = None
 with contextlib.suppress(ImportError):
@@ -28,6 +30,12 @@ _dtypes: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import core as _core
     from jax._src import dtypes as _dtypes
+
+_effects: Any = None
+_callback: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import callback as _callback
+    from jax._src import effects as _effects
 
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
@@ -67,6 +75,50 @@ def uncommitted(x: jax.Array) -> jax.Array:
         return keys
     freed: jax.Array = _ArrayImpl(x.aval, x.sharding, buffers, committed=False, _skip_checks=True)
     return freed
+
+
+@cache
+def ordered_effect() -> Any:
+    """What operations declare that must run in the order in which they were traced.
+
+    JAX then ties each to the one before it, in every transformation and all control flow.
+    """
+    sets: list[Any] = [getattr(_effects, name, None) for name in _EFFECT_SETS]
+    if None in sets:  # pragma: no cover - a JAX that moved them
+        ordered = jax.make_jaxpr(lambda: jax.debug.callback(lambda: None, ordered=True))()
+        return next(iter(ordered.effects))
+    kind = type("ReplicaOrder", (_effects.Effect,), {"__str__": lambda _: "ReplicaOrder"})
+    for allowed in sets:
+        allowed.add_type(kind)
+    return kind()
+
+
+_EFFECT_SETS = (
+    "ordered_effects",
+    "lowerable_effects",
+    "control_flow_allowed_effects",
+    "custom_derivatives_allowed_effects",
+    "remat_allowed_effects",
+    "shardable_ordered_effects",
+)
+
+
+def lower_ordered_call(ctx: Any, *args: Any, callback: Callable[..., Any], **_: Any) -> Any:
+    """The lowering rule of a primitive with the ordered effect: a call to Python on the host."""
+    effect = ordered_effect()
+    where: Any = getattr(_callback, "_callback_op_sharding", lambda *_: None)
+    results, token, _ = mlir.emit_python_callback(
+        ctx,
+        lambda *xs: tuple(callback(*xs)),
+        ctx.tokens_in.get(effect),
+        list(args),
+        list(ctx.avals_in),
+        list(ctx.avals_out),
+        has_side_effect=True,
+        sharding=where(ctx.module_context.axis_context, None, ctx.avals_out),
+    )
+    ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
+    return results
 
 
 def setting(name: str) -> Any:

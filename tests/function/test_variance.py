@@ -3,6 +3,8 @@
 The oracle is the function itself, run on two replicas: what is said to be equal must be.
 """
 
+from contextlib import nullcontext
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +13,12 @@ from jax import lax
 from jax.extend.core import Jaxpr
 from jax.sharding import PartitionSpec
 
+import replicax as rx
 from replicax._errors import ReplicaError
 from replicax.function._variance import calls_host, varying_outputs
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._placement import per_replica_map
+from tests.replicas import per_replica
 
 AXIS = REPLICA_AXIS
 
@@ -123,3 +127,38 @@ def test_a_callback_counts_as_varying():
 def test_a_collective_that_some_do_not_reach_is_refused(fn):
     with pytest.raises(ReplicaError, match=r"wait for others that never come.*all_reduce"):
         varying_outputs(body_of(fn), [False, True])
+
+
+@pytest.mark.parametrize("distributed", [True, False], ids=["mirrored", "plain"])
+def test_a_write_of_a_number_under_a_condition_that_differs_is_refused(distributed, two, mode):
+    with two.scope() if distributed else nullcontext():
+        v = rx.Variable(0.0, name="steps")
+
+    def step(loss):
+        rx.cond(jnp.isfinite(loss), lambda: v.assign_add(1.0).value(), lambda: v.value())
+
+    one_bad = per_replica(two, [np.float32(1), np.float32(np.nan)])
+    with pytest.raises((rx.errors.DivergenceError, rx.errors.ReplicaError), match="steps"):
+        mode(lambda x: two.run(step, args=(x,)))(one_bad)
+    assert float(v) == 0.0
+
+    mode(lambda x: two.run(step, args=(x,)))(per_replica(two, [np.float32(1), np.float32(2)]))
+    assert float(v) == (1.0 if distributed else 2.0)
+
+
+def test_writes_in_a_loop_whose_length_differs_are_refused(two):
+    with two.scope():
+        v = rx.Variable(0.0, name="turns")
+
+    def step(n):
+        def turn(i):
+            v.assign_add(1.0)
+            return i + 1
+
+        rx.while_loop(lambda i: i < n, turn, 0)
+
+    run = rx.function(lambda n: two.run(step, args=(n,)))
+    with pytest.raises(rx.errors.DivergenceError, match="turns"):
+        run(per_replica(two, [np.int32(1), np.int32(2)]))
+    run(per_replica(two, [np.int32(2), np.int32(2)]))
+    assert [float(c) for c in v.components] == [2.0, 2.0]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from tests.replicas import per_replica
 
 SUM, MEAN = rx.VariableAggregation.SUM, rx.VariableAggregation.MEAN
 ON_READ = rx.VariableSynchronization.ON_READ
@@ -194,3 +195,98 @@ def test_an_exception_names_the_replica_and_leaves_the_strategy_usable(strategy)
         lambda b: strategy.reduce("SUM", strategy.run(jnp.sum, args=(b,)), axis=None)
     )(batch)
     assert float(total) == pytest.approx(x.sum())
+
+
+def test_independent_collectives_do_not_swap(strategy):
+    batch, x = ragged(strategy, 5)
+
+    def fn(part):
+        context = rx.distribute.get_replica_context()
+        total = context.all_reduce("SUM", jnp.sum(part))
+        rows = context.all_reduce("SUM", jnp.float32(len(part)))
+        return jnp.stack([total, rows, *(context.all_reduce("MEAN", k * rows) for k in range(4))])
+
+    found = rx.function(lambda b: strategy.run(fn, args=(b,)))(batch)
+
+    for part in found.values:
+        np.testing.assert_allclose(part, [x.sum(), 5, 0, 5, 10, 15], rtol=1e-6)
+
+
+def test_collectives_that_shapes_decide_on_are_refused_in_words(strategy):
+    batch, _ = ragged(strategy, 1)
+
+    def fn(part):
+        context = rx.distribute.get_replica_context()
+        return context.all_reduce("SUM", jnp.sum(part)) if len(part) else jnp.float32(0)
+
+    with pytest.raises(rx.errors.ReplicaError, match=r"shapes decide.*replica 0 all_reduce.*none"):
+        rx.function(lambda b: strategy.run(fn, args=(b,)))(batch)
+
+
+@pytest.mark.parametrize("first_is_empty", [False, True])
+def test_a_metric_that_only_replicas_with_rows_write_is_kept(first_is_empty, mode):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        n = rx.Variable(0.0, synchronization=ON_READ, aggregation=SUM)
+    sizes = (0, 2) if first_is_empty else (2, 0)
+    batch = per_replica(strategy, [np.ones((k, 1), np.float32) for k in sizes])
+
+    def fn(part):
+        if len(part):
+            n.assign_add(jnp.float32(len(part)))
+
+    mode(lambda b: strategy.run(fn, args=(b,)))(batch)
+
+    assert [float(c) for c in n.components] == list(map(float, sizes))
+
+
+@pytest.mark.parametrize("sizes", [(2, 0), (0, 2)])
+def test_a_mirrored_variable_that_only_some_write_is_refused(sizes, mode):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        n = rx.Variable(0.0, name="count")
+    batch = per_replica(strategy, [np.ones((k, 1), np.float32) for k in sizes])
+
+    def fn(part):
+        if len(part):
+            n.assign(jnp.float32(0) + 1)
+
+    with pytest.raises(rx.errors.ReplicaError, match="count"):
+        mode(lambda b: strategy.run(fn, args=(b,)))(batch)
+    assert [float(c) for c in n.components] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), [(SUM, 3.0), (MEAN, 1.5), (None, None)])
+def test_numbers_of_pythons_that_shapes_made_differ_are_combined(aggregation, expected, mode):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batch = per_replica(strategy, [np.ones((k, 1), np.float32) for k in (2, 1)])
+    with strategy.scope():
+        v = rx.Variable(0.0, aggregation=aggregation or rx.VariableAggregation.NONE)
+    plain = rx.Variable(0.0)
+
+    def fn(part):
+        plain.assign_add(len(part))
+        v.assign_add(len(part))
+
+    run = mode(lambda b: strategy.run(fn, args=(b,)))
+    if aggregation is None:
+        with pytest.raises(rx.errors.DivergenceError):
+            run(batch)
+        assert float(v) == 0.0
+    else:
+        run(batch)
+        assert [float(v), float(plain)] == [expected, 3.0]
+
+
+def test_merge_call_looks_at_each_component(mode):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batch = per_replica(strategy, [np.ones((k, 1), np.float32) for k in (2, 1)])
+
+    def fn(part):
+        return rx.distribute.get_replica_context().merge_call(
+            lambda s, v: v.values[0] - 10 * v.values[1], (jnp.sum(part),)
+        )
+
+    found = mode(lambda b: strategy.run(fn, args=(b,)))(batch)
+
+    assert [float(x) for x in found.values] == [-8.0, -8.0]

@@ -11,7 +11,7 @@ from replicax._enums import ReduceOp
 from replicax.values._per_replica import stacked
 from replicax.values._placement import stack
 from replicax.values._reduce import agree, reduce_value
-from tests.replicas import mirrored, per_replica
+from tests.replicas import context, mirrored, per_replica
 
 PerReplica = rx.distribute.PerReplica
 STRATEGY = mirrored(4)
@@ -262,3 +262,32 @@ def test_replicas_agree_when_they_are_equal_and_not_otherwise():
     assert agree([np.ones(2), np.ones(2)])
     assert not agree([np.ones(2), np.ones(3)])
     assert not agree([np.float32(1), np.float32(2)])
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.bool_, jnp.float16])
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1)], ids=["even", "short"])
+def test_narrow_numbers_are_combined_alike_in_and_out_of_merge_call(op, dtype, sizes, two, mode):
+    high = 1 if dtype == jnp.bool_ else 100 if dtype == jnp.int8 else 200
+    rows = [np.full(n, high, dtype) for n in sizes]
+
+    def step(x):
+        return context().merge_call(lambda s, v: s.reduce(op, v, axis=None), (x[0],))
+
+    outside = two.reduce(op, per_replica(two, [r[0] for r in rows]), axis=None)
+    inside = mode(lambda x: two.run(step, args=(x,)))(per_replica(two, rows))
+
+    assert float(outside) == (high if op == "MEAN" else 2 * high)
+    assert [float(x) for x in inside.values] == [float(outside)] * 2
+    assert {x.dtype for x in inside.values} == {outside.dtype}
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1)], ids=["even", "short"])
+def test_the_all_reduced_mean_of_narrow_integers_does_not_wrap(sizes, two, mode):
+    rows = [np.full(n, 200, np.uint8) for n in sizes]
+
+    means = mode(lambda x: two.run(lambda x: context().all_reduce("MEAN", x[0]), args=(x,)))(
+        per_replica(two, rows)
+    )
+
+    assert [float(m) for m in means.values] == [200.0, 200.0]

@@ -102,3 +102,26 @@ def test_the_dtype_of_the_variable_stays():
 
     assert v.dtype == jnp.bfloat16
     assert v.read_value().dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int32, jnp.uint8])
+@pytest.mark.parametrize("verb", ["add", "sub", "mul", "div", "max", "min", "update"])
+def test_integers_stay_integers(verb, dtype):
+    v = rx.Variable(jnp.array([7, 9, 100], dtype))
+
+    getattr(v, f"scatter_{verb}")(rx.IndexedSlices(jnp.array([2], dtype), jnp.array([1])))
+
+    expected = {"add": 11, "sub": 7, "mul": 18, "div": 4, "max": 9, "min": 2, "update": 2}[verb]
+    assert v.dtype == v.read_value().dtype == dtype
+    assert v.numpy().tolist() == [7, expected, 100]
+
+
+def test_integers_are_divided_towards_zero_one_after_the_other_as_in_tensorflow():
+    v = rx.Variable(jnp.array([7, -7, 100]))
+    narrow = rx.Variable(jnp.array([100, -128], jnp.int8))
+
+    v.scatter_div(rx.IndexedSlices(jnp.array([2, 2, 3, 4]), jnp.array([0, 1, 2, 2])))
+    narrow.scatter_div(rx.IndexedSlices(jnp.array([20, 20], jnp.int8), jnp.array([0, 0])))
+
+    assert v.numpy().tolist() == [3, -3, 8]
+    assert narrow.numpy().tolist() == [0, -128]

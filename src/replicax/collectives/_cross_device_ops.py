@@ -22,7 +22,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import WITHIN_PROCESS, Packing, packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._across import MESH_AXIS, Across, sum_over_mesh
+from replicax.values._across import MESH_AXIS, Across, sum_over_mesh, widened
 from replicax.values._in_body import apply_in_body, local_piece
 from replicax.values._per_replica import (
     InBody,
@@ -169,9 +169,10 @@ class _InBodyOps(CrossDeviceOps):
 def _by_meeting(
     op: ReduceOp, values: Sequence[PerReplica], across: Across, topology: Topology
 ) -> list[Any]:
-    sums = across.sum([local_piece(v) for v in values])
-    size = 1 if op is ReduceOp.SUM else topology.num_replicas
-    return [Mirrored.of(InBody(x if size == 1 else x / size, topology, across)) for x in sums]
+    is_mean, size = op is ReduceOp.MEAN, topology.num_replicas
+    leaves = [jnp.asarray(local_piece(v)) for v in values]
+    sums = across.sum([widened(x) for x in leaves] if is_mean else leaves)
+    return [Mirrored.of(InBody(x / size if is_mean else x, topology, across)) for x in sums]
 
 
 @dataclass(frozen=True)
@@ -189,10 +190,11 @@ class _Plan:
         return f"all_reduce({self.op.name})"
 
     def __call__(self, leaves: Leaves) -> Leaves:
+        is_mean, size = self.op is ReduceOp.MEAN, self.topology.num_replicas
         leaves = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in leaves]
+        leaves = [widened(x) for x in leaves] if is_mean else leaves
         sums = self.ops.sum_in_body(leaves, self.options, self.topology)
-        size = self.topology.num_replicas
-        return sums if self.op is ReduceOp.SUM else [x / size for x in sums]
+        return [x / size for x in sums] if is_mean else sums
 
 
 class NcclAllReduce(_InBodyOps):

@@ -2,6 +2,10 @@
 
 Run op by op, a collective is a meeting of the replica threads. Its gradient is a collective, it can
 be mapped, and inside a compiled function of one replica it becomes a call back to the meeting.
+
+Which collective of one replica meets which of another is a matter of order alone. So the primitives
+have an ordered effect: in compiled code each waits for the one that was traced before it, though
+they may have nothing else to do with each other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,17 +17,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import io_callback
-from jax.extend.core import Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.interpreters import ad, batching, mlir
 
 from replicax._enums import ReduceOp
 from replicax._errors import ReplicaError
+from replicax._jax_private import lower_ordered_call, ordered_effect
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
 from replicax.topology._mesh import Topology
+from replicax.values._across import widened
 from replicax.values._per_replica import pieces
 from replicax.values._placement import is_array, on_device
 from replicax.values._regroup import select
@@ -116,7 +121,9 @@ def all_reduce(
     seat: Seat, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
 ) -> list[jax.Array]:
     """The sum or mean over all replicas of each leaf."""
-    results: list[jax.Array] = _reduce_p.bind(*leaves, seat=seat, op=op, options=options)
+    results: list[jax.Array] = _reduce_p.bind(
+        *leaves, seat=seat, op=op, options=options, number=None
+    )
     return results
 
 
@@ -132,16 +139,57 @@ def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOption
     sizes = seat.meeting.meet(
         seat.replica, purpose, x.shape, settle, timeout=options.timeout_seconds
     )
-    gathered: jax.Array = _gather_p.bind(x, seat=seat, axis=axis, sizes=sizes, options=options)
+    gathered: jax.Array = _gather_p.bind(
+        x, seat=seat, axis=axis, sizes=sizes, options=options, number=None
+    )
     return gathered
+
+
+def numbered(jaxpr: Jaxpr) -> tuple[Jaxpr, list[str]]:
+    """The body of a replica with its collectives numbered, and what they are, in order.
+
+    The meeting then sees that each meets the ones with its number.
+    """
+    found: list[str] = []
+    return _numbered(jaxpr, found), found
+
+
+def _numbered(part: Any, found: list[str]) -> Any:
+    if isinstance(part, ClosedJaxpr):
+        return ClosedJaxpr(_numbered(part.jaxpr, found), part.consts)
+    if isinstance(part, tuple | list):
+        return type(part)(_numbered(p, found) for p in part)
+    if not isinstance(part, Jaxpr) or ordered_effect() not in part.effects:
+        return part
+    equations = []
+    for equation in part.eqns:
+        params = equation.params
+        if equation.primitive in (_reduce_p, _gather_p):
+            params = {**params, "number": len(found) + 1}
+            found.append(_described(equation))
+        elif ordered_effect() in equation.effects:
+            params = {name: _numbered(p, found) for name, p in params.items()}
+        equations.append(equation.replace(params=params))
+    return part.replace(eqns=equations)
+
+
+def _described(equation: Any) -> str:
+    params = equation.params
+    if equation.primitive is _gather_p:
+        return f"all_gather(axis={params['axis']})"
+    return f"all_reduce({params['op'].name}) of {', '.join(str(x.aval) for x in equation.invars)}"
 
 
 _reduce_p = Primitive("replica_all_reduce")
 _reduce_p.multiple_results = True
 _gather_p = Primitive("replica_all_gather")
+_call_p = Primitive("replica_call")
+_call_p.multiple_results = True
 
 
-def _reduce_now(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> list[Any]:
+def _reduce_now(
+    *leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions, number: int | None
+) -> list[Any]:
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
@@ -153,16 +201,14 @@ def _reduce_now(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOp
         answers = [select(results, i) for i in range(len(rows))]
         return [list(map(np.asarray, a)) for a in answers] if on_host else answers
 
-    purpose = f"all_reduce({op.name})"
+    purpose = _named(f"all_reduce({op.name})", number)
     results = seat.meeting.meet(
         seat.replica, purpose, leaves, settle, timeout=options.timeout_seconds
     )
     return list(results)
 
 
-def _gather_now(
-    x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], options: CommunicationOptions
-) -> Any:
+def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how: Any) -> Any:
     def settle(pieces: list[Any]) -> list[Any]:
         _check_traced_sizes([p.shape[axis] for p in pieces], [sizes[i] for i in seat.topology.own])
         if not seat.topology.is_whole:
@@ -173,8 +219,13 @@ def _gather_now(
         whole = jnp.concatenate([on_device(p, seat.topology.leads[0]) for p in pieces], axis)
         return [on_device(whole, d) for d in seat.topology.leads]
 
-    purpose = f"all_gather(axis={axis}) of rows {sizes}"
-    return seat.meeting.meet(seat.replica, purpose, x, settle, timeout=options.timeout_seconds)
+    purpose = _named(f"all_gather(axis={axis}) of rows {sizes}", how["number"])
+    patience = how["options"].timeout_seconds
+    return seat.meeting.meet(seat.replica, purpose, x, settle, timeout=patience)
+
+
+def _named(what: str, number: int | None) -> str:
+    return what if number is None else f"{what}, collective {number} of its program"
 
 
 def _check_reduced(rows: Sequence[Any]) -> None:
@@ -209,8 +260,11 @@ def _check_traced_sizes(sizes: Sequence[int], traced: Sequence[int]) -> None:
 
 
 def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
-    total = np.sum(np.stack(column), axis=0, dtype=column[0].dtype)
-    return total if op is ReduceOp.SUM else (total / len(column)).astype(_mean_dtype(total.dtype))
+    rows = np.stack(column)
+    if op is ReduceOp.SUM:
+        return np.sum(rows, axis=0, dtype=rows.dtype)
+    total = np.sum(widened(rows), axis=0, dtype=widened(rows).dtype)
+    return (total / len(column)).astype(_mean_dtype(rows.dtype))
 
 
 def _mean_dtype(dtype: Any) -> Any:
@@ -221,25 +275,30 @@ def _reduced_aval(x: Any, op: ReduceOp) -> Any:
     return x if op is ReduceOp.SUM else x.update(dtype=_mean_dtype(x.dtype))
 
 
-def _from_runtime(now: Any, avals: Any) -> Any:
+def _from_runtime(now: Any, args: Sequence[Any], avals: Sequence[Any], params: Any) -> Any:
     """The collective as an operation of compiled code: a call back to the meeting."""
-
-    def staged(*args: Any, **params: Any) -> Any:
-        _staged[:] = [True]
-        shapes = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), avals(*args, **params)
-        )
-        return io_callback(lambda *xs: now(*map(np.asarray, xs), **params), shapes, *args)
-
-    return staged
+    _staged[:] = [True]
+    call = lambda *xs: now(*map(np.asarray, xs), **params)  # noqa: E731
+    return _call_p.bind(*args, callback=call, avals=tuple(avals))
 
 
 def _reduce_from_runtime(*leaves: Any, **params: Any) -> Any:
-    staged = _from_runtime(_reduce_now, _reduce_avals)
-    return packed(lambda flat: staged(*flat, **params), leaves)
+    return packed(
+        lambda flat: _from_runtime(_reduce_now, flat, _reduce_avals(*flat, **params), params),
+        leaves,
+    )
 
 
-def _reduce_avals(*leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions) -> Any:
+def _gather_from_runtime(x: Any, **params: Any) -> Any:
+    now = lambda x, **params: [_gather_now(x, **params)]  # noqa: E731
+    return _from_runtime(now, [x], [_gather_avals(x, **params)], params)[0]
+
+
+def _in_order(avals: Any) -> Any:
+    return lambda *args, **params: (avals(*args, **params), {ordered_effect()})
+
+
+def _reduce_avals(*leaves: Any, op: ReduceOp, **_: Any) -> Any:
     return [_reduced_aval(jax.typeof(x) if is_array(x) else x, op) for x in leaves]
 
 
@@ -278,7 +337,7 @@ def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
 
 # Constants that JAX itself puts into a gradient are arrays of another kind.
 _reduce_p.def_impl(lambda *leaves, **params: _reduce_now(*map(jnp.asarray, leaves), **params))
-_reduce_p.def_abstract_eval(_reduce_avals)
+_reduce_p.def_effectful_abstract_eval(_in_order(_reduce_avals))
 ad.primitive_jvps[_reduce_p] = _reduce_jvp
 ad.primitive_transposes[_reduce_p] = _reduce_transposed
 batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (
@@ -288,9 +347,10 @@ batching.primitive_batchers[_reduce_p] = lambda args, dims, **kw: (
 mlir.register_lowering(_reduce_p, mlir.lower_fun(_reduce_from_runtime, multiple_results=True))
 
 _gather_p.def_impl(lambda x, **params: _gather_now(jnp.asarray(x), **params))
-_gather_p.def_abstract_eval(_gather_avals)
+_gather_p.def_effectful_abstract_eval(_in_order(_gather_avals))
 ad.deflinear2(_gather_p, _gather_transposed)
 batching.primitive_batchers[_gather_p] = _gather_batched
-mlir.register_lowering(
-    _gather_p, mlir.lower_fun(_from_runtime(_gather_now, _gather_avals), multiple_results=False)
-)
+mlir.register_lowering(_gather_p, mlir.lower_fun(_gather_from_runtime, multiple_results=False))
+
+_call_p.def_effectful_abstract_eval(_in_order(lambda *_, avals, **__: avals))
+mlir.register_lowering(_call_p, lower_ordered_call)

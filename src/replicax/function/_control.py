@@ -216,8 +216,6 @@ class _Body:
         self.pulls = [c for c in self.lifted.reads if isinstance(c, Pull)]
         for topology, what in inner.topologies.items():
             outside.uses(topology, what)
-        for cell in inner.unverified:
-            outside.unverify(cell)
 
     def with_state(
         self, reads: list[Cell], writes: list[Cell], handed: Mapping[Cell, Cell] | None = None

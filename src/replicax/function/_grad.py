@@ -77,7 +77,7 @@ def _keep(overlay: Overlay, values: Iterable[Any]) -> None:
     """Write what was written in an overlay to what is outside."""
     outside, replica = level(), current().replica
     for cell, value in zip(overlay.writes, values, strict=True):
-        if cell in overlay.unverified and replica is not None:
+        if outside.is_eager and replica is not None and not cell.per_replica:
             write_own(cell, value, replica)
         else:
             outside.write(cell, value)

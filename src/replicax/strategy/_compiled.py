@@ -200,7 +200,7 @@ class _Traced:
         self._suspects = [
             i
             for i, (c, v) in enumerate(zip(self._writes, written, strict=True))
-            if v and c in inner.unverified
+            if v and not c.per_replica
         ]
 
     def run(self, outside: Level, topology: Topology) -> list[jax.Array]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax._enums import ReduceOp
-from replicax._errors import ScopeError
+from replicax._errors import DivergenceError, ScopeError
 from replicax.collectives._destinations import checked_pairs
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, strategy_scope
@@ -18,6 +18,8 @@ from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._regroup import regroup, select
+from replicax.variables._agreement import settled
+from replicax.variables._cell import Cell
 from replicax.variables._held import required_variable, value_of, variable_of
 from replicax.variables._layout import laid_out_like
 from replicax.variables._levels import TraceLevel, level
@@ -145,13 +147,9 @@ class StrategyExtended:
             return replica.merge_call(
                 lambda _, *a, **k: self.update(var, fn, a, k, group), args, kwargs
             )
-        with self._cross_replica("update"):
-            return self._for_each(
-                required_variable(var, "update").components,
-                fn,
-                (tuple(args), dict(kwargs or {})),
-                group=group,
-            )
+        variable, call = required_variable(var, "update"), (tuple(args), dict(kwargs or {}))
+        with self._cross_replica("update"), _seen_to_agree(variable.cell):
+            return self._for_each(variable.components, fn, call, group=group)
 
     def update_non_slot(
         self,
@@ -262,6 +260,21 @@ class StrategyExtended:
                 " does. Use a MirroredStrategy or a OneDeviceStrategy."
             )
         return topology.leads
+
+
+@contextmanager
+def _seen_to_agree(cell: Cell) -> Iterator[None]:
+    """Compare the copies of a mirrored variable that the block wrote, as in compiled code."""
+    before = cell.value
+    yield
+    if not level().is_eager or cell.per_replica or cell.topology is None or cell.value is before:
+        return
+    copies = cell.pieces()
+    try:
+        cell.store(settled(cell, copies, [True] * len(copies), None))
+    except DivergenceError:
+        cell.value = before
+        raise
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from replicax.values._in_body import local_piece
 from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._regroup import regroup, select
+from replicax.values._workers import equal_across
 from replicax.variables._levels import Overlay, level
 
 
@@ -108,9 +109,11 @@ class ThreadLink:
         Where JAX traces or differentiates this replica the others' values are no numbers here:
         each replica calls it then, as in compiled code.
         """
-        if not getattr(fn, "once", False) and self._is_traced((args, kwargs)):
-            return merge_in_body(fn, (args, kwargs), context, self.seat.topology)
         strategy, topology = context.strategy, self.seat.topology
+        purpose = getattr(fn, "purpose", "merge_call")
+        if not getattr(fn, "once", False) and self._is_traced((args, kwargs)):
+            call = self._with_own_numbers((args, kwargs), purpose)
+            return merge_in_body(fn, call, context, topology)
 
         def settle(calls: list[Any]) -> list[Any]:
             with entered(strategy=strategy, replica=None, level=None, body=None):
@@ -118,8 +121,33 @@ class ThreadLink:
                 result = fn(strategy, *merged_args, **merged_kwargs)
             return [select(result, i) for i in range(len(topology.own))]
 
-        purpose = getattr(fn, "purpose", "merge_call")
         return self.seat.meeting.meet(self.seat.replica, purpose, (args, kwargs), settle)
+
+    def _with_own_numbers(self, call: Any, purpose: str) -> Any:
+        """The call, with arrays for the numbers of Python's that shapes made differ."""
+        leaves, treedef = jax.tree.flatten(call)
+        places = [i for i, x in enumerate(leaves) if isinstance(x, int | float | complex)]
+        if not places:
+            return call
+        topology = self.seat.topology
+
+        def settle(rows: list[Any]) -> list[Any]:
+            same = [
+                all(repr(x) == repr(column[0]) for x in column)
+                for column in zip(*rows, strict=True)
+            ]
+            told = repr([x if alike else None for x, alike in zip(rows[0], same, strict=True)])
+            if not equal_across(told, topology, f"the numbers given to {purpose}"):
+                same = [False] * len(same)
+            return [same] * len(rows)
+
+        numbers = [leaves[i] for i in places]
+        what = f"{purpose}, comparing {len(numbers)} numbers"
+        same = self.seat.meeting.meet(self.seat.replica, what, numbers, settle)
+        for place, alike in zip(places, same, strict=True):
+            if not alike:
+                leaves[place] = jnp.asarray(leaves[place])
+        return jax.tree.unflatten(treedef, leaves)
 
     def _is_traced(self, call: Any) -> bool:
         where = level()

@@ -13,15 +13,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from replicax._errors import ReplicaError
 from replicax.collectives import _eager
 from replicax.function._captured import own_value
 from replicax.function._lift import Lifted, lift
 from replicax.function._outputs import Outputs
 from replicax.function._signature import Arguments, take_apart
 from replicax.strategy._replica_thread import as_replica
-from replicax.values._per_replica import is_opaque, pieces
-from replicax.values._placement import join
+from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
 from replicax.values._regroup import regroup, select, who_has_rows
 from replicax.variables._agreement import settled
 from replicax.variables._cell import Cell
@@ -43,7 +44,7 @@ class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
 class RaggedRun:
     """The programs of one replica function for one combination of shapes, by replica."""
 
-    programs: dict[int, _Program] = field(default_factory=dict)
+    programs: list[_Program] = field(default_factory=list)
     op_by_op: bool = False
 
 
@@ -58,9 +59,23 @@ def run_ragged(
 
     Raises:
         CannotTrace: If that is not possible; nothing was written then.
+        ReplicaError: If the replicas would not meet in the same collectives.
     """
     calls = [take_apart(*select(call, i)) for i in range(len(topology.own))]
-    run = strategy.ragged_runs.find((key, tuple(c.key for c in calls)), RaggedRun)
+    shapes = tuple(
+        x.form.everyones for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
+    )
+    run = strategy.ragged_runs.find((key, shapes, tuple(c.key for c in calls)), RaggedRun)
+    has_rows = who_has_rows(call, topology)
+
+    def on_each(body: Callable[[int], Any]) -> list[Any]:
+        def work(replica: int) -> Any:
+            with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
+                return body(replica)
+
+        with _eager.opened(topology) as meeting:
+            return meeting.hold(work)
+
     if run.op_by_op:
         raise CannotTrace
     if not run.programs:
@@ -70,25 +85,40 @@ def run_ragged(
             " `drop_remainder=True`.",
             strategy,
         )
+        try:
+            programs = on_each(lambda replica: _Program.trace(fn, calls[replica]))
+        except CannotTrace:
+            run.op_by_op = True
+            raise
+        _check_same(programs)
+        run.programs = programs
+    held = _Held(topology)
 
-    held, has_rows = _Held(topology), who_has_rows(call, topology)
+    def body(replica: int) -> tuple[Any, dict[Cell, Any]]:
+        program = run.programs[replica]
+        state = [held.read(cell, replica) for cell in program.lifted.reads]
+        return program(calls[replica], state)
 
-    def body(replica: int) -> tuple[Any, dict[Cell, Any], set[Cell]]:
-        with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
-            if replica not in run.programs:
-                run.programs[replica] = _Program.trace(fn, calls[replica])
-            program = run.programs[replica]
-            state = [held.read(cell, replica) for cell in program.lifted.reads]
-            return program(calls[replica], state)
+    rows = on_each(body)
+    _commit([writes for _, writes in rows], held, has_rows, topology)
+    return regroup([result for result, _ in rows], topology)
 
-    try:
-        with _eager.opened(topology) as meeting:
-            rows = meeting.hold(body)
-    except CannotTrace:
-        run.op_by_op = True
-        raise
-    _commit([w for _, w, _ in rows], rows[0][2], has_rows, topology)
-    return regroup([result for result, _, _ in rows], topology)
+
+def _check_same(programs: list[_Program]) -> None:
+    first = programs[0]
+    for replica, other in enumerate(programs):
+        if other.collectives != first.collectives:
+            raise ReplicaError(
+                "The replicas hold batches of different sizes, and the shapes decide which"
+                f" collectives they reach: replica 0 {_listed(first.collectives)}, replica"
+                f" {replica} {_listed(other.collectives)}. Every replica must call the same"
+                " all_reduce, all_gather and merge_call and write the same variables, in the same"
+                " order, also if it has no rows: a sum over no rows is 0."
+            )
+
+
+def _listed(collectives: list[str]) -> str:
+    return ", ".join(collectives) or "none"
 
 
 class _Held:
@@ -112,7 +142,7 @@ class _Program:
 
     lifted: Lifted
     outputs: Outputs
-    unverified: set[Cell]
+    collectives: list[str]
     jitted: Callable[..., list[Any]]
 
     @classmethod
@@ -133,28 +163,42 @@ class _Program:
             births.reset(token)
         if log:
             raise CannotTrace
-        return cls(lifted, outputs, inner.unverified, jax.jit(lifted.call))
+        jaxpr, collectives = _eager.numbered(lifted.jaxpr)
+        call = jaxpr_as_fun(ClosedJaxpr(jaxpr, lifted.consts))
+        return cls(lifted, outputs, collectives, jax.jit(call))
 
-    def __call__(
-        self, arguments: Arguments, state: list[Any]
-    ) -> tuple[Any, dict[Cell, Any], set[Cell]]:
+    def __call__(self, arguments: Arguments, state: list[Any]) -> tuple[Any, dict[Cell, Any]]:
         lifted = self.lifted
         results = _eager.settled(self.jitted(*arguments.arrays, *state))
         result = self.outputs.rebuild(results[: lifted.num_outs], local=False)
         writes = dict(zip(lifted.writes, results[lifted.num_outs :], strict=True))
-        return result, writes, self.unverified
+        return result, writes
 
 
 def _commit(
-    rows: list[dict[Cell, Any]], unverified: set[Cell], has_rows: list[bool], topology: Topology
+    rows: list[dict[Cell, Any]], held: _Held, has_rows: list[bool], topology: Topology
 ) -> None:
-    columns = {cell: [row[cell] for row in rows] for cell in rows[0]}
-    for cell in unverified & set(columns):
-        columns[cell] = [settled(cell, columns[cell], has_rows, topology)] * len(rows)
-    for cell, values in columns.items():
+    """Store what the replicas wrote, once it is known that they may."""
+    written = dict.fromkeys(cell for row in rows for cell in row)
+    new: dict[Cell, Any] = {}
+    for cell in written:
         if cell.per_replica:
-            cell.store(pieces(values, topology))
-        elif cell.topology == topology:
-            cell.value, cell.owned = join(values, topology), False
+            # A copy that was not written, as shapes may decide, stays what it is.
+            values = [r[cell] if cell in r else held.read(cell, i) for i, r in enumerate(rows)]
+            new[cell] = pieces(values, topology)
         else:
-            cell.store(values[0])
+            _check_all_write(cell, rows)
+            new[cell] = settled(cell, [row[cell] for row in rows], has_rows, topology)
+    for cell, value in new.items():
+        cell.store(value)
+
+
+def _check_all_write(cell: Cell, rows: list[dict[Cell, Any]]) -> None:
+    silent = [i for i, row in enumerate(rows) if cell not in row]
+    if silent:
+        raise ReplicaError(
+            f"Some replicas write variable {cell.name!r} and others, {silent}, do not, because"
+            " their batches are of different sizes. Nothing was assigned. Every replica must write"
+            " a variable that all share, also if it has no rows; or give each its own copy, with"
+            " `synchronization=rx.VariableSynchronization.ON_READ`."
+        )

@@ -65,6 +65,12 @@ def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[
     return sums
 
 
+def widened(x: Any) -> Any:
+    """``x``, with narrow integers as wide ones: the sum that becomes a mean must not wrap."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4
+    return x.astype(jnp.int32) if is_narrow else x
+
+
 def _seen(x: Any) -> Any:
     # An array that the function closed over is a constant of this process's program, and another
     # one in other processes'. JAX would multiply it by the number of replicas.

@@ -64,9 +64,11 @@ class InBody:
     topology: Topology
     across: Across = MESH_AXIS
 
-    @cached_property
+    @property
     def values(self) -> tuple[Any, ...]:
-        rows = self.across.gather(jnp.asarray(self.piece)[None], 0)
+        # Replicas may meet here. A cached_property of Python 3.11 lets in one thread at a time.
+        if (rows := vars(self).get("rows")) is None:
+            rows = vars(self)["rows"] = self.across.gather(jnp.asarray(self.piece)[None], 0)
         return tuple(rows[i] for i in range(self.topology.num_replicas))
 
 
@@ -365,7 +367,7 @@ def _leaves(value: DistributedValues) -> tuple[tuple[Any, ...], Any]:
     # Inside compiled code the leaf is this replica's piece: what a function of the leaves makes of
     # it is a piece again, and costs no communication.
     return (
-        ((form.piece,), _Local(form.topology))
+        ((form.piece,), _Local(form.topology, form.across))
         if isinstance(form, InBody)
         else (
             form.values,
@@ -377,12 +379,13 @@ def _leaves(value: DistributedValues) -> tuple[tuple[Any, ...], Any]:
 @dataclass(frozen=True)
 class _Local:
     topology: Topology
+    across: Across
 
 
 def _register(kind: type[DistributedValues]) -> None:
     def rebuilt(where: Any, leaves: Sequence[Any]) -> Any:
         if isinstance(where, _Local):
-            return kind.of(InBody(leaves[0], where.topology))
+            return kind.of(InBody(leaves[0], where.topology, where.across))
         return kind.of(Pieces(tuple(leaves), where))
 
     jax.tree_util.register_pytree_node(kind, _leaves, rebuilt)

@@ -157,14 +157,24 @@ def _numeric(v: Any) -> Any:
 def _reduce_in_body(op: ReduceOp, form: InBody, axis: Axis) -> jax.Array:
     piece = jnp.asarray(form.piece)
     over = _normalized(axis, piece.ndim)
-    count = int(np.prod([piece.shape[a] for a in over]))
-    local = _reduce_rows(piece, ReduceOp.SUM, over)
+    local = _local_sum(op, piece, over)
     if op is ReduceOp.SUM:
         reduced: jax.Array = form.across.sum([local])[0]
         return reduced
-    total, entries = form.across.sum([local, count])
+    total, entries = form.across.sum([local, _entries(piece.shape, over)])
+    return _mean(total, entries, piece.dtype)
+
+
+def _local_sum(op: ReduceOp, x: jax.Array, over: tuple[int, ...]) -> jax.Array:
+    """One replica's part of a sum, or of a mean, in the type that NumPy's has for all of them."""
+    if op is ReduceOp.MEAN and x.dtype.itemsize < 4:
+        x = x.astype(jnp.float32)
+    return jnp.sum(x, axis=over)
+
+
+def _mean(total: jax.Array, entries: Any, dtype: Any) -> jax.Array:
     mean: jax.Array = total / entries
-    return mean
+    return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
 
 
 def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Array:
@@ -181,10 +191,11 @@ def _reduce_across(
 ) -> jax.Array:
     """Add up here first, so that the shapes that meet do not depend on the workers' rows."""
     parts = [
-        (_reduce_rows(jnp.asarray(v), ReduceOp.SUM, over), _entries(jnp.shape(v), over))
+        (_local_sum(op, jnp.asarray(v), over), _entries(jnp.shape(v), over))
         for v, over in zip(value.values, axes, strict=True)
     ]
-    return _to_current_device(sum_across(op, parts, topology))
+    reduced = _to_current_device(sum_across(op, parts, topology))
+    return reduced if op is ReduceOp.SUM else _mean(reduced, 1, jnp.result_type(value.values[0]))
 
 
 def _entries(shape: tuple[int, ...], over: tuple[int, ...]) -> int:
@@ -200,11 +211,11 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
             f" by element with axis={axis}. After a short last batch, also reduce over the batch"
             " with `axis=0`, or batch with `drop_remainder=True`."
         )
-    sums = [_to_current_device(jnp.sum(jnp.asarray(v), axis=over)) for v in value.values]
+    sums = [_to_current_device(_local_sum(op, jnp.asarray(v), over)) for v in value.values]
     total = sum(sums[1:], sums[0])
     if op is ReduceOp.SUM:
         return total
-    return total / sum(int(np.prod([s[a] for a in over])) for s in shapes)
+    return _mean(total, sum(_entries(s, over) for s in shapes), jnp.result_type(value.values[0]))
 
 
 def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:

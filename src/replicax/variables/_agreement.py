@@ -24,14 +24,16 @@ from replicax.values._workers import equal_across, sum_across
 from replicax.variables._cell import Cell, on_host
 
 
-def settled(cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: Topology) -> Any:
+def settled(
+    cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: Topology | None
+) -> Any:
     """The one value of what this process's replicas wrote, all known now.
 
     Args:
         cell: What they wrote to.
         values: What each wrote.
         rows: Whether each was given any rows.
-        topology: Whose replicas they are.
+        topology: Whose replicas they are; None for copies that no other worker need know.
 
     Raises:
         DivergenceError: If they differ, here or on other workers.
@@ -43,7 +45,8 @@ def settled(cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: T
     # All workers ask, whatever they found at home.
     told = _digest(arrays[0]) if alike else "differs"
     what = f"the value written to variable {cell.name!r}"
-    if not equal_across(told, topology, what) or not alike:
+    elsewhere = topology is None or equal_across(told, topology, what)
+    if not (alike and elsewhere):
         raise DivergenceError(diverging(cell.name, values))
     return values[0]
 
@@ -103,9 +106,9 @@ def diverging(name: str, values: Sequence[Any]) -> str:
     )
 
 
-def _averaged(values: Sequence[Any], rows: Sequence[bool], topology: Topology) -> Any:
+def _averaged(values: Sequence[Any], rows: Sequence[bool], topology: Topology | None) -> Any:
     pairs = list(zip(values, rows, strict=True))
-    if not topology.is_whole:
+    if topology is not None and not topology.is_whole:
         parts = [(_wide(v if has else jnp.zeros_like(v)), int(has)) for v, has in pairs]
         return sum_across(ReduceOp.MEAN, parts, topology).astype(values[0].dtype)
     taking_part = [on_host(v) for v, has in pairs if has]

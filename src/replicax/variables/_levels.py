@@ -55,10 +55,6 @@ class Level(Protocol):
         """Note that code at this level computes on ``topology``, because of ``what``."""
 
     @abstractmethod
-    def unverify(self, cell: Cell) -> None:
-        """Note that replicas wrote a mirrored variable, and must be seen to agree."""
-
-    @abstractmethod
     def read_copy(self, cell: Cell, replica: int) -> Any:
         """One replica's copy."""
 
@@ -94,9 +90,6 @@ class Storage:
 
     def uses(self, topology: Topology, what: str) -> None:
         """Nothing to note: every operation runs where its arrays are."""
-
-    def unverify(self, cell: Cell) -> None:
-        """Nothing to note: eager replicas are compared when they write."""
 
 
 class ReplicaStorage(Storage):
@@ -170,7 +163,6 @@ class Overlay:
         self.is_eager: bool = self.outer.is_eager
         self._values = dict(values)
         self.writes: dict[Cell, Any] = {}
-        self.unverified: set[Cell] = set()
         self.fresh = Freshness()
 
     @contextmanager
@@ -215,13 +207,6 @@ class Overlay:
         """Pass it on to what is outside."""
         self.outer.uses(topology, what)
 
-    def unverify(self, cell: Cell) -> None:
-        """Note it until the block ends; compiled code, until the replica function does."""
-        if self.is_eager:
-            self.unverified.add(cell)
-        else:
-            self.outer.unverify(cell)
-
 
 class TraceLevel:
     """One function that is being traced: what it reads becomes inputs, what it writes outputs.
@@ -240,7 +225,6 @@ class TraceLevel:
         self._copies: dict[Cell, list[Any]] = {}
         self.fresh = Freshness()
         self.writes: dict[Cell, Any] = {}
-        self.unverified: set[Cell] = set()
         self.topologies: dict[Topology, str] = {}
         self.created: list[tuple[Any, jax.Array]] = []
         self.pulls: dict[Any, int] = {}
@@ -293,7 +277,6 @@ class TraceLevel:
         """Replace one replica's copy; at the end all copies of a mirrored one must agree."""
         if self.in_replica or cell.topology is None:
             self.write(cell, value)
-            self.unverified.add(cell)
             return
         copies = [self.read_copy(cell, i) for i in range(cell.topology.num_replicas)]
         copies[replica] = value
@@ -308,10 +291,6 @@ class TraceLevel:
     def uses(self, topology: Topology, what: str) -> None:
         """Note that the function computes on ``topology``."""
         self.topologies.setdefault(topology, what)
-
-    def unverify(self, cell: Cell) -> None:
-        """Note it until the replica function ends."""
-        self.unverified.add(cell)
 
     def _aval(self, cell: Cell) -> Any:
         rows = () if self.in_replica or not cell.per_replica else (cell.topology.num_replicas,)  # type: ignore[union-attr]

@@ -313,7 +313,7 @@ def write_united(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind,
     elif how.aggregation is VariableAggregation.NONE:
         _write_agreed(cell, parts, combine, kind, how)
     else:
-        united = [_unite(p, how.aggregation, how.topology, kind) for p in parts]
+        united = [_unite(p, how, kind) for p in parts]
         write(cell, united, combine, kind)
 
 
@@ -329,7 +329,8 @@ def write_own(cell: Cell, value: Any, replica: Any) -> None:
     replica.merge_call(merge_fn, (replica.has_rows, value))
 
 
-def _unite(part: Any, aggregation: VariableAggregation, topology: Topology, kind: Kind) -> Any:
+def _unite(part: Any, how: How, kind: Kind) -> Any:
+    aggregation, topology = how.aggregation, how.topology
     if not isinstance(part, PerReplica):
         return part
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
@@ -345,8 +346,8 @@ def _unite(part: Any, aggregation: VariableAggregation, topology: Topology, kind
 def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind, how: How) -> None:
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
+        # Whether they agree is seen when the replica function ends.
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
-        where.unverify(cell)
         return
     count = next(len(p.values) for p in parts if isinstance(p, PerReplica))
     rows, *columns = [

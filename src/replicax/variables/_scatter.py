@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import jax.numpy as jnp
 
 from replicax._enums import VariableAggregation
@@ -38,6 +39,20 @@ class IndexedSlices:
 
 def _at(verb: str) -> Callable[..., Any]:
     return lambda old, indices, values: getattr(old.at[indices], verb)(values)
+
+
+def _divided(old: Any, indices: Any, values: Any) -> Any:
+    if not jnp.issubdtype(old.dtype, jnp.integer):
+        return old.at[indices].divide(values)
+    # Integers are divided as TensorFlow's are, towards zero and one after the other: the product of
+    # two divisors of one row may be too large for its type.
+    rows = jnp.broadcast_to(values, (*indices.shape, *old.shape[1:]))
+
+    def one(held: Any, update: Any) -> Any:
+        index, divisor = update
+        return held.at[index].set(jax.lax.div(held[index], divisor)), None
+
+    return jax.lax.scan(one, old, (indices.ravel(), rows.reshape(-1, *old.shape[1:])))[0]
 
 
 def _nd_at(verb: str) -> Callable[..., Any]:
@@ -87,8 +102,8 @@ class SparseUpdates:
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
-        """Divide some rows."""
-        return self._scatter(sparse_delta, _at("divide"))
+        """Divide some rows; integers stay integers, cut towards zero."""
+        return self._scatter(sparse_delta, _divided)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
