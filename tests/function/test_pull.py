@@ -1,5 +1,8 @@
 """Iterators and datasets inside compiled functions."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -392,3 +395,52 @@ def test_a_function_that_drives_a_loop_gives_the_same_types_as_a_compiled_one():
     assert isinstance(element, jax.Array)
     assert element.dtype == jnp.int32
     assert bool(more)
+
+
+def test_a_function_compiled_for_one_epoch_serves_the_next(place):
+    dataset = place.experimental_distribute_dataset(rx.data.Dataset.range(8).batch(4))
+    traces = []
+
+    @rx.function
+    def epoch(it):
+        traces.append(1)
+        step = lambda total, _: (total + summed(place, next(it)), None)  # noqa: E731
+        return rx.scan(step, jnp.int32(0), length=2)[0]
+
+    results = [int(epoch(iter(dataset))) for _ in range(3)]
+
+    assert results == [28] * 3
+    assert len(traces) == 1
+
+
+def test_an_iterator_is_not_kept_alive_by_the_function_that_took_it():
+    dataset = rx.data.Dataset.range(8)
+    step = rx.function(lambda it: next(it) + 0)
+    iterator = iter(dataset)
+    step(iterator)
+
+    alive = weakref.ref(iterator)
+    del iterator
+    gc.collect()
+
+    assert alive() is None
+
+
+def test_iterators_that_are_one_or_two_are_told_apart():
+    dataset = rx.data.Dataset.range(8)
+    pair = rx.function(lambda a, b: 10 * next(a) + next(b))
+    one, other = iter(dataset), iter(dataset)
+
+    assert int(pair(one, one)) == 1
+    assert int(pair(one, other)) == 20
+    assert int(pair(other, one)) == 13
+
+
+def test_an_argument_is_not_taken_for_the_same_iterator_in_a_closure():
+    dataset = rx.data.Dataset.range(8)
+    captured, other = iter(dataset), iter(dataset)
+    both = rx.function(lambda it: 10 * next(it) + next(captured))
+
+    assert int(both(captured)) == 10 * 0 + 1
+    assert int(both(other)) == 10 * 0 + 2
+    assert int(both(captured)) == 10 * 3 + 4

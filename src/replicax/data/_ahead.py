@@ -70,6 +70,14 @@ class Ahead(Iterator[Any]):
 
     @property
     @abstractmethod
+    def origin(self) -> Any:
+        """What it is a pass over: a function compiled for one pass serves the others too."""
+
+    def admit(self) -> None:
+        """Refuse to give elements to the code that runs now, if that makes no sense."""
+
+    @property
+    @abstractmethod
     def element_spec(self) -> Any:
         """The spec of the elements."""
 

@@ -50,6 +50,11 @@ class DatasetIterator(Ahead):
                 return element
         return self.take()
 
+    @property
+    def origin(self) -> Node:
+        """The end of the pipeline."""
+        return self._node
+
     def _fetch(self) -> Any:
         for element in self._ready:
             return element

@@ -14,6 +14,7 @@ import jax
 
 from replicax._errors import TracingError, VariableError
 from replicax.context._current import current, get_strategy
+from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
@@ -161,12 +162,13 @@ class Function:
         programs = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)), ())
         for program in programs:
             try:
-                return program(arguments.arrays)
+                return program(arguments.arrays, arguments.leaves)
             except Reshaped:
                 continue
         if any(map(is_traced, arguments.arrays)):
             raise TracingError(_leaked(self._name))
-        return self._traced(arguments, len(programs))(arguments.arrays)
+        program = self._traced(arguments, len(programs))
+        return program(arguments.arrays, arguments.leaves)
 
     def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python runs the body; every run of a strategy in it is compiled."""
@@ -233,6 +235,7 @@ class Function:
         level = TraceLevel(in_replica=False)
         outputs = Outputs()
         log: list[Any] = []
+        given = arguments._replace(leaves=with_givens(arguments.leaves))
 
         def topology() -> Topology | None:
             if not level.topologies and (place := get_strategy().topology) is not None:
@@ -241,7 +244,7 @@ class Function:
 
         @functools.wraps(self._python)  # JAX names the function that it traces in its messages
         def body(*arrays: Any) -> list[Any]:
-            args, kwargs = arguments.with_arrays(arrays)
+            args, kwargs = given.with_arrays(arrays)
             return outputs.take(self._python(*args, **kwargs), topology)
 
         token = births.set(log)

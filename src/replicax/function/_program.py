@@ -10,8 +10,10 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._interrupts import held
+from replicax.function._given import Given
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
+from replicax.function._signals import Unfilled
 from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
@@ -38,6 +40,7 @@ class Program:
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
         self._pulls = level.pulls
+        self._givens = [x for x in level.pulls if isinstance(x, Given)]
         self._plain = [c for c in {*reads, *self.written} if c.topology is None and not c.transient]
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
@@ -79,14 +82,20 @@ class Program:
         if topology is not None and not topology.is_whole:
             self._label = f"{name} (program {digest(' '.join(_outline(lifted.jaxpr)))})"
 
-    def __call__(self, arrays: Sequence[Any]) -> Any:
-        """Run it on the variables' own storage."""
+    def __call__(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
+        """Run it on the variables' own storage.
+
+        Args:
+            arrays: The arrays among the arguments.
+            leaves: All arguments, of which it takes the iterators.
+        """
         topology = self.topology
         self._calls += 1
         if topology is not None:
             arrays = [_placed(x, topology) for x in arrays]
         # A donated array must not be seen by another thread's call.
         with _one_call:
+            self._bind(leaves)
             inputs = (*self._state(), arrays, self._closed_over)
             if topology is None or topology.is_whole:
                 outs, _ = self._step(inputs)
@@ -135,6 +144,13 @@ class Program:
                         cell.value, cell.owned = value, False
                 raise
             return outs
+
+    def _bind(self, leaves: Sequence[Any]) -> None:
+        for given in self._givens:
+            iterator = leaves[given.place]
+            if iterator in self._pulls:
+                raise Unfilled  # closed over as well: only Python knows whose turn it is
+            given.bind(iterator)
 
     def _state(self, *, donated: bool = True) -> tuple[list[Any], list[Any]]:
         topology = self.topology

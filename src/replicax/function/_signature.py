@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.data._ahead import Ahead
 from replicax.function._signals import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
@@ -94,7 +95,15 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         rebuilds.append(rebuild)
         if rebuild is not None:
             arrays.append(array)
+    if len(arrays) < len(leaves):
+        keys.append(_places([x for x in leaves if isinstance(x, Ahead)]))
     return Arguments(tuple(keys), arrays, rebuilds, leaves, treedef)
+
+
+def _places(iterators: list[Any]) -> tuple[int, ...]:
+    """Which of the iterators are the same one."""
+    ids = [id(x) for x in iterators]
+    return tuple(map(ids.index, ids))
 
 
 def _same(x: Any) -> Any:
@@ -110,6 +119,8 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
         return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), x, _same
     if is_text(x):
         raise Text
+    if isinstance(x, Ahead):
+        return ("iterator", type(x), Identity(x.origin)), None, None
     return static_key(x), None, None
 
 

@@ -132,6 +132,20 @@ class DistributedIterator(Ahead):
         return self
 
     def __next__(self) -> Any:
+        self.admit()
+        return self.take() if is_plain() else around.take(self)
+
+    @property
+    def origin(self) -> Pipeline:
+        """The pipeline of the dataset."""
+        return self._pipeline
+
+    def admit(self) -> None:
+        """Refuse replica functions.
+
+        Raises:
+            ValueError: Inside one.
+        """
         frame = current()
         if frame.replica is not None or frame.body is not None:
             raise ValueError(
@@ -139,7 +153,6 @@ class DistributedIterator(Ahead):
                 " take a batch of all replicas. Call it outside, and pass the batch to"
                 " `strategy.run(fn, args=(next(iterator),))`."
             )
-        return self.take() if is_plain() else around.take(self)
 
     def save_state(self) -> dict[str, Any]:
         """Where this iterator stands: a small dict that JSON can hold.
