@@ -1,10 +1,15 @@
 """cache: one pass, then what was kept."""
 
+import secrets
+import tempfile
 from collections import namedtuple
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from replicax.data import Dataset
 from replicax.data._errors import DataLossError
@@ -118,6 +123,85 @@ def test_a_file_that_is_cut_off_says_where(tmp_path):
         DataLossError, match=r"kept' ends at byte \d+, where \d+ bytes were expected"
     ):
         list(Dataset.range(50).cache(path))
+
+
+MIXED = Dataset.from_tensor_slices(
+    {"x": np.arange(4, dtype=np.float32), "s": [b"a", b"bc", b"", b"d"]}
+)
+
+
+def read_kept(path):
+    """What a cache file gives before it fails, if it does."""
+    found = []
+    try:
+        for element in MIXED.cache(path):
+            found.append(repr(element))
+    except DataLossError:
+        return found, False
+    return found, True
+
+
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_flipped_bit_gives_other_data(tmp_path, step):
+    path = tmp_path / "kept"
+    good = [repr(element) for element in MIXED.cache(path)]
+    content = path.read_bytes()
+
+    for place in range(0, 8 * len(content), step):
+        damaged = bytearray(content)
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        found, is_whole = read_kept(path)
+        assert not is_whole
+        assert found == good[: len(found)]
+
+
+def test_no_shorter_or_longer_file_gives_other_data(tmp_path):
+    path = tmp_path / "kept"
+    good = [repr(element) for element in MIXED.batch(1).cache(path)]
+    content = path.read_bytes()
+
+    for size in range(0, len(content), 3):
+        path.write_bytes(content[:size])
+        assert not read_kept(path)[1]
+    path.write_bytes(content + content)
+    assert not read_kept(path)[1]
+    assert len(good) == 4
+
+
+@given(data=st.data())
+def test_no_other_change_of_a_file_gives_other_data(data):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kept")
+        good = [repr(element) for element in MIXED.cache(path)]
+        content = bytearray(path.read_bytes())
+        start, stop = sorted(data.draw(st.integers(0, len(content))) for _ in range(2))
+        content[start:stop] = data.draw(
+            st.one_of(st.binary(max_size=20), st.just(content[: stop - start]))
+        )
+        path.write_bytes(content)
+        found, is_whole = read_kept(path)
+
+    assert found == good if is_whole else found == good[: len(found)]
+
+
+def test_a_link_in_the_way_of_a_cache_is_not_written_through(tmp_path, monkeypatch):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr(secrets, "token_hex", lambda n: "foreseen")
+    (tmp_path / "kept.foreseen.part").symlink_to(victim)
+
+    with pytest.raises(FileExistsError):
+        list(MIXED.cache(tmp_path / "kept"))
+    assert victim.read_text() == "precious"
+
+
+def test_two_caches_that_are_written_at_once_do_not_meet(tmp_path):
+    first, second = iter(MIXED.cache(tmp_path / "kept")), iter(MIXED.cache(tmp_path / "kept"))
+    pairs = list(zip(first, second, strict=True))
+
+    assert all(repr(a) == repr(b) for a, b in pairs)
+    assert read_kept(tmp_path / "kept")[1]
 
 
 def test_a_file_of_something_else_is_not_read(tmp_path):

@@ -1,6 +1,7 @@
 """Text, fixed-length and TFRecord files: every record, every error with its place."""
 
 import gzip
+import tracemalloc
 import zlib
 
 import numpy as np
@@ -266,3 +267,23 @@ def test_readers_restore_in_the_middle_of_a_file(folder):
         again.restore_state(state)
 
         assert [batch.tolist() for batch in again] == rest
+
+
+@pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
+@pytest.mark.parametrize("reader", [TFRecordDataset, TextLineDataset])
+def test_a_small_file_that_stands_for_much_is_read_in_little_memory(tmp_path, compression, reader):
+    record, count = b"x" * (1 << 19), 128
+    path = str(tmp_path / "large")
+    if reader is TFRecordDataset:
+        write_records(path, [record] * count, compression)
+    else:
+        (tmp_path / "large").write_bytes(PACK[compression]((record + b"\n") * count))
+    tracemalloc.start()
+    try:
+        found = sum(element == record for element in reader(path, compression))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert found == count
+    assert peak < 16 * len(record)

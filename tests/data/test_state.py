@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import replicax as rx
 from replicax.data import Dataset
 from replicax.data._errors import InvalidArgumentError
 from tests.data.pipelines import ints, pipelines
@@ -138,3 +139,72 @@ def test_a_shuffled_cache_is_filled_alike_after_a_restart():
     fresh.restore_state(state)
 
     assert ints(fresh) == whole[17:]
+
+
+_JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers(), max_size=2),
+)
+
+
+def places_in(state, place=()):
+    """Where something stands in a nested state, the whole of it too."""
+    yield place
+    if isinstance(state, (dict, list)):
+        for key, part in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from places_in(part, (*place, key))
+
+
+def changed(state, place, how):
+    """The state with something else at a place; with nothing there if ``how`` is ``...``."""
+    if not place:
+        return None if how is ... else how
+    result = json.loads(json.dumps(state))
+    part = result
+    for key in place[:-1]:
+        part = part[key]
+    if how is ...:
+        del part[place[-1]]
+    else:
+        part[place[-1]] = how
+    return result
+
+
+def is_meant(place, how):
+    """Whether a changed state says in its own way where to go on: other numbers, other seeds."""
+    return bool(place) and (type(how) is int or (isinstance(how, list) and "seeds" in place))
+
+
+@settings(max_examples=150)
+@given(data=st.data())
+def test_a_state_that_was_tampered_with_is_refused_or_says_where_to_go_on(data):
+    def make():
+        dataset = Dataset.range(12).shuffle(5).repeat(2).batch(3)
+        if is_distributed:
+            return iter(rx.distribute.get_strategy().experimental_distribute_dataset(dataset))
+        return iter(dataset)
+
+    is_distributed = data.draw(st.booleans())
+    iterator = make()
+    for _ in range(data.draw(st.integers(0, 8))):
+        next(iterator)
+    state = json.loads(json.dumps(iterator.save_state()))
+    rest = [np.asarray(x).tolist() for x in iterator]
+    place = data.draw(st.sampled_from(sorted(places_in(state), key=str)))
+    how = data.draw(st.one_of(st.just(...), _JUNK))
+    again = make()
+    before = again.save_state()
+
+    try:
+        again.restore_state(changed(state, place, how))
+    except InvalidArgumentError:
+        again.restore_state(before)  # it is as good as new
+        assert len(list(again)) == 8
+        return
+    found = [np.asarray(x).tolist() for x in again]
+    assert found == rest or is_meant(place, how)

@@ -7,12 +7,12 @@ to the layers above, which say here how `next` goes there.
 
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
 from replicax._jax_private import at_rest, surrounding, traced
-from replicax.data._errors import OutOfRangeError
+from replicax.data._errors import InvalidArgumentError, OutOfRangeError
 from replicax.data._node import Due
 from replicax.data._optional import Optional
 
@@ -20,6 +20,7 @@ from replicax.data._optional import Optional
 in_function: ContextVar[bool] = ContextVar("replicax_in_function", default=False)
 is_driven = in_function.get
 _END = object()
+_MOST_ELEMENTS = 1 << 62
 
 
 class Surroundings:
@@ -49,6 +50,26 @@ class Failed(Due):
     def __init__(self, error: Exception, *, is_element: bool = True) -> None:
         Due.__init__(self, error)
         self.is_element = is_element
+
+
+def as_state(given: Any) -> Mapping[str, Any]:
+    """What was given as a saved state; nothing if it cannot be one."""
+    return given if isinstance(given, Mapping) else {}
+
+
+def counted(state: Any, *names: str) -> list[int]:
+    """Numbers of elements in a saved state.
+
+    Raises:
+        InvalidArgumentError: If the state is not built as it was saved.
+    """
+    found: list[Any] = [as_state(state).get(name) for name in names]
+    if any(type(n) is not int or not 0 <= n <= _MOST_ELEMENTS for n in found):
+        raise InvalidArgumentError(
+            f"This is no state that `save_state()` returned: {state!r:.200}. It must be a dict in"
+            f" which {' and '.join(names)} are numbers of elements."
+        )
+    return found
 
 
 class Ahead(Iterator[Any]):

@@ -1,12 +1,17 @@
 """The file of a cache: blocks of columns, each array in NumPy's own format; no pickles.
 
-A file appears under its name only when it is complete, by renaming.
+A file appears under its name only when it is complete, by renaming. It is a row of frames: the
+length of the content, the content, and a checksum of all frames so far, so that no frame can be
+changed, lost or exchanged unnoticed. The first frame says how elements are built, an empty one ends
+the file.
 """
 
 import io
 import json
 import os
+import secrets
 import struct
+import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
@@ -18,74 +23,118 @@ from replicax.data._leaves import Array
 from replicax.data._node import Node
 from replicax.data._structure import Structure, flatten, from_json, to_json
 
-_MAGIC = b"replicax-cache-1\n"
+_MAGIC = b"replicax-cache-2\n"
 _SIZE = struct.Struct("<Q")
-_HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block; 0 rows end the file
+_CHECKSUM = struct.Struct("<I")
+_HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block
 
 
 class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
-    """A file that is being written beside its final name."""
+    """A file that is being written beside its final name.
+
+    The name until then cannot be foreseen, and nothing that stands there already is opened: nobody
+    can make us write elsewhere.
+    """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._part = f"{path}.{os.getpid()}.part"
-        self.file: IO[bytes] = open(self._part, "wb")  # noqa: SIM115 - closed by commit or abandon
+        self._part = f"{path}.{secrets.token_hex(8)}.part"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        self.file: IO[bytes] = os.fdopen(os.open(self._part, flags, 0o666), "wb")
         self.file.write(_MAGIC)
+        self._checksum = zlib.crc32(_MAGIC)
         self._has_structure = False
 
     def add(self, block: Block) -> None:
         """Add one block; elements that differ in shape become blocks of one."""
         if not self._has_structure:
-            self._has_structure = True
-            self._write_structure(json.dumps(to_json(block.structure)))
+            self._write_structure(to_json(block.structure))
         if block.is_columnar():
-            _write(self.file, block.columns(), len(block))
+            self._write_frame(_content(block.columns(), len(block)))
             return
         for row in block.rows():
-            _write(self.file, RowBlock(block.structure, [row]).columns(), 1)
+            self._write_frame(_content(RowBlock(block.structure, [row]).columns(), 1))
 
     def commit(self) -> None:
         """Give the file its name."""
         if not self._has_structure:
-            self._write_structure("null")
-        self.file.write(_HEADER.pack(0, 0))
+            self._write_structure(None)
+        self._write_frame(b"")
+        self.file.flush()
+        os.fsync(self.file.fileno())
         self.file.close()
         os.replace(self._part, self._path)
 
     def abandon(self) -> None:
         """Throw the file away."""
         self.file.close()
-        if os.path.exists(self._part):
+        if os.path.lexists(self._part):
             os.remove(self._part)
 
-    def _write_structure(self, text: str) -> None:
-        self.file.write(_SIZE.pack(len(text)) + text.encode())
+    def _write_structure(self, stored: Any) -> None:
+        self._has_structure = True
+        self._write_frame(json.dumps(stored).encode())
+
+    def _write_frame(self, content: bytes) -> None:
+        size = _SIZE.pack(len(content))
+        self._checksum = zlib.crc32(content, zlib.crc32(size, self._checksum))
+        self.file.write(size)
+        self.file.write(content)
+        self.file.write(_CHECKSUM.pack(self._checksum))
 
 
 def read_blocks(path: str, node: Node) -> Iterator[Block]:
     """The blocks of a file; ``node`` is what was kept."""
     with open(path, "rb") as file:
-        if file.read(len(_MAGIC)) != _MAGIC:
+        frames = _frames(file, path)
+        first = next(frames)
+        try:
+            # Types of named tuples cannot be stored; the pipeline itself knows them.
+            structure = from_json(json.loads(first)) or flatten(node.element_spec)[0]
+            for content in frames:
+                rows, columns = _columns(io.BytesIO(content))
+                if len(columns) != structure.num_leaves:
+                    raise DataLossError(
+                        f"The cache file {path!r} holds elements of {len(columns)} parts, but this"
+                        f" dataset has {structure.num_leaves}: it was written by another pipeline."
+                        " Delete it, or choose another name."
+                    )
+                yield _as_block(structure, columns, rows)
+        except (ValueError, TypeError, LookupError, struct.error) as error:
             raise DataLossError(
-                f"{path!r} is not a cache file of replicax. Delete it, or choose another name for"
-                " `cache(filename)`."
+                f"The cache file {path!r} is whole, but not one that this version of replicax can"
+                f" read ({error}). Delete it; the next pass writes it again."
+            ) from error
+
+
+def _frames(file: IO[bytes], path: str) -> Iterator[bytes]:
+    """The contents of all frames, each checked before it is given."""
+    end = os.fstat(file.fileno()).st_size
+    if file.read(len(_MAGIC)) != _MAGIC:
+        raise DataLossError(
+            f"{path!r} is not a cache file of this version of replicax. Delete it, or choose"
+            " another name for `cache(filename)`."
+        )
+    checksum = zlib.crc32(_MAGIC)
+    content: bytes | None = None
+    while content != b"":
+        start = file.tell()
+        size = _read(file, _SIZE.size, path, end)
+        content = _read(file, _SIZE.unpack(size)[0], path, end)
+        checksum = zlib.crc32(content, zlib.crc32(size, checksum))
+        if _CHECKSUM.unpack(_read(file, _CHECKSUM.size, path, end))[0] != checksum:
+            raise DataLossError(
+                f"The cache file {path!r} is damaged: the checksum of the part that begins at byte"
+                f" {start} is wrong. Delete it; the next pass writes it again."
             )
-        (size,) = _SIZE.unpack(_read(file, _SIZE.size, path))
-        stored = json.loads(_read(file, size, path))
-        # Types of named tuples cannot be stored; the pipeline itself knows them.
-        structure = from_json(stored) or flatten(node.element_spec)[0]
-        while True:
-            rows, arrays = _HEADER.unpack(_read(file, _HEADER.size, path))
-            if not rows:
-                return
-            columns = [_read_array(file, path) for _ in range(arrays)]
-            if len(columns) != structure.num_leaves:
-                raise DataLossError(
-                    f"The cache file {path!r} holds elements of {len(columns)} parts, but this"
-                    f" dataset has {structure.num_leaves}: it was written by another pipeline."
-                    " Delete it, or choose another name."
-                )
-            yield _as_block(structure, columns, rows)
+        if content:
+            yield content
+    if file.tell() != end:
+        raise DataLossError(
+            f"The cache file {path!r} is damaged: {end - file.tell()} bytes follow its end at byte"
+            f" {file.tell()}. Delete it; the next pass writes it again."
+        )
 
 
 def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:
@@ -94,7 +143,8 @@ def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:
     return ColumnBlock(structure, columns, rows)
 
 
-def _write(file: IO[bytes], columns: list[Array], rows: int) -> None:
+def _content(columns: list[Array], rows: int) -> bytes:
+    file = io.BytesIO()
     file.write(_HEADER.pack(rows, len(columns)))
     for column in columns:
         if column.dtype == object:
@@ -106,6 +156,7 @@ def _write(file: IO[bytes], columns: list[Array], rows: int) -> None:
         else:
             file.write(b"N")
             _save(file, column)
+    return file.getvalue()
 
 
 def _save(file: IO[bytes], array: Array) -> None:
@@ -114,39 +165,40 @@ def _save(file: IO[bytes], array: Array) -> None:
     name = b"" if is_native else array.dtype.name.encode()
     file.write(struct.pack("<B", len(name)) + name)
     data = array if is_native else np.ascontiguousarray(array)[..., None].view(np.uint8)
-    buffer = io.BytesIO()
-    np.lib.format.write_array(buffer, np.ascontiguousarray(data), allow_pickle=False)
-    file.write(struct.pack("<Q", buffer.tell()) + buffer.getvalue())
+    np.lib.format.write_array(file, np.ascontiguousarray(data), allow_pickle=False)
 
 
-def _read_array(file: IO[bytes], path: str) -> Array:
-    kind = _read(file, 1, path)
-    if kind == b"N":
-        return _load(file, path)
-    shape, lengths = _load(file, path), _load(file, path)
+def _columns(file: io.BytesIO) -> tuple[int, list[Array]]:
+    rows, count = _HEADER.unpack(file.read(_HEADER.size))
+    return rows, [_load_column(file) for _ in range(count)]
+
+
+def _load_column(file: io.BytesIO) -> Array:
+    if file.read(1) == b"N":
+        return _load(file)
+    shape, lengths = _load(file), _load(file)
     result = np.empty(len(lengths), object)
     for place, length in enumerate(lengths.tolist()):
-        result[place] = _read(file, length, path)
+        result[place] = file.read(length)
     return result.reshape(shape.tolist())
 
 
-def _load(file: IO[bytes], path: str) -> Array:
-    (length,) = struct.unpack("<B", _read(file, 1, path))
-    name = _read(file, length, path).decode()
-    (size,) = struct.unpack("<Q", _read(file, 8, path))
-    array: Array = np.lib.format.read_array(io.BytesIO(_read(file, size, path)), allow_pickle=False)
+def _load(file: io.BytesIO) -> Array:
+    (length,) = struct.unpack("<B", file.read(1))
+    name = file.read(length).decode()
+    array: Array = np.lib.format.read_array(file, allow_pickle=False)
     if not name:
         return array
     dtype: np.dtype[Any] = np.dtype(name)
     return array.view(dtype).reshape(array.shape[:-1])
 
 
-def _read(file: IO[bytes], size: int, path: str) -> bytes:
+def _read(file: IO[bytes], size: int, path: str, end: int) -> bytes:
     offset = file.tell()
-    data = file.read(size)
+    data = file.read(size) if size <= end - offset else b""
     if len(data) < size:
         raise DataLossError(
-            f"The cache file {path!r} ends at byte {offset + len(data)}, where {size} bytes were"
-            f" expected from byte {offset} on. Delete it; the next pass writes it again."
+            f"The cache file {path!r} ends at byte {end}, where {size} bytes were expected from"
+            f" byte {offset} on. Delete it; the next pass writes it again."
         )
     return data

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from replicax._jax_private import at_rest, traced
-from replicax.data._ahead import Ahead, Failed, around, is_driven, is_plain
+from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_driven, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.data._node import Node, Stream, pass_over, walk
 from replicax.data._seeds import Origin, Run, Seeds
@@ -112,7 +112,7 @@ class DatasetIterator(Ahead):
             state: What `save_state` returned, also of another process.
 
         Raises:
-            InvalidArgumentError: The state belongs to another pipeline.
+            InvalidArgumentError: The state belongs to another pipeline, or is none.
 
         Example:
             >>> iterator = iter(rx.data.Dataset.range(10))
@@ -121,16 +121,18 @@ class DatasetIterator(Ahead):
             [8, 9]
         """
         graph = _describe(self._node)
-        if state.get("version") != _STATE_VERSION or state.get("graph") != graph:
+        told = as_state(state)
+        if told.get("version") != _STATE_VERSION or told.get("graph") != graph:
             raise InvalidArgumentError(
-                f"This state was saved by the pipeline {state.get('graph')!r} (version"
-                f" {state.get('version')}), but the iterator belongs to {graph!r} (version"
+                f"This state was saved by the pipeline {told.get('graph')!r:.200} (version"
+                f" {told.get('version')!r:.20}), but the iterator belongs to {graph!r} (version"
                 f" {_STATE_VERSION}). Build the dataset as it was when the state was saved."
             )
+        position, errors = counted(state, "position", "errors")
+        origins = _origins(state.get("seeds"), len(self._random))
         self.close()
         self._is_done = False
-        self._origins = [Origin(*origin) for origin in state["seeds"]]
-        self._position, self._errors = state["position"], state["errors"]
+        self._position, self._errors, self._origins = position, errors, origins
         self._stream = self._open()
 
     def close(self) -> None:
@@ -202,6 +204,18 @@ class DatasetIterator(Ahead):
 
 def _random_nodes(node: Node) -> Sequence[Seeds]:
     return list(dict.fromkeys(seeds for part in walk(node) if (seeds := part.random) is not None))
+
+
+def _origins(stored: Any, count: int) -> list[Origin]:
+    parts: list[Any] = list(stored) if isinstance(stored, Sequence) else []
+    parts = parts if len(parts) == count else [()]
+    forms = [[type(x) for x in part] if isinstance(part, Sequence) else [] for part in parts]
+    if any(form not in ([int, int, int], [int, int, type(None)]) for form in forms):
+        raise InvalidArgumentError(
+            f"The seeds of a saved state are {count} lists of a seed, a number and a global seed or"
+            f" None; got {stored!r:.200}. Pass what `save_state()` returned."
+        )
+    return [Origin(*part) for part in parts]
 
 
 def _describe(node: Node) -> str:

@@ -26,6 +26,7 @@ from replicax.input._split import (
     Step,
     attempts,
     deal,
+    passed_over,
     single,
     split_batches,
     split_stream,
@@ -97,9 +98,7 @@ class _Steps:
             chunks = split_batches(elements, share, shared=False)
         else:
             chunks = split_stream(elements, share, self.size, meets.nothing)
-        for _ in range(skip):
-            next(chunks, None)
-        return meets.together(chunks, stop), begun
+        return meets.together(passed_over(chunks, skip), stop), begun
 
 
 def distribute_from_function(
@@ -128,7 +127,9 @@ def distribute_from_function(
 
     def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
         if len(sources) == 1:
-            elements, begun = sources[0].open(state, skip * replicas)
+            most = sources[0].cardinality  # the last step may have been of fewer elements
+            count = skip * replicas if most < 0 else min(skip * replicas, most)
+            elements, begun = sources[0].open(state, count)
 
             def drop() -> bool:
                 return drop_partial or (alone and _is_static(sources[0]))

@@ -14,11 +14,11 @@ import jax
 from replicax._interrupts import held
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
-from replicax.data._ahead import Ahead, Failed, around, is_plain
+from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.input._feed import Feed
 from replicax.input._prefetch import Prefetch
-from replicax.input._split import Step
+from replicax.input._split import Step, passed_over
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplicaSpec
 
@@ -114,7 +114,7 @@ class DistributedIterator(Ahead):
         Ahead.__init__(self)
         self._pipeline = pipeline
         self._state: Any = None
-        self._elements: Prefetch = self._open(None, 0)
+        self._elements: Prefetch = self._open(None)
 
     @property
     def element_spec(self) -> Any:
@@ -172,14 +172,16 @@ class DistributedIterator(Ahead):
         Raises:
             ValueError: If the state is of another kind.
         """
-        if state.get("version") != _STATE_VERSION or "steps" not in state:
+        told = as_state(state)
+        if told.get("version") != _STATE_VERSION or not _alike(told.get("source"), self._state):
             raise InvalidArgumentError(
-                f"This is no state of a distributed iterator: {state!r}. Pass what its"
-                " `save_state()` returned."
+                f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
+                " what its `save_state()` returned."
             )
+        steps, errors = counted(state, "steps", "errors")
+        elements = self._open(state.get("source"), steps, errors)
         self.close()
-        self._position, self._errors = int(state["steps"]), int(state["errors"])
-        self._elements = self._open(state.get("source"), self._position)
+        self._position, self._errors, self._elements = steps, errors, elements
 
     def close(self) -> None:
         """End the pass and its thread."""
@@ -204,14 +206,21 @@ class DistributedIterator(Ahead):
             " Start again with `iter(dataset)`."
         )
 
-    def _open(self, state: Any, skip: int) -> Prefetch:
+    def _open(self, state: Any, skip: int = 0, errors: int = 0) -> Prefetch:
         stop = threading.Event()
-        errors = self._errors
         steps, self._state = self._pipeline.steps(state, 0 if errors else skip, stop)
-        for _ in range(skip + errors if errors else 0):
-            next(steps, None)  # which of them failed shows only when they are made again
+        if errors:  # which steps failed shows only when they are made again
+            passed_over(steps, skip + errors)
         put = partial(_put, self._pipeline.feed)
         return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
+
+
+def _alike(left: Any, right: Any) -> bool:
+    """Whether the states of two sources are of the same kind."""
+    if isinstance(right, list):
+        is_list = isinstance(left, list) and len(left) == len(right)
+        return is_list and all(map(_alike, left, right))
+    return isinstance(left, type(right))
 
 
 def _put(feed: Feed, step: Step) -> Any:

@@ -11,9 +11,11 @@ import jax
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec
+from replicax.data._ahead import counted
 from replicax.data._dataset import Dataset
 from replicax.data._first import NoElementError
 from replicax.data._node import UNKNOWN_CARDINALITY
+from replicax.input._split import passed_over
 
 
 class Source(Protocol):
@@ -70,6 +72,7 @@ class DatasetSource:
         """A pass with the same random order as the one that ``state`` was taken from."""
         iterator = iter(self.dataset)
         begun = iterator.save_state() if state is None else state
+        counted(begun, "position")
         if state is not None or skip:
             iterator.restore_state({**begun, "position": skip})
         return iterator, begun
@@ -112,10 +115,7 @@ class ForeignSource:
 
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
         """A pass; ``skip`` elements are read and passed over."""
-        elements = iter(self._elements())
-        for _ in range(skip):
-            next(elements, None)
-        return elements, None
+        return passed_over(iter(self._elements()), skip), None
 
     def _elements(self) -> Iterator[Any]:
         if _is_one_shot(self._batches):

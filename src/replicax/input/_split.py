@@ -15,6 +15,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._ahead import Failed
+from replicax.data._errors import InvalidArgumentError
 from replicax.topology._mesh import Topology
 
 
@@ -72,6 +73,21 @@ def attempts(items: Iterable[Any]) -> Iterator[Any]:
             item = Failed(error)
         yield item
         del item
+
+
+def passed_over(steps: Iterator[Any], count: int) -> Iterator[Any]:
+    """The iterator, ``count`` items further on.
+
+    Raises:
+        InvalidArgumentError: If it has fewer.
+    """
+    done = sum(1 for _ in itertools.islice(steps, count))
+    if done < count:
+        raise InvalidArgumentError(
+            f"The state stands after {count} steps, but there are only {done} now: the data have"
+            " changed."
+        )
+    return steps
 
 
 def single(elements: Iterable[Any]) -> Iterator[Step]:

@@ -30,16 +30,17 @@ def chunks(path: str, compression: str) -> Iterator[bytes]:
 
 
 def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator[bytes]:
+    """Pieces of at most `_CHUNK` bytes, however much a piece of the file stands for."""
     worker = zlib.decompressobj(_ANY_HEADER)
     offset = 0
     is_open = False
     for chunk in raw:
-        data = chunk
-        while data:
+        data, has_more = chunk, True
+        while data or has_more:
             if worker.eof:  # several compressed streams may follow each other in one file
                 worker = zlib.decompressobj(_ANY_HEADER)
             try:
-                content = worker.decompress(data)
+                content = worker.decompress(data, _CHUNK)
             except zlib.error as error:
                 raise DataLossError(
                     f"{path!r} is corrupt: its {compression} stream breaks between byte {offset}"
@@ -47,7 +48,8 @@ def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator
                 ) from None
             if content:
                 yield content
-            data = worker.unused_data
+            data = worker.unused_data if worker.eof else worker.unconsumed_tail
+            has_more = not worker.eof and len(content) == _CHUNK
         is_open = not worker.eof
         offset += len(chunk)
     if is_open:
