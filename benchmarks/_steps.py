@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
@@ -38,6 +39,27 @@ def replicax_step(
         return strategy.reduce("MEAN", strategy.run(replica_step, args=(x, y)), axis=None)
 
     return step
+
+
+def with_iterator(strategy: rx.distribute.Strategy, model: Model, steps: int) -> Block:
+    """Calls that take their batches from an iterator, each of ``steps`` steps in one program."""
+    with strategy.scope():
+        weights = [rx.Variable(w) for w in model.weights()]
+    step = replicax_step(strategy, model, weights)
+    rows = model.batch(strategy.num_replicas_in_sync)
+    dataset = rx.data.Dataset.from_tensors(tuple(map(np.asarray, rows))).repeat()
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+
+    @rx.function
+    def train(it):
+        if steps == 1:
+            return step(*next(it))
+        turn = lambda total, _: (total + step(*next(it)), None)  # noqa: E731
+        return rx.scan(turn, 0.0, length=steps)[0]
+
+    return block(
+        lambda: train(iterator), lambda: jax.block_until_ready([w.cell.value for w in weights])
+    )
 
 
 def per_replica(strategy: rx.distribute.Strategy, rows) -> rx.distribute.PerReplica:

@@ -28,7 +28,7 @@ from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
 from benchmarks._models import DEEP, MLP, MODELS, SMALL_DEEP, SMALL_MLP  # noqa: E402
-from benchmarks._steps import by_hand, with_replicax  # noqa: E402
+from benchmarks._steps import by_hand, with_iterator, with_replicax  # noqa: E402
 from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
 
 
@@ -78,6 +78,8 @@ def main() -> None:
     strategy = _two_replicas()
     with console.status("Steps against hand-written JAX"):
         rows += _against_hand(strategy, share)
+    with console.status("Loops over an iterator"):
+        rows += _loops(strategy, share)
     with console.status("Against TensorFlow"), _tensorflow(options.tensorflow) as answer:
         if answer is None:
             console.print("No TensorFlow: give an interpreter that has it with --tensorflow.")
@@ -102,6 +104,16 @@ def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     rows.append(
         Row("empty step - hand-written", found.difference, 40e-6, _medians(found), unit=" us")
     )
+    return rows
+
+
+def _loops(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
+    """100 steps in one call, and 100 calls, which take their batches from an iterator."""
+    rows = []
+    for model in (SMALL_MLP, SMALL_DEEP):
+        one, by_one = with_iterator(strategy, model, 100), with_iterator(strategy, model, 1)
+        found = compare(one, lambda n, calls=by_one: calls(100 * n), pairs=20 // share)
+        rows.append(_ratio(f"100 steps of {model.name} in one call / 100 calls", found, None))
     return rows
 
 
@@ -228,7 +240,7 @@ def _child(arguments: list[str], *, bytecode: str | None = None) -> str:
     return ran.stdout
 
 
-def _ratio(what: str, found: Comparison, target: float) -> Row:
+def _ratio(what: str, found: Comparison, target: float | None) -> Row:
     return Row(what, found.ratio, target, _medians(found))
 
 
