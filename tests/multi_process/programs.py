@@ -197,6 +197,34 @@ def uneven_files(sizes, batch, policy):
     return [steps, sums]
 
 
+def failing_function(worker, number):
+    """The element of one worker fails; what each worker sees, step by step."""
+    strategy = made()
+
+    def make(context):
+        def check(x):
+            if context.input_pipeline_id == worker and x == number:
+                raise ValueError("mine")
+            return x
+
+        return (
+            rx.data.TextLineDataset(__file__)
+            .take(6)
+            .enumerate()
+            .map(lambda i, _: check(i))
+            .batch(1)
+        )
+
+    iterator, found = iter(strategy.distribute_datasets_from_function(make)), []
+    while True:
+        try:
+            found.append(own(strategy, next(iterator)))
+        except StopIteration:
+            return found
+        except ValueError as error:
+            found.append("mine" in str(error))
+
+
 def uneven_function(lengths):
     strategy = made()
 

@@ -171,6 +171,16 @@ def test_dataset_functions_of_different_lengths_end_together(lengths):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_step_that_fails_on_one_worker_fails_on_all_and_the_next_follows(number):
+    results = run_in_processes(programs.failing_function, 2, args=(1, number))
+
+    steps = [[[i]] for i in range(6)]
+    steps[number] = True
+    assert results == [steps, steps]
+
+
+@pytest.mark.slow
 def test_an_unseeded_shuffle_gives_every_element_to_one_worker():
     results = run_in_processes(programs.unseeded_shuffle, 2, 2, args=(11,))
 
