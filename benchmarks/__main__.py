@@ -27,6 +27,7 @@ def main() -> None:
         "packing": [],
         "input": [],
         "data": [],
+        "checkpoint": [],
         "workers": [*tensorflow, *torch, *quick],
     }
     # A process each: they want different devices.
