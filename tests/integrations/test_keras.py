@@ -16,9 +16,6 @@ from tests.fresh_process import run_fresh
 from tests.integrations.keras_loops import alone, batches, initializers, replicated
 from tests.replicas import compiled, eagerly, mirrored
 
-# Keras's own __array__ is of NumPy 1.
-pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
-
 keras = rx.keras
 layers = keras.layers
 

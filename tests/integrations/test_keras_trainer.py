@@ -11,9 +11,8 @@ from replicax._errors import ScopeError
 from tests.integrations.keras_loops import initializers, weights
 from tests.replicas import mirrored
 
-# Keras's own __array__ is of NumPy 1; datasets that end warn.
+# Datasets that end warn.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:Your input ran out of data"),
     pytest.mark.filterwarnings("ignore:`shuffle=True` was passed"),
 ]

@@ -9,10 +9,7 @@ from tests.integrations.keras_loops import alone, batches, weights
 from tests.integrations.test_keras import clipped_momentum_with_regularizer
 from tests.integrations.test_keras_trainer import BATCH, TOLERANCE, X, Y, stock_fit
 
-pytestmark = [
-    pytest.mark.multi_process,
-    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
-]
+pytestmark = pytest.mark.multi_process
 
 
 def assert_as_stock(report):
