@@ -11,6 +11,7 @@ from jax.extend.core import take_current_trace
 from replicax import _jax_private
 
 WANTED = {
+    "jax._src.compiler": ["backend_compile_and_load"],
     "jax._src.core": ["Trace", "eval_jaxpr", "pytype_aval_mappings"],
     "jax._src.distributed": ["global_state"],
     "jax._src.xla_bridge": ["_backend_factories"],

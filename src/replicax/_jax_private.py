@@ -37,6 +37,10 @@ with contextlib.suppress(ImportError):
     from jax._src import callback as _callback
     from jax._src import effects as _effects
 
+_compiler: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import compiler as _compiler
+
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
@@ -157,6 +161,19 @@ def surround_cpu_start(surroundings: Callable[[], contextlib.AbstractContextMana
             return start(**options)
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_inside)
+    return True
+
+
+def surround_compiler(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
+    """Put what ``make`` makes of JAX's compiler into its place; False if this JAX offers no way.
+
+    The compiler takes a client, a module, its devices, options and callbacks, and gives a loaded
+    program.
+    """
+    compile_and_load = getattr(_compiler, "backend_compile_and_load", None)
+    if compile_and_load is None:  # pragma: no cover - a JAX that moved it
+        return False
+    _compiler.backend_compile_and_load = make(compile_and_load)
     return True
 
 

@@ -1,12 +1,15 @@
+import importlib
 import os
 import subprocess
 import textwrap
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from replicax._errors import PlacementError
 from replicax.topology import _virtual
+from replicax.topology._virtual import sharing_programs
 from tests.fresh_process import run_fresh
 
 # XLA's own patience is 40 s; then, as here, it ends the process.
@@ -14,6 +17,7 @@ _PATIENCE = "--xla_cpu_collective_call_terminate_timeout_seconds=15"
 
 # Two cores, whatever the machine has: what the pool of threads is sized by.
 _TWO_CORES = """
+import importlib
 import os
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
 """
@@ -35,6 +39,7 @@ _IMPORT = "import replicax as rx\n"
 
 _BY_JAX = """
 import jax
+import jax.numpy as jnp
 jax.config.update("jax_num_cpu_devices", {devices})
 """
 
@@ -250,3 +255,56 @@ def test_four_threads_for_each_device(devices, threads):
 
 def test_these_tests_run_on_eight_devices():
     assert jax.local_device_count() == 8
+
+
+def on_each_device(f, x, devices):
+    with sharing_programs():
+        return [f(jax.device_put(x, d)) for d in devices]
+
+
+def shared():
+    with sharing_programs():
+        pass
+    return importlib.import_module("jax._src.compiler").backend_compile_and_load
+
+
+def test_a_program_of_one_virtual_device_is_loaded_on_the_others():
+    f = jax.jit(lambda x: jnp.sin(x) * 1.2345 + x @ x)
+    x = jnp.arange(9.0).reshape(3, 3)
+    first, *others = jax.devices()
+    (expected,) = on_each_device(f, x, [first])
+    before = shared().loads
+
+    found = on_each_device(f, x, others)
+
+    assert shared().loads == before + len(others)
+    assert [y.devices() for y in found] == [{d} for d in others]
+    assert all((y == expected.tolist()).all() for y in map(jax.device_get, found))
+
+
+def test_different_programs_are_not_taken_for_one_another():
+    found = [
+        [y.tolist() for y in on_each_device(jax.jit(f), jnp.arange(2.0), jax.devices()[:2])]
+        for f in (lambda x: x + 3, lambda x: x + 6)
+    ]
+
+    assert found == [[[3.0, 4.0]] * 2, [[6.0, 7.0]] * 2]
+
+
+def test_what_calls_back_or_is_kept_in_files_or_is_outside_is_compiled_for_each_device(tmp_path):
+    seen = []
+    x, devices, before = jnp.float32(3), jax.devices()[:2], shared().loads
+
+    calls = jax.jit(lambda x: jax.pure_callback(lambda x: seen.append(1) or x, x, x))
+    assert [float(y) for y in on_each_device(calls, x, devices)] == [3.0, 3.0]
+    plain = jax.jit(lambda x: x * 7 + 1)
+    assert [float(plain(jax.device_put(x, d))) for d in devices] == [22.0, 22.0]
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    try:
+        kept = jax.jit(lambda x: x * 8 + 1)
+        assert [float(y) for y in on_each_device(kept, x, devices)] == [25.0, 25.0]
+    finally:
+        jax.config.update("jax_compilation_cache_dir", None)
+
+    assert len(seen) == 2
+    assert shared().loads == before

@@ -12,6 +12,7 @@ from replicax.collectives import _eager
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.strategy._links import ThreadLink
+from replicax.topology._virtual import sharing_programs
 from replicax.variables._levels import ReplicaStorage, generation
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def as_replica(
     context = ReplicaContext(strategy, ThreadLink(seat, has_rows))
     with (
         jax.default_device(seat.device),
+        sharing_programs(),
         # A function that JAX traces here may look at the replica: do not share it with others.
         generation(("replica", topology, replica)),
         entered(

@@ -9,17 +9,29 @@ process 50 ms and 50 MB. Workers on one machine share its cores: a pool each of 
 have their threads push each other aside.
 """
 
+import contextlib
+import copy
+import hashlib
 import os
 import re
+import threading
 import warnings
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import jax
+import numpy as np
 
 from replicax._errors import PlacementError
-from replicax._jax_private import backend_is_initialized, setting, surround_cpu_start
+from replicax._jax_private import (
+    backend_is_initialized,
+    setting,
+    surround_compiler,
+    surround_cpu_start,
+)
 from replicax.topology._devices import local_devices
 from replicax.topology._generations import SliceShape
 
@@ -157,3 +169,95 @@ def _warn_if_too_late(requested: int | None) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+class SharedPrograms:
+    """Compiles what runs on one virtual CPU device once, and loads it for the others.
+
+    JAX compiles every operation for every device, which the code of a CPU does not depend on. Only
+    in the block of `sharing_programs`, and not where JAX keeps programs in files: what was loaded
+    once cannot be written again.
+    """
+
+    most_bytes = 2**28
+    here = threading.local()
+
+    def __init__(self, compile_and_load: Callable[..., Any]) -> None:
+        self._compile = compile_and_load
+        self._programs: OrderedDict[bytes, bytes] = OrderedDict()
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._busy: dict[bytes, threading.Lock] = {}
+        self.loads = 0
+
+    def __call__(
+        self, backend: Any, module: Any, devices: Any, options: Any, host_callbacks: Any
+    ) -> Any:
+        build = lambda: self._compile(backend, module, devices, options, host_callbacks)  # noqa: E731
+        key = None
+        if getattr(self.here, "shares", False) and len(devices) == 1 and not host_callbacks:
+            key = self._key(backend, module, options)
+        if key is None:
+            return build()
+        with self._lock:
+            turn = self._busy.setdefault(key, threading.Lock())
+        try:
+            with turn:  # of threads that ask for one program, the first compiles it
+                return self._loaded(key, backend, devices, options) or self._kept(key, build())
+        finally:
+            with self._lock:
+                self._busy.pop(key, None)
+
+    def _key(self, backend: Any, module: Any, options: Any) -> bytes | None:
+        is_whole = backend.local_device_count() == backend.device_count()
+        if backend.platform != "cpu" or not is_whole or setting("jax_compilation_cache_dir"):
+            return None
+        try:
+            anywhere = copy.deepcopy(options)
+            anywhere.device_assignment = type(options.device_assignment).create(
+                np.zeros((1, 1), np.int32)
+            )
+            text: str = module.operation.get_asm(enable_debug_info=False)
+            if "callback" in text:  # it names an object of this one program
+                return None
+            return hashlib.sha256(anywhere.SerializeAsString() + text.encode()).digest()
+        except (AttributeError, TypeError):  # pragma: no cover - a JAX that changed them
+            return None
+
+    def _loaded(self, key: bytes, backend: Any, devices: Any, options: Any) -> Any:
+        program = self._programs.get(key)
+        if program is None:
+            return None
+        try:
+            loaded = backend.deserialize_executable(program, devices, options)
+        except Exception:
+            return None
+        self.loads += 1
+        return loaded
+
+    def _kept(self, key: bytes, built: Any) -> Any:
+        with contextlib.suppress(Exception):  # what cannot be kept is compiled again
+            program = built.serialize()
+            with self._lock:
+                self._programs[key] = program
+                self._bytes += len(program)
+                while self._bytes > self.most_bytes:
+                    self._bytes -= len(self._programs.popitem(last=False)[1])
+        return built
+
+
+@cache
+def _share() -> None:
+    # Where JAX has moved its compiler, everything is compiled for every device.
+    surround_compiler(SharedPrograms)
+
+
+@contextmanager
+def sharing_programs() -> Iterator[None]:
+    """Let what this thread compiles for one virtual CPU device serve all others, and reversely."""
+    _share()
+    SharedPrograms.here.shares = True
+    try:
+        yield
+    finally:
+        SharedPrograms.here.shares = False
