@@ -148,6 +148,30 @@ def train(steps, compiled, rows):
     return {"w": np.asarray(w).ravel().tolist(), "losses": losses, "seen": int(seen)}
 
 
+def iterator_loop(rows, steps):
+    """Calls of several steps, which take a batch in every turn, until the data ends."""
+    strategy = made()
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=AGGREGATION.SUM)
+    dataset = rx.data.Dataset.from_tensor_slices(np.arange(rows, dtype=np.float32)).batch(8)
+    iterator = iter(strategy.experimental_distribute_dataset(dataset))
+    plain, calls = iter(rx.data.Dataset.range(100)), []
+
+    @rx.function
+    def train(it):
+        def step(count, _):
+            strategy.run(lambda x: total.assign_add(jnp.sum(x)), args=(next(it),))
+            return count + next(plain), None
+
+        return rx.scan(step, jnp.int32(0), length=steps)[0]
+
+    while True:
+        try:
+            calls.append(int(train(iterator)))
+        except rx.errors.OutOfRangeError:
+            return calls, float(total), iterator.save_state()["steps"]
+
+
 def iterator_train(rows):
     """The iterator is an argument; the last call finds no batch."""
     strategy = made()

@@ -150,6 +150,14 @@ def test_an_iterator_ends_on_all_workers_at_the_same_step(rows):
 
 
 @pytest.mark.slow
+def test_a_loop_in_one_call_takes_a_batch_in_every_turn_on_all_workers():
+    # 44 rows in batches of 8: two calls of two steps, then one of 8 rows, a short one, and the end.
+    results = run_in_processes(programs.iterator_loop, 2, 2, args=(44, 2))
+
+    assert results == [([0 + 1, 2 + 3, 4 + 5], sum(range(44)), 6)] * 2
+
+
+@pytest.mark.slow
 def test_a_worker_whose_files_are_read_goes_on_with_nothing():
     first, second = run_in_processes(programs.uneven_files, 2, args=([7, 4, 6], 8, "FILE"))
 
