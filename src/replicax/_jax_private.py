@@ -60,6 +60,23 @@ traced: Any = getattr(_core, "trace_state_strong_ref", None) or _TraceNow()
 at_rest: Any = _TraceNow().value
 
 
+def traced_apart(fn: Callable[[], Any]) -> Any:
+    """``fn()``, which traces; after it JAX traces what it did before, whatever interrupts it.
+
+    The blocks in which JAX traces put that back by Python code, which a signal may interrupt; the
+    thread would then go on recording operations in a function that nobody compiles.
+    """
+    context = getattr(_core, "trace_ctx", None)
+    if not hasattr(context, "set_axis_env"):  # pragma: no cover - a JAX that moved it
+        return fn()
+    trace, axes = context.trace, context.axis_env
+    try:
+        return fn()
+    finally:
+        context.set_trace(trace)
+        context.set_axis_env(axes)
+
+
 def uncommitted(x: jax.Array) -> jax.Array:
     """The one-device array ``x``, free to meet arrays of other devices.
 
@@ -234,6 +251,13 @@ def accept_as_array(
     with contextlib.suppress(AttributeError):
         _core.pytype_aval_mappings[kind] = describe
         _dtypes.canonicalize_value_handlers[kind] = read
+    canonical = getattr(_core, "canonicalize_value_dtype", None)
+    if canonical is not None:  # JAX 0.10.1 and before ask the table for numbers only
+
+        def canonical_too(x: Any) -> Any:
+            return read(x) if type(x) is kind else canonical(x)
+
+        _core.canonicalize_value_dtype = canonical_too
 
 
 class Recorder(Protocol):

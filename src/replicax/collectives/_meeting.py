@@ -2,7 +2,8 @@
 
 One replica runs at a time, in order, until it ends or waits in a collective; then the next one
 runs. So prints and breakpoints come in a fixed order and Python state needs no locks, while the
-devices work in parallel behind. When all wait, the calling thread settles what they met for.
+devices work in parallel behind. When all wait, the calling thread settles what they met for. It
+holds signals meanwhile: their handlers run where it waits, and in the settling, never in between.
 
 A collective inside a compiled function of one replica arrives from a thread of the runtime; its own
 thread may be blocked in the runtime by then, so that the next replica runs beside it.
@@ -16,9 +17,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from replicax._errors import ReplicaError
+from replicax._interrupts import held
 from replicax.collectives._thread_state import inherited_jax_state
 
 Settle = Callable[[list[Any]], list[Any]]
+_PATIENCE = 0.05  # seconds until signals that came are heard
 
 
 class Abandoned(BaseException):
@@ -48,7 +51,7 @@ class Meeting:
         self._threads: list[threading.Thread] = []
 
     def hold(self, body: Callable[[int], Any]) -> list[Any]:
-        """Run ``body(replica)`` for every replica; their results in order.
+        """Run ``body(replica)`` for every replica; their results in order; with signals held.
 
         Raises:
             ReplicaError: If one replica waits for a collective that another never calls.
@@ -123,18 +126,24 @@ class Meeting:
         return replica in self._offers or not self._running[replica]
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
+        began = time.monotonic()
+        while not self._came(condition, began):
+            held.deliver()  # the one place where a signal may end the run
+
+    def _came(self, condition: Callable[[], bool], began: float) -> bool:
+        """Wait a little for a condition to come true, or a replica to fail."""
         with self._changed:
-            began = time.monotonic()
-            while not (condition() or self._failure):
+            if not (condition() or self._failure):
                 limits = [o.timeout for o in self._offers.values() if o.timeout is not None]
-                left = min(limits) - (time.monotonic() - began) if limits else None
-                if left is not None and left <= 0:
+                left = min(limits) - (time.monotonic() - began) if limits else _PATIENCE
+                if left <= 0:
                     raise ReplicaError(self._late(min(limits)))
-                self._changed.wait(left)
+                self._changed.wait(min(left, _PATIENCE))
             if self._failure:
                 replica, error = self._failure
                 error.add_note(f"Raised in replica {replica} of {self._size}.")
                 raise error
+            return condition()
 
     def _settle(self) -> None:
         self._wait_until(lambda: all(map(self._is_quiet, range(self._size))))
@@ -144,7 +153,7 @@ class Meeting:
                 return
             self._check(offers)
         order = range(self._size)
-        answers = offers[0].settle([offers[r].value for r in order])
+        answers = held.let_in(lambda: offers[0].settle([offers[r].value for r in order]))
         for replica in order:
             with self._changed:
                 del self._offers[replica]
@@ -185,8 +194,9 @@ class Meeting:
             self._over = True
             self._changed.notify_all()
         for thread in self._threads:
-            # A replica may be busy in code of the user's that nothing can interrupt.
-            thread.join(timeout=5.0)
+            if thread.ident is not None:  # it was started
+                # A replica may be busy in code of the user's that nothing can interrupt.
+                thread.join(timeout=5.0)
 
 
 def _replicas(numbers: list[int]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -26,6 +26,7 @@ class Frame:
         body: In cross-replica code inside a compiled replica function, that replica.
         hosted: Whether Python runs the body of an `rx.function`, and each run in it is compiled.
         tapes: The gradient tapes that record, the outermost first.
+        journal: What an eager run has changed, to be undone if it does not end.
     """
 
     strategy: StrategyBase | None = None
@@ -34,6 +35,7 @@ class Frame:
     body: ReplicaContext | None = None
     hosted: bool = False
     tapes: tuple[Any, ...] = ()
+    journal: Any = None
 
 
 _outermost = Frame()
@@ -46,15 +48,39 @@ def current() -> Frame:
     return _frame.get()
 
 
-@contextmanager
-def entered(**changes: Any) -> Iterator[Frame]:
+def entered(**changes: Any) -> AbstractContextManager[Frame]:
     """The current frame with some fields changed, until the block ends."""
-    frame = replace(_frame.get(), **changes)
-    token = _frame.set(frame)
+    return _Entered(changes)
+
+
+class _Entered(AbstractContextManager[Frame]):
+    __slots__ = ("_before", "_changes")
+
+    def __init__(self, changes: dict[str, Any]) -> None:
+        self._changes = changes
+
+    def __enter__(self) -> Frame:
+        self._before = _frame.get()
+        frame = replace(self._before, **self._changes)
+        _frame.set(frame)
+        return frame
+
+    def __exit__(self, *_: object) -> None:
+        _frame.set(self._before)
+
+
+def within(fn: Callable[[], Any], **changes: Any) -> Any:
+    """``fn()`` in the current frame with some fields changed.
+
+    Unlike at the end of a block, whose own code a signal may interrupt, the frame is put back
+    whatever happens: by one call into C, and also if blocks inside were left without their end.
+    """
+    before = _frame.get()
     try:
-        yield frame
+        _frame.set(replace(before, **changes))
+        return fn()
     finally:
-        _frame.reset(token)
+        _frame.set(before)
 
 
 def set_default(strategy: StrategyBase) -> None:

@@ -13,7 +13,8 @@ from typing import Any, final
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax.context._current import current, get_strategy
+from replicax._jax_private import traced_apart
+from replicax.context._current import current, get_strategy, within
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
@@ -172,8 +173,7 @@ class Function:
 
     def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python runs the body; every run of a strategy in it is compiled."""
-        with driven():
-            return self._python(*args, **kwargs)
+        return driven(lambda: self._python(*args, **kwargs))
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -216,13 +216,13 @@ class Function:
             programs = self._programs.get(key, [])
             if len(programs) > tried:
                 return programs[-1]
-            program, created = self._trace(arguments)
+            program, created = self._trace_apart(arguments)
             if created:
                 if self._started:
                     raise VariableError(_late_creation(self._name, created))
                 tell_newcomers()
                 # As a new caller would find it: the variables exist now.
-                program, again = self._trace(arguments)
+                program, again = self._trace_apart(arguments)
                 if again:
                     raise VariableError(_late_creation(self._name, again))
             self._started = True
@@ -230,6 +230,12 @@ class Function:
             self._programs[key] = [*programs, program]
             tell(self, arguments, program)
             return program
+
+    def _trace_apart(self, arguments: Arguments) -> tuple[Program, list[Any]]:
+        traced: tuple[Program, list[Any]] = within(
+            lambda: traced_apart(lambda: self._trace(arguments))
+        )
+        return traced
 
     def _trace(self, arguments: Arguments) -> tuple[Program, list[Any]]:
         level = TraceLevel(in_replica=False)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._interrupts import held
+from replicax.context._current import current
 from replicax.function._given import Given
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
@@ -19,6 +21,7 @@ from replicax.topology._mesh import Topology
 from replicax.topology._together import together
 from replicax.values._placement import first, own_copy, replicate
 from replicax.variables._agreement import diverging
+from replicax.variables._cell import changing
 from replicax.variables._levels import TraceLevel
 from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
 from replicax.workers._group import digest
@@ -74,6 +77,7 @@ class Program:
         pure.__name__ = pure.__qualname__ = name
         # A call that may fail while it runs must leave the variables as they were.
         self._may_fail = bool(self._verdicts) or calls_host(lifted.jaxpr)
+        self._calls_back = calls_host(lifted.jaxpr, ("debug_callback",))
         self.donates = not self._may_fail
         donate = (0,) if self.donates else ()
         self._changes = bool(self.written or self._pulls)
@@ -96,7 +100,7 @@ class Program:
         # A donated array must not be seen by another thread's call.
         with _one_call:
             self._bind(leaves)
-            inputs = (*self._state(), arrays, self._closed_over)
+            inputs = (self._read_only(), arrays, self._closed_over)
             if topology is None or topology.is_whole:
                 outs, _ = self._step(inputs)
             else:
@@ -111,16 +115,21 @@ class Program:
         An exception of a signal's handler must not come between a call that consumed the old arrays
         and the last variable's new one; nor between these and the iterators that were read.
         """
+        if (journal := current().journal) is not None:
+            for cell in self.written:
+                journal.note(cell)
         if self._may_fail or not self._changes:
-            outs, new = self.jitted(*inputs)
+            outs, new = self.jitted([c.array() for c in self.changed], *inputs)
             if self._changes:
                 jax.block_until_ready(new)
                 self._judge(new)
-                with held:
+                with held, changing:
                     self._commit(new)
             return outs, new
-        with held:
-            outs, new = self.jitted(*inputs)
+        # A callback of the program's may want a variable while the call waits for it.
+        with held, changing if not self._calls_back else nullcontext():
+            changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
+            outs, new = self.jitted(changed, *inputs)
             self._commit(new)
         return outs, new
 
@@ -152,18 +161,11 @@ class Program:
                 raise Unfilled  # closed over as well: only Python knows whose turn it is
             given.bind(iterator)
 
-    def _state(self, *, donated: bool = True) -> tuple[list[Any], list[Any]]:
+    def _read_only(self) -> list[Any]:
         topology = self.topology
-        for cell in self._plain:
-            if topology is None:
-                cell.to_one_device()
-            elif cell.array().sharding != topology.mirrored:
-                cell.value = _mirrored(cell.array(), topology)
-                cell.owned = False
-        if self._may_fail or not donated:
-            changed = [c.array() for c in self.changed]
-        else:
-            changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
+        if self._plain:
+            with changing:
+                self._gather_plain()
         read_only = [c.array() for c in self.read_only]
         for i in self._handed_in:
             assert topology is not None
@@ -171,11 +173,20 @@ class Program:
         for i in self._foreign:
             assert topology is not None
             read_only[i] = _mirrored(first(read_only[i]), topology)
-        return changed, read_only
+        return read_only
+
+    def _gather_plain(self) -> None:
+        topology = self.topology
+        for cell in self._plain:
+            if topology is None:
+                cell.to_one_device()
+            elif cell.array().sharding != topology.mirrored:
+                cell.value = _mirrored(cell.array(), topology)
+                cell.owned = False
 
     def lowered(self, arrays: Sequence[Any]) -> Any:
         """JAX's lowered form, for looking at the compiled program."""
-        changed, read_only = self._state(donated=False)
+        read_only, changed = self._read_only(), [c.array() for c in self.changed]
         return self.jitted.lower(changed, read_only, list(arrays), self._closed_over)
 
     def _shardings(self) -> Any:

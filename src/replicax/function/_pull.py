@@ -21,7 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._errors import TracingError
 from replicax._jax_private import at_rest
-from replicax.context._current import current, entered
+from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
 from replicax.function._signals import HostDriven, Reshaped, Unfilled
 from replicax.function._signature import examples
@@ -101,15 +101,14 @@ _IN_REPLICA = (
 )
 
 
-@contextmanager
-def driven() -> Iterator[None]:
+def driven(fn: Callable[[], Any]) -> Any:
     """Python runs the body of a function: elements are arrays in it, and runs are compiled."""
-    token = in_function.set(True)
+    before = in_function.get()
     try:
-        with entered(hosted=True):
-            yield
+        in_function.set(True)
+        return within(fn, hosted=True)
     finally:
-        in_function.reset(token)
+        in_function.set(before)  # in one call, which nothing interrupts
 
 
 @contextmanager

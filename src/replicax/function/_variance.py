@@ -33,11 +33,14 @@ def varying_outputs(jaxpr: Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
     return _walk(jaxpr, list(varying_inputs), divergent=False)
 
 
-def calls_host(jaxpr: Jaxpr) -> bool:
-    """Whether Python code that may raise is called while the program runs."""
+_MAY_RAISE = ("pure_callback", "io_callback")
+
+
+def calls_host(jaxpr: Jaxpr, names: tuple[str, ...] = _MAY_RAISE) -> bool:
+    """Whether Python code is called while the program runs; by default, code that may raise."""
     return any(
-        e.primitive.name in ("pure_callback", "io_callback")
-        or any(map(calls_host, jaxprs_in_params(e.params)))
+        e.primitive.name in names
+        or any(calls_host(inner, names) for inner in jaxprs_in_params(e.params))
         for e in jaxpr.eqns
     )
 

@@ -45,7 +45,7 @@ class Prefetch:
         )
         # The thread knows the queues and the event, never this object: dropping it ends the thread.
         self._finalizer = weakref.finalize(self, _end, self._stop, self._room, self._ready)
-        _threads.add(self._thread)
+        _open.add(self)
         self._thread.start()
 
     def move_to(self, elements: deque[Any]) -> bool:
@@ -111,14 +111,14 @@ def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]
             return
 
 
-_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_open: weakref.WeakSet[Prefetch] = weakref.WeakSet()
 
 
 @atexit.register
-def _join_all() -> None:
-    """At the end of the program, after all finalizers have told the threads to end.
+def _close_all() -> None:
+    """At the end of the program: Python kills threads that come back from JAX after it.
 
-    A thread that comes back from JAX when Python is already gone would abort the process.
+    Finalizers do the same, but it is not known whether they come before.
     """
-    for thread in list(_threads):
-        thread.join(_PATIENCE)
+    for prefetch in list(_open):
+        prefetch.close()

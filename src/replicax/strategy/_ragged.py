@@ -16,6 +16,7 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from replicax._errors import ReplicaError
+from replicax._interrupts import held
 from replicax.collectives import _eager
 from replicax.function._captured import own_value
 from replicax.function._lift import Lifted, lift
@@ -73,7 +74,7 @@ def run_ragged(
             with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
                 return body(replica)
 
-        with _eager.opened(topology) as meeting:
+        with held, _eager.opened(topology) as meeting:
             return meeting.hold(work)
 
     if run.op_by_op:
@@ -92,15 +93,15 @@ def run_ragged(
             raise
         _check_same(programs)
         run.programs = programs
-    held = _Held(topology)
+    before = _Before(topology)
 
     def body(replica: int) -> tuple[Any, dict[Cell, Any]]:
         program = run.programs[replica]
-        state = [held.read(cell, replica) for cell in program.lifted.reads]
+        state = [before.read(cell, replica) for cell in program.lifted.reads]
         return program(calls[replica], state)
 
     rows = on_each(body)
-    _commit([writes for _, writes in rows], held, has_rows, topology)
+    _commit([writes for _, writes in rows], before, has_rows, topology)
     return regroup([result for result, _ in rows], topology)
 
 
@@ -121,7 +122,7 @@ def _listed(collectives: list[str]) -> str:
     return ", ".join(collectives) or "none"
 
 
-class _Held:
+class _Before:
     """What the replicas hold, taken apart once for all of them."""
 
     def __init__(self, topology: Topology) -> None:
@@ -176,7 +177,7 @@ class _Program:
 
 
 def _commit(
-    rows: list[dict[Cell, Any]], held: _Held, has_rows: list[bool], topology: Topology
+    rows: list[dict[Cell, Any]], before: _Before, has_rows: list[bool], topology: Topology
 ) -> None:
     """Store what the replicas wrote, once it is known that they may."""
     written = dict.fromkeys(cell for row in rows for cell in row)
@@ -184,13 +185,14 @@ def _commit(
     for cell in written:
         if cell.per_replica:
             # A copy that was not written, as shapes may decide, stays what it is.
-            values = [r[cell] if cell in r else held.read(cell, i) for i, r in enumerate(rows)]
+            values = [r[cell] if cell in r else before.read(cell, i) for i, r in enumerate(rows)]
             new[cell] = pieces(values, topology)
         else:
             _check_all_write(cell, rows)
             new[cell] = settled(cell, [row[cell] for row in rows], has_rows, topology)
-    for cell, value in new.items():
-        cell.store(value)
+    with held:  # all of them, or none
+        for cell, value in new.items():
+            cell.store(value)
 
 
 def _check_all_write(cell: Cell, rows: list[dict[Cell, Any]]) -> None:

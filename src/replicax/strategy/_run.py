@@ -12,8 +12,9 @@ import jax
 import numpy as np
 
 from replicax._errors import ScopeError
+from replicax._interrupts import held
 from replicax.collectives import _eager
-from replicax.context._current import current, entered
+from replicax.context._current import current
 from replicax.context._replica import ReplicaContext
 from replicax.function._captured import own_value
 from replicax.function._function import BoundFunction, Function
@@ -27,6 +28,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_opaque
 from replicax.values._placement import is_traced, on_device
 from replicax.values._regroup import check_counts, regroup, select, who_has_rows
+from replicax.variables._cell import wholly
 from replicax.variables._levels import level
 
 if TYPE_CHECKING:
@@ -128,15 +130,18 @@ def _run_solo(
     """One replica: call it here."""
     args, kwargs = select((args, kwargs), 0)
     if topology is None:
-        with entered(replica=strategy.solo_context):
-            return _own(fn(*args, **kwargs))
+        return wholly(lambda: _own(fn(*args, **kwargs)), replica=strategy.solo_context)
     if topology.cores > 1:
         level().uses(topology, f"a run of {strategy}")
     context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
     if topology.cores == 1:  # a replica of several devices keeps its arrays spread
         args, kwargs = _given((args, kwargs), device)
-    with jax.default_device(device), entered(strategy=strategy, replica=context):
-        return _own(fn(*args, **kwargs))
+
+    def run() -> Any:
+        with jax.default_device(device):
+            return _own(fn(*args, **kwargs))
+
+    return wholly(run, strategy=strategy, replica=context)
 
 
 def _run_threads(
@@ -156,8 +161,11 @@ def _run_threads(
             result = fn(*own_args, **own_kwargs)
             return _eager.settled(_on_own_device(result, device))
 
-    with _eager.opened(topology) as meeting:
-        return regroup(meeting.hold(body), topology)
+    def run() -> Any:
+        with held, _eager.opened(topology) as meeting:
+            return regroup(meeting.hold(body), topology)
+
+    return wholly(run)
 
 
 def _own(result: Any) -> Any:

@@ -6,6 +6,10 @@ replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
 import itertools
+import threading
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, starmap
 from typing import Any
 
 import jax
@@ -13,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax.collectives._meeting import Abandoned
+from replicax.context._current import current, within
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, pieces, stacked
@@ -35,6 +41,11 @@ from replicax.variables._planned import (
 )
 
 _numbers = itertools.count(1)
+
+# Held while a value is read and replaced, or given away, so that threads lose no update and see no
+# array that a compiled call consumes. Nobody waits for a replica, a worker, an element of a dataset
+# or a callback while he holds it: only for the runtime to take an operation.
+changing = threading.RLock()
 
 
 class Cell:
@@ -147,13 +158,14 @@ class Cell:
     def view(self) -> Any:
         """The value as cross-replica code sees it: an array, or a per-replica value."""
         self._require_value()
-        self.owned = False
-        if not self.per_replica:
-            return first(self.value)
-        if isinstance(self.value, tuple):
-            return pieces(self.value, self.topology)  # type: ignore[arg-type]
-        assert self.topology is not None
-        return stacked(self.value, self.topology)
+        with changing:
+            self.owned = False
+            if not self.per_replica:
+                return first(self.value)
+            if isinstance(self.value, tuple):
+                return pieces(self.value, self.topology)  # type: ignore[arg-type]
+            assert self.topology is not None
+            return stacked(self.value, self.topology)
 
     def _require_value(self) -> None:
         if isinstance(self.value, Awaited):
@@ -164,17 +176,24 @@ class Cell:
 
     def store(self, x: Any) -> None:
         """Replace the value, by one of the kind that `view` gives."""
-        self.owned = False
         if is_planned(x):
-            self.value = x
+            self.put(x)
         elif self.per_replica:
-            self.value = tuple(x.held.values)
+            self.put(tuple(x.held.values))
         elif self.topology is None:
             own = own_copy(x)
             # Free to meet other arrays: where the value came from must not decide where it is used.
-            self.value = first(own) if own.is_fully_replicated else own
+            self.put(first(own) if own.is_fully_replicated else own)
         else:
-            self.value = replicate(x, self.topology, self.spec)
+            self.put(replicate(x, self.topology, self.spec))
+
+    def put(self, value: Any) -> None:
+        """Replace what is held, by an array or tuple that is ready."""
+        with changing:
+            if (journal := current().journal) is not None:
+                journal.note(self)
+            self.owned = False
+            self.value = value
 
     def piece(self, replica: int) -> jax.Array:
         """One replica's own value."""
@@ -182,22 +201,69 @@ class Cell:
 
     def pieces(self) -> tuple[jax.Array, ...]:
         """Every replica's own value."""
-        view = self.view()
-        if self.per_replica:
-            values: tuple[jax.Array, ...] = view.values
-            return values
-        return split(self.value, self.topology) if self.topology is not None else (view,)
+        with changing:
+            view = self.view()
+            if self.per_replica:
+                values: tuple[jax.Array, ...] = view.values
+                return values
+            return split(self.value, self.topology) if self.topology is not None else (view,)
 
     def store_piece(self, replica: int, x: Any) -> None:
         """Replace one replica's own value."""
-        own = list(self.pieces())
         if self.topology is None:
             self.store(x)
             return
-        own[replica] = on_device(own_copy(x), self.topology.leads[replica])
-        self.owned = False
-        whole = not self.per_replica
-        self.value = join(own, self.topology, self.spec) if whole else tuple(own)
+        piece = on_device(own_copy(x), self.topology.leads[replica])
+        with changing:
+            own = list(self.pieces())
+            own[replica] = piece
+            whole = not self.per_replica
+            self.put(join(own, self.topology, self.spec) if whole else tuple(own))
+
+
+class Journal(dict[Cell, Any]):
+    """What the cells held that an eager run has written."""
+
+    is_over = False
+
+    def note(self, cell: Cell) -> None:
+        """Keep what ``cell`` holds, which is written next.
+
+        Raises:
+            Abandoned: In a replica whose run has ended without it.
+        """
+        if self.is_over:
+            raise Abandoned
+        if cell not in self:
+            cell.owned = False
+            self[cell] = cell.value
+
+
+def wholly(run: Callable[[], Any], **frame: Any) -> Any:
+    """``run()``, which is the code of eager replicas; if it raises, no variable has changed.
+
+    Whatever raises: the code, or the handler of a signal at any moment. The undoing is one call
+    into C, in which no handler runs.
+
+    Args:
+        run: The code.
+        **frame: What it finds in the current frame.
+    """
+    if current().journal is not None or current().level is not None:
+        return within(run, **frame)  # part of what is undone as a whole
+    journal = Journal()
+    end = map(setattr, (journal,), ("is_over",), (True,))
+    undo = starmap(_hold, chain.from_iterable(map(dict.items, (journal,))))
+    steps = chain(end, undo)
+    try:
+        return within(run, journal=journal, **frame)
+    except BaseException:
+        with changing:
+            deque(steps, maxlen=0)
+        raise
+
+
+_hold = Cell.value.__set__  # type: ignore[attr-defined]
 
 
 def on_host(x: Any) -> np.ndarray:

@@ -14,6 +14,7 @@ value; see ``variables._agreement``.
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, final
 
@@ -29,7 +30,7 @@ from replicax.values._per_replica import InBody, PerReplica, in_body, is_distrib
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._agreement import settled, settled_copies
-from replicax.variables._cell import Cell
+from replicax.variables._cell import Cell, changing
 from replicax.variables._levels import is_staging, level
 from replicax.variables._told import read
 
@@ -109,8 +110,10 @@ class ComponentPolicy:
 
     def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
         """Write this copy only."""
-        new = combine(None if kind == "replace" else self.read(), *parts)
-        level().write_copy(self.cell, self.replica, new)
+        where = level()
+        with changing:
+            new = combine(None if kind == "replace" else self.read(), *parts)
+            where.write_copy(self.cell, self.replica, new)
 
 
 @final
@@ -198,15 +201,17 @@ class OnReadPolicy:
             self._refuse_addition(kind)
             cut = [_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
             shares = lambda i: [jnp.where(i == 0, lead, other) for lead, other in cut]  # noqa: E731
-        old = _old(where, self.cell, kind)
         if (body := current().body) is not None:
+            old = _old(where, self.cell, kind)
             where.write(self.cell, combine(old, *shares(body.across.index())))
             return
         # A program is the same in all processes, and holds the copies of all of them.
         own = range(self._topology.num_replicas) if is_staging() else self._topology.own
-        olds = (None,) * len(own) if old is None else old.values
-        new = [combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
-        where.write(self.cell, PerReplica(new))
+        with changing:
+            old = _old(where, self.cell, kind)
+            olds = (None,) * len(own) if old is None else old.values
+            new = [combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
+            where.write(self.cell, PerReplica(new))
 
     def _refuse_addition(self, kind: Kind) -> None:
         if kind == "add":
@@ -256,7 +261,8 @@ def _shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
 def write(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
     """Write ``combine(old, *parts)`` at the current level."""
     where = level()
-    where.write(cell, combine(_old(where, cell, kind), *parts))
+    with changing:
+        where.write(cell, combine(_old(where, cell, kind), *parts))
 
 
 def _old(where: Any, cell: Cell, kind: Kind) -> Any:
@@ -353,12 +359,14 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind
     rows, *columns = [
         p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
     ]
-    old = _old(where, cell, kind)
-    values = [combine(old, *row) for row in zip(*columns, strict=True)]
-    if any(map(is_traced, values)):
-        where.write(cell, settled_copies(where, cell, values))
-    else:
-        where.write(cell, settled(cell, values, rows, how.topology))
+    # Workers are not waited for with the lock in hand.
+    with changing if kind != "replace" and how.topology.is_whole else nullcontext():
+        old = _old(where, cell, kind)
+        values = [combine(old, *row) for row in zip(*columns, strict=True)]
+        if any(map(is_traced, values)):
+            where.write(cell, settled_copies(where, cell, values))
+        else:
+            where.write(cell, settled(cell, values, rows, how.topology))
 
 
 def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
