@@ -10,6 +10,7 @@ import replicax as rx
 from replicax._errors import ScopeError
 from tests.integrations.keras_loops import initializers, weights
 from tests.replicas import mirrored
+from tests.tpu.nets import slice_of
 
 # Datasets that end warn.
 pytestmark = [
@@ -312,14 +313,14 @@ def test_models_that_replicax_has_seen_outside_of_scopes_still_fit():
     assert model.predict(X, verbose=0).shape == (ROWS, 1)
 
 
-def test_a_simulated_tpu_trains_and_its_weights_may_be_cut():
-    resolver = rx.distribute.cluster_resolver.TPUClusterResolver("")
-    rx.tpu.experimental.initialize_tpu_system(resolver)
-    strategy = rx.distribute.TPUStrategy(resolver)
+def test_a_simulated_tpu_trains_with_weights_cut_over_logical_devices():
+    strategy = slice_of(cores=2, replicas=2)
     model = in_scope(strategy, compiled_net)
+    strategy.experimental_split_to_logical_devices(model.weights[0], [2, 1])
 
     assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
-    assert len(model.weights[0].value.devices()) == strategy.num_replicas_in_sync
+    assert len(model.weights[-1].value.devices()) == 4
+    assert model.weights[0].value.addressable_shards[0].data.shape == (2, 5)
 
 
 def test_one_replica_fits_as_stock_keras_does():
