@@ -3,21 +3,21 @@
 from typing import TYPE_CHECKING
 
 from replicax._lazy import on_demand
-from replicax.data._dataset import Dataset
-from replicax.data._dataset_spec import DatasetSpec
-from replicax.data._iterator import DatasetIterator
-from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from replicax.data._optional import Optional
-from replicax.data._options import Options, ThreadingOptions
-from replicax.data._seeds import set_seed_source
 
 if TYPE_CHECKING:
     from replicax.data import experimental
+    from replicax.data._dataset import Dataset
+    from replicax.data._dataset_spec import DatasetSpec
+    from replicax.data._iterator import DatasetIterator
+    from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+    from replicax.data._optional import Optional
+    from replicax.data._options import Options, ThreadingOptions
     from replicax.data._readers import (
         FixedLengthRecordDataset,
         TextLineDataset,
         TFRecordDataset,
     )
+    from replicax.data._seeds import set_seed_source
 
 __all__ = [
     "AUTOTUNE",
@@ -37,10 +37,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(
-        ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
-        "replicax.data._readers",
-    ),
+    **{
+        name: f"replicax.data.{module}"
+        for module, names in {
+            "_dataset": ("Dataset",),
+            "_dataset_spec": ("DatasetSpec",),
+            "_iterator": ("DatasetIterator",),
+            "_node": ("AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"),
+            "_optional": ("Optional",),
+            "_options": ("Options", "ThreadingOptions"),
+            "_readers": ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
+            "_seeds": ("set_seed_source",),
+        }.items()
+        for name in names
+    },
     "experimental": "replicax.data.experimental",
 }
 

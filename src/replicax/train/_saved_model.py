@@ -144,6 +144,14 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
     Raises:
         NotFoundError: If there is none.
         DataLossError: If it is damaged, or is a checkpoint without functions.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> double = rx.function(lambda x: x * 2, input_signature=[rx.TensorSpec([], "float32")])
+        >>> rx.saved_model.save(double, folder)
+        >>> float(rx.saved_model.load(folder)(4.0))
+        8.0
     """
     stored = _store.Stored(os.fspath(export_dir))
     if "saved_model" not in stored.states:
