@@ -6,6 +6,7 @@
 #   make test-slow  the tests that `make test` leaves out
 #   make test-workers  all tests of several processes
 #   make test-chaos    those in which something happens to a worker
+#   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make bench      the speed table
 
@@ -21,7 +22,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint pytest test-slow test-workers test-chaos test-foreign bench clean
+.PHONY: demo test lint pytest test-slow test-workers test-chaos test-foreign test-oldest bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -44,6 +45,11 @@ test-slow: $(VENV)/.dev
 # Other libraries in a venv of their own: they are large, and nobody else needs them.
 test-foreign: $(VENV)-foreign/.done
 	$(VENV)-foreign/bin/python -m pytest -q tests/foreign
+
+# The lower end of the range of JAX; the other end is what constraints.txt pins for all else.
+test-oldest: $(VENV)-oldest/.done
+	$(VENV)-oldest/bin/python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow" tests/test_jax_private.py \
+	    tests/variables tests/function tests/strategy tests/values tests/context tests/collectives
 
 test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
@@ -72,6 +78,14 @@ $(VENV)-foreign/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-foreign
 	$(VENV)-foreign/bin/python -m pip install --quiet --disable-pip-version-check \
 	    torch==2.13.0 -e '.[test,foreign]'
+	touch $@
+
+OLDEST_JAX := $(shell sed -n 's/.*"jax>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+
+$(VENV)-oldest/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
+	    jax==$(OLDEST_JAX) -e '.[test]'
 	touch $@
 
 $(VENV)/pyvenv.cfg:

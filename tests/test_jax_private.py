@@ -9,6 +9,7 @@ import pytest
 from jax.extend.core import take_current_trace
 
 from replicax import _jax_private
+from tests.fresh_process import run_fresh
 
 WANTED = {
     "jax._src.compiler": ["backend_compile_and_load"],
@@ -152,3 +153,35 @@ def test_ordered_effects_pass_through_every_transformation():
     assert _jax_private.ordered_effect() is order
     assert hasattr(importlib.import_module("jax._src.callback"), "_callback_op_sharding")
     assert hasattr(jax.interpreters.mlir, "emit_python_callback")
+
+
+def test_variables_pass_as_arrays_in_this_jax_and_asking_starts_no_device():
+    ended = run_fresh("""
+        import replicax as rx
+        from replicax import _jax_private
+        print(_jax_private._reads_objects(), _jax_private.backend_is_initialized())
+    """)
+
+    assert ended.stdout.split() == ["True", "False"], ended.stderr
+
+
+@pytest.mark.parametrize("broken", ["numbers_only", "no_table"])
+def test_a_jax_that_would_keep_a_variables_first_value_refuses_variables(broken):
+    change = {
+        "numbers_only": "dtypes.canonicalize_value_handlers = {}",  # nobody asks this table
+        "no_table": "del core.pytype_aval_mappings",
+    }[broken]
+    ended = run_fresh(f"""
+        import jax, jax.numpy as jnp
+        from jax._src import core, dtypes
+        table = getattr(core, "pytype_aval_mappings")
+        {change}
+        from replicax import _jax_private
+        class Kind:
+            pass
+        _jax_private.accept_as_array(Kind, lambda k: None, lambda k: None)
+        print(_jax_private._reads_objects(), Kind in table)
+    """)
+
+    assert ended.stdout.split() == ["False", "False"], ended.stderr
+    assert "variable.value()" in ended.stderr

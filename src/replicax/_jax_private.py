@@ -5,6 +5,8 @@ Every function here has a public fallback, slower or less precise, for a JAX tha
 
 import contextlib
 import dataclasses
+import functools
+import logging
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol
@@ -12,6 +14,8 @@ from typing import Any, Protocol
 import jax
 from jax.extend.core import set_current_trace, take_current_trace
 from jax.interpreters import mlir
+
+_log = logging.getLogger("replicax")
 
 _xla_bridge: Any = None
 with contextlib.suppress(ImportError):
@@ -240,24 +244,69 @@ def accept_as_array(
     """Let JAX functions take objects of ``kind`` where they take arrays.
 
     ``jnp.asarray`` and operators know ``__jax_array__``, but functions that are jitted, most of
-    ``jax.numpy`` among them, refuse it. Where the tables of JAX have moved, they go on refusing:
-    then ``jnp.sum(variable.value())`` works.
+    ``jax.numpy`` among them, refuse it. A JAX that takes them in another way than this expects
+    would keep a variable's first value for ever in a compiled function, without a word. So it is
+    tried, with a small function that is traced and runs on no device. Where it fails, JAX goes on
+    refusing the objects, and the log says once what to write.
 
     Args:
         kind: The type.
         describe: Gives the `jax.core.ShapedArray` of an object.
         read: Gives its array, or a tracer in a function that is being traced.
     """
-    with contextlib.suppress(AttributeError):
-        _core.pytype_aval_mappings[kind] = describe
-        _dtypes.canonicalize_value_handlers[kind] = read
+    if _reads_objects():
+        _enter(kind, describe, read)
+    else:
+        _log.warning(
+            "JAX %s does not take variables where it takes arrays in a way that replicax knows, and"
+            " will refuse them. Pass their values: `jnp.sum(variable.value())`. The versions that"
+            " replicax is made for are in its requirements: `pip install --upgrade replicax`.",
+            jax.__version__,
+        )
+
+
+def _enter(kind: type, describe: Callable[[Any], Any], read: Callable[[Any], Any]) -> None:
+    _core.pytype_aval_mappings[kind] = describe
+    _dtypes.canonicalize_value_handlers[kind] = read
     canonical = getattr(_core, "canonicalize_value_dtype", None)
-    if canonical is not None:  # JAX 0.10.1 and before ask the table for numbers only
+    if canonical is None:
+        return
 
-        def canonical_too(x: Any) -> Any:
-            return read(x) if type(x) is kind else canonical(x)
+    # JAX 0.10.1 and before ask the table for numbers only.
+    def canonical_too(x: Any) -> Any:
+        return read(x) if type(x) is kind else canonical(x)
 
-        _core.canonicalize_value_dtype = canonical_too
+    _core.canonicalize_value_dtype = canonical_too
+
+
+class _Probe:
+    """An object that stands for an array, as variables do."""
+
+    now: Any
+
+    def __jax_array__(self) -> Any:
+        return self.now
+
+
+@functools.cache
+def _reads_objects() -> bool:
+    """Whether an object in the tables is read where it is used: traced, jitted, differentiated."""
+    probe = _Probe()
+
+    def use(x: jax.Array) -> jax.Array:
+        probe.now = x
+        used: jax.Array = jax.lax.neg(probe) + jax.numpy.add(probe, 1) + jax.numpy.square(probe)
+        return used
+
+    number = jax.ShapeDtypeStruct((), "float32")
+    try:
+        _enter(_Probe, lambda p: jax.typeof(p.now), lambda p: p.now)
+        traced = [jax.make_jaxpr(f)(number) for f in (use, jax.grad(use))]
+    except Exception:  # whatever a JAX of other ways makes of it
+        return False
+    return not any(t.consts for t in traced) and all(
+        any(t.jaxpr.invars[0] in e.invars for e in t.eqns) for t in traced
+    )
 
 
 class Recorder(Protocol):
