@@ -19,7 +19,7 @@ from sklearn.datasets import load_digits
 
 import replicax as rx
 
-keras = rx.keras
+keras: Any = rx.keras
 BATCH_PER_REPLICA = 32
 
 
@@ -106,7 +106,7 @@ def make_model() -> Any:
 
 def make_datasets(batch: int, steps: int | None) -> tuple[Any, Any]:
     """Full batches, so that one program serves all steps."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[..., None]
     labels = digits.target.astype(np.int32)
     split = 1500

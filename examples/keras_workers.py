@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 import replicax as rx
 
-keras = rx.keras
+keras: Any = rx.keras
 BATCH_PER_WORKER = 64
 
 
@@ -68,7 +68,7 @@ def make_model() -> Any:
 
 def make_dataset(batch: int, steps: int | None) -> Any:
     """Batches of all workers together; each keeps its part."""
-    digits = load_digits()
+    digits: Any = load_digits()
     images = (digits.images / 16.0).astype(np.float32)[..., None]
     dataset = rx.data.Dataset.from_tensor_slices((images, digits.target.astype(np.int32)))
     dataset = dataset.shuffle(len(images), seed=1).batch(batch)

@@ -1,5 +1,6 @@
 """Keras models, optimizers and metrics in custom loops: the numbers of one device."""
 
+import contextlib
 import copy
 import gc
 import pickle
@@ -293,6 +294,37 @@ def test_variables_made_outside_of_scopes_are_state_of_a_function():
     )()
     assert float(value) == 3.0
     assert grads[0].tolist() == [[1.0], [1.0]]
+
+
+@pytest.mark.parametrize("scope", [contextlib.nullcontext, None], ids=["outside", "in scope"])
+def test_a_tape_watches_keras_variables_by_itself(scope, two):
+    with (scope or two.scope)():
+        weight = keras.Variable(3.0)
+        frozen = keras.Variable(2.0, trainable=False)
+
+    with rx.GradientTape() as tape:
+        loss = weight * weight * frozen
+
+    gradients = tape.gradient(loss, [weight, frozen])
+    assert float(gradients[0]) == 12.0
+    assert gradients[1] is None
+
+
+@pytest.mark.parametrize("way", [eagerly, compiled])
+def test_a_variable_that_its_gradient_overwrites_takes_the_largest(way, two):
+    with two.scope():
+        weight, amax = keras.Variable(jnp.ones(2)), keras.Variable(jnp.zeros(2))
+        amax.overwrite_with_gradient = True
+        optimizer = keras.optimizers.SGD(1.0)
+        optimizer.build([weight, amax])
+    values = two.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray([1.0, 2.0]) * (1 + c.replica_id_in_sync_group)
+    )
+
+    way(two, lambda x: optimizer.apply([x, x], [weight, amax]), values)
+
+    assert amax.numpy().tolist() == [2.0, 4.0]
+    assert weight.numpy().tolist() == [-2.0, -5.0]
 
 
 def test_losses_of_layers_belong_to_their_replica_and_leave_no_tracer(two):

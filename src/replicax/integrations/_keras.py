@@ -324,20 +324,22 @@ ALL_HOOKS = (*HOOKS, *_keras_flow.HOOKS, *_keras_trainer.HOOKS)
 
 def install() -> None:
     """Join Keras, once it is imported; where that cannot be, refuse its variables in scopes."""
-    if "__rx_variable__" in KerasVariable.__dict__:
+    variable: Any = KerasVariable
+    metric: Any = keras.metrics.Metric
+    if "__rx_variable__" in variable.__dict__:
         return
-    KerasVariable.__rx_variable__ = _held
+    variable.__rx_variable__ = _held
     why = _why_not()
     if why:
-        KerasVariable.__init__ = _refused(KerasVariable.__init__, why)
+        variable.__init__ = _refused(variable.__init__, why)
         return
-    KerasVariable._value = HeldValue()
-    KerasVariable.__getstate__, KerasVariable.__setstate__ = _state, _set_state
-    KerasVariable.__deepcopy__ = _copied
+    variable._value = HeldValue()
+    variable.__getstate__, variable.__setstate__ = _state, _set_state
+    variable.__deepcopy__ = _copied
     keras.Layer._losses = Losses()
     keras.Model.__rx_export__ = _forward
-    if not hasattr(keras.metrics.Metric, "reset_states"):  # as Keras 2 called it
-        keras.metrics.Metric.reset_states = lambda self: self.reset_state()
+    if not hasattr(metric, "reset_states"):  # as Keras 2 called it
+        metric.reset_states = lambda self: self.reset_state()
     for hook in ALL_HOOKS:
         hook.install()
 

@@ -59,10 +59,10 @@ def _entering(name: str) -> Callable[[Any], Any]:
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             home, here = _home(self), get_strategy()
-            if home is None and is_default(here):
-                return original(self, *args, **kwargs)
-            if home is not here and not is_default(here):
+            if not is_default(here) and home is not here:
                 raise ScopeError(_stranger(self, name, home, here))
+            if home is None:
+                return original(self, *args, **kwargs)
             given = signature.bind(self, *args, **kwargs)
             if "verbose" in signature.parameters and not home.is_chief:
                 _silence(given)
@@ -103,7 +103,8 @@ def _check_parts(model: Any, home: Any, given: dict[str, Any]) -> None:
     """Refuse an optimizer, metric or variable that belongs to another strategy, or to none."""
     metrics = tree.flatten([model.metrics, given.get("metrics"), given.get("weighted_metrics")])
     optimizer = given.get("optimizer", getattr(model, "optimizer", None))
-    for kind, owner in (("optimizer", optimizer), *(("metric", m) for m in metrics)):
+    owners: list[tuple[str, Any]] = [("optimizer", optimizer), *(("metric", m) for m in metrics)]
+    for kind, owner in owners:
         for v in getattr(owner, "variables", ()):
             _check_part(v, home, f"The {kind} {owner.name!r} of model {model.name!r}")
     for v in model.variables:
@@ -262,7 +263,10 @@ def _adapted(original: Any) -> Any:
     return get_data_adapter
 
 
-class DatasetAdapter(data_adapter.DataAdapter):  # type: ignore[misc]
+_Adapter: Any = data_adapter.DataAdapter
+
+
+class DatasetAdapter(_Adapter):  # type: ignore[misc]
     """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
 
     batch_size = None
@@ -274,8 +278,9 @@ class DatasetAdapter(data_adapter.DataAdapter):  # type: ignore[misc]
         self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
         self._topology: Topology | None = strategy.topology
         self._class_weight = class_weight
-        count = self._dataset.cardinality
-        self._cardinality = int(count() if callable(count) else count)
+        self._cardinality = int(
+            self._dataset.cardinality if is_spread or strategy.topology else dataset.cardinality()
+        )
 
     @property
     def is_infinite(self) -> bool:
