@@ -70,7 +70,7 @@ def traced_apart(fn: Callable[[], Any]) -> Any:
     The blocks in which JAX traces put that back by Python code, which a signal may interrupt; the
     thread would then go on recording operations in a function that nobody compiles.
     """
-    context = getattr(_core, "trace_ctx", None)
+    context: Any = getattr(_core, "trace_ctx", None)
     if not hasattr(context, "set_axis_env"):  # pragma: no cover - a JAX that moved it
         return fn()
     trace, axes = context.trace, context.axis_env
@@ -291,7 +291,7 @@ class _Probe:
 @functools.cache
 def _reads_objects() -> bool:
     """Whether an object in the tables is read where it is used: traced, jitted, differentiated."""
-    probe = _Probe()
+    probe: Any = _Probe()
 
     def use(x: jax.Array) -> jax.Array:
         probe.now = x

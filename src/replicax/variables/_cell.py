@@ -263,7 +263,7 @@ def wholly(run: Callable[[], Any], **frame: Any) -> Any:
         raise
 
 
-_hold = Cell.value.__set__  # type: ignore[attr-defined]
+_hold = vars(Cell)["value"].__set__
 
 
 def on_host(x: Any) -> np.ndarray:
