@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+from replicax.values._per_replica import Joined, Stacked
 from tests.replicas import compiled, components, context, mirrored, per_replica, replica_id
 
 D = rx.distribute
@@ -133,3 +134,53 @@ def test_compiled_training_equals_eager_training(strategy):
     assert eager == pytest.approx(fast, rel=1e-5)
     assert eager[0] > eager[1] > eager[2]
     assert eager_weights.tolist() == pytest.approx(fast_weights.tolist(), rel=1e-5)
+
+
+class TestWhatDoesNotVary:
+    """Functional state: it goes into every step, and comes out the same on all replicas."""
+
+    def test_comes_out_as_one_array_and_goes_in_as_one(self, two):
+        @rx.function
+        def step(state, x):
+            def replica(state, x):
+                total = context().all_reduce("SUM", x)
+                return {"w": state["w"] + total, "n": state["n"] + 1}, x
+
+            return two.run(replica, args=(state, x))
+
+        state = {"w": jnp.zeros(2), "n": jnp.int32(0)}
+        own = two.experimental_distribute_values_from_function(
+            lambda c: jnp.full(2, c.replica_id_in_sync_group + 1.0)
+        )
+        for _ in range(3):
+            state, x = step(state, own)
+
+        assert step.experimental_get_tracing_count() == 2  # arrays first, then what came out
+        assert isinstance(state["w"], rx.distribute.PerReplica)
+        assert isinstance(state["w"].held, Joined)
+        assert isinstance(x.held, Stacked)
+        assert [v.tolist() for v in state["w"].values] == [[9.0, 9.0]] * 2
+        assert [v.devices() for v in state["w"].values] == [{d} for d in jax.devices()[:2]]
+
+    def test_may_be_assigned_to_a_mirrored_variable(self, two):
+        with two.scope():
+            v = rx.Variable(0.0)
+        state = compiled(two, lambda: context().all_reduce("SUM", jnp.float32(2)))
+        assign = rx.function(lambda s: two.run(lambda s: v.assign(s * 3), args=(s,)))
+
+        assign(state)
+
+        assert float(v) == 12.0
+        assert v.cell._verdict is None  # nobody had to compare
+
+    @pytest.mark.parametrize("way", [lambda f: f, rx.function])
+    def test_is_still_one_value_for_each_replica(self, way, two):
+        same = compiled(two, lambda: jnp.arange(2.0))
+
+        total = way(lambda s: two.reduce("SUM", s, axis=None))(same)
+        mean = way(lambda s: two.reduce("MEAN", s, axis=0))(same)
+        joined = way(lambda s: two.gather(s, axis=0))(same)
+
+        assert total.tolist() == [0.0, 2.0]
+        assert float(mean) == 0.5
+        assert joined.tolist() == [0.0, 1.0, 0.0, 1.0]

@@ -13,7 +13,7 @@ from typing import Any, final
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import traced_apart
+from replicax._jax_private import at_rest, traced, traced_apart
 from replicax.context._current import current, get_strategy, within
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
@@ -33,7 +33,7 @@ from replicax.function._watch import tell
 from replicax.topology._mesh import Topology
 from replicax.values._placement import is_traced
 from replicax.variables._creation import births
-from replicax.variables._levels import TraceLevel, is_transformed
+from replicax.variables._levels import TraceLevel
 from replicax.variables._planned import tell_newcomers
 
 _MANY_TRACES = 6
@@ -147,7 +147,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._signature is not None:
             args, kwargs = self._conformed(args, kwargs), {}
-        if current().level is not None or is_transformed():
+        if current().level is not None or traced.value is not at_rest:
             return self._python(*args, **kwargs)
         if self._is_host_driven:
             return self._hosted(args, kwargs)

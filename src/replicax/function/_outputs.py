@@ -14,10 +14,8 @@ from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Joined,
-    Mirrored,
     Stacked,
     is_opaque,
-    mirrored,
 )
 from replicax.values._placement import first, is_array, is_traced
 from replicax.variables._held import value_of
@@ -81,9 +79,10 @@ def _distributed(
     x: DistributedValues, topology: Callable[[], Topology | None]
 ) -> tuple[Any, Any, bool]:
     form = x.form
-    if isinstance(x, Mirrored) and isinstance(form, Joined):
+    kind = type(x)
+    if isinstance(form, Joined):
         where = form.topology
-        return lambda a, _: mirrored(a, where), form.array, False
+        return lambda a, _: kind.of(Joined(a, where)), form.array, False
     if isinstance(form, Stacked):
         place: Topology | None = form.topology
     elif any(map(is_traced, form.values)):
@@ -95,5 +94,4 @@ def _distributed(
             f"A traced function returned a per-replica value of {len(x.values)} components without"
             " using a strategy that has as many replicas."
         )
-    kind = type(x)
     return lambda a, _: kind.of(Stacked(a, place)), stacked_array(x, place), True  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Joined,
-    Mirrored,
     PerReplica,
     PerReplicaSpec,
     Stacked,
@@ -25,7 +24,6 @@ from replicax.values._per_replica import (
     is_opaque,
     is_ragged,
     is_text,
-    mirrored,
     pieces,
 )
 from replicax.values._placement import is_array
@@ -125,9 +123,10 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
 
 
 def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
-    if isinstance(x, Mirrored) and isinstance(x.form, Joined):
-        array, topology = x.form.array, x.form.topology
-        return ("mirrored", array.shape, array.dtype), array, lambda a: mirrored(a, topology)
+    if isinstance(x.form, Joined):
+        array, topology, kind = x.form.array, x.form.topology, type(x)
+        key = ("mirrored", array.shape, array.dtype, topology, kind)
+        return key, array, lambda a: kind.of(Joined(a, topology))
     if isinstance(x.form, Stacked):  # what every step but the first hands on
         return _stacked(x.form.array, x.form.topology, type(x))
     specs = component_specs(x)

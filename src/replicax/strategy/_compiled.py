@@ -20,11 +20,12 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS
 from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
+    Joined,
     Mirrored,
     PerReplica,
+    Stacked,
     component_specs,
     is_opaque,
-    stacked,
 )
 from replicax.values._placement import is_array, per_replica_map
 from replicax.variables._agreement import note_verdict, settled_in_body
@@ -44,8 +45,7 @@ def run_compiled(
         inputs = _Inputs.of((args, kwargs), topology)
     body = _Body(context, fn, inputs)
     traced = body.trace(topology)
-    outs = traced.run(outside, topology)
-    return body.rebuild(outs, topology)
+    return body.rebuild(traced.run(outside, topology))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class _Inputs:
 
 
 def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
-    if isinstance(x, Mirrored):
+    if isinstance(x, Mirrored) or (isinstance(x, PerReplica) and isinstance(x.form, Joined)):
         return None, local_piece(x), _SAME
     if isinstance(x, PerReplica):
         specs = component_specs(x)
@@ -142,14 +142,12 @@ class _Body:
             body, topology, tuple(self._inputs.specs), (_OWN, _OWN, _SAME, _SAME)
         )
         closed = jax.make_jaxpr(mapped)(*self._inputs.arrays)
-        return _Traced(closed, inner, own, same, self._inputs.arrays)
+        return _Traced(closed, inner, (own, same), self._inputs.arrays, topology)
 
-    def rebuild(self, outs: Sequence[jax.Array], topology: Topology) -> Any:
+    def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """What run returns: the structure, with a per-replica value for each array."""
         rest = iter(outs)
-        leaves = [
-            stacked(next(rest), topology) if kept is _ARRAY else kept for kept in self._static
-        ]
+        leaves = [PerReplica.of(next(rest)) if kept is _ARRAY else kept for kept in self._static]
         return jax.tree.unflatten(self._treedef, leaves)
 
     def _take(self, result: Any) -> list[jax.Array]:
@@ -176,10 +174,11 @@ class _Traced:
         self,
         closed: ClosedJaxpr,
         inner: TraceLevel,
-        own: list[Cell],
-        same: list[Cell],
+        written: tuple[list[Cell], list[Cell]],
         arrays: Sequence[Any],
+        topology: Topology,
     ) -> None:
+        own, same = written
         equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
         values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
         values.update(zip(closed.jaxpr.invars, arrays, strict=True))
@@ -196,14 +195,18 @@ class _Traced:
             jaxpr,
             [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
         )
-        written = varying[self._num_outs :]
+        # What is provably the same on all replicas, as functional state is, stays one array.
+        whole = topology.is_whole and topology.cores == 1
+        self._alike = [i for i in range(self._num_outs) if whole and not varying[i]]
+        for i in self._alike:
+            self._out_specs[i] = _SAME
         self._suspects = [
             i
-            for i, (c, v) in enumerate(zip(self._writes, written, strict=True))
+            for i, (c, v) in enumerate(zip(self._writes, varying[self._num_outs :], strict=True))
             if v and not c.per_replica
         ]
 
-    def run(self, outside: Level, topology: Topology) -> list[jax.Array]:
+    def run(self, outside: Level, topology: Topology) -> list[Stacked | Joined]:
         """Run it on every replica; its outputs, with its writes done outside."""
         reads, writes, suspects, first_write = (
             self._reads,
@@ -211,12 +214,15 @@ class _Traced:
             self._suspects,
             self._num_outs,
         )
+        alike = set(self._alike)
         judged = [writes[i] for i in suspects if not writes[i].averages]
 
         def replay(*inputs: Any) -> list[Any]:
             arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
             local = [s[0] if c.per_replica else s for s, c in zip(state, reads, strict=True)]
             results = self._call(*arrays, *local)
+            for i in self._alike:
+                results[i] = results[i][0]
             flags = []
             for i in suspects:
                 at = first_write + i
@@ -231,10 +237,13 @@ class _Traced:
             [*self._out_specs, *([_SAME] * len(judged))],
         )
         results = mapped(*self._arrays, *(raw(outside.read(c), c) for c in reads))
-        outs: list[jax.Array] = results[:first_write]
+        forms: list[Stacked | Joined] = [
+            (Joined if i in alike else Stacked)(x, topology)
+            for i, x in enumerate(results[:first_write])
+        ]
         rest = results[first_write:]
         for cell, value in zip(writes, rest, strict=False):
             outside.write(cell, cooked(value, cell))
         for cell, flag in zip(judged, rest[len(writes) :], strict=True):
             note_verdict(outside, cell, flag)
-        return outs
+        return forms
