@@ -26,7 +26,7 @@ class OutOfRangeError(ReplicaxError, EOFError):
     """
 
 
-class EndOfSequenceError(OutOfRangeError, StopIteration):
+class EndOfSequenceError(StopIteration, OutOfRangeError):
     """What ``next(iterator)`` raises at the end: a `StopIteration` and an `OutOfRangeError`.
 
     TensorFlow raises the one in eager code and the other in a compiled function; programs written
