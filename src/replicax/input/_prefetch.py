@@ -15,6 +15,7 @@ from operator import call, itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from replicax._interrupts import held
 from replicax.input._split import attempts
 
 _END = object()
@@ -46,7 +47,8 @@ class Prefetch:
         # The thread knows the queues and the event, never this object: dropping it ends the thread.
         self._finalizer = weakref.finalize(self, _end, self._stop, self._room, self._ready)
         _open.add(self)
-        self._thread.start()
+        with held:
+            self._thread.start()
 
     def move_to(self, elements: deque[Any]) -> bool:
         """Append the next element to ``elements``, wholly or not at all; False at the end.
@@ -71,7 +73,8 @@ class Prefetch:
     def close(self) -> None:
         """End the thread."""
         self._is_done = True
-        self._finalizer()
+        with held:
+            self._finalizer()
         if self._thread is not threading.current_thread():
             self._thread.join(_PATIENCE)
 
