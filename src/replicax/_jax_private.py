@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Protocol
@@ -312,9 +313,11 @@ def _reads_objects() -> bool:
 class Recorder(Protocol):
     """Is told every operation while `recorded` is open."""
 
+    @abstractmethod
     def follows(self, x: Any) -> bool:
         """Whether it needs to know what becomes of the array ``x``."""
 
+    @abstractmethod
     def record(
         self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
     ) -> list[Any]:
