@@ -1,6 +1,9 @@
 """What values mean does not depend on how a function came by them, nor on how it is run."""
 
-from functools import cache
+import itertools
+import types
+from dataclasses import dataclass
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax._errors import TracingError
 from tests.replicas import context, mirrored, per_replica, replica_id
 
 D = rx.distribute
@@ -182,3 +186,243 @@ def test_an_assignment_that_is_returned_is_each_replicas_value(way, case):
 def test_a_number_that_all_replicas_add_is_returned_too(way):
     none = rx.VariableAggregation.NONE
     assert assigned(none, ON_WRITE, way, "assign_add", lambda: 1.0) == ([1.0, 1.0], 2.0)
+
+
+SETTINGS = {"rate": 0.0}
+GLOBAL = 0.0
+MODULE = types.ModuleType("settings_of_the_user")
+
+
+def helper():
+    """Reads a global of this module."""
+    return GLOBAL
+
+
+class Trainer:
+    """Has a setting, and other attributes that its replica function does not read."""
+
+    default = 0.0
+
+    def __init__(self):
+        self.rate, self.seen, self.parts = 0.0, 0, [0.0, {"deep": 0.0}]
+
+    def setting(self):
+        """Through one more method."""
+        return self.rate
+
+    def step(self, x):
+        """A method for replicas."""
+        return x * 0 + self.setting()
+
+
+@dataclass
+class Config:
+    """A dataclass that changes."""
+
+    rate: float = 0.0
+
+
+class Slotted:
+    """Has no dictionary."""
+
+    __slots__ = ("rate",)
+
+
+def keyword(x, *, rate=0.0):
+    """Has a keyword-only default."""
+    return x * 0 + rate
+
+
+def readers():
+    """How a replica function may come by a Python number, and how the number is changed."""
+    trainer, config, numbers, slotted, table = Trainer(), Config(), [0.0], Slotted(), np.zeros(1)
+    slotted.rate = MODULE.rate = Trainer.default = 0.0
+
+    def in_module(value):
+        globals()["GLOBAL"] = value
+
+    def in_cell(value):
+        nonlocal cell
+        cell = value
+
+    cell = 0.0
+    return {
+        "global": (lambda x: x * 0 + helper(), in_module),
+        "cell": (lambda x: x * 0 + cell, in_cell),
+        "helper's cell": (lambda x: (lambda: x * 0 + cell)(), in_cell),
+        "dictionary": (lambda x: x * 0 + SETTINGS["rate"], lambda v: SETTINGS.update(rate=v)),
+        "list": (lambda x: x * 0 + numbers[0], lambda v: numbers.__setitem__(0, v)),
+        "longer list": (
+            lambda x: x * 0 + sum(numbers),
+            lambda v: numbers.__setitem__(slice(None), [v]),
+        ),
+        "method": (trainer.step, lambda v: setattr(trainer, "rate", v)),
+        "object": (lambda x: x * 0 + trainer.rate, lambda v: setattr(trainer, "rate", v)),
+        "deep": (
+            lambda x: x * 0 + trainer.parts[1]["deep"],
+            lambda v: trainer.parts[1].update(deep=v),
+        ),
+        "class": (lambda x: x * 0 + trainer.default, lambda v: setattr(Trainer, "default", v)),
+        "getattr": (
+            lambda x: x * 0 + getattr(trainer, "ra" + "te"),
+            lambda v: setattr(trainer, "rate", v),
+        ),
+        "dataclass": (lambda x: x * 0 + config.rate, lambda v: setattr(config, "rate", v)),
+        "slots": (lambda x: x * 0 + slotted.rate, lambda v: setattr(slotted, "rate", v)),
+        "module": (lambda x: x * 0 + MODULE.rate, lambda v: setattr(MODULE, "rate", v)),
+        "keyword": (keyword, lambda v: keyword.__kwdefaults__.update(rate=v)),
+        "partial": (
+            partial(lambda c, x: x * 0 + c.rate, config),
+            lambda v: setattr(config, "rate", v),
+        ),
+        "NumPy": (lambda x: x * 0 + float(trainer.table[0]), lambda v: table.__setitem__(0, v)),
+    }, (trainer, table)
+
+
+@settings(deadline=None, max_examples=20)
+@given(
+    st.sampled_from(list(readers()[0])),
+    st.lists(st.sampled_from([0.0, 1.0, 2.0]), min_size=4, max_size=4),
+)
+def test_a_python_value_that_changed_is_seen_by_the_next_step(reader, rates):
+    strategy, bodies = strategy_of(2), itertools.count()
+    ways, (trainer, table) = readers()
+    read, change = ways[reader]
+    trainer.table = table
+
+    @rx.function
+    def loop(dataset):
+        results = []
+        for rate, batch in zip(rates, dataset, strict=True):
+            change(rate)
+            trainer.seen += 1  # nothing that the replicas read
+
+            def step(x):
+                next(bodies)
+                return read(x)
+
+            results.append(strategy.reduce("MEAN", strategy.run(step, args=(batch,)), axis=0))
+        return results
+
+    dataset = rx.data.Dataset.range(8).map(np.float32).batch(2)
+    results = loop(strategy.experimental_distribute_dataset(dataset))
+
+    assert [float(r) for r in results] == rates
+    # Code that looks for attributes by names which it makes may read any of them.
+    assert next(bodies) == len(set(rates)) or reader == "getattr"
+
+
+def test_a_dataclass_that_changed_is_another_argument():
+    config = Config()
+    f = rx.function(lambda c: jnp.float32(c.rate))
+
+    assert [float(f(config)), float(f(config))] == [0.0, 0.0]
+    config.rate = 3.0
+    assert float(f(config)) == 3.0
+    assert float(f(Config())) == 0.0
+    assert f.experimental_get_tracing_count() == 2
+
+
+def test_one_replica_is_in_replica_context_in_functions_of_both_kinds():
+    strategy = D.OneDeviceStrategy("CPU:0")
+    asked = rx.function(lambda: jnp.float32(D.in_cross_replica_context()))
+
+    with strategy.scope():
+        assert float(asked()) == 1.0
+        assert float(strategy.run(lambda: asked())) == 0.0
+        assert float(asked()) == 1.0
+
+
+@dataclass
+class Pair:
+    """A container that JAX was not told of."""
+
+    name: str
+    value: object
+    inner: object = None
+
+
+class Plain:
+    """An object that holds something."""
+
+    def __init__(self, **held):
+        self.__dict__.update(held)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_dataclasses_and_slices_that_replicas_return_come_out_as_values(way):
+    strategy = strategy_of(2)
+
+    def step(x):
+        inner = rx.IndexedSlices(x * 2, jnp.arange(2))
+        return {"pair": Pair("a", x, [Pair("b", x + 1), inner]), "plain": Pair("c", 5)}
+
+    result = WAYS[way](strategy, step, per_replica(strategy, [jnp.ones(2), jnp.zeros(2)]))
+
+    first, second = strategy.experimental_local_results(result)
+    assert (first["pair"].name, first["pair"].inner[0].name) == ("a", "b")
+    assert [r["pair"].value.tolist() for r in (first, second)] == [[1, 1], [0, 0]]
+    assert second["pair"].inner[0].value.tolist() == [1, 1]
+    assert first["pair"].inner[1].values.tolist() == [2, 2]
+    assert (first["plain"].name, int(first["plain"].value)) == ("c", 5)
+
+
+def test_dataclasses_that_functions_return_come_out_as_values():
+    result = rx.function(lambda x: (Pair("a", x * 2), rx.IndexedSlices(x, jnp.arange(2))))(
+        jnp.ones(2)
+    )
+
+    assert (result[0].name, result[0].value.tolist()) == ("a", [2, 2])
+    assert result[1].indices.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda x: Plain(layer=Plain(kernel=x)), "result['m'].layer.kernel"),
+        (lambda x: Plain(parts=[1, {"w": x}]), "result['m'].parts[1]['w']"),
+        (lambda x: lambda: x + 1, "x"),
+    ],
+)
+def test_other_objects_that_hold_a_traced_value_are_refused_by_name(make, place):
+    f = rx.function(lambda x: {"m": make(x)})
+
+    with pytest.raises(TypeError) as error:
+        f(jnp.ones(2))
+
+    assert f"`{place}`" in str(error.value)
+
+
+STATE = Plain(layer=Plain(kernel=jnp.zeros(()), log=[]))
+
+
+@pytest.mark.parametrize("way", ["function in run", "run in function", "loop"])
+@pytest.mark.parametrize(
+    ("write", "place"),
+    [
+        (lambda s, x: setattr(s.layer, "kernel", x), ".layer.kernel"),
+        (lambda s, x: s.layer.log.append(x), ".layer.log[0]"),
+        (lambda s, x: s.layer.__dict__.update(grads={"w": [x]}), ".layer.grads['w'][0]"),
+    ],
+)
+@pytest.mark.parametrize("by", ["closure", "global"])
+def test_state_that_a_compiled_replica_function_writes_to_python_objects_is_refused(
+    way, write, place, by
+):
+    state = Plain(layer=Plain(kernel=jnp.zeros(()), log=[]))
+    STATE.__dict__.update(layer=Plain(kernel=jnp.zeros(()), log=[]))
+
+    def by_closure():
+        write(state, replica_id())
+        return replica_id()
+
+    def by_global():
+        write(STATE, replica_id())
+        return replica_id()
+
+    name = {"closure": "state", "global": "STATE"}[by]
+    with pytest.raises(TracingError) as error:
+        WAYS[way](strategy_of(2), by_closure if by == "closure" else by_global)
+
+    assert f"`{name}{place}`" in str(error.value)
+    assert "rx.Variable" in str(error.value)

@@ -14,12 +14,13 @@ import jax
 
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, traced, traced_apart
-from replicax.context._current import current, get_strategy, within
+from replicax.context._current import current, get_strategy, in_cross_replica_context, within
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
 from replicax.function._pull import driven
+from replicax.function._reach import refuse_leaked, refuse_lost
 from replicax.function._signals import HostDriven, Reshaped, Unfilled
 from replicax.function._signature import (
     Arguments,
@@ -27,11 +28,11 @@ from replicax.function._signature import (
     conform,
     examples,
     explain,
+    receivers,
     take_apart,
 )
 from replicax.function._watch import tell
 from replicax.topology._mesh import Topology
-from replicax.values._placement import is_traced
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel
 from replicax.variables._planned import tell_newcomers
@@ -160,14 +161,13 @@ class Function:
             return self._hosted(args, kwargs)
 
     def _run(self, arguments: Arguments) -> Any:
-        programs = self._programs.get((arguments.key, get_strategy(), _x64(jax.config)), ())
+        programs = self._programs.get(_key(arguments), ())
         for program in programs:
             try:
                 return program(arguments.arrays, arguments.leaves)
             except Reshaped:
                 continue
-        if any(map(is_traced, arguments.arrays)):
-            raise TracingError(_leaked(self._name))
+        refuse_leaked(self._name, arguments.arrays)
         program = self._traced(arguments, len(programs))
         return program(arguments.arrays, arguments.leaves)
 
@@ -184,6 +184,7 @@ class Function:
             if own is None:
                 # Every object has variables of its own, which its own first call may create.
                 own = Function(self._python, self._signature, quiet=self._quiet)
+                receivers.add(type(instance))
                 alive = {k: f for k, f in self._methods.items() if k.target() is not None}
                 self._methods = {**alive, key: own}
         return BoundFunction(own, instance)
@@ -200,7 +201,7 @@ class Function:
         if not args and not kwargs and self._signature is not None:
             args = self._signature
         arguments = take_apart(*examples((args, kwargs), get_strategy()))
-        key = (arguments.key, get_strategy(), _x64(jax.config))
+        key = _key(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
         return ConcreteFunction(self, programs[0], arguments)
 
@@ -212,7 +213,7 @@ class Function:
 
     def _traced(self, arguments: Arguments, tried: int) -> Program:
         with self._lock:
-            key = (arguments.key, get_strategy(), _x64(jax.config))
+            key = _key(arguments)
             programs = self._programs.get(key, [])
             if len(programs) > tried:
                 return programs[-1]
@@ -260,8 +261,8 @@ class Function:
             raise TracingError(_needs_value(self._name, error)) from error
         finally:
             births.reset(token)
-        if any(map(is_traced, lifted.consts)):
-            raise TracingError(_leaked(self._name))
+        refuse_leaked(self._name, lifted.consts)
+        refuse_lost(self._name, self._python, arguments.leaves)
         return Program(lifted, level, outputs, self._name), log
 
     def _note(self, key: Any, arguments: Arguments) -> None:
@@ -366,6 +367,11 @@ class ConcreteFunction:
         return str(self._program.lowered(self._arguments.arrays).compile().as_text())
 
 
+def _key(arguments: Arguments) -> tuple[Any, ...]:
+    # With one replica, the same Python code runs in and out of replica context.
+    return arguments.key, get_strategy(), in_cross_replica_context(), _x64(jax.config)
+
+
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
@@ -377,14 +383,6 @@ def _late_creation(name: str, created: list[Any]) -> str:
         f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
         " create variables on its first call only: create them outside, or keep them and create"
         " them once, `if self.v is None: self.v = rx.Variable(...)`."
-    )
-
-
-def _leaked(name: str) -> str:
-    return (
-        f"{name} uses a value that exists only while another function was traced: it leaked out of"
-        " that function through a global, an attribute or a list. Return values from traced"
-        " functions, or keep them in an rx.Variable."
     )
 
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import TracingError
+from replicax.function._reach import Edge, Reach
 from replicax.topology._mesh import Topology
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
@@ -18,6 +19,7 @@ from replicax.values._per_replica import (
     is_opaque,
 )
 from replicax.values._placement import first, is_array, is_traced
+from replicax.values._records import closed, has_records, opened
 from replicax.variables._held import value_of
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
@@ -30,13 +32,18 @@ class Outputs:
     treedef: Any = None
     parts: list[Any] = field(default_factory=list)
     stacked: list[bool] = field(default_factory=list)
+    has_records: bool = False
 
     def take(self, result: Any, topology: Callable[[], Topology | None]) -> list[Any]:
         """Note the structure of ``result``; its arrays."""
-        leaves, self.treedef = jax.tree.flatten(result, is_leaf=lambda x: x is None or is_opaque(x))
+        tree = opened(result)
+        self.has_records = has_records(tree)
+        paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
         arrays: list[Any] = []
-        for x in leaves:
+        for path, x in paths:
             part, array, is_stacked = _part(x, topology)
+            if isinstance(part, _Static):
+                _refuse_traced(part.value, path)
             self.parts.append(part)
             if array is not None:
                 arrays.append(array)
@@ -52,12 +59,29 @@ class Outputs:
         """
         rest = iter(arrays)
         leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
-        return jax.tree.unflatten(self.treedef, leaves)
+        made = jax.tree.unflatten(self.treedef, leaves)
+        return closed(made) if self.has_records else made
 
 
 @dataclass(frozen=True)
 class _Static:
     value: Any
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or is_opaque(x)
+
+
+def _refuse_traced(x: Any, path: Any) -> None:
+    """Refuse an object that would carry values of the trace out of it."""
+    where = f"result{jax.tree_util.keystr(path)}"
+    if x is not None and (found := Reach(Edge(where, x), everything=True).traced):
+        raise TypeError(
+            f"A traced function returned an object of type {type(x).__name__!r} that holds an array"
+            f" in `{found[0]}`, which exists only while the function is traced. Return the array"
+            " itself, or a structure that JAX knows: a tuple, a list, a dictionary, a dataclass, or"
+            " a class given to `jax.tree_util.register_pytree_node`."
+        )
 
 
 def _plain(x: Any, local: Any) -> Any:

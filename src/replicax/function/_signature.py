@@ -152,8 +152,12 @@ def _stacked(
 
 def static_key(x: Any) -> Any:
     """A key that is equal for Python values which mean the same to a traced function."""
+    if x is None:
+        return None
     if type(x) in (float, complex):
         return type(x), repr(x)  # tells 0.0 from -0.0, and NaN is NaN
+    if hasattr(type(x), "__dataclass_fields__") and type(x) not in receivers and not is_opaque(x):
+        return _dataclass_key(x)
     own_hash: Any = type(x).__hash__
     if own_hash is None or own_hash is object.__hash__:
         return Identity(x)
@@ -162,6 +166,24 @@ def static_key(x: Any) -> Any:
     except TypeError:
         return Identity(x)
     return type(x), x
+
+
+# Classes with methods that are functions: what such an object holds is its own business.
+receivers: weakref.WeakSet[type] = weakref.WeakSet()
+
+
+def _dataclass_key(x: Any) -> Any:
+    """By the values of its fields, which may change while it is the same object."""
+    if isinstance(x, type):
+        return Identity(x)
+    fields = [getattr(x, name, None) for name in type(x).__dataclass_fields__]
+    leaves, treedef = jax.tree.flatten(fields, is_leaf=is_opaque)
+    return type(x), treedef, tuple(map(_value_key, leaves))
+
+
+def _value_key(x: Any) -> Any:
+    is_host = isinstance(x, np.ndarray) and x.dtype != object
+    return (x.shape, x.dtype.str, x.tobytes()) if is_host else static_key(x)
 
 
 class Identity:

@@ -21,7 +21,7 @@ from replicax.context._replica import ReplicaContext
 from replicax.function._function import Function
 from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._extended import StrategyExtended
-from replicax.strategy._hosted import LatestUsed
+from replicax.strategy._hosted import HostedRun, LatestUsed
 from replicax.strategy._links import SoloLink
 from replicax.strategy._logical import LogicalDeviceVerbs
 from replicax.strategy._plain import is_workers_own, of_each_worker
@@ -30,7 +30,14 @@ from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import DistributedValues, PerReplica, is_distributed, pieces
+from replicax.values._per_replica import (
+    DistributedValues,
+    PerReplica,
+    is_distributed,
+    is_opaque,
+    pieces,
+)
+from replicax.values._records import closed, opened
 from replicax.values._reduce import Axis, gather_value, reduce_value
 from replicax.variables._held import value_of, variable_of
 
@@ -60,6 +67,7 @@ class StrategyBase(LogicalDeviceVerbs):
         self._ops = cross_device_ops or NcclAllReduce()
         self._extended = StrategyExtended(self)
         self.hosted_runs: LatestUsed[Function] = LatestUsed()
+        self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
         self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
 
@@ -255,7 +263,9 @@ class StrategyBase(LogicalDeviceVerbs):
             >>> strategy.experimental_local_results(3)
             (3,)
         """
-        leaves, treedef = jax.tree.flatten(value, is_leaf=lambda x: x is None or is_distributed(x))
+        leaves, treedef = jax.tree.flatten(
+            opened(value), is_leaf=lambda x: x is None or is_opaque(x)
+        )
         parts = [_parts(x) for x in leaves]
         if leaves and jax.tree_util.treedef_is_leaf(treedef):
             return parts[0]
@@ -263,7 +273,7 @@ class StrategyBase(LogicalDeviceVerbs):
         if count == 1 and self.wraps_single:  # nothing in it is distributed
             count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
-        return tuple(jax.tree.unflatten(treedef, row) for row in rows)
+        return tuple(closed(jax.tree.unflatten(treedef, row)) for row in rows)
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]

@@ -28,6 +28,7 @@ from replicax.values._per_replica import (
     is_opaque,
 )
 from replicax.values._placement import is_array, per_replica_map
+from replicax.values._records import closed, opened
 from replicax.variables._agreement import note_verdict, settled_in_body
 from replicax.variables._cell import Cell
 from replicax.variables._levels import Level, TraceLevel, level
@@ -148,11 +149,11 @@ class _Body:
         """What run returns: the structure, with a per-replica value for each array."""
         rest = iter(outs)
         leaves = [PerReplica.of(next(rest)) if kept is _ARRAY else kept for kept in self._static]
-        return jax.tree.unflatten(self._treedef, leaves)
+        return closed(jax.tree.unflatten(self._treedef, leaves))
 
     def _take(self, result: Any) -> list[jax.Array]:
         leaves, self._treedef = jax.tree.flatten(
-            result, is_leaf=lambda x: x is None or is_opaque(x)
+            opened(result), is_leaf=lambda x: x is None or is_opaque(x)
         )
         arrays = []
         for x in leaves:

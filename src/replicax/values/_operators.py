@@ -8,6 +8,14 @@ _ARITHMETIC = ["add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul
 _BINARY = [*_ARITHMETIC, "and_", "or_", "xor", "lshift", "rshift"]
 _COMPARING = ["lt", "le", "gt", "ge", "eq", "ne"]
 _UNARY = ["neg", "pos", "abs", "invert"]
+_CONVERSIONS: dict[str, Callable[[Any], Any]] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "index": operator.index,
+    "len": len,
+    "iter": iter,
+}
 
 
 def stands_for(kind: type, read: Callable[[Any], Any]) -> None:
@@ -29,4 +37,6 @@ def stands_for(kind: type, read: Callable[[Any], Any]) -> None:
     for name in _UNARY:
         op = getattr(operator, name)
         put(f"__{name}__", lambda self, op=op: op(read(self)))
+    for name, made in _CONVERSIONS.items():
+        put(f"__{name}__", lambda self, made=made: made(read(self)))
     put("__getitem__", lambda self, key: read(self)[key])

@@ -156,24 +156,6 @@ class DistributedValues:
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.component)
 
-    def __bool__(self) -> bool:
-        return bool(self.component)
-
-    def __int__(self) -> int:
-        return int(self.component)
-
-    def __float__(self) -> float:
-        return float(self.component)
-
-    def __index__(self) -> int:
-        return operator.index(self.component)
-
-    def __len__(self) -> int:
-        return len(self.component)
-
-    def __iter__(self) -> Any:
-        return iter(self.component)
-
     def __getattr__(self, name: str) -> Any:
         # In a replica function that closes over it, it is that replica's component.
         if name.startswith("_") or not _surroundings["is_replica"]():

@@ -19,6 +19,7 @@ from replicax.values._per_replica import (
     pieces,
 )
 from replicax.values._placement import check_count
+from replicax.values._records import closed, opened
 
 _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
@@ -30,7 +31,10 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
         ValueError: If the replicas returned different structures.
     """
     leaves, treedefs = zip(
-        *(jax.tree.flatten(r, is_leaf=lambda x: x is None or is_opaque(x)) for r in results),
+        *(
+            jax.tree.flatten(opened(r), is_leaf=lambda x: x is None or is_opaque(x))
+            for r in results
+        ),
         strict=True,
     )
     for i, treedef in enumerate(treedefs[1:], 1):
@@ -39,9 +43,8 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
                 "The replicas returned different structures, which cannot be put together:"
                 f" replica 0 {treedefs[0]}, replica {i} {treedef}."
             )
-    return jax.tree.unflatten(
-        treedefs[0], [_merge(column, topology) for column in zip(*leaves, strict=True)]
-    )
+    merged = [_merge(column, topology) for column in zip(*leaves, strict=True)]
+    return closed(jax.tree.unflatten(treedefs[0], merged))
 
 
 def select(value: Any, replica: int) -> Any:

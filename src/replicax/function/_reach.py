@@ -1,0 +1,330 @@
+"""Reach: what a function can come to, through closures, globals, attributes and containers.
+
+Python values that a traced function reads are part of its program. So a program is found again only
+if they are all as they were; and a value of the trace that was left in one of them is lost, which
+is refused.
+"""
+
+import functools
+import operator
+import sys
+import sysconfig
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax._errors import TracingError
+from replicax.function._signature import Identity, static_key
+from replicax.values._per_replica import is_distributed, is_opaque
+from replicax.values._placement import is_traced
+from replicax.variables._variable import Variable
+
+_SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
+_BOXES = (list, tuple, set, frozenset, deque)
+_LIBRARIES = tuple(
+    {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+)
+# Code that names one of these may read attributes which it does not name.
+_BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
+_MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
+_MISSING = object()
+
+
+class Edge(NamedTuple):
+    """A way from one object to another: how to write it in Python, and where it leads."""
+
+    label: str
+    value: Any
+
+
+class Reach:
+    """Everything that some objects lead to.
+
+    Of an object's attributes only those count whose names occur in the code that was found; a
+    counter that the loop around the replica function keeps is none of its business.
+
+    Attributes:
+        facts: What was found, and where: values, and how objects hang together.
+        traced: Where a value of a trace is held.
+    """
+
+    def __init__(self, *roots: Edge, everything: bool = False) -> None:
+        self._names: set[str] = set()  # in the user's code
+        self._settled: set[str] = set()  # in the methods of libraries that it calls
+        self._everything = everything
+        size = -1
+        # Until no more code is found that names more attributes.
+        while size != len(self._names) + len(self._settled) and not (everything and size >= 0):
+            size = len(self._names) + len(self._settled)
+            self._seen: dict[Any, int] = {}
+            self._kept: list[Any] = []
+            self._looked: list[tuple[Callable[[Any], Any], Any, Any]] = []
+            self._sized: list[tuple[Any, int]] = []
+            self._checks: list[Callable[[], bool]] = []
+            self.facts: list[tuple[str, Any]] = []
+            self.traced: list[str] = []
+            for root in roots:
+                self._visit(root)
+        # All in C, for a model of a thousand attributes is looked at before every step.
+        self._looks = [list(column) for column in zip(*self._looked, strict=True)] or [[], [], []]
+        self._sizes = [list(column) for column in zip(*self._sized, strict=True)] or [[], []]
+
+    @property
+    def key(self) -> Any:
+        """Equal for two functions that mean the same."""
+        return tuple(fact for _, fact in self.facts)
+
+    def is_unchanged(self) -> bool:
+        """Whether all is as it was, object by object: the key is the same, without looking for it.
+
+        If not, the key may be the same all the same.
+        """
+        looks, keys, values = self._looks
+        containers, sizes = self._sizes
+        return (
+            all(map(operator.eq, map(len, containers), sizes))
+            and all(map(operator.is_, map(operator.call, looks, keys), values))
+            and all(check() for check in self._checks)
+        )
+
+    def _visit(self, edge: Edge) -> None:
+        todo = [edge]
+        while todo:
+            label, x = todo.pop()
+            if isinstance(x, _SCALARS):
+                self.facts.append((label, static_key(x)))
+                continue
+            if id(x) in self._seen:
+                self.facts.append((label, self._seen[id(x)]))
+                continue
+            self._seen[id(x)] = len(self._kept)
+            self._kept.append(x)
+            fact, edges = self._look(x, label)
+            self.facts.append((label, fact))
+            todo.extend(reversed(edges))
+
+    def _look(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        """What tells ``x`` from other objects, and where it leads."""
+        if is_traced(x) or (is_distributed(x) and any(map(is_traced, _held(x)))):
+            self.traced.append(label)
+            return Identity(x), []
+        if is_opaque(x) or isinstance(x, Variable):  # equal means something else to these
+            return Identity(x), []
+        for kinds, look in _LOOKS:
+            if isinstance(x, kinds):
+                looked: tuple[Any, list[Edge]] = getattr(self, look)(x, label)
+                return looked
+        wrapped = getattr(x, "__wrapped__", None) if callable(x) else None
+        if isinstance(wrapped, FunctionType):  # jax.jit, rx.function and the like
+            return Identity(x), [Edge(label, wrapped)]
+        kind: Any = type(x)
+        return (static_key(x), []) if _is_opaque(kind) else self._instance(x, label)
+
+    def _array(self, x: np.ndarray, label: str) -> tuple[Any, list[Edge]]:
+        if self._everything:
+            return None, []
+        mine = x.tobytes()
+        self._checks.append(lambda: x.tobytes() == mine)
+        return (x.shape, x.dtype.str, mine), []
+
+    def _function(self, x: FunctionType, label: str) -> tuple[Any, list[Edge]]:
+        code, names = x.__code__, code_names(x.__code__)
+        is_settled = is_library(x.__module__)
+        (self._settled if is_settled else self._names).update(names)
+        cells = x.__closure__ or ()
+        edges = [Edge(n, _content(c)) for n, c in zip(code.co_freevars, cells, strict=True)]
+        self._looked += [(_content, c, e.value) for c, e in zip(cells, edges, strict=True)]
+        edges += [Edge(f"{label}.__defaults__", x.__defaults__)]
+        edges += [Edge(f"{label}.__kwdefaults__", x.__kwdefaults__)]
+        if not is_settled:
+            edges += self._named(x.__globals__, names, "")
+        if x.__dict__:
+            edges += self._named(x.__dict__, self._names - {"__wrapped__"}, f"{label}.")
+        return code, edges
+
+    def _named(
+        self, table: Any, names: Iterable[str], prefix: str, owner: Any = None
+    ) -> list[Edge]:
+        known = sorted(n for n in names if n in table)
+        place = ("class", id(owner))
+        if owner is None or place not in self._seen:  # a class is met with each of its instances
+            self._seen[place] = 0
+            self._looked += [(table.get, n, table[n]) for n in known]
+            self._sized.append((table, len(table)))
+        return [Edge(f"{prefix}{n}", table[n]) for n in known]
+
+    def _instance(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        own, edges = getattr(x, "__dict__", None), []
+        blind = self._everything or bool(self._names & _BLIND)
+        if isinstance(own, dict):
+            named = self._names
+            if is_library(type(x).__module__):
+                named = self._names | self._settled
+            names = [n for n in own if isinstance(n, str)] if blind else named
+            edges += self._named(own, names, f"{label}.")
+        slots = [n for base in type(x).__mro__ for n in _slots(base)]
+        for name in slots if blind else self._names.intersection(slots):
+            held = _slot(x, name)
+            self._looked.append((functools.partial(_slot, x), name, held))
+            edges.append(Edge(f"{label}.{name}", None if held is _MISSING else held))
+        if own is None and not slots:  # made in C: it only knows itself
+            return static_key(x), []
+        return type(x), [*edges, *self._inherited(type(x), label)]
+
+    def _inherited(self, kind: type, label: str) -> list[Edge]:
+        """What an instance finds in its classes: named, or implied by operators."""
+        edges = []
+        for base in kind.__mro__:
+            if not _is_opaque(base) and not (self._everything and is_library(base.__module__)):
+                table = vars(base)
+                implied = {n for n, v in table.items() if n[:2] == "__" and callable(v)} - _MAKING
+                edges += self._named(
+                    table, (self._names & table.keys()) | implied, f"{label}.", base
+                )
+        return edges
+
+    def _class(self, x: type, label: str) -> tuple[Any, list[Edge]]:
+        making = [n for n in _MAKING if n in vars(x)] if not is_library(x.__module__) else []
+        edges = self._named(vars(x), making, f"{label}.")
+        return Identity(x), [*edges, *self._inherited(x, label)]
+
+    def _mapping(self, x: dict[Any, Any], label: str) -> tuple[Any, list[Edge]]:
+        keys, held = list(x), list(x.values())
+        self._sized.append((x, len(x)))
+        self._looked += [(x.get, k, v) for k, v in x.items()]
+        self._checks.append(lambda: all(map(operator.is_, x, keys)))  # in this order
+        fact = (type(x), tuple(map(static_key, keys)))
+        return fact, [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, held, strict=True)]
+
+    def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        held = list(x)
+        if not isinstance(x, tuple | frozenset):
+            self._checks.append(lambda: len(x) == len(held) and all(map(operator.is_, x, held)))
+        return (type(x), len(held)), [Edge(f"{label}[{i}]", v) for i, v in enumerate(held)]
+
+    def _method(self, x: MethodType, label: str) -> tuple[Any, list[Edge]]:
+        return "method", [Edge(label, x.__func__), Edge(f"{label}.__self__", x.__self__)]
+
+    def _partial(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        return "partial", [
+            Edge(f"{label}.func", x.func),
+            Edge(f"{label}.args", x.args),
+            Edge(f"{label}.keywords", x.keywords),
+        ]
+
+    def _wrapped(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        held = [x.fget, x.fset] if isinstance(x, property) else [x.__func__]
+        return type(x), [Edge(label, f) for f in held]
+
+    def _module(self, x: ModuleType, label: str) -> tuple[Any, list[Edge]]:
+        if is_library(x.__name__):
+            return Identity(x), []
+        return Identity(x), self._named(vars(x), self._names, f"{label}.")
+
+
+# By which method each kind of object is looked at; anything else is an instance of some class.
+_LOOKS: list[tuple[Any, str]] = [
+    (np.ndarray, "_array"),
+    (FunctionType, "_function"),
+    (MethodType, "_method"),
+    (functools.partial, "_partial"),
+    ((property, classmethod, staticmethod), "_wrapped"),
+    (ModuleType, "_module"),
+    (type, "_class"),
+    (dict, "_mapping"),
+    (_BOXES, "_box"),
+]
+
+
+def first_difference(old: Reach, new: Reach) -> str:
+    """In words, what has changed."""
+    for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
+        if a != b:
+            shown = [k[1] if isinstance(k, tuple) and len(k) == 2 else k for k in (a, b)]
+            return f"`{label}` changed from {shown[0]!r} to {shown[1]!r}"
+    return "what it can reach changed"
+
+
+def refuse_lost(name: str, fn: Callable[..., Any], arguments: Iterable[Any]) -> None:
+    """Refuse values of a trace that has ended, which are still held by what it could reach.
+
+    Raises:
+        TracingError: If there is one; it says where.
+    """
+    given = [Edge("an argument", x) for x in arguments]
+    lost = Reach(Edge(name, fn), *given, everything=True).traced
+    if lost:
+        raise TracingError(
+            f"{name} left values of its trace in {', '.join(f'`{place}`' for place in lost[:3])}:"
+            " Python runs once, when the function is traced, so that they would never be set again"
+            " and cannot be used outside. Keep state that the function changes in an rx.Variable,"
+            " or return the values and set them outside."
+        )
+
+
+def refuse_leaked(name: str, values: Iterable[Any]) -> None:
+    """Refuse values of another trace that has ended.
+
+    Raises:
+        TracingError: If there is one.
+    """
+    if any(map(is_traced, values)):
+        raise TracingError(
+            f"{name} uses a value that exists only while another function was traced: it leaked out"
+            " of that function through a global, an attribute or a list. Return values from traced"
+            " functions, or keep them in an rx.Variable."
+        )
+
+
+def code_names(code: CodeType) -> frozenset[str]:
+    """The globals and attributes that code names, with the functions that it defines."""
+    inner = (code_names(c) for c in code.co_consts if isinstance(c, CodeType))
+    return frozenset(code.co_names).union(*inner)
+
+
+@functools.cache
+def is_library(module: str | None) -> bool:
+    """Whether a module is Python's, JAX's or another installed one, whose globals are settled."""
+    if module is None or module == "__main__":
+        return False
+    if module.split(".")[0] in ("replicax", "jax", "jaxlib", "numpy"):
+        return True
+    found = sys.modules.get(module)
+    file: str | None = getattr(found, "__file__", None)
+    if file is None:  # Python's own in C has a spec, a module that was made by hand has none
+        return getattr(found, "__spec__", None) is not None
+    return any(file.startswith(folder) for folder in _LIBRARIES)
+
+
+@functools.cache
+def _is_opaque(kind: Hashable) -> bool:
+    """Whether objects of a class have no inside for programs: Python's own, JAX's and ours."""
+    home = str(getattr(kind, "__module__", "")).split(".")[0]
+    if home in ("replicax", "jax", "jaxlib", "numpy", "logging", "threading", "_thread", "weakref"):
+        return True
+    return home == "builtins"
+
+
+def _slots(kind: type) -> list[str]:
+    named = vars(kind).get("__slots__", ())
+    found = [named] if isinstance(named, str) else list(named)
+    return [n for n in found if not n.startswith("__")]
+
+
+def _slot(x: Any, name: str) -> Any:
+    return getattr(x, name, _MISSING)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name that was not given a value yet
+        return None
+
+
+def _held(x: Any) -> Iterable[Any]:
+    return jax.tree.leaves([getattr(x.held, n, ()) for n in ("values", "array", "piece")])
