@@ -61,7 +61,7 @@ def test_auto_shard_is_the_older_switch():
 
 
 def test_an_unknown_option_is_refused():
-    with pytest.raises(AttributeError, match=r"no option 'determinstic'; it has deterministic"):
+    with pytest.raises(AttributeError, match=r"no option 'determinstic'; it has .* deterministic"):
         Options().determinstic = True
     with pytest.raises(InvalidArgumentError, match=r"needs rx.data.Options, got dict"):
         Dataset.range(3).with_options({})

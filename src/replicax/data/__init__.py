@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     )
     from replicax.data._seeds import set_seed_source
 
+Iterator = DatasetIterator
+
 __all__ = [
     "AUTOTUNE",
     "INFINITE_CARDINALITY",
@@ -27,6 +29,7 @@ __all__ = [
     "DatasetIterator",
     "DatasetSpec",
     "FixedLengthRecordDataset",
+    "Iterator",
     "Optional",
     "Options",
     "TFRecordDataset",

@@ -134,7 +134,7 @@ class _Binding:
         kept = {name for name in names.loaded if (id(scope), name) not in self._stored}
         own.update((name, scope[name]) for name in kept & scope.keys())
         fixed = {name: value for name, value in scope.items() if name.startswith("__")}
-        builtin = function.__builtins__
+        builtin: dict[str, Any] = getattr(function, "__builtins__", {})
         if all(name in own or name in fixed or name in builtin for name in names.loaded):
             return fixed
         return _LiveNames(fixed, scope)

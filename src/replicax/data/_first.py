@@ -53,28 +53,33 @@ def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
 def mapped_spec(node: Node, function: ElementFunction) -> Any:
     """The spec of the function's results: it is called on the first element."""
     structure, leaves = first_element(node, function.name)
-    sizes = _open_sizes(flatten(node.element_spec)[1], leaves)
+    given = structure.leaves_of(node.element_spec)
     if function.vectorize:
         leaves = [np.asarray(leaf)[None] for leaf in leaves]
     nesting, results = flatten(function.call(structure.unflatten(leaves), 0))
-    if function.vectorize:
-        results = [np.asarray(result)[0] for result in results]
-    return nesting.unflatten([_opened(leaf_spec(to_leaf(result)), sizes) for result in results])
+    known = {id(leaf): spec for leaf, spec in zip(leaves, given, strict=True)}
+    is_open = any(_is_open(spec) for spec in given)
+    specs: list[Any] = []
+    for result in results:
+        found = leaf_spec(to_leaf(np.asarray(result)[0] if function.vectorize else result))
+        # What the function hands on is as it was; of anything else no size is sure.
+        specs.append(known.get(id(result), opened(found)) if is_open else found)
+    return nesting.unflatten(specs)
 
 
-def _open_sizes(specs: list[Any], leaves: list[Any]) -> set[int]:
-    """The sizes that the axes of unknown size have in an element."""
-    sizes: set[int] = set()
-    for spec, leaf in zip(specs, leaves, strict=True):
-        if isinstance(spec, TensorSpec) and isinstance(leaf, np.ndarray):
-            known = spec.shape if spec.shape is not None else (None,) * leaf.ndim
-            sizes.update(n for n, size in zip(leaf.shape, known, strict=True) if size is None)
-    return sizes
-
-
-def _opened(spec: Any, sizes: set[int]) -> Any:
-    """A result's spec, open where its size may follow that of an open axis (a short last batch)."""
-    if not isinstance(spec, TensorSpec) or not spec.shape or not sizes:
+def opened(spec: Any) -> Any:
+    """A spec that leaves every size open: one element does not tell those of others."""
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
         return spec
-    others = [None if size in sizes else size for size in spec.shape[1:]]
-    return TensorSpec((None, *others), spec.dtype)
+    return TensorSpec((None,) * len(spec.shape), spec.dtype)
+
+
+def first_spec(node: Node) -> Any:
+    """The spec of the first element alone, in the order before any shuffle."""
+    structure, leaves = first_element(node, "map")
+    return structure.unflatten([leaf_spec(leaf) for leaf in leaves])
+
+
+def _is_open(spec: Any) -> bool:
+    """Whether elements of this spec may differ in size, as a short last batch does."""
+    return isinstance(spec, TensorSpec) and (spec.shape is None or None in spec.shape)

@@ -2,7 +2,9 @@
 
 import copy
 import enum
-from typing import Any
+from typing import Any, ClassVar
+
+from replicax.data._errors import StructureError
 
 
 class AutoShardPolicy(enum.IntEnum):
@@ -24,43 +26,94 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
-class _Settings:
-    """Attributes with defaults; setting an unknown one is an error that lists the known."""
+class AutotuneAlgorithm(enum.Enum):
+    """How TensorFlow finds numbers of threads; accepted for programs that set it.
 
-    _defaults: dict[str, Any]
+    Example:
+        >>> rx.data.experimental.AutotuneAlgorithm.HILL_CLIMB.value
+        1
+    """
+
+    DEFAULT = 0
+    HILL_CLIMB = 1
+    GRADIENT_DESCENT = 2
+    MAX_PARALLELISM = 3
+    STAGE_BASED = 4
+
+
+class ExternalStatePolicy(enum.Enum):
+    """What TensorFlow does with state that it cannot save; accepted for programs that set it.
+
+    Example:
+        >>> rx.data.experimental.ExternalStatePolicy.FAIL.value
+        2
+    """
+
+    WARN = 0
+    IGNORE = 1
+    FAIL = 2
+
+
+class _Settings:
+    """Attributes with defaults and types; setting an unknown one is an error that lists the known.
+
+    A field is its type and its default, which is made anew if it is a class.
+    """
+
+    _fields: ClassVar[dict[str, tuple[type, Any]]]
+    _older: ClassVar[dict[str, str]] = {}  # names of fields that have another name now
     changed: set[str]
 
     def __init__(self) -> None:
-        for name, value in self._defaults.items():
-            object.__setattr__(self, name, copy.copy(value))
+        for name, (_, value) in self._fields.items():
+            object.__setattr__(self, name, value() if isinstance(value, type) else value)
         object.__setattr__(self, "changed", set())
 
+    def __getattr__(self, name: str) -> Any:
+        if name in self._older:
+            return getattr(self, self._older[name])
+        raise AttributeError(self._unknown(name))
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in self._defaults:
-            known = ", ".join(sorted(self._defaults))
-            raise AttributeError(f"{type(self).__name__} has no option {name!r}; it has {known}.")
+        name = self._older.get(name, name)
+        if name not in self._fields:
+            raise AttributeError(self._unknown(name))
+        kind = self._fields[name][0]
+        if value is not None and not isinstance(value, kind):
+            raise StructureError(
+                f"{type(self).__name__}.{name} = {value!r}: this option is of type"
+                f" {kind.__name__}, got {type(value).__name__}."
+            )
         object.__setattr__(self, name, value)
         self.changed.add(name)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in self._defaults)
+        return all(getattr(self, name) == getattr(other, name) for name in self._fields)
 
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._defaults)
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._fields)
         return f"{type(self).__name__}({values})"
 
     def overlay(self, other: "_Settings") -> None:
         """Take over what ``other`` sets."""
-        for name in self._defaults:
+        for name in self._fields:
             value = getattr(other, name)
             if isinstance(value, _Settings):
                 getattr(self, name).overlay(value)
             elif name in other.changed:
                 setattr(self, name, value)
+
+    def _unknown(self, name: str) -> str:
+        known = ", ".join(sorted({*self._fields, *self._older}))
+        return f"{type(self).__name__} has no option {name!r}; it has {known}."
+
+
+def _switches(*names: str) -> dict[str, tuple[type, Any]]:
+    return dict.fromkeys(names, (bool, None))
 
 
 class DistributeOptions(_Settings):
@@ -77,7 +130,10 @@ class DistributeOptions(_Settings):
         'OFF'
     """
 
-    _defaults = {"auto_shard_policy": AutoShardPolicy.AUTO, "num_devices": None}  # noqa: RUF012
+    _fields: ClassVar = {
+        "auto_shard_policy": (AutoShardPolicy, AutoShardPolicy.AUTO),
+        "num_devices": (int, None),
+    }
 
     auto_shard_policy: AutoShardPolicy
     num_devices: int | None
@@ -111,24 +167,91 @@ class ThreadingOptions(_Settings):
         True
     """
 
-    _defaults = {  # noqa: RUF012
-        "max_intra_op_parallelism": None,
-        "private_threadpool_size": None,
+    _fields: ClassVar = {
+        "max_intra_op_parallelism": (int, None),
+        "private_threadpool_size": (int, None),
     }
 
     max_intra_op_parallelism: int | None
     private_threadpool_size: int | None
 
 
+class AutotuneOptions(_Settings):
+    """What TensorFlow tunes by itself; accepted for programs that set it, and without effect here.
+
+    Example:
+        >>> options = rx.data.Options()
+        >>> options.autotune.enabled = False
+        >>> options.autotune.enabled
+        False
+    """
+
+    _fields: ClassVar = {
+        "autotune_algorithm": (AutotuneAlgorithm, None),
+        "cpu_budget": (int, None),
+        "enabled": (bool, None),
+        "initial_parallelism": (int, None),
+        "min_parallelism": (int, None),
+        "ram_budget": (int, None),
+    }
+
+
+class OptimizationOptions(_Settings):
+    """How TensorFlow rewrites a pipeline; accepted for programs that set it, without effect here.
+
+    Example:
+        >>> options = rx.data.Options()
+        >>> options.experimental_optimization.map_fusion = True
+        >>> options.experimental_optimization.map_fusion
+        True
+    """
+
+    _fields: ClassVar = _switches(
+        "apply_default_optimizations",
+        "filter_fusion",
+        "filter_parallelization",
+        "inject_prefetch",
+        "map_and_batch_fusion",
+        "map_and_filter_fusion",
+        "map_fusion",
+        "map_parallelization",
+        "noop_elimination",
+        "parallel_batch",
+        "seq_interleave_prefetch",
+        "shuffle_and_repeat_fusion",
+    )
+
+
+class ServiceOptions(_Settings):
+    """Of TensorFlow's data service; accepted for programs that set it, and without effect here.
+
+    Example:
+        >>> rx.data.Options().experimental_service.pinned is None
+        True
+    """
+
+    _fields: ClassVar = _switches("pinned")
+
+
 class Options(_Settings):
     """Options of a dataset, attached by `Dataset.with_options`.
 
+    All of TensorFlow's are accepted; those that tune its engine change nothing here.
+
     Attributes:
+        autotune: `AutotuneOptions`; without effect.
+        dataset_name: A name; without effect.
         deterministic: Elements keep their order; they always do here.
-        experimental_deterministic: The older name of the same.
+            ``experimental_deterministic`` is an older name of the same.
         experimental_distribute: `DistributeOptions`.
-        experimental_slack: Accepted, without effect.
-        threading: `ThreadingOptions`.
+        experimental_external_state_policy: Without effect.
+        experimental_optimization: `OptimizationOptions`; without effect.
+        experimental_service: `ServiceOptions`; without effect.
+        experimental_slack: Without effect.
+        experimental_symbolic_checkpoint: Without effect.
+        experimental_warm_start: Without effect.
+        framework_type: Without effect.
+        threading: `ThreadingOptions`; without effect. ``experimental_threading`` is an older name.
 
     Example:
         >>> options = rx.data.Options()
@@ -139,24 +262,32 @@ class Options(_Settings):
         'DATA'
     """
 
-    _defaults = {  # noqa: RUF012
-        "deterministic": None,
-        "experimental_deterministic": None,
-        "experimental_distribute": None,
-        "experimental_slack": None,
-        "threading": None,
+    _fields: ClassVar = {
+        **_switches(
+            "deterministic",
+            "experimental_slack",
+            "experimental_symbolic_checkpoint",
+            "experimental_warm_start",
+        ),
+        "autotune": (AutotuneOptions, AutotuneOptions),
+        "dataset_name": (str, None),
+        "experimental_distribute": (DistributeOptions, DistributeOptions),
+        "experimental_external_state_policy": (ExternalStatePolicy, None),
+        "experimental_optimization": (OptimizationOptions, OptimizationOptions),
+        "experimental_service": (ServiceOptions, ServiceOptions),
+        "framework_type": (list, None),
+        "threading": (ThreadingOptions, ThreadingOptions),
+    }
+    _older: ClassVar = {
+        "experimental_deterministic": "deterministic",
+        "experimental_threading": "threading",
     }
 
+    autotune: AutotuneOptions
     deterministic: bool | None
-    experimental_deterministic: bool | None
     experimental_distribute: DistributeOptions
-    experimental_slack: bool | None
+    experimental_optimization: OptimizationOptions
     threading: ThreadingOptions
-
-    def __init__(self) -> None:
-        super().__init__()
-        object.__setattr__(self, "experimental_distribute", DistributeOptions())
-        object.__setattr__(self, "threading", ThreadingOptions())
 
     def merge(self, other: "Options") -> "Options":
         """These options, overlaid with what ``other`` sets.

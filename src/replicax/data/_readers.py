@@ -4,17 +4,20 @@ import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from replicax._tensor_spec import TensorSpec
 from replicax.data._dataset import Dataset
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._node import Node
-from replicax.data._nodes._flat_map import FlatMapNode
+from replicax.data._node import AUTOTUNE, Node
+from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode
 from replicax.data._nodes._readers import FileFormat, ReaderNode
 from replicax.data._records._chunks import to_compression
 from replicax.data._records._text import FixedLengthFormat, TextFormat
 from replicax.data._records._tfrecord import TFRecordFormat
 from replicax.data._seeds import Seeds
 from replicax.data._surface._root import to_int
+
+_DEFAULT_CYCLE = 16  # files that are read at once, if the number is left to us
 
 FileNames = str | bytes | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset
 
@@ -129,11 +132,18 @@ def _reader(
     filenames: FileNames, file_format: FileFormat, num_parallel_reads: int | None, verb: str
 ) -> Node:
     if isinstance(filenames, Dataset):
-        return FlatMapNode(
-            filenames.node,
-            ElementFunction(lambda name: Dataset(ReaderNode((_path(name),), file_format)), verb),
-            Seeds(None),
-        )
+        files = filenames.node
+        if files.is_spec_known and files.element_spec != TensorSpec((), object):
+            raise StructureError(
+                f"{verb}() needs a dataset of file names, one string in each element; the elements"
+                f" of this one are {files.element_spec}."
+            )
+        read = ElementFunction(lambda name: Dataset(ReaderNode((_path(name),), file_format)), verb)
+        if num_parallel_reads in (None, 1):
+            return FlatMapNode(files, read, Seeds(None))
+        cycle = _DEFAULT_CYCLE if num_parallel_reads == AUTOTUNE else num_parallel_reads
+        cycle = to_int(cycle, verb, "num_parallel_reads", least=1)
+        return InterleaveNode(files, read, Seeds(None), cycle, 1, cycle)
     if isinstance(filenames, (str, bytes, os.PathLike)):
         names: list[Any] = [filenames]
     else:

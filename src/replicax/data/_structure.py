@@ -1,15 +1,17 @@
 """Nested elements as flat lists of leaves, and back.
 
-Tuples, named tuples, dicts and ``None`` are structure; everything else, lists too, is a leaf.
+Tuples, named tuples, dicts (of any type), dataclasses, attrs classes and ``None`` are structure;
+everything else, lists too, is a leaf.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
 from replicax.data._errors import StructureError
 
-_Kind = Literal["leaf", "none", "tuple", "named", "dict"]
+_Kind = Literal["leaf", "none", "tuple", "named", "dict", "object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +54,21 @@ class Structure:
         if self.kind == "none":
             return None
         parts = [child.build(leaves) for child in self.children]
-        if self.kind == "dict":
-            return dict(zip(self.keys, parts, strict=True))
-        return tuple(parts) if self.factory is None else self.factory(*parts)
+        if self.keys:
+            named = zip(self.keys, parts, strict=True)
+            if self.kind == "object":
+                assert self.factory is not None
+                is_attrs = hasattr(self.factory, "__attrs_attrs__")  # whose arguments have no "_"
+                return self.factory(**{k.lstrip("_") if is_attrs else k: v for k, v in named})
+            return dict(named) if self.factory is None else self.factory(named)
+        if self.factory is not None:
+            return self.factory(*parts)
+        return {} if self.kind == "dict" else tuple(parts)
 
     def collect(self, value: Any, leaves: list[Any], whole: Any) -> None:
         """Add the leaves of a part of ``whole``."""
         if self.kind == "leaf":
-            if value is None or isinstance(value, (tuple, Mapping)):
+            if value is None or isinstance(value, (tuple, Mapping)) or field_names(value):
                 raise self._mismatch(whole)
             leaves.append(value)
             return
@@ -71,6 +80,8 @@ class Structure:
             return ()
         if self.kind == "dict" and isinstance(value, Mapping) and value.keys() == set(self.keys):
             return [value[key] for key in self.keys]
+        if self.kind == "object" and field_names(value) == self.keys:
+            return [getattr(value, key) for key in self.keys]
         is_tuple = self.kind in ("tuple", "named") and isinstance(value, tuple)
         if is_tuple and len(value) == len(self.children):
             parts: Iterable[Any] = value
@@ -101,10 +112,39 @@ def map_leaves(function: Callable[..., Any], value: Any) -> Any:
     return structure.unflatten([function(leaf) for leaf in leaves])
 
 
+def parts_like(structure: Structure, value: Any) -> list[Any]:
+    """What stands in ``value`` in the place of each leaf, whatever it is, by key or by place.
+
+    Raises:
+        StructureError: It is not nested alike.
+    """
+    if structure.kind == "leaf":
+        return [value]
+    if structure.kind == "dict":
+        if not isinstance(value, Mapping) or value.keys() != set(structure.keys):
+            raise StructureError(f"expected the keys {list(structure.keys)}, got {value!r}")
+        parts: list[Any] = [value[key] for key in structure.keys]
+    elif structure.kind == "object":
+        parts = [getattr(value, key, None) for key in structure.keys]
+    else:
+        parts = list(value) if isinstance(value, (tuple, list)) else [value]
+    if len(parts) != len(structure.children):
+        raise StructureError(f"expected {len(structure.children)} parts, got {value!r}")
+    pairs = zip(structure.children, parts, strict=True)
+    return [leaf for child, part in pairs for leaf in parts_like(child, part)]
+
+
+def field_names(value: Any) -> tuple[str, ...]:
+    """The fields of a dataclass or an attrs object; none for anything else."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return tuple(part.name for part in fields(value) if part.init)
+    return tuple(part.name for part in getattr(type(value), "__attrs_attrs__", ()) if part.init)
+
+
 def to_json(structure: Structure) -> Any:
-    """What JSON can hold of a structure, or None: types of named tuples cannot be told."""
+    """What JSON can hold of a structure, or None: types that a user made cannot be told."""
     children = [to_json(child) for child in structure.children]
-    if structure.kind == "named" or any(not isinstance(key, str) for key in structure.keys):
+    if structure.factory is not None or any(not isinstance(key, str) for key in structure.keys):
         return None
     if any(child is None for child in children):
         return None
@@ -130,11 +170,32 @@ def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
         return _tuple(children, "named" if named else "tuple", type(value) if named else None)
     if isinstance(value, Mapping):
         children = tuple(_flatten_into(part, leaves) for part in value.values())
-        return Structure("dict", children, tuple(value), None, _count(children))
+        return Structure("dict", children, tuple(value), _factory(value), _count(children))
     if value is None:
         return Structure("none", num_leaves=0)
+    names = field_names(value)
+    if names:
+        children = tuple(_flatten_into(getattr(value, name), leaves) for name in names)
+        return Structure("object", children, names, type(value), _count(children))
     leaves.append(value)
     return LEAF
+
+
+def _factory(value: Mapping[Any, Any]) -> Callable[..., Any] | None:
+    """What makes a mapping of the same type from pairs; None for a dict."""
+    if isinstance(value, defaultdict):
+        return _SameDefault(value.default_factory)
+    return None if type(value) is dict or not isinstance(value, dict) else type(value)
+
+
+@dataclass(frozen=True)
+class _SameDefault:
+    """Makes a defaultdict from pairs; equal to others with the same default."""
+
+    default: Callable[[], Any] | None
+
+    def __call__(self, pairs: Iterable[Any] = ()) -> Any:
+        return defaultdict(self.default, pairs)
 
 
 def _tuple(
@@ -155,4 +216,8 @@ def _describe(value: Any) -> str:
         inner = ", ".join(_describe(part) for part in value)
         name = type(value).__name__ if hasattr(value, "_fields") else ""
         return f"{name}({inner},)" if len(value) == 1 else f"{name}({inner})"
+    names = field_names(value)
+    if names:
+        inner = ", ".join(f"{name}={_describe(getattr(value, name))}" for name in names)
+        return f"{type(value).__name__}({inner})"
     return "None" if value is None else "*"

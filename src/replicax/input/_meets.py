@@ -54,7 +54,7 @@ class Meets:
 
     def nothing(self) -> Any:
         """A batch without rows."""
-        return without_rows(self.source.element_spec)
+        return without_rows(self.source.first_spec)
 
     def open(self, state: Any, skip: int = 0) -> tuple[Iterator[Any], Any]:
         """A pass over the source; in a new one, all workers read in the chief's random order."""

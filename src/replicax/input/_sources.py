@@ -13,8 +13,9 @@ import numpy as np
 from replicax._tensor_spec import TensorSpec
 from replicax.data._ahead import counted
 from replicax.data._dataset import Dataset
-from replicax.data._first import NoElementError
+from replicax.data._first import NoElementError, first_spec
 from replicax.data._node import UNKNOWN_CARDINALITY
+from replicax.data._structure import flatten
 from replicax.input._split import passed_over
 
 
@@ -25,6 +26,11 @@ class Source(Protocol):
     @abstractmethod
     def element_spec(self) -> Any:
         """The structure of elements, with a spec for each leaf."""
+
+    @property
+    @abstractmethod
+    def first_spec(self) -> Any:
+        """The same, with all sizes as they are in the first element."""
 
     @property
     @abstractmethod
@@ -56,12 +62,24 @@ class DatasetSource:
     @property
     def element_spec(self) -> Any:
         """As the dataset says; a worker that has no element looks at those of the others."""
+        return self._learn(lambda dataset: dataset.element_spec)
+
+    @property
+    def first_spec(self) -> Any:
+        """Read from the first element, where the dataset leaves more open than the rows."""
+        spec = self.element_spec
+        shapes = [getattr(leaf, "shape", None) for leaf in flatten(spec)[1]]
+        if all(shape is not None and None not in shape[1:] for shape in shapes):
+            return spec
+        return self._learn(lambda dataset: first_spec(dataset.node))
+
+    def _learn(self, ask: Callable[[Dataset], Any]) -> Any:
         try:
-            return self.dataset.element_spec
+            return ask(self.dataset)
         except NoElementError:
             if self.whole is None:
                 raise
-            return self.whole.element_spec
+            return ask(self.whole)
 
     @property
     def cardinality(self) -> int:
@@ -104,6 +122,11 @@ class ForeignSource:
                 raise ValueError("The dataset is empty, so that its element_spec is unknown.")
             self._spec = jax.tree.map(_loose_spec, first)
         return self._spec
+
+    @property
+    def first_spec(self) -> Any:
+        """The same: only the rows are open."""
+        return self.element_spec
 
     @property
     def cardinality(self) -> int:

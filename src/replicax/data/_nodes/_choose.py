@@ -17,8 +17,9 @@ from replicax.data._node import (
     Due,
     SourceNode,
     Stream,
+    UnaryNode,
 )
-from replicax.data._nodes._combine import ConcatenateNode, ManyNode
+from replicax.data._nodes._combine import ManyNode, common_spec
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF
 
@@ -35,10 +36,7 @@ class ChooseNode(ManyNode):
     @property
     def element_spec(self) -> Any:
         """What all branches have in common."""
-        spec = self.branches[1].element_spec
-        for node in self.branches[2:]:
-            spec = ConcatenateNode.of(self.branches[1], node).element_spec
-        return spec
+        return common_spec(self.branches[1:])
 
     @property
     def batching(self) -> Batching | None:
@@ -138,6 +136,95 @@ class RandomChoiceNode(SourceNode):
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         return _RandomChoiceStream(self.weights, run.generator(self.seeds))
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class WeighedChoiceNode(UnaryNode):
+    """A number for each element of the input, drawn with the weights that the element is."""
+
+    seeds: Seeds
+    num_choices: int
+
+    @property
+    def random(self) -> Seeds:
+        """The seeds of the draws."""
+        return self.seeds
+
+    @property
+    def element_spec(self) -> TensorSpec:
+        """One int64."""
+        return TensorSpec((), np.int64)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        generator = run.generator(self.seeds)
+        return _WeighedChoiceStream(self.input.open(run), generator, self.num_choices)
+
+
+@final
+class _WeighedChoiceStream(Stream):
+    def __init__(self, stream: Stream, generator: np.random.Generator, num_choices: int) -> None:
+        self._stream = stream
+        self._generator = generator
+        self._num_choices = num_choices
+
+    def pull(self, limit: int) -> Block | None:
+        block = self._stream.pull(1)
+        if block is None:
+            return None
+        weights = np.asarray(block.elements()[0], np.float64)
+        if weights.shape == (1, self._num_choices):  # which TensorFlow takes too
+            weights = weights[0]
+        is_right = weights.shape == (self._num_choices,) and (weights >= 0).all()
+        if not is_right or not weights.sum() > 0:
+            raise InvalidArgumentError(
+                f"sample_from_datasets() of {self._num_choices} datasets got the weights"
+                f" {weights.tolist()!r:.100}: each element of the dataset of weights needs one for"
+                " each dataset, none negative and not all zero."
+            )
+        drawn = self._generator.choice(self._num_choices, 1, p=weights / weights.sum())
+        return ColumnBlock(LEAF, [drawn], 1)
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RandomNode(SourceNode):
+    """Numbers of 32 random bits, without end."""
+
+    seeds: Seeds
+
+    @property
+    def random(self) -> Seeds:
+        """The seeds of the numbers."""
+        return self.seeds
+
+    @property
+    def element_spec(self) -> TensorSpec:
+        """One int64."""
+        return TensorSpec((), np.int64)
+
+    @property
+    def cardinality(self) -> int:
+        """Without end."""
+        return INFINITE_CARDINALITY
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _RandomStream(run.generator(self.seeds))
+
+
+@final
+class _RandomStream(Stream):
+    def __init__(self, generator: np.random.Generator) -> None:
+        self._generator = generator
+
+    def pull(self, limit: int) -> Block | None:
+        count = min(limit, _DRAWS)  # one draw for each number, however many are drawn at once
+        return ColumnBlock(LEAF, [self._generator.integers(1 << 32, size=count)], count)
 
 
 @final

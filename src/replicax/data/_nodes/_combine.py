@@ -136,19 +136,23 @@ class ConcatenateNode(ManyNode):
     """The branches one after the other."""
 
     @classmethod
-    def of(cls, *branches: Node) -> "ConcatenateNode":
-        """Check that elements are built alike, if that is known before they are read."""
-        if all(node.is_spec_known for node in branches):
-            _require_alike(*(node.element_spec for node in branches))
-        return cls(branches)
+    def of(cls, first: Node, second: Node) -> "ConcatenateNode":
+        """Check that elements are built alike, if that is known before they are read.
+
+        A chain of them is one node of many branches, so that long ones are not deep.
+        """
+        left = first.branches if isinstance(first, cls) else (first,)
+        right = second.branches if isinstance(second, cls) else (second,)
+        if left[0].is_spec_known and right[0].is_spec_known:
+            _require_alike(left[0].element_spec, right[0].element_spec)
+        if len(left) > 1 and len(right) > 1:  # joined again and again, they would be very many
+            return cls((first, second))
+        return cls((*left, *right))
 
     @property
     def element_spec(self) -> Any:
-        """What both have in common."""
-        first, second = (node.element_spec for node in self.branches)
-        structure, left = flatten(first)
-        right = structure.leaves_of(second)
-        return structure.unflatten([_join(a, b) for a, b in zip(left, right, strict=True)])
+        """What all have in common."""
+        return common_spec(self.branches)
 
     @property
     def cardinality(self) -> int:
@@ -213,6 +217,15 @@ class _ConcatenateStream(Stream):
         self.close()
         self._stream = None
         self._turn += 1
+
+
+def common_spec(nodes: Sequence[Node]) -> Any:
+    """What is known of the elements of all nodes, which are built alike."""
+    structure, specs = flatten(nodes[0].element_spec)
+    for node in nodes[1:]:
+        other = structure.leaves_of(node.element_spec)
+        specs = [_join(a, b) for a, b in zip(specs, other, strict=True)]
+    return structure.unflatten(specs)
 
 
 def _require_alike(first: Any, second: Any) -> None:

@@ -1,6 +1,6 @@
 """Batches of elements with different lengths, padded to a common shape."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -13,7 +13,7 @@ from replicax.data._leaves import Array, to_array
 from replicax.data._node import Stream
 from replicax.data._nodes._batch import BatchingNode, add_axis
 from replicax.data._seeds import Run
-from replicax.data._structure import Structure, flatten
+from replicax.data._structure import Structure, flatten, parts_like
 
 
 @final
@@ -76,22 +76,13 @@ def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
     if structure.kind == "leaf":
         return [_to_shape(shapes)]
     try:
-        parts = _leaves_with_shapes(structure, shapes)
-    except (StructureError, TypeError, KeyError, ValueError) as error:
+        parts = parts_like(structure, shapes)
+    except StructureError as error:
         raise StructureError(
             f"padded_shapes={shapes!r} is not nested like the elements, which are {structure}."
             " Give one shape for each part, for example `([None], [])` for pairs."
         ) from error
     return [_to_shape(part) for part in parts]
-
-
-def _leaves_with_shapes(structure: Structure, shapes: Any) -> list[Any]:
-    if structure.kind == "leaf":
-        return [shapes]
-    by_key = structure.kind == "dict"
-    children = [shapes[key] for key in structure.keys] if by_key else list(shapes)
-    parts = zip(structure.children, children, strict=True)
-    return [leaf for child, part in parts for leaf in _leaves_with_shapes(child, part)]
 
 
 def _to_shape(shape: Any) -> Shape:
@@ -100,11 +91,15 @@ def _to_shape(shape: Any) -> Shape:
 
 
 def _padding_values(structure: Structure, values: Any) -> list[Any]:
-    if values is None:
-        return [None] * structure.num_leaves
-    if not isinstance(values, (tuple, dict)):
+    if values is None or not isinstance(values, (tuple, Mapping)):
         return [values] * structure.num_leaves
-    return structure.leaves_of(values)
+    try:
+        return parts_like(structure, values)
+    except StructureError as error:
+        raise StructureError(
+            f"padding_values={values!r} is not nested like the elements, which are {structure}"
+            f" ({error}). Give one value for each part, None for zero or an empty string."
+        ) from error
 
 
 def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
@@ -129,9 +124,27 @@ def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
             " padding only adds. Cut it in a `map`, or use None for the longest of each batch."
         )
     dtype = arrays[0].dtype
-    fill = (b"" if dtype.kind == "O" else 0) if value is None else to_array(value)[()]
-    result = np.full((len(arrays), *target), fill, dtype)
+    result = np.full((len(arrays), *target), _fill(value, dtype), dtype)
     for place, array in enumerate(arrays):
         inside: tuple[Any, ...] = (place, *(slice(size) for size in array.shape))
         result[inside] = array
     return result
+
+
+def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
+    """What to fill with, in the dtype of the part; it must be that value there too."""
+    if value is None:
+        return b"" if dtype.kind == "O" else 0
+    given = to_array(value)
+    if given.ndim or (given.dtype.kind == "O") != (dtype.kind == "O"):
+        fits = False
+    elif dtype.kind == "O" or np.can_cast(given.dtype, dtype, "same_kind"):
+        fits = True
+    else:
+        fits = bool((given.astype(dtype).astype(given.dtype) == given).all())
+    if not fits:
+        raise StructureError(
+            f"padding_values has {value!r} for a part of dtype {dtype}, which cannot hold it. Give"
+            " a value of that dtype, or None for zero or an empty string."
+        )
+    return given[()] if dtype.kind == "O" else given.astype(dtype)[()]

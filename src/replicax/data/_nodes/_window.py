@@ -6,9 +6,10 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._tensor_spec import TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._dataset_spec import DatasetSpec
+from replicax.data._first import opened
 from replicax.data._leaves import leaf_spec
 from replicax.data._node import Node, Passed, SourceNode, Stream, UnaryNode
 from replicax.data._nodes._source import ArraySource, SlicesNode
@@ -119,7 +120,7 @@ class _WindowStream(Stream):
             self._waiting = block.slice(good, len(block)) if good < len(block) else None
 
     def _datasets(self, window: Block) -> Row:
-        specs = self._specs or [_open_spec(leaf) for leaf in window.rows()[0]]
+        specs = self._specs or [opened(leaf_spec(leaf)) for leaf in window.rows()[0]]
         if window.is_columnar():
             columns = zip(window.columns(), specs, strict=True)
             nodes: list[Node] = [
@@ -175,11 +176,3 @@ class BlocksStream(Stream):
             self._next += 1
         self._left = block.slice(limit, len(block)) if len(block) > limit else None
         return block.slice(0, limit) if len(block) > limit else block
-
-
-def _open_spec(leaf: Any) -> TypeSpec:
-    """What one leaf says of those in other windows: not the sizes of its axes."""
-    spec = leaf_spec(leaf)
-    if not isinstance(spec, TensorSpec) or spec.shape is None:
-        return spec
-    return TensorSpec((None,) * len(spec.shape), spec.dtype)

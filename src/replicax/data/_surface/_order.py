@@ -190,11 +190,11 @@ class Order(Root):
         del name
         return self._wrap(CacheNode(self.node, os.fspath(filename)))
 
-    def prefetch(self, buffer_size: int, name: str | None = None) -> "Dataset":
+    def prefetch(self, buffer_size: int | None, name: str | None = None) -> "Dataset":
         """Elements made ahead in a thread, which ends with its iterator.
 
         Args:
-            buffer_size: How many, or ``rx.data.AUTOTUNE``.
+            buffer_size: How many, or ``rx.data.AUTOTUNE`` (also None).
             name: Ignored.
 
         Returns:
@@ -205,5 +205,6 @@ class Order(Root):
             [0, 1, 2]
         """
         del name
-        size = to_int(buffer_size, "prefetch", "buffer_size", least=AUTOTUNE)
+        given = AUTOTUNE if buffer_size is None else buffer_size
+        size = to_int(given, "prefetch", "buffer_size", least=AUTOTUNE)
         return self._wrap(PrefetchNode(self.node, size))

@@ -12,13 +12,18 @@ from numpy.typing import DTypeLike
 from replicax._tensor_spec import TensorSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import own
-from replicax.data._nodes._choose import ChooseNode, RandomChoiceNode
+from replicax.data._nodes._choose import (
+    ChooseNode,
+    RandomChoiceNode,
+    RandomNode,
+    WeighedChoiceNode,
+)
 from replicax.data._nodes._combine import ZipNode
 from replicax.data._nodes._generator import GeneratorNode
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import RangeNode, SlicesNode, TensorsNode
 from replicax.data._seeds import Seeds
-from replicax.data._structure import flatten
+from replicax.data._structure import flatten, parts_like
 from replicax.data._surface._root import Root, node_of, to_int
 
 if TYPE_CHECKING:
@@ -242,7 +247,7 @@ class Sources(Root):
     def sample_from_datasets(
         cls,
         datasets: Sequence["Dataset"],
-        weights: Sequence[float] | None = None,
+        weights: "Sequence[float] | Dataset | None" = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
         rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
@@ -251,7 +256,8 @@ class Sources(Root):
 
         Args:
             datasets: Datasets of elements built alike.
-            weights: How often each is drawn, relative to the others; equally if None.
+            weights: How often each is drawn, relative to the others; equally if None. A dataset
+                of such weights gives them for each draw, and its end is the end.
             seed: The seed of the draws.
             stop_on_empty_dataset: Whether the first dataset that runs out ends it all.
             rerandomize_each_iteration: True for other draws in each pass.
@@ -265,6 +271,10 @@ class Sources(Root):
             [0, 1, 10, 11]
         """
         branches = [node_of(dataset, "sample_from_datasets") for dataset in datasets]
+        seeds = Seeds(seed, reshuffle=bool(rerandomize_each_iteration))
+        if isinstance(weights, Root):
+            drawn = WeighedChoiceNode(weights.node, seeds, len(branches))
+            return cls._wrap(ChooseNode((drawn, *branches), stop_on_empty_dataset))
         parts = [1.0] * len(branches) if weights is None else [float(w) for w in weights]
         if len(parts) != len(branches) or not branches or min(parts) < 0 or not sum(parts):
             raise InvalidArgumentError(
@@ -273,10 +283,34 @@ class Sources(Root):
             )
         # A dataset of weight zero is never drawn; waiting for its end would take for ever.
         kept = [(node, w) for node, w in builtins.zip(branches, parts, strict=True) if w > 0]
-        seeds = Seeds(seed, reshuffle=bool(rerandomize_each_iteration))
         choices = RandomChoiceNode(tuple(w for _, w in kept), seeds)
         nodes = (choices, *(node for node, _ in kept))
         return cls._wrap(ChooseNode(nodes, stop_on_empty_dataset))
+
+    @classmethod
+    def random(
+        cls,
+        seed: int | None = None,
+        rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
+        name: str | None = None,
+    ) -> "Dataset":
+        """Random numbers without end: int64, from 0 to 2**32 - 1.
+
+        Args:
+            seed: The seed; drawn once if None.
+            rerandomize_each_iteration: True for other numbers in each pass.
+            name: Ignored.
+
+        Returns:
+            A dataset of scalars.
+
+        Example:
+            >>> dataset = rx.data.Dataset.random(seed=4).take(3)
+            >>> list(dataset) == list(dataset)
+            True
+        """
+        del name
+        return cls._wrap(RandomNode(Seeds(seed, reshuffle=bool(rerandomize_each_iteration))))
 
     @classmethod
     def counter(
@@ -306,8 +340,12 @@ def _signature(types: Any, shapes: Any) -> Any:
     structure, dtypes = flatten(types)
     if shapes is None:
         return structure.unflatten([TensorSpec(None, dtype) for dtype in dtypes])
-    if structure.kind == "leaf":
-        return TensorSpec(shapes, dtypes[0])
-    parts = shapes.values() if isinstance(shapes, dict) else shapes
+    try:
+        parts = parts_like(structure, shapes)
+    except StructureError as error:
+        raise StructureError(
+            f"from_generator() got output_shapes={shapes!r} for output_types={types!r}, which are"
+            f" not nested alike: {error}. Give one shape for each type."
+        ) from None
     specs = [TensorSpec(s, d) for s, d in builtins.zip(parts, dtypes, strict=True)]
     return structure.unflatten(specs)

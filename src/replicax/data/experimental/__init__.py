@@ -2,7 +2,17 @@
 
 from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._nodes._select import SHARD_HINT
-from replicax.data._options import AutoShardPolicy, DistributeOptions
+from replicax.data._optional import Optional
+from replicax.data._options import (
+    AutoShardPolicy,
+    AutotuneAlgorithm,
+    AutotuneOptions,
+    DistributeOptions,
+    ExternalStatePolicy,
+    OptimizationOptions,
+    ServiceOptions,
+    ThreadingOptions,
+)
 
 __all__ = [
     "AUTOTUNE",
@@ -10,5 +20,12 @@ __all__ = [
     "SHARD_HINT",
     "UNKNOWN_CARDINALITY",
     "AutoShardPolicy",
+    "AutotuneAlgorithm",
+    "AutotuneOptions",
     "DistributeOptions",
+    "ExternalStatePolicy",
+    "OptimizationOptions",
+    "Optional",
+    "ServiceOptions",
+    "ThreadingOptions",
 ]
