@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from replicax.data import experimental
     from replicax.data._dataset import Dataset
     from replicax.data._dataset_spec import DatasetSpec
-    from replicax.data._iterator import DatasetIterator
+    from replicax.data._iterator import DatasetIterator, Iterator
     from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
     from replicax.data._optional import Optional
     from replicax.data._options import Options, ThreadingOptions
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
         TFRecordDataset,
     )
     from replicax.data._seeds import set_seed_source
-
-Iterator = DatasetIterator
 
 __all__ = [
     "AUTOTUNE",
@@ -45,7 +43,7 @@ _HOMES = {
         for module, names in {
             "_dataset": ("Dataset",),
             "_dataset_spec": ("DatasetSpec",),
-            "_iterator": ("DatasetIterator",),
+            "_iterator": ("DatasetIterator", "Iterator"),
             "_node": ("AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"),
             "_optional": ("Optional",),
             "_options": ("Options", "ThreadingOptions"),

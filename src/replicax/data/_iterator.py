@@ -1,6 +1,7 @@
 """One pass over a dataset, element by element, that can be stopped and continued elsewhere."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator as AnyIterator
+from collections.abc import Sequence
 from typing import Any
 
 from replicax._jax_private import at_rest, traced
@@ -33,7 +34,7 @@ class DatasetIterator(Ahead):
         self._origins = [seeds.begin() for seeds in self._random]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
         self._stream: Stream | None = None
-        self._ready: Iterator[Any] = iter(())
+        self._ready: AnyIterator[Any] = iter(())
         self._is_done = False
 
     def __iter__(self) -> "DatasetIterator":
@@ -200,6 +201,9 @@ class DatasetIterator(Ahead):
         self._ready = iter(())
         if stream is not None:
             stream.close()
+
+
+Iterator = DatasetIterator  # TensorFlow's name of it
 
 
 def _random_nodes(node: Node) -> Sequence[Seeds]:
