@@ -30,8 +30,9 @@ from replicax.function._grad import grad, value_and_grad  # noqa: E402
 from replicax.function._tape import GradientTape  # noqa: E402
 from replicax.integrations._join import join_libraries  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
+from replicax.values._indexed_slices import IndexedSlices  # noqa: E402
 from replicax.variables._creation import variable_creator_scope  # noqa: E402
-from replicax.variables._scatter import IndexedSlices  # noqa: E402
+from replicax.variables._tree import variables  # noqa: E402
 from replicax.variables._variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ __all__ = [
     "train",
     "value_and_grad",
     "variable_creator_scope",
+    "variables",
     "while_loop",
 ]
 

@@ -8,10 +8,17 @@ written for TensorFlow keeps working::
     |-- ScopeError (RuntimeError)          a verb called in the wrong context
     |-- ReplicaError (RuntimeError)        replicas that do not agree on what they do
     |-- DivergenceError (ValueError)       replicas that write different values
+    |-- PerReplicaError (TypeError, ValueError)  a value of each replica, taken for one array
     |-- TracingError (TypeError)           Python that cannot be traced
     |-- VariableError (ValueError)         a variable used in a way its declaration forbids
     `-- CheckpointError (AssertionError)   a checkpoint and objects that do not fit
 """
+
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
 
 
 class ReplicaxError(Exception):
@@ -63,6 +70,18 @@ class DivergenceError(ReplicaxError, ValueError):
     """
 
 
+class PerReplicaError(ReplicaxError, TypeError, ValueError):
+    """A value that each replica has one of is taken for one array, outside of the replicas.
+
+    Example:
+        >>> try:
+        ...     rx.distribute.PerReplica([1, 2]) + 1
+        ... except ValueError as error:
+        ...     print(isinstance(error, TypeError))
+        True
+    """
+
+
 class TracingError(ReplicaxError, TypeError):
     """Python code that needs a concrete value where only its shape and dtype are known.
 
@@ -88,3 +107,16 @@ class CheckpointError(ReplicaxError, AssertionError):
         >>> issubclass(rx.errors.CheckpointError, AssertionError)
         True
     """
+
+
+def user_line(frame: FrameType | None) -> str:
+    """The file and line of the user's own code that ``frame`` was called from, for a message.
+
+    Empty if there is none: then all of it is replicax, or libraries that are installed.
+    """
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not (file.startswith(_NOT_THE_USERS) or "site-packages" in file):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""

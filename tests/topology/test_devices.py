@@ -96,6 +96,12 @@ def test_duplicate_devices_are_named(names):
     assert "name every device once" in str(error.value)
 
 
+@pytest.mark.parametrize("make", [resolve_all, rx.distribute.MirroredStrategy])
+def test_a_number_of_devices_is_answered_with_their_names(make):
+    with pytest.raises(PlacementError, match=r"the number 2.*\['CPU:0', 'CPU:1'\]"):
+        make(2)
+
+
 def test_devices_of_different_kinds_are_refused(monkeypatch):
     first, second = jax.devices()[:2]
     monkeypatch.setattr(_devices, "_kind", lambda d: "GPU" if d == second else "CPU")

@@ -5,8 +5,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.values._per_replica import component_specs, in_body, mirrored, num_components, stacked
+from replicax.values._per_replica import in_body, mirrored, num_components, stacked
 from replicax.values._placement import per_replica_map, replicate, stack
+from replicax.values._specs import component_specs
 from tests.replicas import components, context, replica_id
 from tests.replicas import mirrored as strategy_of
 
@@ -175,3 +176,47 @@ def test_a_value_inside_merge_call_prints_without_communication(strategy):
     rx.function(lambda: strategy.run(step))()
 
     assert texts[0].startswith("PerReplica:{this replica: ")
+
+
+AS_ONE = {
+    "np.asarray": np.asarray,
+    "bool": bool,
+    "float": float,
+    "int": int,
+    "format": lambda x: f"{x:.2f}",
+    "len": len,
+    "list": list,
+    "+": lambda x: x + 1,
+    "1 +": lambda x: 1 + x,
+    "-": lambda x: -x,
+    "<": lambda x: x < 1,
+    "[0]": lambda x: x[0],
+    "jnp.sum": jnp.sum,
+}
+
+
+@pytest.mark.parametrize("use", AS_ONE.values(), ids=AS_ONE)
+@pytest.mark.parametrize("form", FORMS)
+def test_taken_for_one_array_it_says_what_to_do_with_it(strategy, form, use):
+    with pytest.raises(rx.errors.PerReplicaError, match=r"one value for each.*reduce\(op") as info:
+        use(every_form(strategy)[form])
+
+    assert isinstance(info.value, TypeError)  # Python's for the operators of an object without
+    assert isinstance(info.value, ValueError)  # TensorFlow's for its functions
+
+
+@pytest.mark.parametrize("name", ["numpy", "shape", "sum"])
+def test_what_arrays_have_and_it_has_not_is_refused_with_the_same_words(strategy, name):
+    value = every_form(strategy)["stacked"]
+
+    with pytest.raises(AttributeError, match=rf"one value for each.*reduce\(op.*{name!r}"):
+        getattr(value, name)
+
+    assert not hasattr(value, name)
+
+
+def test_it_formats_as_it_prints_and_in_a_replica_as_its_component(strategy):
+    value = PerReplica([jnp.float32(1), jnp.float32(2)])
+
+    assert f"{value}" == str(value)
+    assert strategy.run(lambda: f"{value:.1f} {value.numpy()}").values == ("1.0 1.0", "2.0 2.0")

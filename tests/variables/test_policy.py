@@ -1,5 +1,6 @@
 """What reading and writing a variable means, against what TensorFlow answered."""
 
+import inspect
 import json
 from functools import cache
 from pathlib import Path
@@ -110,6 +111,21 @@ def test_replicas_that_assign_different_values_get_an_error_that_names_the_varia
     assert [c.numpy().tolist() for c in v.components] == [[0.0, 0.0]] * 2
     assign_from_replicas(two, mode, v, [[1.0, 2.0], [1.0, 2.0]])
     assert v.numpy().tolist() == [1.0, 2.0]
+
+
+def test_the_error_names_the_line_that_assigned_and_has_gradients_added_up(two, mode):
+    with two.scope():
+        w = rx.variables({"dense": {"kernel": jnp.zeros(2)}}, name="model")["dense"]["kernel"]
+    lines, start = inspect.getsourcelines(assign_from_replicas)
+    line = start + next(i for i, text in enumerate(lines) if "v.assign" in text)
+
+    with pytest.raises(DivergenceError) as info:
+        assign_from_replicas(two, mode, w, [[1.0, 2.0], [1.0, 3.0]])
+
+    message = "".join([str(info.value), *getattr(info.value, "__notes__", ())])
+    assert "'model/dense/kernel'" in message
+    assert f"{__file__}:{line}" in message
+    assert message.index('all_reduce("SUM", gradients)') < message.index("MEAN")
 
 
 def test_the_eager_error_shows_what_each_replica_assigned(two):

@@ -27,6 +27,7 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
+from replicax.data._errors import InvalidArgumentError
 from replicax.topology._mesh import Topology
 from replicax.values._across import widened
 from replicax.values._per_replica import pieces
@@ -242,10 +243,10 @@ def check_gathered(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
     """Refuse shapes that cannot be joined along ``axis``.
 
     Raises:
-        ReplicaError: If they differ elsewhere.
+        InvalidArgumentError: If they differ elsewhere, a ValueError.
     """
     if len({(len(s), *s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
-        raise ReplicaError(
+        raise InvalidArgumentError(
             f"all_gather along axis={axis} of values of shapes {list(shapes)}, which can only"
             " differ along that axis."
         )

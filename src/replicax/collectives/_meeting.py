@@ -10,13 +10,14 @@ thread may be blocked in the runtime by then, so that the next replica runs besi
 """
 
 import contextvars
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from replicax._errors import ReplicaError
+from replicax._errors import ReplicaError, user_line
 from replicax._interrupts import held
 from replicax.collectives._thread_state import inherited_jax_state
 
@@ -153,7 +154,11 @@ class Meeting:
                 return
             self._check(offers)
         order = range(self._size)
-        answers = held.let_in(lambda: offers[0].settle([offers[r].value for r in order]))
+        try:
+            answers = held.let_in(lambda: offers[0].settle([offers[r].value for r in order]))
+        except Exception as error:
+            self._note_line(error)
+            raise
         for replica in order:
             with self._changed:
                 del self._offers[replica]
@@ -163,6 +168,12 @@ class Meeting:
                 self._changed.notify_all()
             if inside:
                 self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
+
+    def _note_line(self, error: Exception) -> None:
+        # The error is this thread's; the line that led to it is where the replicas wait.
+        frame = sys._current_frames().get(self._threads[0].ident or 0)  # noqa: SLF001
+        if line := user_line(frame):
+            error.add_note(f"The replicas were at {line}.")
 
     def _check(self, offers: dict[int, _Offer]) -> None:
         ended = [r for r in range(self._size) if r not in offers]

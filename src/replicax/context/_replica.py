@@ -17,6 +17,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
 from replicax.values._across import Across
+from replicax.values._indexed_slices import IndexedSlices, is_slices
 from replicax.values._per_replica import is_opaque
 
 if TYPE_CHECKING:
@@ -128,6 +129,7 @@ class ReplicaContext:
         Args:
             reduce_op: SUM or MEAN, as the enumeration or as text.
             value: An array, or a structure of arrays that has the same shapes on all replicas.
+                Of `rx.IndexedSlices` the rows of all replicas are joined.
             options: How to pack and move the data.
 
         Returns:
@@ -149,12 +151,24 @@ class ReplicaContext:
         """
         self._require_current("all_reduce")
         op = ReduceOp.parse(reduce_op)
-        leaves, treedef = jax.tree.flatten(value, is_leaf=is_opaque)
-        arrays = [_countable(as_array(x, "all_reduce")) for x in leaves]
-        if not arrays:
-            return value
-        results = self._link.all_reduce(op, arrays, options or CommunicationOptions())
+        given = options or CommunicationOptions()
+        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
+        arrays = [_countable(as_array(x, "all_reduce")) for x in leaves if not is_slices(x)]
+        reduced = iter(self._link.all_reduce(op, arrays, given) if arrays else ())
+        results = [
+            self._all_joined(op, x, given) if is_slices(x) else next(reduced) for x in leaves
+        ]
         return jax.tree.unflatten(treedef, results)
+
+    def _all_joined(
+        self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions
+    ) -> IndexedSlices:
+        rows, indices = (
+            self._link.all_gather(jnp.asarray(x), 0, options)
+            for x in (slices.values, slices.indices)
+        )
+        joined = IndexedSlices(rows, indices, slices.dense_shape)
+        return joined.divided(op, self.num_replicas_in_sync)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Join a value of every replica along an axis; all get the result.
@@ -165,7 +179,8 @@ class ReplicaContext:
             options: How to move the data.
 
         Raises:
-            ValueError: If the axis does not exist.
+            ValueError: If the axis does not exist, or other sizes differ.
+            NotImplementedError: For `rx.IndexedSlices`, as in TensorFlow.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -179,6 +194,11 @@ class ReplicaContext:
         given = options or CommunicationOptions()
 
         def gather(leaf: Any) -> jax.Array:
+            if is_slices(leaf):
+                raise NotImplementedError(
+                    "all_gather does not take IndexedSlices, which are rows of an array. Gather"
+                    " `slices.values` and `slices.indices`, or use all_reduce, which joins both."
+                )
             x = as_array(leaf, "all_gather")
             if not -x.ndim <= axis < x.ndim:
                 raise ValueError(
@@ -187,7 +207,7 @@ class ReplicaContext:
                 )
             return self._link.all_gather(x, axis % x.ndim, given)
 
-        return jax.tree.map(gather, value, is_leaf=is_opaque)
+        return jax.tree.map(gather, value, is_leaf=_is_one)
 
     def merge_call(
         self,
@@ -230,6 +250,10 @@ class ReplicaContext:
                 " given to `strategy.run`; do not keep it from an earlier run, or use it inside"
                 " merge_call."
             )
+
+
+def _is_one(x: Any) -> bool:
+    return is_opaque(x) or is_slices(x)
 
 
 def _countable(x: jax.Array) -> jax.Array:

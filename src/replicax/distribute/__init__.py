@@ -29,12 +29,8 @@ from replicax.strategy._mirrored import MirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
 from replicax.strategy._v2 import Strategy
 from replicax.strategy._value_context import ValueContext
-from replicax.values._per_replica import (
-    DistributedValues,
-    Mirrored,
-    PerReplica,
-    PerReplicaSpec,
-)
+from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica
+from replicax.values._specs import PerReplicaSpec
 
 if TYPE_CHECKING:
     from replicax.compat.v1._iterators import InputIterator

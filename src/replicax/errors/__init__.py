@@ -8,6 +8,7 @@ Example:
 from replicax._errors import (
     CheckpointError,
     DivergenceError,
+    PerReplicaError,
     PlacementError,
     ReplicaError,
     ReplicaxError,
@@ -33,6 +34,7 @@ __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
     "OutOfRangeError",
+    "PerReplicaError",
     "PlacementError",
     "ReplicaError",
     "ReplicaxError",

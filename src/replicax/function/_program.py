@@ -202,7 +202,7 @@ class Program:
         for i in self._verdicts:
             guarded = self.written[i].guards
             if not bool(np.asarray(new[i])) and guarded is not None:
-                raise DivergenceError(diverging(guarded.name, ()))
+                raise DivergenceError(diverging(guarded, ()))
 
     def _refuse_foreign_writes(self) -> None:
         for cell in self.written:

@@ -18,15 +18,14 @@ from replicax.values._per_replica import (
     DistributedValues,
     Joined,
     PerReplica,
-    PerReplicaSpec,
     Stacked,
-    component_specs,
     is_opaque,
     is_ragged,
     is_text,
     pieces,
 )
 from replicax.values._placement import is_array
+from replicax.values._specs import PerReplicaSpec, component_specs
 
 Rebuild = Callable[[Any], Any]
 

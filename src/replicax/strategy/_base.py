@@ -30,6 +30,7 @@ from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
+from replicax.values._indexed_slices import gather_slices, is_slices, reduce_slices
 from replicax.values._per_replica import (
     DistributedValues,
     PerReplica,
@@ -188,7 +189,7 @@ class StrategyBase(LogicalDeviceVerbs):
         """
         require_cross_replica(self, "gather")
         with strategy_scope(self):
-            return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=is_distributed)
+            return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=_is_one)
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
@@ -322,18 +323,20 @@ class StrategyBase(LogicalDeviceVerbs):
         require_cross_replica(self, "reduce")
         op = ReduceOp.parse(reduce_op)
         with strategy_scope(self):
-            return jax.tree.map(
-                lambda v: self._reduce_leaf(op, v, axis), value, is_leaf=is_distributed
-            )
+            return jax.tree.map(lambda v: self._reduce_leaf(op, v, axis), value, is_leaf=_is_one)
 
     def _gather_leaf(self, value: Any, axis: int) -> Any:
         topology = self.devices_or_default
+        if is_slices(value):
+            return gather_slices(value, axis, topology)
         if is_workers_own(value, topology):
             value = of_each_worker(value, topology, "gather", once=True)
         return gather_value(value, axis, topology) if isinstance(value, PerReplica) else value
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
         topology = self.devices_or_default
+        if is_slices(value):
+            return reduce_slices(op, value, axis, topology)
         variable = variable_of(value)
         if variable is not None:
             value = variable
@@ -384,3 +387,7 @@ def _parts(x: Any) -> tuple[Any, ...]:
         return x.values
     variable = variable_of(x)
     return (x,) if variable is None else variable.components
+
+
+def _is_one(x: Any) -> bool:
+    return is_distributed(x) or is_slices(x)

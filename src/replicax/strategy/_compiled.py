@@ -24,11 +24,11 @@ from replicax.values._per_replica import (
     Mirrored,
     PerReplica,
     Stacked,
-    component_specs,
     is_opaque,
 )
 from replicax.values._placement import is_array, per_replica_map
 from replicax.values._records import closed, opened
+from replicax.values._specs import component_specs
 from replicax.variables._agreement import note_verdict, settled_in_body
 from replicax.variables._cell import Cell
 from replicax.variables._levels import Level, TraceLevel, level

@@ -138,6 +138,12 @@ def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
         raise PlacementError(
             f"devices must be a list of names, got {devices!r}: write [{devices!r}]."
         )
+    if isinstance(devices, int):
+        names = [f"{_kind(default_devices()[0])}:{i}" for i in range(devices)]
+        raise PlacementError(
+            f"devices must be a list of names, got the number {devices}. For that many write"
+            f" {names!r}. {_what_exists()}"
+        )
     resolved = tuple(map(resolve, devices))
     names = [_short_name(d) for d in resolved]
     if repeated := [name for name, times in Counter(names).items() if times > 1]:

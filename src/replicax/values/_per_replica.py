@@ -17,11 +17,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._errors import PerReplicaError
 from replicax.topology._mesh import Topology
 from replicax.values._across import MESH_AXIS, Across
 from replicax.values._operators import stands_for
-from replicax.values._placement import is_array, is_traced, split, unstack
+from replicax.values._placement import is_traced, split, unstack
 from replicax.workers import _group
 
 
@@ -156,10 +156,17 @@ class DistributedValues:
     def __jax_array__(self) -> jax.Array:
         return jnp.asarray(self.component)
 
+    def __format__(self, format_spec: str) -> str:
+        return format(self.component, format_spec) if format_spec else str(self)
+
     def __getattr__(self, name: str) -> Any:
         # In a replica function that closes over it, it is that replica's component.
-        if name.startswith("_") or not _surroundings["is_replica"]():
+        if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if not _surroundings["is_replica"]():
+            raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
+        if name == "numpy":  # TensorFlow's eager tensors have it, JAX's arrays do not
+            return lambda: np.asarray(self.component)
         return getattr(self.component, name)
 
 
@@ -203,41 +210,6 @@ class Mirrored(DistributedValues):
     """
 
     __slots__ = ()
-
-
-class PerReplicaSpec(TypeSpec):
-    """The specs of a per-replica value's components, as `input_signature` takes them.
-
-    Example:
-        >>> spec = rx.distribute.PerReplicaSpec(rx.TensorSpec([None]), rx.TensorSpec([None]))
-        >>> len(spec.value_specs)
-        2
-    """
-
-    def __init__(self, *value_specs: Any) -> None:
-        self.value_specs = value_specs
-
-    def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Whether a per-replica value, or the spec of one, has components that fit these."""
-        if isinstance(spec_or_value, PerReplicaSpec):
-            parts = spec_or_value.value_specs
-        elif isinstance(spec_or_value, DistributedValues):
-            parts = spec_or_value.values
-        else:
-            return False
-        return len(parts) == len(self.value_specs) and all(
-            mine.is_compatible_with(part)
-            for mine, part in zip(self.value_specs, parts, strict=True)
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PerReplicaSpec) and self.value_specs == other.value_specs
-
-    def __hash__(self) -> int:
-        return hash(self.value_specs)
-
-    def __repr__(self) -> str:
-        return f"PerReplicaSpec{self.value_specs!r}"
 
 
 def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:
@@ -312,18 +284,6 @@ def is_text(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
 
 
-def component_specs(value: DistributedValues) -> tuple[Any, ...]:
-    """The spec of each component; arrays that differ in shape give specs that differ."""
-    form = value.form
-    if isinstance(form, Stacked):
-        spec = TensorSpec(form.array.shape[1:], form.array.dtype)
-        return (spec,) * len(form.topology.own)
-    return tuple(
-        TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
-        for v in value.values
-    )
-
-
 def format_components(title: str, rows: Sequence[str]) -> str:
     """The layout that all distributed values and variables print in."""
     body = ",\n".join(f"  {i}: {row}" for i, row in enumerate(rows))
@@ -334,9 +294,13 @@ def refuse_as_one(value: DistributedValues) -> NoReturn:
     """Refuse to take a distributed value for one array.
 
     Raises:
-        TypeError: Always.
+        PerReplicaError: Always; a TypeError, and a ValueError as TensorFlow's.
     """
-    raise TypeError(
+    raise PerReplicaError(_not_one(value))
+
+
+def _not_one(value: DistributedValues) -> str:
+    return (
         f"A {type(value).__name__} has one value for each replica and cannot be used as one array"
         " here. Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
         " `strategy.gather(value, axis=...)`, look at each with"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._enums import ReduceOp
+from replicax.data._errors import InvalidArgumentError
 from replicax.topology._devices import current_device
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
@@ -89,7 +90,7 @@ def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ..
     """Pieces joined along ``axis``.
 
     Raises:
-        ValueError: If they differ in another axis.
+        InvalidArgumentError: If they differ in another axis.
     """
     check_joinable(shapes, axis)
     return jnp.concatenate([jnp.asarray(p) for p in pieces], axis=axis)
@@ -99,11 +100,11 @@ def check_joinable(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
     """Refuse shapes that differ elsewhere than along ``axis``.
 
     Raises:
-        ValueError: If they do.
+        InvalidArgumentError: If they do, a ValueError.
     """
     rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
     if len(rest) > 1:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"The replicas hold values of shapes {list(shapes)}, which can only differ along the"
             f" gathered axis, {axis}."
         )
@@ -206,7 +207,7 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
     shapes = component_shapes(value)
     left = {tuple(n for i, n in enumerate(s) if i not in over) for s in shapes}
     if len(left) > 1:
-        raise ValueError(
+        raise InvalidArgumentError(
             f"The replicas hold values of shapes {list(shapes)}, which cannot be combined element"
             f" by element with axis={axis}. After a short last batch, also reduce over the batch"
             " with `axis=0`, or batch with `drop_remainder=True`."

@@ -7,15 +7,17 @@ replica that was given no rows does not take part: it has nothing to average.
 """
 
 import hashlib
+import sys
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from replicax._enums import ReduceOp
-from replicax._errors import DivergenceError
+from replicax._errors import DivergenceError, user_line
 from replicax.topology._mesh import Topology
 from replicax.values._across import Across
 from replicax.values._per_replica import InBody, PerReplica
@@ -47,7 +49,7 @@ def settled(
     what = f"the value written to variable {cell.name!r}"
     elsewhere = topology is None or equal_across(told, topology, what)
     if not (alike and elsewhere):
-        raise DivergenceError(diverging(cell.name, values))
+        raise DivergenceError(diverging(cell, values))
     return values[0]
 
 
@@ -75,6 +77,7 @@ def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
         cell: What they are written to.
         copies: The values.
     """
+    note_line(cell)
     agreed = jnp.stack([is_same(c, copies[0]) for c in map(jnp.asarray, copies)]).all()
     if not cell.averages:
         note_verdict(where, cell, agreed)
@@ -94,15 +97,27 @@ def is_same(a: Any, b: Any) -> Any:
     return ((a == b) | ((a != a) & (b != b))).all()
 
 
-def diverging(name: str, values: Sequence[Any]) -> str:
+def note_line(cell: Cell) -> None:
+    """Keep the line of the user's code that writes ``cell`` now, in a trace, for `diverging`."""
+    if line := user_line(sys._getframe(1)):  # noqa: SLF001
+        _lines[cell] = line
+
+
+_lines: WeakKeyDictionary[Cell, str] = WeakKeyDictionary()
+
+
+def diverging(cell: Cell, values: Sequence[Any]) -> str:
     """What to say of replicas that write different values; without values, in compiled code."""
     shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
+    line = _lines.get(cell)
     return (
-        f"The replicas assigned different values to the mirrored variable {name!r}, whose"
-        f" aggregation is NONE{f' ({shown})' if shown else ''}. Nothing was assigned. Make the"
-        " values equal first, for example with"
-        ' `rx.distribute.get_replica_context().all_reduce("MEAN", value)`, or declare how to'
-        " combine them: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
+        f"The replicas assigned different values to the mirrored variable {cell.name!r}, whose"
+        f" aggregation is NONE{f' ({shown})' if shown else ''}{f', at {line}' if line else ''}."
+        " Nothing was assigned. Make the values equal first. Gradients of a loss that is divided by"
+        " the global batch size, as `rx.nn.compute_average_loss` does, are added up: `gradients ="
+        ' rx.distribute.get_replica_context().all_reduce("SUM", gradients)`; "MEAN" is for a loss'
+        " that each replica divides by its own rows, and for statistics. Or declare how to combine"
+        " what is assigned: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
     )
 
 

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._errors import TracingError
+from replicax._errors import TracingError, VariableError
 from replicax.context._current import current
 from replicax.values._placement import is_traced, own_copy
 from replicax.variables._levels import TraceLevel, level
@@ -90,7 +90,24 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
 def _as_array(value: Any, dtype: Any) -> jax.Array:
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
         return own_copy(value if dtype is None else value.astype(dtype))
+    refuse_tree(value)
     return jnp.asarray(value, dtype=dtype)
+
+
+def refuse_tree(value: Any) -> None:
+    """Refuse a structure that is no array; lists of numbers are.
+
+    Raises:
+        VariableError: If there is a dictionary, None, text or another object in it.
+    """
+    leaves = jax.tree.leaves(value, is_leaf=lambda x: not isinstance(x, list | tuple))
+    for leaf in leaves:
+        if not hasattr(leaf, "__array__") and not isinstance(leaf, bool | int | float | complex):
+            raise VariableError(
+                f"rx.Variable holds one array, and {value!r} has {leaf!r} ({type(leaf).__name__})"
+                " in it. For a structure of arrays, `rx.variables(tree)` makes a variable of each,"
+                " named by its path."
+            )
 
 
 def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:

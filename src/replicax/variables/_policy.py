@@ -29,7 +29,7 @@ from replicax.values._in_body import local_piece
 from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
-from replicax.variables._agreement import settled, settled_copies
+from replicax.variables._agreement import note_line, settled, settled_copies
 from replicax.variables._cell import Cell, changing
 from replicax.variables._levels import is_staging, level
 from replicax.variables._told import read
@@ -353,6 +353,7 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
         # Whether they agree is seen when the replica function ends.
+        note_line(cell)
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
         return
     count = next(len(p.values) for p in parts if isinstance(p, PerReplica))

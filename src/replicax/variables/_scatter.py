@@ -3,38 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from replicax._enums import VariableAggregation
+from replicax.values._indexed_slices import IndexedSlices
 
 if TYPE_CHECKING:
     from typing import Self
 
     from replicax.variables._policy import Policy
-
-
-@dataclass(frozen=True)
-class IndexedSlices:
-    """Values for some of the rows of an array.
-
-    Args:
-        values: One row for each index.
-        indices: Which rows of the whole array they are.
-        dense_shape: The shape of the whole array, if known.
-
-    Example:
-        >>> v = rx.Variable(jnp.zeros(3))
-        >>> v.scatter_add(rx.IndexedSlices(jnp.array([5.0]), jnp.array([2]))).numpy()
-        array([0., 0., 5.], dtype=float32)
-    """
-
-    values: Any
-    indices: Any
-    dense_shape: Any = None
 
 
 def _at(verb: str) -> Callable[..., Any]:
