@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.extend.core import take_current_trace
 
-from replicax import _jax_private
+from replicax import _jax_private, _recording
 from tests.fresh_process import run_fresh
 
 WANTED = {
@@ -85,7 +85,7 @@ def test_jax_tells_its_operations_as_the_tape_expects(method, parameters):
 
     found = tuple(inspect.signature(getattr(core.Trace, method)).parameters)[1:]
 
-    assert found == parameters, f"JAX {jax.__version__}: adapt replicax._jax_private._Recording"
+    assert found == parameters, f"JAX {jax.__version__}: adapt replicax._recording._Recording"
 
 
 def test_a_trace_has_no_other_operations_to_process():
@@ -127,7 +127,7 @@ own_vjp.defvjp(lambda x: (x, None), lambda _, ct: (ct,))
 def test_each_kind_of_operation_is_recorded_once(operation):
     listener, x = Listener(), jnp.float32(2)
 
-    with _jax_private.recorded(listener):
+    with _recording.recorded(listener):
         inside = operation(x)
 
     assert listener.counts == [1]
@@ -137,13 +137,13 @@ def test_each_kind_of_operation_is_recorded_once(operation):
 def test_after_a_recording_jax_is_as_before():
     with take_current_trace() as before:
         pass
-    with _jax_private.recorded(Listener()), take_current_trace() as during:
+    with _recording.recorded(Listener()), take_current_trace() as during:
         pass
     with take_current_trace() as after:
         pass
 
     assert after is before
-    assert _jax_private.surrounding(during) is before
+    assert _recording.surrounding(during) is before
 
 
 def test_ordered_effects_pass_through_every_transformation():
@@ -158,7 +158,7 @@ def test_ordered_effects_pass_through_every_transformation():
 def test_variables_pass_as_arrays_in_this_jax_and_asking_starts_no_device():
     ended = run_fresh("""
         import replicax as rx
-        from replicax import _jax_private
+        from replicax import _jax_private, _recording
         print(_jax_private._reads_objects(), _jax_private.backend_is_initialized())
     """)
 
@@ -176,7 +176,7 @@ def test_a_jax_that_would_keep_a_variables_first_value_refuses_variables(broken)
         from jax._src import core, dtypes
         table = getattr(core, "pytype_aval_mappings")
         {change}
-        from replicax import _jax_private
+        from replicax import _jax_private, _recording
         class Kind:
             pass
         _jax_private.accept_as_array(Kind, lambda k: None, lambda k: None)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from replicax._jax_private import at_rest, surrounding, traced
+from replicax._jax_private import at_rest, traced
+from replicax._recording import surrounding
 from replicax.data._errors import InvalidArgumentError, OutOfRangeError
 from replicax.data._node import Due
 from replicax.data._optional import Optional

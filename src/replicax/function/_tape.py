@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import UnconnectedGradients
-from replicax._jax_private import recorded, unrecorded
+from replicax._recording import recorded, unrecorded
 from replicax.context._current import current, entered
 from replicax.function._backwards import Guard, Operation, Question, Record, is_variable
 from replicax.variables._cell import Cell

@@ -23,7 +23,7 @@ from flax.nnx import pytreelib, tracers
 
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError, TracingError
-from replicax._jax_private import unrecorded
+from replicax._recording import unrecorded
 from replicax.context._current import current, entered
 from replicax.integrations._hook import Hook, replicas
 from replicax.topology._mesh import REPLICA_AXIS

@@ -241,26 +241,20 @@ def is_distributed(x: Any) -> bool:
     return isinstance(x, DistributedValues)
 
 
-_holders: dict[str, tuple[type, ...]] = {"kinds": ()}
+_holders: list[type] = []
 
 
 def keep_whole(*kinds: type) -> None:
-    """Let objects of ``kinds`` pass as they are where their ``__rx_opaque__()`` says so.
-
-    JAX would take them apart into arrays, and what is then written to them would be lost.
-    """
-    _holders["kinds"] += kinds
+    """Keep objects of ``kinds``, which JAX takes apart, whole where ``__rx_opaque__()`` says so."""
+    _holders.extend(kinds)
 
 
 def is_opaque(x: Any) -> bool:
-    """Whether ``x`` is one thing to replicax, whatever JAX makes of it.
-
-    That is a distributed value, or an object of another library that holds variables.
-    """
+    """Whether ``x`` is one thing here: a distributed value, or an object that holds variables."""
     if isinstance(x, DistributedValues):
         return True
     # Not isinstance: the classes of a library may answer that in Python, for every array.
-    return issubclass(type(x), _holders["kinds"]) and bool(x.__rx_opaque__())
+    return bool(_holders) and issubclass(type(x), tuple(_holders)) and bool(x.__rx_opaque__())
 
 
 def num_components(value: DistributedValues) -> int:

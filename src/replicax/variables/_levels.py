@@ -19,7 +19,8 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, surrounding, traced
+from replicax._jax_private import at_rest, traced
+from replicax._recording import surrounding
 from replicax.context._current import current, entered
 from replicax.topology._mesh import Topology
 from replicax.values import _placement

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
-from replicax._jax_private import unrecorded
+from replicax._recording import unrecorded
 from replicax.context._current import current
 from replicax.variables._cell import Cell
 from replicax.variables._levels import level

@@ -1,0 +1,123 @@
+"""Recordings: who listens is told every operation that JAX does in a thread."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import jax
+from jax.extend.core import set_current_trace
+
+from replicax._jax_private import Trace, eval_jaxpr, traced
+
+
+class Recorder(Protocol):
+    """Is told every operation while `recorded` is open."""
+
+    @abstractmethod
+    def follows(self, x: Any) -> bool:
+        """Whether it needs to know what becomes of the array ``x``."""
+
+    @abstractmethod
+    def record(
+        self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
+    ) -> list[Any]:
+        """Run one operation on what surrounds the recording.
+
+        Args:
+            call: The operation, a function of ``args`` that JAX can differentiate.
+            args: What it is applied to, closed-over arrays included.
+            opaque: Whether it is Python code with derivatives of its own, which may close over
+                arrays that are not among ``args``.
+        """
+
+
+class _Recording(Trace):  # type: ignore[misc]
+    """What JAX asks to process each operation; values stay the arrays that they are."""
+
+    def __init__(self, parent: Any, recorder: Recorder) -> None:
+        super().__init__()
+        self.parent = parent
+        self.requires_low = parent.requires_low
+        self._recorder = recorder
+
+    def stage_value(self, value: Any) -> Any:
+        return self.parent.stage_value(value)
+
+    def process_primitive(self, primitive: Any, args: Any, params: Any) -> Any:
+        args = list(args)
+        if primitive.name == "stop_gradient":
+            with set_current_trace(self.parent):
+                return jax.numpy.copy(args[0])
+        closed, count = params.get("jaxpr"), len(args)
+        if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
+            # A jitted function closed over such an array: it becomes an argument.
+            inner = closed.jaxpr
+            call = lambda *xs: eval_jaxpr(inner, xs[count:], *xs[:count])  # noqa: E731
+            return self._record(call, [*args, *closed.consts])
+        if primitive.multiple_results:
+            return self._record(lambda *xs: list(primitive.bind(*xs, **params)), args)
+        return self._record(lambda *xs: [primitive.bind(*xs, **params)], args)[0]
+
+    def process_call(self, primitive: Any, f: Any, args: Any, params: Any) -> Any:
+        return self._bind(primitive, args, {**params, "subfuns": (f,)})
+
+    def process_custom_jvp_call(
+        self, primitive: Any, fun: Any, jvp: Any, args: Any, **params: Any
+    ) -> Any:
+        return self._bind(primitive, args, {**params, "subfuns": (fun, jvp)})
+
+    def process_custom_vjp_call(
+        self, primitive: Any, fun: Any, fwd: Any, bwd: Any, args: Any, **params: Any
+    ) -> Any:
+        return self._bind(primitive, args, {**params, "subfuns": (fun, fwd, bwd)})
+
+    def process_shard_map(self, primitive: Any, fun: Any, args: Any, **params: Any) -> Any:
+        trees: list[Any] = []
+
+        def call(*xs: Any) -> list[Any]:
+            trees[:] = [primitive.bind(*xs, subfuns=(fun,), **params)]
+            return list(trees[0])
+
+        outs = self._record(call, list(args), opaque=True)
+        return trees[0].update(outs)
+
+    def _record(
+        self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
+    ) -> list[Any]:
+        with set_current_trace(self.parent):
+            return self._recorder.record(call, args, opaque=opaque)
+
+    def _bind(self, primitive: Any, args: Any, params: Any) -> Any:
+        call = lambda *xs: list(primitive.bind(*xs, **params))  # noqa: E731
+        return self._record(call, list(args), opaque=True)
+
+
+@contextmanager
+def recorded(recorder: Recorder) -> Iterator[None]:
+    """Tell ``recorder`` every operation that this thread does until the block ends.
+
+    Raises:
+        NotImplementedError: If this JAX has no traces to derive from.
+    """
+    if Trace is object:  # pragma: no cover - a JAX that moved it
+        raise NotImplementedError(
+            f"JAX {jax.__version__} has no core.Trace inside, on which GradientTape rests. Use"
+            " `rx.value_and_grad(loss_fn, variables)`."
+        )
+    with set_current_trace(_Recording(traced.value, recorder)):
+        yield
+
+
+def surrounding(trace: Any) -> Any:
+    """A trace of JAX without the recordings that it ends in."""
+    while isinstance(trace, _Recording):
+        trace = trace.parent
+    return trace
+
+
+@contextmanager
+def unrecorded() -> Iterator[None]:
+    """Tell no recorder what this thread does until the block ends."""
+    with set_current_trace(surrounding(traced.value)):
+        yield
