@@ -123,3 +123,45 @@ def test_set_to_zero_it_checks_nothing():
     result = run_fresh(_PROGRAM, REPLICAX_CPU_DEVICES="2", REPLICAX_CHECK_SYNC="0")
 
     assert (result.returncode, result.stdout.split()) == (0, ["not", "noticed"]), result.stderr
+
+
+_CARRIED = """
+    import jax
+    import jax.numpy as jnp
+    import replicax as rx
+
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    rows = strategy.per_replica(jnp.array([[1.0, 2.0], [3.0, 4.0]]))
+
+    @rx.function
+    def train_step(params, x):
+        def replica_step(params, x):
+            gradient = jax.grad(lambda p: jnp.sum(p["w"] * x))(params)
+            {gradient}
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+        return strategy.run(replica_step, args=(params, x))
+
+    params = {{"w": jnp.ones(2)}}
+    for step in range(4):
+        params = train_step(params, rows)
+    print([f"{{w:.1f}}" for w in params["w"].values[1]])
+"""
+
+
+def test_functional_state_that_drifts_apart_is_found():
+    program = _CARRIED.format(gradient="pass")
+    result = run_fresh(program, REPLICAX_CPU_DEVICES="2", REPLICAX_CHECK_SYNC="1")
+
+    assert result.returncode == 1
+    assert "argument 'params'['w'] of train_step was the same on all replicas" in result.stderr
+    assert "2 of 2 entries, first at index (0,)" in result.stderr
+    assert "all_reduce" in result.stderr
+
+
+def test_functional_state_of_reduced_gradients_passes():
+    reduced = 'gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)'
+    program = _CARRIED.format(gradient=reduced)
+    result = run_fresh(program, REPLICAX_CPU_DEVICES="2", REPLICAX_CHECK_SYNC="1")
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == "['-0.6', '-1.4']"

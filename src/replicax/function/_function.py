@@ -36,6 +36,7 @@ from replicax.topology._mesh import Topology
 from replicax.variables._creation import births
 from replicax.variables._levels import TraceLevel
 from replicax.variables._planned import tell_newcomers
+from replicax.variables._sync import CHECKS_EVERY_CALL, check_carried
 
 _MANY_TRACES = 6
 _NEEDS_VALUE = (
@@ -161,6 +162,8 @@ class Function:
             return self._hosted(args, kwargs)
 
     def _run(self, arguments: Arguments) -> Any:
+        if CHECKS_EVERY_CALL:
+            check_carried(self, arguments.named(self._python), self._name)
         programs = self._programs.get(_key(arguments), ())
         for program in programs:
             try:

@@ -56,6 +56,10 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
         return args, kwargs
 
+    def named(self, func: Callable[..., Any]) -> list[tuple[str, Any]]:
+        """Each leaf, with what to call it."""
+        return list(zip(self.names(func), self.leaves, strict=True))
+
     def names(self, func: Callable[..., Any]) -> list[str]:
         """What to call each leaf: the parameter of ``func``, and where in it."""
         tree = jax.tree.unflatten(self.treedef, range(len(self.leaves)))

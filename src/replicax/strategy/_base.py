@@ -20,6 +20,7 @@ from replicax.context._current import require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.function._function import Function
 from replicax.input._options import InputContext, InputOptions
+from replicax.strategy._bridges import Bridges
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import HostedRun, LatestUsed
 from replicax.strategy._links import SoloLink
@@ -48,7 +49,7 @@ else:
     _distribute = LazyModule("replicax.input._distribute")
 
 
-class StrategyBase(LogicalDeviceVerbs):
+class StrategyBase(LogicalDeviceVerbs, Bridges):
     """What `rx.distribute.Strategy` and its v1 form have in common."""
 
     # Whether a run is compiled also where Python runs op by op.

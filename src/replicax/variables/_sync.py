@@ -2,12 +2,15 @@
 
 import hashlib
 import os
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
+import jax
 import numpy as np
 
 from replicax._errors import DivergenceError
+from replicax.values._per_replica import DistributedValues
 from replicax.values._reduce import agree
 from replicax.variables._cell import Cell, on_host
 from replicax.variables._held import required_variable
@@ -21,7 +24,8 @@ def check_in_sync(variables: Iterable[Any] | None = None, step: Any = None) -> N
     """Check that every mirrored variable is the same, to the bit, on all replicas.
 
     With the environment variable ``REPLICAX_CHECK_SYNC=1`` this is done after every call of a
-    compiled function, for the variables that it wrote.
+    compiled function, for the variables that it wrote; and before it for arguments that were the
+    same on all replicas in an earlier call, such as parameters that a program carries.
 
     Args:
         variables: Which to look at; all that are alive by default.
@@ -45,6 +49,31 @@ def check_in_sync(variables: Iterable[Any] | None = None, step: Any = None) -> N
         [required_variable(v, "check_in_sync").whole.cell for v in chosen],
         "" if step is None else f" after step {step}",
     )
+
+
+_alike: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str) -> None:
+    """Check arguments that were once the same on all replicas: state that a program carries.
+
+    Raises:
+        DivergenceError: If one has come back with values that differ.
+    """
+    alike = _alike.setdefault(function, set())
+    for name, x in arguments:
+        if isinstance(x, jax.Array | np.ndarray):
+            alike.add(name)
+        elif isinstance(x, DistributedValues) and name in alike:
+            values = [on_host(p) for p in x.values]
+            if not agree(values):
+                raise DivergenceError(
+                    f"The {name} of {call} was the same on all replicas in an earlier call, and"
+                    f" differs now: {_difference(values)}. State that a step returns stays the"
+                    " same only if it is made of values that are: all-reduce the gradients first,"
+                    ' `rx.distribute.get_replica_context().all_reduce("SUM", gradients)`, or keep'
+                    " the state in an rx.Variable."
+                )
 
 
 def check_cells(cells: Iterable[Cell], when: str) -> None:
@@ -93,16 +122,24 @@ def _compared(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str)
 
 
 def _report(name: str, pieces: list[Any], when: str) -> str:
+    return (
+        f"Mirrored variable {name!r} differs between replicas{when}: {_difference(pieces)}."
+        " Something wrote to single copies, or replicas computed an update from different values;"
+        " all-reduce what the update is made of."
+    )
+
+
+def _difference(pieces: list[Any]) -> str:
     other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
     a, b = pieces[0], pieces[other]
+    if a.shape != b.shape:
+        return f"replica 0 has the shape {a.shape}, replica {other} {b.shape}"
     differ = (_bytes(a) != _bytes(b)).any(axis=-1)
     where = tuple(int(i) for i in np.argwhere(differ)[0])
     at = f" at index {where}" if where else ""
     return (
-        f"Mirrored variable {name!r} differs between replicas{when}: {int(differ.sum())} of"
-        f" {a.size} entries, first{at}: replica 0 has {a[where]}, replica {other} has {b[where]}."
-        " Something wrote to single copies, or replicas computed an update from different values;"
-        " all-reduce what the update is made of."
+        f"{int(differ.sum())} of {a.size} entries, first{at}: replica 0 has {a[where]}, replica"
+        f" {other} has {b[where]}"
     )
 
 
