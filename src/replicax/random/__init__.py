@@ -6,6 +6,7 @@ Example:
     (2,)
 """
 
+from replicax.random._generator import Generator
 from replicax.random._random import normal, set_seed, uniform
 
-__all__ = ["normal", "set_seed", "uniform"]
+__all__ = ["Generator", "normal", "set_seed", "uniform"]

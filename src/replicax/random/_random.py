@@ -58,12 +58,12 @@ def uniform(
     """
     if not jnp.issubdtype(dtype, jnp.integer):
         top = 1 if maxval is None else maxval
-        return jax.random.uniform(_next_key(seed), _sizes(shape), dtype, minval, top)
+        return jax.random.uniform(_next_key(seed), sizes(shape), dtype, minval, top)
     if maxval is None:
         raise ValueError(
             f"uniform of the integer type {jnp.dtype(dtype).name} needs maxval, which is not drawn."
         )
-    return jax.random.randint(_next_key(seed), _sizes(shape), minval, maxval, dtype)
+    return jax.random.randint(_next_key(seed), sizes(shape), minval, maxval, dtype)
 
 
 def normal(
@@ -81,11 +81,16 @@ def normal(
         >>> rx.random.normal([3]).shape
         (3,)
     """
-    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), _sizes(shape), dtype)
+    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), sizes(shape), dtype)
     return drawn
 
 
-def _sizes(shape: Any) -> tuple[int, ...]:
+def sizes(shape: Any) -> tuple[int, ...]:
+    """A shape as JAX takes it.
+
+    Raises:
+        ValueError: If it is one number.
+    """
     if not np.ndim(shape):
         raise ValueError(f"shape must be a list of sizes, got {shape!r}; write `[{shape}]`.")
     return tuple(int(n) for n in shape)

@@ -1,0 +1,314 @@
+"""Generator: random numbers whose source is an object with a state, as `tf.random.Generator`.
+
+The state is four words in a variable: how many draws there were (low, high), and the key. Each draw
+takes the key of its own number, and in a replica the key of that replica's.
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._enums import VariableAggregation
+from replicax.context._current import get_replica_context
+from replicax.random._random import sizes
+from replicax.variables._variable import Variable
+
+_ALGORITHMS = ("auto_select", "philox", "threefry")
+_WORDS = 4
+
+
+class Generator:
+    """Random numbers from a source of its own, which checkpoints save.
+
+    Every draw changes the state, also in compiled functions. In a strategy's replicas each replica
+    has its own stream, and the state stays the same on all of them. The numbers are JAX's
+    (ThreeFry), not TensorFlow's.
+
+    Args:
+        copy_from: A generator whose state to begin with.
+        state: The state to begin with: four whole numbers, as `state` of another generator.
+        alg: Accepted for TensorFlow's sake; all are ThreeFry here.
+
+    Raises:
+        ValueError: If neither or both are given, or there is no such algorithm.
+
+    Example:
+        >>> generator = rx.random.Generator.from_seed(1)
+        >>> a = generator.normal([2])
+        >>> generator.reset_from_seed(1)
+        >>> bool((a == generator.normal([2])).all())
+        True
+    """
+
+    def __init__(
+        self, copy_from: Generator | None = None, state: Any = None, alg: Any = None
+    ) -> None:
+        _check_algorithm(alg)
+        if (copy_from is None) == (state is None):
+            raise ValueError(
+                "Generator() takes copy_from=generator or state=..., one of them. For a new one"
+                " write `rx.random.Generator.from_seed(1)`, or"
+                " `rx.random.Generator.from_non_deterministic_state()`."
+            )
+        start = copy_from.state.read_value() if copy_from is not None else _words(state)
+        self._state_var: Variable = Variable(
+            start,
+            trainable=False,
+            name="StateVar",
+            dtype=jnp.uint32,
+            aggregation=VariableAggregation.NONE,
+        )
+
+    @classmethod
+    def from_seed(cls, seed: int, alg: Any = None) -> Generator:
+        """A generator whose numbers follow from a seed, any whole number.
+
+        Example:
+            >>> rx.random.Generator.from_seed(7).uniform([3]).shape
+            (3,)
+        """
+        return cls(state=_seeded(seed), alg=alg)
+
+    @classmethod
+    def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
+        """A generator whose numbers are new in every run of the program.
+
+        Example:
+            >>> rx.random.Generator.from_non_deterministic_state().uniform([3]).shape
+            (3,)
+        """
+        return cls(state=_seeded(secrets.randbits(64)), alg=alg)
+
+    @classmethod
+    def from_state(cls, state: Any, alg: Any = None) -> Generator:
+        """A generator that goes on from the `state` of another.
+
+        Example:
+            >>> one = rx.random.Generator.from_seed(7)
+            >>> _ = one.normal([])
+            >>> other = rx.random.Generator.from_state(one.state)
+            >>> bool(one.normal([]) == other.normal([]))
+            True
+        """
+        return cls(state=state, alg=alg)
+
+    @property
+    def state(self) -> Variable:
+        """The state, a variable."""
+        return self._state_var
+
+    @property
+    def algorithm(self) -> str:
+        """How the numbers are made."""
+        return "threefry"
+
+    def reset(self, state: Any) -> None:
+        """Go on from another state."""
+        self._state_var.assign(_words(state))
+
+    def reset_from_seed(self, seed: int) -> None:
+        """Begin anew, with a seed."""
+        self._state_var.assign(_seeded(seed))
+
+    def skip(self, delta: int) -> Variable:
+        """Leave out as many draws.
+
+        Example:
+            >>> one, other = (rx.random.Generator.from_seed(7) for _ in range(2))
+            >>> _, _ = one.normal([]), other.skip(1)
+            >>> bool(one.normal([]) == other.normal([]))
+            True
+        """
+        self._advanced(_whole(delta, "skip", "delta"))
+        return self._state_var
+
+    def normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = jnp.float32,
+        name: str | None = None,
+    ) -> jax.Array:
+        """Numbers of the normal distribution.
+
+        Example:
+            >>> rx.random.Generator.from_seed(7).normal([2, 3]).shape
+            (2, 3)
+        """
+        _require_floats(dtype, "normal")
+        drawn: jax.Array = jax.random.normal(self._key(), sizes(shape), dtype)
+        return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+
+    def truncated_normal(
+        self,
+        shape: Any,
+        mean: Any = 0.0,
+        stddev: Any = 1.0,
+        dtype: Any = jnp.float32,
+        name: str | None = None,
+    ) -> jax.Array:
+        """Numbers of the normal distribution that are within two deviations of the mean.
+
+        Example:
+            >>> bool((abs(rx.random.Generator.from_seed(7).truncated_normal([99])) <= 2).all())
+            True
+        """
+        _require_floats(dtype, "truncated_normal")
+        drawn: jax.Array = jax.random.truncated_normal(self._key(), -2, 2, sizes(shape), dtype)
+        return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+
+    def uniform(
+        self,
+        shape: Any,
+        minval: Any = 0,
+        maxval: Any = None,
+        dtype: Any = jnp.float32,
+        name: str | None = None,
+    ) -> jax.Array:
+        """Numbers evenly spread between two bounds; the upper one is not drawn.
+
+        Args:
+            shape: The sizes of the result.
+            minval: The lower bound.
+            maxval: The upper bound; 1 for floats. None for both, of integers, is their whole range.
+            dtype: The type of the numbers.
+            name: Accepted for TensorFlow's sake.
+
+        Raises:
+            ValueError: For integers with one bound.
+
+        Example:
+            >>> rx.random.Generator.from_seed(7).uniform([3], 0, 10, jnp.int32).dtype
+            dtype('int32')
+        """
+        if not jnp.issubdtype(dtype, jnp.integer):
+            top = 1 if maxval is None else maxval
+            return jax.random.uniform(self._key(), sizes(shape), dtype, minval, top)
+        if minval is None and maxval is None:
+            return self.uniform_full_int(shape, dtype)
+        if minval is None or maxval is None:
+            raise ValueError(
+                f"uniform of the integer type {jnp.dtype(dtype).name} takes both bounds, or None"
+                f" for both: got minval={minval!r} and maxval={maxval!r}."
+            )
+        return jax.random.randint(self._key(), sizes(shape), minval, maxval, dtype)
+
+    def uniform_full_int(
+        self, shape: Any, dtype: Any = jnp.uint32, name: str | None = None
+    ) -> jax.Array:
+        """Integers of the whole range of their type.
+
+        Example:
+            >>> rx.random.Generator.from_seed(7).uniform_full_int([3]).dtype
+            dtype('uint32')
+        """
+        kind = jnp.dtype(dtype)
+        if not jnp.issubdtype(kind, jnp.integer):
+            raise ValueError(f"uniform_full_int draws integers, and {kind.name} is no such type.")
+        bits = jax.random.bits(self._key(), sizes(shape), np.dtype(f"uint{kind.itemsize * 8}"))
+        return jax.lax.bitcast_convert_type(bits, kind)
+
+    def binomial(
+        self, shape: Any, counts: Any, probs: Any, dtype: Any = jnp.int32, name: str | None = None
+    ) -> jax.Array:
+        """How many of ``counts`` trials succeed, each with probability ``probs``.
+
+        Example:
+            >>> rx.random.Generator.from_seed(7).binomial([2], 10.0, [0.0, 1.0]).tolist()
+            [0, 10]
+        """
+        n, p = jnp.asarray(counts, jnp.float32), jnp.asarray(probs, jnp.float32)
+        drawn: jax.Array = jax.random.binomial(self._key(), n, p, sizes(shape))
+        return drawn.astype(dtype)
+
+    def make_seeds(self, count: int = 1) -> jax.Array:
+        """Keys for functions without a state: two rows, and a column for each key.
+
+        Example:
+            >>> seeds = rx.random.Generator.from_seed(7).make_seeds(3)
+            >>> jax.random.normal(jax.random.wrap_key_data(seeds[:, 0]), [2]).shape
+            (2,)
+        """
+        columns = _whole(count, "make_seeds", "count")
+        return jax.random.bits(self._key(), (2, columns), jnp.uint32)
+
+    def split(self, count: int = 1) -> list[Generator]:
+        """Generators that have nothing to do with each other, nor with this one.
+
+        Example:
+            >>> one, other = rx.random.Generator.from_seed(7).split(2)
+            >>> bool(one.normal([]) == other.normal([]))
+            False
+        """
+        seeds = self.make_seeds(count)
+        none = jnp.zeros(2, jnp.uint32)
+        return [
+            Generator(state=jnp.concatenate([none, seeds[:, i]])) for i in range(seeds.shape[1])
+        ]
+
+    def __repr__(self) -> str:
+        return f"<rx.random.Generator, state {self._state_var.read_value()}>"
+
+    def _advanced(self, delta: int) -> jax.Array:
+        before = self._state_var.read_value()
+        low = before[0] + jnp.uint32(delta % 2**32)
+        carry = (low < before[0]).astype(jnp.uint32)
+        high = before[1] + jnp.uint32((delta >> 32) % 2**32) + carry
+        self._state_var.assign(jnp.stack([low, high, before[2], before[3]]))
+        return before
+
+    def _key(self) -> jax.Array:
+        before = self._advanced(1)
+        key = jax.random.wrap_key_data(before[2:], impl="threefry2x32")
+        key = jax.random.fold_in(jax.random.fold_in(key, before[1]), before[0])
+        replica = get_replica_context()
+        if replica is None or replica.num_replicas_in_sync == 1:
+            return key
+        return jax.random.fold_in(key, replica.replica_id_in_sync_group)
+
+
+def _seeded(seed: int) -> np.ndarray:
+    number = _whole(seed, "Generator.from_seed", "seed", least=None) % 2**64
+    return np.asarray([0, 0, number % 2**32, number >> 32], np.uint32)
+
+
+def _whole(x: Any, verb: str, what: str, *, least: int | None = 0) -> int:
+    try:
+        number = operator.index(x)
+    except TypeError:
+        raise TypeError(f"{verb} takes a whole number as {what}, got {x!r}.") from None
+    if least is not None and number < least:
+        raise ValueError(f"{verb}: {what} must be {least} or more, got {number}.")
+    return number
+
+
+def _words(state: Any) -> Any:
+    held = state.read_value() if isinstance(state, Variable) else state
+    words = jnp.asarray(np.asarray(held, np.uint32) if isinstance(held, Sequence) else held)
+    if words.shape != (_WORDS,) or words.dtype != jnp.uint32:
+        raise ValueError(
+            f"The state of a generator is {_WORDS} words of uint32, got shape {words.shape} and"
+            f" dtype {words.dtype}. Take it from `generator.state`; a number is a seed:"
+            " `rx.random.Generator.from_seed(number)`."
+        )
+    return words
+
+
+def _require_floats(dtype: Any, verb: str) -> None:
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"{verb} draws floating-point numbers, and {jnp.dtype(dtype).name} is no such type."
+        )
+
+
+def _check_algorithm(alg: Any) -> None:
+    if alg is not None and alg not in (*_ALGORITHMS, 1, 2, 3):
+        raise ValueError(f"alg={alg!r} is not one of {', '.join(map(repr, _ALGORITHMS))}.")
