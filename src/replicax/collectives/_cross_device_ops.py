@@ -19,7 +19,7 @@ from replicax.collectives._destinations import (
     replicas_of,
 )
 from replicax.collectives._options import CommunicationOptions
-from replicax.collectives._packing import WITHIN_PROCESS, Packing, packed
+from replicax.collectives._packing import WITHIN_PROCESS, Packing, for_parts, packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across, sum_over_mesh, widened
@@ -216,6 +216,14 @@ class NcclAllReduce(_InBodyOps):
 
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _checked_packs(num_packs)
+
+    @classmethod
+    def for_variables(cls, *, sharded: bool) -> "NcclAllReduce":
+        """One for the gradients of variables of which each replica has all, or a part."""
+        ops = cls()
+        if sharded:
+            ops.packing = for_parts(ops.packing)
+        return ops
 
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology

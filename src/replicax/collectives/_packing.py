@@ -5,10 +5,12 @@ arrays costs a copy and gains nothing, so only the small ones are packed unless 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+
+from replicax.values._cut import SMALL_BYTES
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -38,6 +40,11 @@ WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
 # and 1.0 MB 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into it; a
 # transformer 67, 42 and 42. From 4 MiB on, arrays are faster alone.
 BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True)
+
+
+def for_parts(packing: Packing) -> Packing:
+    """The same, but for gradients of which each replica wants its part: those stay alone."""
+    return replace(packing, small_bytes=SMALL_BYTES)
 
 
 def packed(

@@ -48,6 +48,12 @@ def current() -> Frame:
     return _frame.get()
 
 
+def in_replica() -> bool:
+    """Whether the code is one replica's own, or cross-replica code inside a compiled replica."""
+    frame = current()
+    return frame.replica is not None or frame.body is not None
+
+
 def entered(**changes: Any) -> AbstractContextManager[Frame]:
     """The current frame with some fields changed, until the block ends."""
     return _Entered(changes)

@@ -108,6 +108,7 @@ class Captured(Cell):
         self.dtype = jnp.result_type(value[0] if isinstance(value, tuple) else value)
         self.topology = topology
         self.per_replica = not mirrored
+        self.sharded = False
         self.name = "a value that the function closes over"
         self.owned = False
         self.guards = None

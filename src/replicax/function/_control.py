@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._errors import TracingError
-from replicax.context._current import current
+from replicax.context._current import in_replica
 from replicax.function._lift import Lifted, cooked, lift, raw
 from replicax.function._pull import Pull, outward
 from replicax.function._signals import HostDriven
@@ -208,9 +208,8 @@ class _Body:
             outs, self.out = jax.tree.flatten(fn(*args))
             return [jnp.asarray(x) for x in outs]
 
-        frame, outside = current(), level()
-        in_replica = frame.replica is not None or frame.body is not None
-        self.level = inner = TraceLevel(in_replica=in_replica, outer=outside)
+        outside = level()
+        self.level = inner = TraceLevel(in_replica=in_replica(), outer=outside)
         inner.is_idle = idle
         self.lifted: Lifted = lift(body, leaves, inner)
         self.pulls = [c for c in self.lifted.reads if isinstance(c, Pull)]

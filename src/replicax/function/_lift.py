@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax._errors import TracingError
+from replicax.context._current import in_replica
+from replicax.values._cut import STORED_NAME, WHOLE_NAME
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
@@ -79,7 +81,7 @@ def lift(
     closed = jax.make_jaxpr(traced)(*args)
     settle_created(level, closed)
     jaxpr, reads = pull_reads(closed.jaxpr, level)
-    jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)])
+    jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
     call = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
@@ -89,7 +91,8 @@ def raw(value: Any, cell: Cell) -> Any:
     if isinstance(value, PerReplica):
         assert cell.topology is not None
         return stacked_array(value, cell.topology)
-    return value
+    cut = None if in_replica() else cell.cut
+    return value if cut is None else cut.stored(value)
 
 
 def cooked(value: Any, cell: Cell) -> Any:
@@ -97,7 +100,8 @@ def cooked(value: Any, cell: Cell) -> Any:
     if cell.per_replica and value.ndim > len(cell.shape):
         assert cell.topology is not None
         return stacked(value, cell.topology)
-    return value
+    cut = None if in_replica() else cell.cut
+    return value if cut is None else cut.whole(value)
 
 
 def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
@@ -112,6 +116,34 @@ def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
         ),
         [cells[e.params["number"]] for e in equations],
     )
+
+
+def cancelled(jaxpr: Jaxpr) -> Jaxpr:
+    """``jaxpr`` without ways from a sharded variable's parts to the whole and back again."""
+    parts: dict[Any, Any] = {}
+    same: dict[Any, Any] = {}
+
+    def renamed(xs: Sequence[Any]) -> list[Any]:
+        return [x if isinstance(x, Literal) else same.get(x, x) for x in xs]
+
+    equations = []
+    for e in jaxpr.eqns:
+        # A gradient's way back has the name of the way there; it leads to another shape.
+        is_one = len(e.invars) == len(e.outvars) == 1 and not isinstance(e.invars[0], Literal)
+        name = e.params.get("name") if is_one else None
+        if name == WHOLE_NAME and len(_shape(e.invars[0])) == 1:
+            (parts[e.outvars[0]],) = renamed(e.invars)
+        stored = parts.get(e.invars[0]) if name == STORED_NAME else None
+        if stored is not None and _shape(stored) == _shape(e.outvars[0]):
+            same[e.outvars[0]] = stored
+        else:
+            equations.append(e.replace(invars=renamed(e.invars)) if same else e)
+    return jaxpr.replace(eqns=equations, outvars=renamed(jaxpr.outvars)) if same else jaxpr
+
+
+def _shape(x: Any) -> tuple[int, ...]:
+    shape: tuple[int, ...] = x.aval.shape
+    return shape
 
 
 def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] = ()) -> None:

@@ -261,6 +261,7 @@ class Pull(Cell):
         self.dtype = dtype
         self.topology = topology
         self.per_replica = topology is not None and not block.axes
+        self.sharded = False
         self.name = f"element {block.start} of an iterator"
         self.owned = False
         self.guards = None

@@ -162,8 +162,7 @@ def _aimed_aval(pair: tuple[Any, Any], target: Topology) -> jax.ShapeDtypeStruct
 def _cell_aval(cell: Cell, target: Topology) -> jax.ShapeDtypeStruct:
     if cell.topology is None:
         return _struct(cell.shape, cell.dtype, target.mirrored)
-    rows = (target.num_replicas,) if cell.per_replica else ()
-    return _struct((*rows, *cell.shape), cell.dtype, cell.sharding)
+    return _struct(cell.stored_shape, cell.dtype, cell.sharding)
 
 
 def _struct(shape: Any, dtype: Any, sharding: NamedSharding) -> jax.ShapeDtypeStruct:

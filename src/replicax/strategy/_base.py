@@ -31,6 +31,7 @@ from replicax.strategy._run import run_replicas
 from replicax.strategy._value_context import ValueContext
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
+from replicax.values._cut import is_sharded
 from replicax.values._indexed_slices import gather_slices, is_slices, reduce_slices
 from replicax.values._per_replica import (
     DistributedValues,
@@ -58,7 +59,10 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
     between_graph = False
 
     def __init__(
-        self, topology: Topology | None, cross_device_ops: CrossDeviceOps | None = None
+        self,
+        topology: Topology | None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        variable_policy: str = "mirrored",
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise ValueError(
@@ -66,7 +70,8 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
                 f" {cross_device_ops!r}."
             )
         self._topology = topology
-        self._ops = cross_device_ops or NcclAllReduce()
+        sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
+        self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
         self.hosted_runs: LatestUsed[Function] = LatestUsed()
         self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()

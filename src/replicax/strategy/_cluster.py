@@ -13,7 +13,7 @@ from replicax.cluster._spec import ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationOptions
-from replicax.collectives._packing import BETWEEN_PROCESSES
+from replicax.collectives._packing import BETWEEN_PROCESSES, for_parts
 from replicax.topology._devices import default_devices, name_task
 from replicax.topology._mesh import Topology
 from replicax.topology._virtual import requested_devices, share_cores
@@ -71,11 +71,15 @@ class OnWorkers:
 class WorkersAllReduce(NcclAllReduce):
     """One all-reduce over the replicas of all workers, packed as the strategy was told."""
 
-    def __init__(self, options: CommunicationOptions | None, topology: Topology) -> None:
+    def __init__(
+        self, options: CommunicationOptions | None, topology: Topology, *, sharded: bool = False
+    ) -> None:
         super().__init__()
         self.options = options or CommunicationOptions()
         if not topology.is_whole and topology.devices[0].platform == "cpu":
             self.packing = BETWEEN_PROCESSES
+        if sharded:
+            self.packing = for_parts(self.packing)
 
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology

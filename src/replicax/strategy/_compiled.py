@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from replicax._tensor_spec import TensorSpec
@@ -16,8 +16,10 @@ from replicax.context._replica import ReplicaContext
 from replicax.function._captured import own_value
 from replicax.function._lift import cooked, pull_reads, raw, settle_created
 from replicax.function._variance import varying_outputs
+from replicax.strategy._own_parts import on_own_parts
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS
+from replicax.values._cut import Cut
 from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
     Joined,
@@ -46,7 +48,7 @@ def run_compiled(
         inputs = _Inputs.of((args, kwargs), topology)
     body = _Body(context, fn, inputs)
     traced = body.trace(topology)
-    return body.rebuild(traced.run(outside, topology))
+    return body.rebuild(traced.run(outside))
 
 
 @dataclass(frozen=True)
@@ -188,10 +190,9 @@ class _Traced:
         settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()), self._arrays)
         jaxpr, self._reads = pull_reads(equation.params["jaxpr"], inner)
         jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - len(inner.created)])
-        self._call = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+        self._topology = topology
         self._writes = [*own, *same]
         self._num_outs = len(jaxpr.outvars) - len(self._writes)
-        self._out_specs = [_OWN] * (self._num_outs + len(own)) + [_SAME] * len(same)
         varying = varying_outputs(
             jaxpr,
             [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
@@ -199,22 +200,28 @@ class _Traced:
         # What is provably the same on all replicas, as functional state is, stays one array.
         whole = topology.is_whole and topology.cores == 1
         self._alike = [i for i in range(self._num_outs) if whole and not varying[i]]
-        for i in self._alike:
-            self._out_specs[i] = _SAME
         self._suspects = [
             i
             for i, (c, v) in enumerate(zip(self._writes, varying[self._num_outs :], strict=True))
             if v and not c.per_replica
         ]
+        given = [None] * len(self._in_specs) + [self._cut(c) for c in self._reads]
+        kept = [None] * self._num_outs + [self._cut(c) for c in self._writes]
+        for i in self._suspects:  # compared whole, and cut then
+            kept[self._num_outs + i] = None
+        self._call = on_own_parts(jaxpr, given, kept)
 
-    def run(self, outside: Level, topology: Topology) -> list[Stacked | Joined]:
+    def _cut(self, cell: Cell) -> Cut | None:
+        """How these replicas hold parts of a variable; None if each has all of it."""
+        return cell.cut if cell.topology == self._topology else None
+
+    def _spec(self, cell: Cell) -> PartitionSpec:
+        return _OWN if cell.per_replica or self._cut(cell) is not None else _SAME
+
+    def run(self, outside: Level) -> list[Stacked | Joined]:
         """Run it on every replica; its outputs, with its writes done outside."""
-        reads, writes, suspects, first_write = (
-            self._reads,
-            self._writes,
-            self._suspects,
-            self._num_outs,
-        )
+        reads, writes, suspects = self._reads, self._writes, self._suspects
+        topology, first_write = self._topology, self._num_outs
         alike = set(self._alike)
         judged = [writes[i] for i in suspects if not writes[i].averages]
 
@@ -226,18 +233,23 @@ class _Traced:
                 results[i] = results[i][0]
             flags = []
             for i in suspects:
-                at = first_write + i
-                results[at], agreed = settled_in_body(writes[i], results[at], topology, MESH_AXIS)
+                at, cut = first_write + i, self._cut(writes[i])
+                value, agreed = settled_in_body(writes[i], results[at], topology, MESH_AXIS)
+                results[at] = value if cut is None else cut.own(value)
                 flags += [] if agreed is None else [agreed]
             return [*results, *flags]
 
         mapped = per_replica_map(
             replay,
             topology,
-            (*self._in_specs, *(_OWN if c.per_replica else _SAME for c in reads)),
-            [*self._out_specs, *([_SAME] * len(judged))],
+            (*self._in_specs, *map(self._spec, reads)),
+            [
+                *(_SAME if i in alike else _OWN for i in range(first_write)),
+                *map(self._spec, writes),
+                *([_SAME] * len(judged)),
+            ],
         )
-        results = mapped(*self._arrays, *(raw(outside.read(c), c) for c in reads))
+        results = mapped(*self._arrays, *(self._held(outside, c) for c in reads))
         forms: list[Stacked | Joined] = [
             (Joined if i in alike else Stacked)(x, topology)
             for i, x in enumerate(results[:first_write])
@@ -248,3 +260,9 @@ class _Traced:
         for cell, flag in zip(judged, rest[len(writes) :], strict=True):
             note_verdict(outside, cell, flag)
         return forms
+
+    def _held(self, outside: Level, cell: Cell) -> Any:
+        """What a variable holds outside, as the replicas take it."""
+        value = outside.read(cell)
+        is_elsewhere = cell.sharded and cell.topology != self._topology
+        return value if is_elsewhere else raw(value, cell)

@@ -6,6 +6,7 @@ from replicax.cluster._resolver import ClusterResolver
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.strategy._cluster import InCluster, OnWorkers, WorkersAllReduce
 from replicax.strategy._v2 import Strategy
+from replicax.values._cut import is_sharded
 
 
 class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
@@ -20,6 +21,8 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
     Args:
         cluster_resolver: Where to find the cluster; by default the environment.
         communication_options: How to pack and move data between workers.
+        variable_policy: ``"mirrored"``, or ``"sharded"`` as for `MirroredStrategy`. Across workers,
+            reading a sharded variable outside of `run` is something that all workers must do.
 
     Raises:
         ClusterError: If the cluster makes no sense, or its workers do not come together.
@@ -35,10 +38,13 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
+        variable_policy: str = "mirrored",
     ) -> None:
+        sharded = is_sharded(variable_policy)
         self._cluster = InCluster(cluster_resolver)
         topology = self._cluster.topology
-        super().__init__(topology, WorkersAllReduce(communication_options, topology))
+        ops = WorkersAllReduce(communication_options, topology, sharded=sharded)
+        super().__init__(topology, ops, variable_policy)
 
 
 class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):

@@ -53,6 +53,24 @@ def settled(
     return values[0]
 
 
+def check_workers_agree(cell: Cell, value: Any) -> None:
+    """See that all workers assign the same value to a variable of which each holds a part.
+
+    Raises:
+        DivergenceError: If they do not; the parts would be of different values.
+    """
+    assert cell.topology is not None
+    what = f"the value assigned to variable {cell.name!r}"
+    if not cell.topology.is_whole and not equal_across(
+        _digest(on_host(value)), cell.topology, what
+    ):
+        raise DivergenceError(
+            f"The workers assigned different values to the sharded variable {cell.name!r}, of which"
+            " each holds a part. Nothing was assigned. Assign the same value on all workers, or"
+            " write it inside `strategy.run`."
+        )
+
+
 def settled_in_body(
     cell: Cell, x: jax.Array, topology: Topology, across: Across
 ) -> tuple[jax.Array, jax.Array | None]:

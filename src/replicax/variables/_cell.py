@@ -1,7 +1,8 @@
 """Cell: where one variable's value lives between calls.
 
 A mirrored cell holds one array that is the same on all replicas of its topology; within each
-replica it is on every logical device, or cut over them. A per-replica cell holds one value for each
+replica it is on every logical device, or cut over them. A sharded one is mirrored for who reads and
+writes it, and held in parts, one on each replica. A per-replica cell holds one value for each
 replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
@@ -17,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._errors import DivergenceError
 from replicax.collectives._meeting import Abandoned
 from replicax.context._current import current, within
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
+from replicax.values._cut import SPEC, Cut
 from replicax.values._per_replica import PerReplica, pieces, stacked
 from replicax.values._placement import (
     WHOLE,
@@ -55,10 +58,12 @@ class Cell:
         value: The array, or the tuple of a per-replica cell's pieces.
         owned: Whether nobody else holds ``value``, so that a compiled call may consume it. Only
             arrays that our own compiled calls produced are owned; reading one gives it away.
-        spec: How a mirrored value is cut over the logical devices of each replica.
+        spec: How a mirrored value is cut over the logical devices of each replica, or over the
+            replicas.
         averages: Whether replicas that write different values to a mirrored cell leave their mean,
             as statistics of their batches do; of floats only. Otherwise that is an error.
         trainable: Whether gradient tapes watch it by themselves.
+        sharded: Whether each replica holds only its part of the value.
     """
 
     __slots__ = (
@@ -73,6 +78,7 @@ class Cell:
         "owned",
         "per_replica",
         "shape",
+        "sharded",
         "spec",
         "trainable",
         "value",
@@ -94,6 +100,7 @@ class Cell:
         self.topology = topology
         self.per_replica = per_replica
         self.spec = spec
+        self.sharded = spec == SPEC
         self.name = name
         # The same in every process of a cluster, where all make the same variables.
         self.number = next(_numbers) if topology is not None else 0
@@ -120,9 +127,25 @@ class Cell:
     def topology(self, topology: Topology | None) -> None:
         self._topology = topology
 
+    @property
+    def cut(self) -> Cut | None:
+        """How a sharded value lies on the replicas; None for the others."""
+        return Cut(self.shape, self.topology.num_replicas) if self.sharded else None  # type: ignore[union-attr]
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of what `array` gives."""
+        if self.per_replica:
+            assert self.topology is not None
+            return (self.topology.num_replicas, *self.shape)
+        cut = self.cut
+        return self.shape if cut is None else cut.stored_shape
+
     def array(self) -> jax.Array:
-        """The value as compiled code takes it: replicated, or stacked."""
+        """The value as compiled code takes it: replicated, in parts, or stacked."""
         self._require_value()
+        if self.sharded:
+            self._unite()
         if isinstance(self.value, tuple):
             assert self.topology is not None
             self.value = stack(self.value, self.topology)
@@ -158,6 +181,8 @@ class Cell:
     def view(self) -> Any:
         """The value as cross-replica code sees it: an array, or a per-replica value."""
         self._require_value()
+        if self.sharded:
+            return self._collected(0)
         with changing:
             self.owned = False
             if not self.per_replica:
@@ -184,6 +209,8 @@ class Cell:
             own = own_copy(x)
             # Free to meet other arrays: where the value came from must not decide where it is used.
             self.put(first(own) if own.is_fully_replicated else own)
+        elif (cut := self.cut) is not None:
+            self.put(cut.spread(x, self.topology))
         else:
             self.put(replicate(x, self.topology, self.spec))
 
@@ -197,10 +224,12 @@ class Cell:
 
     def piece(self, replica: int) -> jax.Array:
         """One replica's own value."""
-        return self.pieces()[replica]
+        return self._collected(replica) if self.sharded else self.pieces()[replica]
 
     def pieces(self) -> tuple[jax.Array, ...]:
         """Every replica's own value."""
+        if self.sharded:
+            return self._copies()
         with changing:
             view = self.view()
             if self.per_replica:
@@ -217,8 +246,42 @@ class Cell:
         with changing:
             own = list(self.pieces())
             own[replica] = piece
-            whole = not self.per_replica
+            whole = not self.per_replica and not self.sharded
             self.put(join(own, self.topology, self.spec) if whole else tuple(own))
+
+    def _collected(self, replica: int) -> jax.Array:
+        """A sharded value in one place, where one of this process's replicas is."""
+        self._require_value()
+        if isinstance(self.value, tuple):
+            copy: jax.Array = self.value[replica]
+            return copy
+        cut, topology = self.cut, self.topology
+        assert cut is not None
+        assert topology is not None
+        with changing:
+            self.owned, parts = False, self.value  # another thread's call must not consume them
+        return cut.collected(parts, topology, topology.leads[replica], f"variable {self.name!r}")
+
+    def _copies(self) -> tuple[jax.Array, ...]:
+        """A sharded value in all of these places."""
+        lead = self._collected(0)
+        if isinstance(self.value, tuple):
+            return self.value
+        assert self.topology is not None
+        return tuple(on_device(lead, device) for device in self.topology.leads)
+
+    def _unite(self) -> None:
+        """Take apart again what was written copy by copy."""
+        if not isinstance(self.value, tuple):
+            return
+        copies = [on_host(x) for x in self.value]
+        if any(x.tobytes() != copies[0].tobytes() for x in copies):
+            raise DivergenceError(
+                f"Single copies of variable {self.name!r} were assigned, and they differ. The"
+                ' variable is sharded (variable_policy="sharded"): each replica holds a part of one'
+                " value. Assign the variable itself, or the same value to all copies."
+            )
+        self.store(self.value[0])
 
 
 class Journal(dict[Cell, Any]):

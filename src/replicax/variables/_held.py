@@ -73,7 +73,8 @@ def read_global(held: Variable) -> jax.Array:
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
     with jax.ensure_compile_time_eval():
-        if cell.per_replica or cell.topology is None or not cell.topology.is_whole:
+        alone = cell.topology is None or not cell.topology.is_whole
+        if alone or cell.per_replica or cell.sharded:
             return held.read_value()
         cell.owned = False
         whole = cell.array()

@@ -26,7 +26,7 @@ from replicax.topology._mesh import Topology
 from replicax.values import _placement
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
-from replicax.variables._agreement import settled_copies
+from replicax.variables._agreement import check_workers_agree, settled_copies
 from replicax.variables._cell import Cell
 
 # Part of the key of JAX's trace caches. JAX keeps the jaxpr of a function that is given to scan,
@@ -77,6 +77,8 @@ class Storage:
     def write(self, cell: Cell, value: Any) -> None:
         """Replace all copies."""
         refuse_tracer(cell, value)
+        if cell.sharded:
+            check_workers_agree(cell, value)
         cell.store(value)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
@@ -251,8 +253,10 @@ class TraceLevel:
         if cell not in self._reads:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
+            cut = None if self.in_replica else cell.cut
             with set_current_trace(self.fresh.trace):
-                self._reads[cell] = read_p.bind(number=len(self._reads), aval=self._aval(cell))
+                value = read_p.bind(number=len(self._reads), aval=self._aval(cell))
+                self._reads[cell] = value if cut is None else cut.whole(value)
         value = self._reads[cell]
         if cell.per_replica and not self.in_replica:
             assert cell.topology is not None
@@ -294,8 +298,7 @@ class TraceLevel:
         self.topologies.setdefault(topology, what)
 
     def _aval(self, cell: Cell) -> Any:
-        rows = () if self.in_replica or not cell.per_replica else (cell.topology.num_replicas,)  # type: ignore[union-attr]
-        return ShapedArray((*rows, *cell.shape), cell.dtype)
+        return ShapedArray(cell.shape if self.in_replica else cell.stored_shape, cell.dtype)
 
 
 read_p = Primitive("replicax_read")

@@ -18,6 +18,7 @@ from replicax._jax_private import accept_as_array
 from replicax.context._current import current, get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
+from replicax.values._cut import SPEC, is_cut
 from replicax.values._operators import stands_for
 from replicax.values._per_replica import (
     DistributedValues,
@@ -113,7 +114,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             stacks = on_read and several
             if topology is not None and traced is None and not is_planned(value):
                 value = from_first(value, topology, f"variable {self._name!r}")
-            spec = layout_of(value, self._name, topology, per_replica=stacks)
+            spec = SPEC
+            if not several or on_read or not is_cut(value, strategy.variable_policy):
+                spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         cell.trainable = self._trainable
         self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
@@ -320,15 +323,19 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     def __repr__(self) -> str:
         topology = self.topology
+        if self.cell.sharded:  # its value may be a collective away
+            return f"{self._head()}, in {self.cell.topology.num_replicas} parts>"  # type: ignore[union-attr]
         if topology is None or isinstance(self._policy, ComponentPolicy):
             return self._row()
         kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
         return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
 
+    def _head(self) -> str:
+        return f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"
+
     def _row(self) -> str:
-        head = f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"
         value = self._policy.read()
-        return head + (">" if is_traced(value) else f", numpy={shown(value)}>")
+        return self._head() + (">" if is_traced(value) else f", numpy={shown(value)}>")
 
     def __hash__(self) -> int:
         return id(self)

@@ -1,0 +1,244 @@
+"""Own parts: a replica function on whole variables -> one that updates each replica's part.
+
+Of a sharded variable a replica holds one part. A replica function reads it whole, so that the parts
+are gathered, and writes it whole, of which each replica keeps its part. An optimizer's update works
+number by number, though: the part of its result is the same update of the parts. So the walk below
+goes back from what is written and takes parts instead of whole arrays as far as that is provably
+the same. It ends at a variable, whose part is at hand; at a sum over the replicas, which becomes a
+sum of which each replica gets its part (a reduce-scatter); or at any other operation, whose result
+is computed whole and cut.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+
+from replicax.topology._mesh import REPLICA_AXIS
+from replicax.values._cut import Cut
+
+# What computes each number of its result from the numbers in the same place.
+_BY_NUMBER = """
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
+    ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter
+    not or pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+"""
+_IS_BY_NUMBER = frozenset(_BY_NUMBER.split())
+_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+
+Cuts = Sequence[Cut | None]
+
+
+def on_own_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
+    """The function of ``jaxpr``, with parts in the place of some whole arrays.
+
+    Args:
+        jaxpr: The body of a replica function.
+        given: For each input, how it is cut if the replica holds its part only.
+        kept: For each output, how it is cut if the replica keeps its part only.
+    """
+    if not any((*given, *kept)):
+        plain: Callable[..., list[Any]] = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
+        return plain
+    held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
+    plan = _Plan.of(jaxpr, kept)
+    plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
+    whole_inputs = [i for i, v in enumerate(jaxpr.invars) if v in plan.whole]
+    wanted = {*plan.parts, *plan.used, *(v for v in jaxpr.outvars if isinstance(v, Var))}
+    made = [v for e in plan.equations[::-1] for v in e.outvars]
+    known = [v for v in (*(jaxpr.invars[i] for i in whole_inputs), *made) if v in wanted]
+    first = jaxpr.replace(
+        invars=[jaxpr.invars[i] for i in whole_inputs],
+        outvars=known,
+        eqns=plan.equations[::-1],
+        debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
+    call = jaxpr_as_fun(ClosedJaxpr(first, ()))
+
+    def function(*inputs: Any) -> list[Any]:
+        own: dict[Any, Any] = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in held}
+        arrays = [
+            inputs[i] if (cut := given[i]) is None else cut.gathered(inputs[i])
+            for i in whole_inputs
+        ]
+        whole = dict(zip(known, call(*arrays), strict=True))
+        for v, cut in plan.parts.items():
+            if v in whole and v not in own:
+                own[v] = cut.own(whole[v])
+        for step in reversed(plan.steps):
+            own[step.out] = step.run(whole, own)
+        return [
+            own[v] if cut is not None else _value(v, whole)
+            for v, cut in zip(jaxpr.outvars, kept, strict=True)
+        ]
+
+    return function
+
+
+def _value(x: Any, values: dict[Any, Any]) -> Any:
+    return x.val if isinstance(x, Literal) else values[x]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One operation on parts.
+
+    Attributes:
+        out: What it computes a part of.
+        cut: How that is cut.
+        equation: The operation on whole arrays.
+        by_part: Which of its inputs are parts.
+    """
+
+    out: Var
+    cut: Cut
+    equation: JaxprEqn
+    by_part: tuple[bool, ...]
+
+    def run(self, whole: dict[Any, Any], own: dict[Any, Any]) -> Any:
+        """Compute it."""
+        equation = self.equation
+        inputs = [
+            _value(x, own if is_part else whole)
+            for x, is_part in zip(equation.invars, self.by_part, strict=True)
+        ]
+        name = equation.primitive.name
+        if name == "psum":
+            return self.cut.own_sum(inputs[equation.outvars.index(self.out)])
+        if name == "broadcast_in_dim":
+            return jnp.broadcast_to(inputs[0], self.cut.part_shape)
+        return equation.primitive.bind(*inputs, **equation.params)
+
+
+@dataclass
+class _Plan:
+    """What is computed whole and what by parts; found from the end to the start.
+
+    Attributes:
+        whole: What is needed whole.
+        parts: What a part is needed of.
+        used: Of what is needed whole, what operations on parts take.
+        equations: The operations on whole arrays, the last one first.
+        steps: The operations on parts, the last one first.
+    """
+
+    whole: set[Any]
+    parts: dict[Any, Cut]
+    used: set[Any] = field(default_factory=set)
+    equations: list[JaxprEqn] = field(default_factory=list)
+    steps: list[_Step] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, jaxpr: Jaxpr, kept: Cuts) -> "_Plan":
+        outs = [(v, c) for v, c in zip(jaxpr.outvars, kept, strict=True) if isinstance(v, Var)]
+        plan = cls({v for v, c in outs if c is None}, {v: c for v, c in outs if c is not None})
+        rest = list(jaxpr.eqns)
+        while rest:
+            rest += plan.visit(rest.pop())
+        return plan
+
+    def visit(self, equation: JaxprEqn) -> Sequence[JaxprEqn]:
+        """Find out how one operation is done; what stands for it, if it is taken apart."""
+        parts = [v for v in equation.outvars if v in self.parts and v not in self.whole]
+        if not parts:
+            if _has_effects(equation) or not self.whole.isdisjoint(equation.outvars):
+                self._compute(equation)
+        elif _is_sum(equation):
+            self._scatter(equation, parts)
+        elif inner := _taken_apart(equation):
+            return inner
+        elif (by_part := _by_part(equation)) is not None:
+            self._push(equation, by_part)
+        else:
+            self.whole.update(parts)
+            self._compute(equation)
+        return ()
+
+    def _compute(self, equation: JaxprEqn) -> None:
+        self.equations.append(equation)
+        self.whole.update(v for v in equation.outvars if v in self.parts)
+        self.whole.update(x for x in equation.invars if isinstance(x, Var))
+
+    def _scatter(self, equation: JaxprEqn, parts: Sequence[Var]) -> None:
+        rest = [
+            (x, v)
+            for x, v in zip(equation.invars, equation.outvars, strict=True)
+            if v not in parts and v in self.whole
+        ]
+        if rest:
+            invars, outvars = map(list, zip(*rest, strict=True))
+            self._compute(equation.replace(invars=invars, outvars=outvars))
+        nothing = (False,) * len(equation.invars)
+        for v in parts:
+            place = equation.outvars.index(v)
+            alone = equation.replace(invars=[equation.invars[place]], outvars=[v])
+            self._take(_Step(v, self.parts[v], alone, nothing[:1]))
+
+    def _push(self, equation: JaxprEqn, by_part: tuple[bool, ...]) -> None:
+        (out,) = equation.outvars
+        self._take(_Step(out, self.parts[out], equation, by_part))
+
+    def _take(self, step: _Step) -> None:
+        self.steps.append(step)
+        for x, is_part in zip(step.equation.invars, step.by_part, strict=True):
+            if not isinstance(x, Var):
+                continue
+            if is_part:
+                self.parts[x] = step.cut
+            else:
+                self.whole.add(x)
+                self.used.add(x)
+
+
+def _has_effects(equation: JaxprEqn) -> bool:
+    # That it names the replicas' axis is an effect in JAX's terms, but none that anyone sees.
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+def _is_sum(equation: JaxprEqn) -> bool:
+    params = equation.params
+    return (
+        equation.primitive.name == "psum"
+        and tuple(params["axes"]) == (REPLICA_AXIS,)
+        and params["axis_index_groups"] is None
+    )
+
+
+def _by_part(equation: Any) -> tuple[bool, ...] | None:
+    """Which inputs are taken by part if the result is; None if that would be another result."""
+    name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
+    if name == "broadcast_in_dim":
+        return (False,) if shapes == [()] else None
+    shape = equation.outvars[0].aval.shape
+    known = [s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, Literal)]
+    if name not in _IS_BY_NUMBER or shape == () or any(known):
+        return None
+    if any(s not in ((), shape) for s in shapes):
+        return None
+    return tuple(s == shape for s in shapes)
+
+
+def _taken_apart(equation: JaxprEqn) -> list[JaxprEqn] | None:
+    """The operations of a function that is called, in the names of the caller."""
+    key = _CALLS.get(equation.primitive.name)
+    inner = equation.params[key] if key is not None else None
+    if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
+        return None
+    jaxpr = inner.jaxpr
+    computed = {v for e in jaxpr.eqns for v in e.outvars}
+    if len(set(jaxpr.outvars) & computed) < len(equation.outvars):
+        return None  # it returns what it was given, a constant, or one result twice
+    names: dict[Any, Any] = dict(zip(jaxpr.invars, equation.invars, strict=True))
+    names.update(zip(jaxpr.outvars, equation.outvars, strict=True))
+
+    def renamed(x: Any) -> Any:
+        return x if isinstance(x, Literal) else names.setdefault(x, Var(x.aval))
+
+    return [
+        e.replace(invars=[*map(renamed, e.invars)], outvars=[*map(renamed, e.outvars)])
+        for e in jaxpr.eqns
+    ]

@@ -1,0 +1,347 @@
+"""variable_policy="sharded": parts in memory, whole in code, the numbers of mirrored variables."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import replicax as rx
+from replicax.values import _cut
+from tests.replicas import WAYS, compiled, context, mirrored, per_replica, replica_id
+
+SHAPES = [(256, 64), (67, 101), (3, 50, 50)]  # by rows; flat and filled up; flat, to the last one
+COLLECTIVE = re.compile(r"= (\w+)\[([\d,]*)\]\S* (all-reduce|reduce-scatter|all-gather)\(")
+
+
+def sharded(count):
+    return mirrored(count, variable_policy="sharded")
+
+
+@pytest.fixture
+def cut_all(monkeypatch):
+    """Variables of all sizes are held in parts."""
+    monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+
+
+class Trained:
+    """A model of one variable with an optimizer written by hand."""
+
+    def __init__(self, strategy, shape, optimizer):
+        self.strategy, self.shape = strategy, shape
+        start = np.random.default_rng(0).normal(size=shape).astype("f4")
+        with strategy.scope():
+            self.w = rx.Variable(start, name="w")
+            self.slots = [rx.Variable(np.zeros(shape, "f4")) for _ in range(2)]
+            self.steps = rx.Variable(0)
+        self.update = {"momentum": self.momentum, "adam": self.adam}[optimizer]
+        self.call = rx.function(lambda x: strategy.run(self.step, (x,)))
+
+    def step(self, x):
+        loss = lambda: jnp.mean(jnp.sin(self.w) * x) + jnp.mean(jnp.square(self.w))  # noqa: E731
+        value, gradient = rx.value_and_grad(loss, self.w)()
+        self.steps.assign_add(1)
+        self.update(context().all_reduce("SUM", gradient))
+        return value
+
+    def momentum(self, gradient):
+        velocity, _ = self.slots
+        velocity.assign(0.9 * velocity - 0.5 * gradient)
+        self.w.assign_add(velocity)
+
+    def adam(self, gradient):
+        first, second = self.slots
+        t = self.steps.read_value().astype(jnp.float32)
+        first.assign_add(0.1 * (gradient - first))
+        second.assign_add(0.001 * (jnp.square(gradient) - second))
+        rate = 0.01 * jnp.sqrt(1 - 0.999**t) / (1 - 0.9**t)
+        moved = self.w - rate * first / (jnp.sqrt(second) + 1e-7)
+        self.w.assign(jnp.where(jnp.isfinite(moved), moved, self.w))
+
+    def batch(self, step):
+        rng, count = np.random.default_rng(step), self.strategy.num_replicas_in_sync
+        return per_replica(self.strategy, rng.normal(size=(count, *self.shape)).astype("f4"))
+
+    def train(self, steps=3):
+        losses = [self.call(self.batch(i)) for i in range(steps)]
+        return [float(self.strategy.reduce("MEAN", x, axis=None)) for x in losses]
+
+    @property
+    def state(self):
+        return [self.w, *self.slots]
+
+    def collectives(self):
+        text = self.call.get_concrete_function(self.batch(0)).as_text()
+        return [(kind, shape) for _, shape, kind in COLLECTIVE.findall(text)]
+
+
+def held_bytes(variables):
+    """How much each device holds of some variables."""
+    held = {}
+    for v in variables:
+        for shard in v.cell.array().addressable_shards:
+            held[shard.device] = held.get(shard.device, 0) + shard.data.nbytes
+    return held
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_the_numbers_are_those_of_mirrored_variables(count, shape, optimizer):
+    parts = Trained(sharded(count), shape, optimizer)
+    copies = Trained(mirrored(count), shape, optimizer)
+
+    assert parts.train() == pytest.approx(copies.train(), rel=1e-5)
+
+    for a, b in zip(parts.state, copies.state, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("optimizer", ["momentum", "adam"])
+def test_a_gradient_is_scattered_and_only_the_parameter_is_gathered(shape, optimizer):
+    model = Trained(sharded(4), shape, optimizer)
+
+    kinds = sorted(kind for kind, _ in model.collectives())
+
+    assert kinds == ["all-gather", "reduce-scatter"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_each_device_holds_its_share_of_the_state_before_and_after_steps(shape):
+    model = Trained(sharded(4), shape, "adam")
+    share = 3 * -(-int(np.prod(shape)) // 4) * 4  # three variables, of four bytes for each number
+
+    for _ in range(2):
+        assert list(held_bytes(model.state).values()) == [share] * 4
+        model.train()
+
+
+def test_small_variables_stay_on_every_device():
+    with sharded(2).scope():
+        small, large = rx.Variable(jnp.zeros(4096)), rx.Variable(jnp.zeros(4097))
+
+    assert [s.data.shape for s in small.cell.array().addressable_shards] == [(4096,)] * 2
+    assert [s.data.shape for s in large.cell.array().addressable_shards] == [(2049,)] * 2
+
+
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    shape=st.lists(st.integers(1, 5), min_size=1, max_size=3).map(tuple),
+    count=st.sampled_from([2, 3, 4]),
+    dtype=st.sampled_from(["float32", "bfloat16", "int32", "bool"]),
+)
+def test_any_shape_is_held_read_and_written(cut_all, shape, count, dtype):
+    start = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("f4")
+    strategy = sharded(count)
+    with strategy.scope():
+        v = rx.Variable(jnp.asarray(start, dtype))
+    expected = np.asarray(jnp.asarray(start, dtype))
+    assert v.cell.cut is not None
+    np.testing.assert_array_equal(v.numpy(), expected)
+
+    def step():
+        v.assign(v.read_value()[::-1])
+        return v.read_value()
+
+    seen = compiled(strategy, step)
+
+    flipped = expected[::-1]
+    for own in strategy.experimental_local_results(seen):
+        np.testing.assert_array_equal(own, flipped)
+    np.testing.assert_array_equal(v.numpy(), flipped)
+    v.assign(jnp.asarray(start, dtype))
+    np.testing.assert_array_equal(v.numpy(), expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_replicas_read_the_whole_value_and_write_it_together(way, cut_all):
+    strategy = sharded(4)
+    with strategy.scope():
+        v = rx.Variable(jnp.arange(6.0), aggregation=rx.VariableAggregation.SUM)
+
+    def step():
+        v.assign_add(jnp.ones(6) * replica_id())
+        return v.read_value()
+
+    seen = way(strategy, step)
+
+    for own in strategy.experimental_local_results(seen):
+        assert own.tolist() == [6, 7, 8, 9, 10, 11]
+    assert v.numpy().tolist() == [6, 7, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_write_that_differs_is_refused_and_nothing_is_assigned(way, cut_all):
+    strategy = sharded(2)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(5), name="w")
+
+    with pytest.raises(rx.errors.DivergenceError, match="'w'"):
+        way(strategy, lambda: v.assign(jnp.ones(5) * replica_id()))
+    assert v.numpy().tolist() == [0] * 5
+
+    way(strategy, lambda: v.assign(jnp.ones(5) * replica_id() * 0 + 2))
+    assert v.numpy().tolist() == [2] * 5
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (7,)])
+def test_cross_replica_code_reads_writes_and_loops(shape, cut_all):
+    strategy = sharded(4)
+    with strategy.scope():
+        v, total = rx.Variable(jnp.ones(shape)), rx.Variable(jnp.zeros(shape))
+
+    @rx.function
+    def steps(count):
+        def turn(carry, _):
+            strategy.run(lambda: total.assign_add(context().all_reduce("SUM", v.read_value())))
+            v.assign(v * 2)
+            return carry, jnp.sum(v.read_value())
+
+        return rx.scan(turn, 0, None, length=count)[1]
+
+    sums = steps(3)
+
+    size = np.prod(shape)
+    assert np.asarray(sums).tolist() == [2 * size, 4 * size, 8 * size]
+    np.testing.assert_array_equal(total.numpy(), np.full(shape, 4 * 7.0))
+    assert {s.data.size for s in v.cell.array().addressable_shards} == {-(-size // 4)}
+
+
+def test_gradients_through_a_run_are_the_same(cut_all):
+    def gradient(strategy):
+        with strategy.scope():
+            v = rx.Variable(jnp.arange(7.0))
+        x = per_replica(strategy, np.arange(14, dtype="f4").reshape(2, 7))
+
+        @rx.function
+        def whole(x):
+            loss = lambda: strategy.reduce(  # noqa: E731
+                "SUM", strategy.run(lambda x: jnp.sum(v * v * x), (x,)), axis=None
+            )
+            return rx.grad(loss, v)()
+
+        return np.asarray(whole(x))
+
+    np.testing.assert_array_equal(gradient(sharded(2)), gradient(mirrored(2)))
+
+
+def test_a_step_under_jit_and_a_norm_of_the_gradient_give_the_same_numbers():
+    def train(strategy):
+        model = Trained(strategy, (67, 101), "adam")
+
+        @jax.jit
+        def clipped(gradient):
+            return gradient / jnp.maximum(1.0, 100 * jnp.sqrt(jnp.sum(gradient**2))), gradient
+
+        model.update = lambda gradient: model.adam(clipped(gradient)[0])
+        return model.train(), model.w.numpy()
+
+    (losses, w), (expected, copy) = train(sharded(4)), train(mirrored(4))
+
+    assert losses == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(w, copy, rtol=1e-5, atol=1e-7)
+
+
+def test_short_batches_train_as_with_mirrored_variables():
+    def train(strategy):
+        rng = np.random.default_rng(0)
+        with strategy.scope():
+            w = rx.Variable(rng.normal(size=(67, 101)).astype("f4"))
+        data = rx.data.Dataset.from_tensor_slices(rng.normal(size=(11, 67)).astype("f4")).batch(4)
+
+        def step(x):
+            loss = lambda: jnp.sum(jnp.square(x @ w)) / 400  # noqa: E731
+            value, gradient = rx.value_and_grad(loss, w)()
+            w.assign_sub(0.1 * context().all_reduce("SUM", gradient))
+            return value
+
+        run = rx.function(lambda x: strategy.run(step, (x,)))
+        losses = [
+            float(strategy.reduce("SUM", run(x), axis=None))
+            for x in strategy.experimental_distribute_dataset(data)
+        ]
+        return losses, w.numpy()
+
+    (losses, w), (expected, copy) = train(sharded(2)), train(mirrored(2))
+
+    assert losses == pytest.approx(expected, rel=1e-5)
+    np.testing.assert_allclose(w, copy, rtol=1e-4, atol=1e-6)
+
+
+def test_updates_of_single_copies_must_agree(cut_all):
+    strategy = sharded(2)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(5), name="w")
+
+    strategy.extended.update(v, lambda copy, x: copy.assign_add(x), args=(jnp.ones(5),))
+    assert v.numpy().tolist() == [1] * 5
+    assert compiled(strategy, lambda: v + 0.0).values[1].tolist() == [1] * 5
+
+    v.components[1].assign(jnp.zeros(5))
+    with pytest.raises(rx.errors.DivergenceError, match="sharded"):
+        compiled(strategy, lambda: v + 0.0)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_variable_is_read_by_another_strategy(count, way, cut_all):
+    first, second = sharded(2), mirrored(count)
+    with first.scope():
+        v = rx.Variable(jnp.arange(5.0))
+
+    seen = way(second, lambda: v * 2)
+
+    for own in second.experimental_local_results(seen):
+        assert own.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_a_model_that_would_not_fit_a_device_trains():
+    budget, width = 3_000_000, 512  # three variables of 1 MiB do not fit; their quarters do
+    model = Trained(sharded(4), (width, width), "adam")
+    assert 3 * 4 * width * width > budget
+
+    losses = model.train(6)
+
+    assert losses[-1] < losses[0]
+    live = {}
+    for x in jax.live_arrays():
+        for shard in x.addressable_shards:
+            live[shard.device] = live.get(shard.device, 0) + shard.data.nbytes
+    assert max(held_bytes(model.state).values()) == 3 * width * width
+    assert max(live.values()) < budget
+
+
+def test_what_is_printed_names_the_parts():
+    with sharded(2).scope():
+        v = rx.Variable(jnp.zeros((256, 64)), name="w")
+
+    assert repr(v) == "<rx.Variable 'w:0' shape=(256, 64) dtype=float32, in 2 parts>"
+    assert v.distribute_strategy.variable_policy == "sharded"
+
+
+@pytest.mark.parametrize("policy", ["shard", "", None, 1])
+def test_other_policies_are_refused(policy):
+    with pytest.raises(ValueError, match=r"no variable_policy.*'mirrored'.*'sharded'"):
+        mirrored(2, variable_policy=policy)
+
+
+@pytest.mark.parametrize("ways", [(mirrored, sharded), (sharded, mirrored), (sharded, sharded)])
+def test_checkpoints_are_restored_whatever_the_policy(ways, tmp_path):
+    source, target = (way(n) for way, n in zip(ways, (4, 2), strict=True))
+    saved = Trained(source, (67, 101), "adam")
+    saved.train()
+    path = rx.train.Checkpoint(w=saved.w, slots=saved.slots, steps=saved.steps).save(tmp_path / "c")
+
+    fresh = Trained(target, (67, 101), "adam")
+    objects = rx.train.Checkpoint(w=fresh.w, slots=fresh.slots, steps=fresh.steps)
+    objects.restore(path).assert_consumed()
+
+    for a, b in zip([*saved.state, saved.steps], [*fresh.state, fresh.steps], strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    fresh.train(1)
