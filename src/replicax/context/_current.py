@@ -108,6 +108,12 @@ def get_strategy() -> Any:
     return current().strategy or _program.get("set") or _program["default"]
 
 
+def whereabouts() -> tuple[Any, bool]:
+    """The current strategy, and whether no replica runs: where the same Python means the same."""
+    frame = _frame.get()
+    return frame.strategy or _program.get("set") or _program["default"], frame.replica is None
+
+
 def has_strategy() -> bool:
     """Whether a strategy other than the default is current.
 

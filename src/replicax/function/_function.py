@@ -14,7 +14,7 @@ import jax
 
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, traced, traced_apart
-from replicax.context._current import current, get_strategy, in_cross_replica_context, within
+from replicax.context._current import current, get_strategy, whereabouts, within
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
@@ -371,8 +371,7 @@ class ConcreteFunction:
 
 
 def _key(arguments: Arguments) -> tuple[Any, ...]:
-    # With one replica, the same Python code runs in and out of replica context.
-    return arguments.key, get_strategy(), in_cross_replica_context(), _x64(jax.config)
+    return arguments.key, whereabouts(), _x64(jax.config)
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
