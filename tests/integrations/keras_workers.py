@@ -15,6 +15,7 @@ from tests.integrations.test_keras import clipped_momentum_with_regularizer
 from tests.integrations.test_keras_trainer import ARRAYS, BATCH, X, Y, compiled_net, weights
 
 keras = rx.keras
+layers = keras.layers
 
 
 def _report(model, history):
@@ -61,3 +62,47 @@ def loop():
     strategy = rx.distribute.MultiWorkerMirroredStrategy()
     losses, own, steps, error = replicated(strategy, clipped_momentum_with_regularizer, batches())
     return {"losses": losses, "weights": [w.tolist() for w in own], "steps": steps, "error": error}
+
+
+FILES = (5, 11, 2)  # rows of each; the workers read 7 and 11 of them
+
+
+class Seen(keras.metrics.Metric):
+    """How often each row was met, by its number, which is its target."""
+
+    def __init__(self):
+        super().__init__()
+        self.counts = self.add_weight(shape=(sum(FILES),), initializer="zeros")
+
+    def update_state(self, y, predictions, sample_weight=None):
+        rows = keras.ops.cast(keras.ops.reshape(y, (-1,)), "int32")
+        self.counts.assign_add(keras.ops.sum(keras.ops.one_hot(rows, sum(FILES)), axis=0))
+
+    def result(self):
+        return keras.ops.sum(self.counts)
+
+
+def policies(directory):
+    """fit and predict on what each policy lets a worker read; how often rows were met."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        identity = layers.Dense(1, kernel_initializer="ones", bias_initializer="zeros")
+        model, seen = keras.Sequential([keras.Input((1,)), identity]), Seen()
+        model.compile(keras.optimizers.SGD(0.0), "mse", metrics=[seen])
+    me = strategy.cluster_resolver.task_id
+    paths = [str(Path(directory) / f"{k}.txt") for k in range(len(FILES))]
+    lines = rx.data.TextLineDataset(paths).map(lambda s: np.float32(s))
+    policy = rx.data.experimental.AutoShardPolicy
+    found = {}
+    for name, rows, chosen in (
+        ("FILE", lines, policy.FILE),
+        ("OFF", lines, policy.OFF),
+        ("OFF, sharded by hand", lines.shard(2, me), policy.OFF),
+    ):
+        options = rx.data.Options()
+        options.experimental_distribute.auto_shard_policy = chosen
+        pairs = rows.map(lambda x: (x[None], x[None])).batch(4).with_options(options)
+        model.fit(pairs, verbose=0)
+        found[name] = seen.counts.numpy().tolist()
+        found[f"{name}, predicted"] = sorted(model.predict(pairs, verbose=0)[:, 0].tolist())
+    return found

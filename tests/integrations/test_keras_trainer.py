@@ -29,15 +29,15 @@ Y = (X[:, :1] > 0).astype("float32")
 WEIGHTS = RNG.uniform(0.5, 2.0, size=ROWS).astype("float32")
 
 
-def net(*between):
+def net(*between, names=(None, None)):
     a, b = itertools.islice(initializers(), 2)
-    hidden = layers.Dense(5, "tanh", kernel_initializer=a, kernel_regularizer="l2")
-    out = layers.Dense(1, "sigmoid", kernel_initializer=b)
+    hidden = layers.Dense(5, "tanh", kernel_initializer=a, kernel_regularizer="l2", name=names[0])
+    out = layers.Dense(1, "sigmoid", kernel_initializer=b, name=names[1])
     return keras.Sequential([keras.Input((4,)), hidden, *between, out])
 
 
-def compiled_net(between=lambda: (), **options):
-    model = net(*between())
+def compiled_net(between=lambda: (), names=(None, None), **options):
+    model = net(*between(), names=names)
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     model.compile(optimizer, "binary_crossentropy", **{"metrics": ["accuracy"], **options})
     return model
@@ -320,7 +320,59 @@ def test_a_simulated_tpu_trains_with_weights_cut_over_logical_devices():
 
     assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
     assert len(model.weights[-1].value.devices()) == 4
-    assert model.weights[0].value.addressable_shards[0].data.shape == (2, 5)
+    assert part(model.weights[0]) == (2, 5)
+    assert part(momentum_of(model.weights[0], model)) == (2, 5)
+    assert part(momentum_of(model.weights[1], model)) == (5,)
+
+
+@pytest.mark.parametrize("loop", ["fit", "custom"])
+def test_a_layout_map_cuts_weights_by_their_paths_and_slots_like_their_weights(loop):
+    strategy = slice_of(cores=2, replicas=2)
+    cuts = {"hidden/kernel$": [2, 1], "out/kernel$": [1, 1]}
+    with strategy.scope(), rx.tpu.LayoutMap(cuts).scope():
+        model = compiled_net(names=("hidden", "out"))
+    assert [part(w) for w in model.weights] == [(2, 5), (5,), (5, 1), (1,)]
+
+    rows, stock = {**ARRAYS, "x": X[:16], "y": Y[:16]}, compiled_net()
+    stock.fit(**rows, verbose=0)
+    if loop == "fit":
+        model.fit(**rows, verbose=0)
+    else:
+        train_by_hand(strategy, model, dataset().take(2))
+
+    for a, b in zip(weights(model), weights(stock), strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
+    for weight in model.weights:
+        assert part(weight) == part(momentum_of(weight, model))
+    assert part(model.weights[0]) == (2, 5)
+
+
+def train_by_hand(strategy, model, data):
+    """One epoch of what `fit` does, in a replica function."""
+    by_row = keras.losses.BinaryCrossentropy(reduction="none")
+
+    def step(x, y):
+        with rx.GradientTape() as tape:
+            losses = by_row(y, model(x, training=True))
+            loss = rx.nn.compute_average_loss(losses, global_batch_size=BATCH)
+            loss += rx.nn.scale_regularization_loss(sum(model.losses))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+
+    compiled = rx.function(lambda batch: strategy.run(step, args=batch))
+    for batch in strategy.experimental_distribute_dataset(data):
+        compiled(batch)
+
+
+def part(variable):
+    """The shape of what one device holds."""
+    return variable.value.addressable_shards[0].data.shape
+
+
+def momentum_of(weight, model):
+    wanted = f"{weight.path.replace('/', '_')}_momentum"
+    [slot] = [v for v in model.optimizer.variables if v.name == wanted]
+    return slot
 
 
 def test_one_replica_fits_as_stock_keras_does():

@@ -38,6 +38,19 @@ def test_workers_fit_evaluate_and_predict_as_one(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
 
 
+def test_every_policy_lets_fit_and_predict_meet_the_rows_that_it_should(tmp_path):
+    rows = sum(keras_workers.FILES)
+    numbers = iter(range(rows))
+    for k, size in enumerate(keras_workers.FILES):
+        lines = [f"{next(numbers)}\n" for _ in range(size)]
+        (tmp_path / f"{k}.txt").write_text("".join(lines))
+
+    for report in run_in_processes(keras_workers.policies, 2, 1, args=(str(tmp_path),)):
+        for name, times in (("FILE", 1), ("OFF", 2), ("OFF, sharded by hand", 1)):
+            assert report[name] == [times] * rows
+            assert report[f"{name}, predicted"] == sorted([*range(rows)] * times)
+
+
 @pytest.mark.slow
 def test_workers_shuffle_alike_whatever_their_seeds():
     a, b = run_in_processes(keras_workers.shuffle, 2, 2)

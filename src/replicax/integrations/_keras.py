@@ -7,6 +7,7 @@ must act as one: optimizers, random seeds, control flow, the building of layers,
 All hooks do what Keras does where there is no level and no replica.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
@@ -29,13 +30,13 @@ from replicax.integrations import _keras_flow, _keras_trainer
 from replicax.integrations._hook import Hook, replicas
 from replicax.values._placement import is_traced
 from replicax.variables._held import read_global, trusted, variable_of
+from replicax.variables._layout import laid_out_like
 from replicax.variables._levels import TraceLevel, is_transformed
 from replicax.variables._planned import tell_newcomers
 from replicax.variables._policy import Merge
 from replicax.variables._variable import Variable
 
 SUPPORTED = "3.15"  # what the hooks were tested with; a test goes through all of them
-
 
 # The storage.
 
@@ -88,9 +89,8 @@ def _variable(v: Any, x: Any) -> Variable:
         raise ScopeError(
             f"A keras.distribution gave variable {v.path!r} a layout inside a scope of"
             f" {get_strategy()}: two would decide where it lives. Make the model without"
-            " `keras.distribution.set_distribution`; to cut a weight over the logical devices of"
-            " each replica, use `strategy.experimental_split_to_logical_devices(layer.kernel,"
-            " [1, 2])`."
+            " `keras.distribution.set_distribution`; what cuts weights over the logical devices of"
+            " each replica is `rx.tpu.LayoutMap({'dense/kernel': [1, 2]}).scope()`."
         )
     on_read = v._synchronization == "on_read"
     variable = Variable(
@@ -182,6 +182,19 @@ def _check_home(variables: list[Any], strategy: Any) -> None:
                 f" {getattr(v, 'path', v)!r} was not made in its scope. Make the model in"
                 " `with strategy.scope():`."
             )
+
+
+def _cut_like_its_weight(original: Any) -> Any:
+    """A slot lies on the logical devices of each replica as the weight does that it is for."""
+
+    def add(
+        self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
+    ) -> Any:
+        held = variable_of(reference_variable)
+        with contextlib.nullcontext() if held is None else laid_out_like(held.cell):
+            return original(self, reference_variable, name, initializer)
+
+    return add
 
 
 def _drawn_apart(original: Any) -> Any:
@@ -291,6 +304,11 @@ HOOKS = (
         "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
         "self, grads, trainable_variables",
         _applied_once,
+    ),
+    Hook(
+        "optimizers.base_optimizer:BaseOptimizer.add_variable_from_reference",
+        "self, reference_variable, name, initializer",
+        _cut_like_its_weight,
     ),
     Hook("random.seed_generator:SeedGenerator.next", "self, ordered", _drawn_apart),
     Hook("layers.layer:Layer._maybe_build", "self, call_spec", _built_once),
