@@ -32,6 +32,7 @@ _LIBRARIES = tuple(
 _BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
 _MISSING = object()
+_call: Any = operator.call
 
 
 class Edge(NamedTuple):
@@ -87,7 +88,7 @@ class Reach:
         containers, sizes = self._sizes
         return (
             all(map(operator.eq, map(len, containers), sizes))
-            and all(map(operator.is_, map(operator.call, looks, keys), values))
+            and all(map(operator.is_, map(_call, looks, keys), values))
             and all(check() for check in self._checks)
         )
 
