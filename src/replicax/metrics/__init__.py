@@ -1,0 +1,42 @@
+"""Numbers that are counted over many steps and replicas, as ``tf.keras.metrics`` counts them.
+
+Example:
+    >>> mean = rx.metrics.Mean()
+    >>> mean.update_state([1.0, 3.0])
+    >>> float(mean.result())
+    2.0
+"""
+
+from replicax.metrics._compared import (
+    Accuracy,
+    BinaryAccuracy,
+    BinaryCrossentropy,
+    CategoricalAccuracy,
+    CategoricalCrossentropy,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    RootMeanSquaredError,
+    SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
+    SparseTopKCategoricalAccuracy,
+    TopKCategoricalAccuracy,
+)
+from replicax.metrics._metric import Mean, Metric, Sum
+
+__all__ = [
+    "Accuracy",
+    "BinaryAccuracy",
+    "BinaryCrossentropy",
+    "CategoricalAccuracy",
+    "CategoricalCrossentropy",
+    "Mean",
+    "MeanAbsoluteError",
+    "MeanSquaredError",
+    "Metric",
+    "RootMeanSquaredError",
+    "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
+    "SparseTopKCategoricalAccuracy",
+    "Sum",
+    "TopKCategoricalAccuracy",
+]
