@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,11 @@ class SoloLink:
     """The only replica: every collective is the identity."""
 
     topology: Topology | None
-    has_rows: ClassVar[bool] = True
+
+    @property
+    def has_rows(self) -> bool:
+        """It has all rows."""
+        return True
 
     @property
     def across(self) -> Across:
@@ -165,7 +169,11 @@ class CompiledLink:
 
     topology: Topology
     ops: CrossDeviceOps
-    has_rows: ClassVar[bool] = True  # one program is for one shape, which all replicas hold
+
+    @property
+    def has_rows(self) -> bool:
+        """One program is for one shape, which all replicas hold."""
+        return True
 
     @property
     def across(self) -> Across:

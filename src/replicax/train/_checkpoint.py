@@ -66,10 +66,12 @@ class Checkpoint:
     @property
     def save_counter(self) -> Variable:
         """How many times `save` was called."""
-        if self._save_counter is None:
+        counter = self._save_counter
+        if counter is None:
             with jax.ensure_compile_time_eval():
-                self._save_counter = Variable(np.asarray(0), trainable=False, name="save_counter")
-        return self._save_counter
+                counter = Variable(np.asarray(0), trainable=False, name="save_counter")
+            self._save_counter = counter
+        return counter
 
     def save(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
         """Save everything as one commit, under the next number.

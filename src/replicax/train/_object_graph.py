@@ -90,8 +90,9 @@ def parts_of(x: Any) -> Mapping[str, Any]:
         return {}
     if isinstance(x, Mapping):
         return {str(k): v for k, v in x.items() if isinstance(k, str | int)}
-    if isinstance(x, tuple) and hasattr(x, "_fields"):
-        return dict(zip(x._fields, x, strict=True))
+    fields = getattr(x, "_fields", None)
+    if isinstance(x, tuple) and fields is not None:
+        return dict(zip(fields, x, strict=True))
     if isinstance(x, list | tuple):
         return {str(i): v for i, v in enumerate(x)}
     own = getattr(x, "__dict__", None)

@@ -13,7 +13,6 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import ml_dtypes
@@ -100,6 +99,7 @@ class TensorBundle:
                 f"There is no checkpoint {prefix!r}: it would have a file {index!r}."
             ) from None
         self._entries: dict[str, Entry] = {}
+        self._nodes: list[Node] = []
         self._num_shards = 1
         try:
             for key, value in _rows(table, index):
@@ -115,51 +115,51 @@ class TensorBundle:
         whole = (name for name in self._entries if not name.startswith("\0"))
         return {name: self._entries[name].shape for name in sorted(whole)}
 
-    def dtype(self, name: str) -> np.dtype[Any]:
+    def dtype(self, key: str) -> np.dtype[Any]:
         """The dtype of one tensor; that of strings is ``object``.
 
         Raises:
             TypeError: If NumPy has no such dtype.
         """
-        number = self._entries[name].dtype
+        number = self._entries[key].dtype
         if number not in _DTYPES:
             raise TypeError(
-                f"Tensor {name!r} of {self._prefix!r} has TensorFlow's dtype number {number}, for"
+                f"Tensor {key!r} of {self._prefix!r} has TensorFlow's dtype number {number}, for"
                 " which NumPy has none."
             )
         found: np.dtype[Any] = np.dtype(_DTYPES[number])
         return found
 
-    def read(self, name: str) -> np.ndarray[Any, Any]:
+    def read(self, key: str) -> np.ndarray[Any, Any]:
         """The value of one tensor.
 
         Raises:
-            NotFoundError: If the checkpoint has none of that name.
+            NotFoundError: If the checkpoint has none of that key.
             DataLossError: If its bytes are damaged.
         """
-        entry = self._entries.get(name)
+        entry = self._entries.get(key)
         if entry is None:
             raise NotFoundError(
-                f"Checkpoint {self._prefix!r} has no tensor {name!r}; it has"
+                f"Checkpoint {self._prefix!r} has no tensor {key!r}; it has"
                 f" {', '.join(map(repr, list(self.shapes())[:20]))}."
             )
         if entry.parts:
-            return self._joined(name, entry)
+            return self._joined(key, entry)
         data = self._bytes(entry)
-        if self.dtype(name) == np.object_:
-            return _strings(data, entry, f"tensor {name!r} of {self._prefix!r}")
+        if self.dtype(key) == np.object_:
+            return _strings(data, entry, f"tensor {key!r} of {self._prefix!r}")
         if _masked(data) != entry.crc:
-            raise DataLossError(f"The checksum of tensor {name!r} of {self._prefix!r} is wrong.")
-        wanted = self.dtype(name).itemsize * math.prod(entry.shape)
+            raise DataLossError(f"The checksum of tensor {key!r} of {self._prefix!r} is wrong.")
+        wanted = self.dtype(key).itemsize * math.prod(entry.shape)
         if len(data) != wanted:
             raise DataLossError(
-                f"Tensor {name!r} of {self._prefix!r} has {len(data)} bytes; its shape"
-                f" {entry.shape} and dtype {self.dtype(name)} need {wanted}."
+                f"Tensor {key!r} of {self._prefix!r} has {len(data)} bytes; its shape"
+                f" {entry.shape} and dtype {self.dtype(key)} need {wanted}."
             )
-        little = self.dtype(name).newbyteorder("<")
-        return np.frombuffer(data, little).astype(self.dtype(name)).reshape(entry.shape)
+        little = self.dtype(key).newbyteorder("<")
+        return np.frombuffer(data, little).astype(self.dtype(key)).reshape(entry.shape)
 
-    @cached_property
+    @property
     def nodes(self) -> list[Node]:
         """The objects that were saved, the root first."""
         if OBJECT_GRAPH not in self._entries:
@@ -168,7 +168,9 @@ class TensorBundle:
                 " and no objects. Read its values with"
                 " `rx.train.load_checkpoint(path).get_tensor(name)`."
             )
-        return _graph(self.read(OBJECT_GRAPH).item())
+        if not self._nodes:
+            self._nodes = _graph(self.read(OBJECT_GRAPH).item())
+        return self._nodes
 
     def find(self, live: Any, name: str) -> Any:
         """The part of a live object that a name in TensorFlow's graph means."""
