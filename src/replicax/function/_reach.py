@@ -34,8 +34,6 @@ _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str_
 _MISSING = object()
 _call: Any = operator.call
 
-_call: Any = operator.call  # of functions of any kind
-
 
 class Edge(NamedTuple):
     """A way from one object to another: how to write it in Python, and where it leads."""
