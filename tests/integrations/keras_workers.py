@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -105,4 +106,18 @@ def policies(directory):
         model.fit(pairs, verbose=0)
         found[name] = seen.counts.numpy().tolist()
         found[f"{name}, predicted"] = sorted(model.predict(pairs, verbose=0)[:, 0].tolist())
+    return found
+
+
+def resumed(directory):
+    """The example's loop for one epoch; again, with nothing left to do; and for another epoch."""
+    path = Path(__file__).parents[2] / "examples" / "keras_custom_loop_workers.py"
+    train = runpy.run_path(str(path))["train"]
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    found = []
+    for epochs in (1, 1, 2):
+        told = io.StringIO()
+        with contextlib.redirect_stdout(told):
+            model = train(strategy, directory, epochs, 2)
+        found.append({"weights": weights(model), "told": told.getvalue()})
     return found

@@ -1,5 +1,7 @@
 """Keras under several workers: one model, one progress bar, every row once."""
 
+import os
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,18 @@ def test_workers_step_together_in_a_custom_loop():
             np.testing.assert_allclose(a, b, **TOLERANCE)
         assert report["steps"] == steps
         np.testing.assert_allclose(report["error"], error, **TOLERANCE)
+
+
+@pytest.mark.slow
+def test_workers_go_on_with_a_custom_loop_where_it_was_interrupted(tmp_path):
+    chief, other = run_in_processes(keras_workers.resumed, 2, 1, args=(str(tmp_path),))
+
+    told = [[line[:13] for line in run["told"].splitlines()] for run in chief]
+    assert told == [["Epoch 1: loss"], ["Goes on after"], ["Goes on after", "Epoch 2: loss"]]
+    assert [run["told"] for run in other] == ["", "", ""]
+    for a, b in zip(chief, other, strict=True):
+        np.testing.assert_equal(a["weights"], b["weights"])
+    first, again, second = (run["weights"] for run in chief)
+    np.testing.assert_equal(again, first)
+    assert (second[0] != first[0]).any()
+    assert os.listdir(tmp_path) == ["ckpt-2"]
