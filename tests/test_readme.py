@@ -1,14 +1,18 @@
-"""The program in the README runs, and does what the README says."""
+"""The programs in the README and in the page about Keras run, and do what is said there."""
 
 import re
 from pathlib import Path
 
 from tests.fresh_process import run_fresh
 
-README = Path(__file__).parents[1] / "README.md"
+ROOT = Path(__file__).parents[1]
 
 
-KERAS, PLAIN = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+def programs(path):
+    return re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.DOTALL)
+
+
+KERAS, PLAIN = programs("README.md")
 
 
 def test_the_keras_program_in_the_readme_trains():
@@ -25,3 +29,25 @@ def test_the_plain_program_in_the_readme_learns_its_weights():
 
     assert result.returncode == 0, result.stderr
     assert re.findall(r"0\.333", result.stdout) == ["0.333"] * 3
+
+
+def test_the_programs_of_the_page_about_keras_are_one_that_runs():
+    fit, loop, layouts = programs("docs/keras.md")
+    looks = """
+assert int(model.optimizer.iterations) == 3 and len(model.weights[0].value.devices()) == 2
+"""
+    looks_again = """
+assert int(optimizer.iterations) == 3 and float(loss) < 1e6 and float(error.result()) > 0
+"""
+    looks_at_parts = """
+cut.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+[*slots] = [v for v in cut.optimizer.variables if "wide_kernel" in v.name]
+assert len(slots) == 2
+for v in (wide.kernel, *slots):
+    assert v.value.addressable_shards[0].data.shape == (4, 3)
+"""
+    program = "".join((fit, looks, loop, looks_again, layouts, looks_at_parts))
+
+    result = run_fresh(program, REPLICAX_CPU_DEVICES="8")
+
+    assert result.returncode == 0, result.stdout + result.stderr
