@@ -300,6 +300,18 @@ def test_a_keras_distribution_inside_of_a_scope_is_refused(two):
         net()
 
 
+def test_a_keras_distribution_outside_of_scopes_does_what_it_does_alone():
+    parallel = keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(2)])
+    with parallel.scope():
+        model = compiled_net()
+        history = model.fit(X[:32], Y[:32], BATCH, shuffle=False, verbose=0)
+    stock = compiled_net()
+    expected = stock.fit(X[:32], Y[:32], BATCH, shuffle=False, verbose=0)
+
+    assert_same(model, history, stock, expected)
+    assert len(model.weights[0].value.devices()) == 2
+
+
 def test_models_that_replicax_has_seen_outside_of_scopes_still_fit():
     stock, model = compiled_net(), compiled_net()
     rx.function(lambda x: model(x))(X)  # its variables are state of the function from here on

@@ -190,7 +190,7 @@ def _cut_like_its_weight(original: Any) -> Any:
     def add(
         self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
     ) -> Any:
-        held = variable_of(reference_variable)
+        held = vars(reference_variable).get("_rx")
         with contextlib.nullcontext() if held is None else laid_out_like(held.cell):
             return original(self, reference_variable, name, initializer)
 
