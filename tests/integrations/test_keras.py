@@ -13,6 +13,7 @@ import pytest
 import replicax as rx
 from replicax._errors import DivergenceError, ScopeError
 from replicax.integrations import _keras
+from replicax.values import _cut
 from tests.fresh_process import run_fresh
 from tests.integrations.keras_loops import alone, batches, initializers, replicated
 from tests.replicas import compiled, eagerly, mirrored
@@ -144,6 +145,32 @@ def test_a_custom_loop_gives_the_numbers_of_one_device(make, count):
         np.testing.assert_allclose(a, b, **near)
     assert got_steps == steps
     np.testing.assert_allclose(got_error, error, **near)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        adamw_schedule_and_average,
+        accumulated_and_clipped_by_value,
+        pytest.param(synchronized_statistics, marks=pytest.mark.slow),
+        pytest.param(clipped_momentum_with_regularizer, marks=pytest.mark.slow),
+        pytest.param(scaled_half_precision, marks=pytest.mark.slow),
+        pytest.param(nested_built_on_the_first_call, marks=pytest.mark.slow),
+    ],
+)
+def test_sharded_variables_give_the_numbers_of_one_device(make, monkeypatch):
+    monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+    near = HALF_TOLERANCE if make is scaled_half_precision else TOLERANCE
+    data = batches(sizes=(8, 8))
+    losses, expected, steps, _ = alone(make, data)
+
+    strategy = mirrored(4, variable_policy="sharded")
+    got_losses, got, got_steps, _ = replicated(strategy, make, data)
+
+    np.testing.assert_allclose(got_losses, losses, **near)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, **near)
+    assert got_steps == steps
 
 
 def test_one_replica_gives_the_numbers_of_one_device():

@@ -14,6 +14,7 @@ from flax import nnx
 
 import replicax as rx
 from replicax.integrations import _nnx
+from replicax.values import _cut
 from replicax.values._per_replica import is_opaque
 from tests.replicas import WAYS, compiled, context, eagerly, mirrored
 
@@ -152,6 +153,25 @@ class TestTraining:
             lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), training.found(), expected
         )
         assert len(training.model.inner.kernel[...].sharding.device_set) == count
+
+    @pytest.mark.parametrize(
+        "how", [by_closure, pytest.param(as_arguments, marks=pytest.mark.slow)]
+    )
+    def test_gives_the_numbers_of_one_device_also_in_parts(self, how, monkeypatch):
+        monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+        strategy = mirrored(4, variable_policy="sharded")
+        with strategy.scope():
+            training = Training(layer_norm)
+
+        train = how(strategy, training)
+        for x, y in batches([8, 8]):
+            train(distributed(strategy, x, y), len(x))
+
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6),
+            training.found(),
+            on_one_device(layer_norm, 8, 8),
+        )
 
     def test_arguments_are_the_modules_themselves(self, two):
         with two.scope():

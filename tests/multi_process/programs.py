@@ -412,3 +412,43 @@ def keys_and_gradients():
         step(x)
     rx.debug.check_in_sync()
     return np.asarray(jax.random.key_data(key.read_value())), weights.numpy()
+
+
+def sharded_training(policy, folder):
+    strategy = rx.distribute.MultiWorkerMirroredStrategy(variable_policy=policy)
+    shape, count = (67, 101), strategy.num_replicas_in_sync
+    rng = np.random.default_rng(jax.process_index())  # worker 0's values are everyone's
+    with strategy.scope():
+        w = rx.Variable(rng.normal(size=shape).astype("f4"), name="w")
+        slot = rx.Variable(np.zeros(shape, "f4"))
+
+    def step():
+        x = jnp.ones(shape) * (replica_id() + 1)
+        loss = lambda: jnp.mean(jnp.sin(w) * x)  # noqa: E731
+        value, gradient = rx.value_and_grad(loss, w)()
+        slot.assign(0.9 * slot + context().all_reduce("SUM", gradient))
+        w.assign_sub(100 * slot)
+        return value
+
+    run = rx.function(lambda: strategy.run(step))
+    losses = [float(strategy.reduce("SUM", run(), axis=None)) for _ in range(3)]
+    trained = w.numpy()
+    path = rx.train.Checkpoint(w=w).write(f"{folder}/{policy}")
+    w.assign(np.zeros(shape, "f4"))
+    rx.train.Checkpoint(w=w).restore(path)
+    strategy.run(lambda: w.assign(w.read_value() + 0.0))
+    refused = ""
+    if policy == "sharded":
+        try:
+            w.assign(np.full(shape, jax.process_index(), "f4"))
+        except rx.errors.DivergenceError as error:
+            refused = str(error)
+    return {
+        "losses": losses,
+        "trained": trained.tolist(),
+        "restored": w.numpy().tolist(),
+        "held": sum(s.data.nbytes for s in slot.cell.array().addressable_shards),
+        "share": 4 * -(-67 * 101 // count) * len(strategy.topology.own),
+        "refused": refused,
+        "program": run.get_concrete_function().as_text(),
+    }

@@ -222,3 +222,22 @@ def test_every_worker_knows_its_place():
     assert first["writes"] == [True, True]
     assert second["writes"] == [False, False]
     assert first["pid"] != second["pid"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "devices"), [(2, 1), pytest.param(2, 2, marks=pytest.mark.slow)]
+)
+def test_sharded_variables_are_one_value_of_all_workers(workers, devices, tmp_path):
+    copies, parts = (
+        run_in_processes(programs.sharded_training, workers, devices, args=(policy, str(tmp_path)))
+        for policy in ("mirrored", "sharded")
+    )
+
+    for a, b in zip(copies, parts, strict=True):
+        np.testing.assert_allclose(b["losses"], a["losses"], rtol=1e-5)
+        np.testing.assert_allclose(b["trained"], a["trained"], rtol=1e-5, atol=1e-6)
+        assert b["restored"] == b["trained"]
+        assert b["held"] == b["share"]
+        assert "'w'" in b["refused"]
+        assert "reduce-scatter(" in b["program"]
+        assert "all-reduce(" not in b["program"]
