@@ -54,6 +54,17 @@ _SCALAR_STEPS: dict[str, Step] = {
     "window": lambda d: d.window(3, shift=2).flat_map(lambda w: w),
     "cache": lambda d: d.cache(),
     "prefetch": lambda d: d.prefetch(2),
+    "scan": lambda d: d.scan(np.int64(1), lambda s, x: ((s + x) % 1000, s - x)),
+    "unique": lambda d: d.unique(),
+    "ignore_errors": lambda d: d.ignore_errors(),
+    "group_by_window": lambda d: d.group_by_window(
+        lambda x: x % 3, lambda key, group: group.shuffle(2).batch(2).unbatch(), window_size=4
+    ),
+    "resample": lambda d: d.rejection_resample(lambda x: x % 2, [0.8, 0.2]).map(lambda c, x: x),
+    "weights": lambda d: Dataset.sample_from_datasets(
+        [d, d.map(lambda x: -x)], weights=Dataset.from_tensors(np.array([0.3, 0.7])).repeat()
+    ),
+    "random": lambda d: Dataset.zip(d, Dataset.random()).map(lambda x, r: x + r % 5),
 }
 
 

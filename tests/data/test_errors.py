@@ -66,6 +66,12 @@ def failing(draw):
             lambda w: w.batch(2).unbatch()
         ),
         "zip": lambda d: Dataset.zip(d, d).map(lambda x, y: x),
+        "scan": lambda d: d.scan(np.int64(0), lambda s, x: (s + fails(*bad)(x), s)),
+        "unique": lambda d: d.unique(),
+        "ignore_errors": lambda d: d.ignore_errors(),
+        "group_by_window": lambda d: d.group_by_window(
+            lambda x: fails(*bad)(x) % 2, lambda _, group: group, window_size=3
+        ),
     }
     for name in draw(st.lists(st.sampled_from(sorted(steps)), max_size=3)):
         dataset = steps[name](dataset)

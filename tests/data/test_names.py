@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
 from replicax.data import Dataset
 from tests.data.pipelines import ints
+from tests.fresh_process import run_fresh
 from tests.golden.names_cases import ALL, Point, agrees, outcome
 
 ANSWERS = json.loads(Path(__file__).parents[1].joinpath("golden", "names.json").read_text())
@@ -91,16 +92,18 @@ def test_a_chain_of_a_thousand_concatenations_works():
 
 def test_a_dataset_that_is_joined_with_itself_again_and_again_stays_small():
     dataset = Dataset.range(1)
-    for _ in range(20):
+    for _ in range(10):
         dataset = dataset.concatenate(dataset)
 
-    assert len(dataset) == 2**20
+    assert len(dataset) == 2**10
+    assert len(dataset.node.branches) == 2
     assert len(list(dataset.take(5))) == 5
 
 
 # The sizes that a spec tells.
 
 
+@settings(max_examples=25, deadline=None)
 @given(rows=st.integers(1, 5), width=st.integers(1, 5), count=st.integers(1, 12))
 def test_a_size_in_a_spec_is_that_of_every_element(rows, width, count):
     batches = Dataset.from_tensor_slices(np.zeros((count, width))).batch(rows)
@@ -159,3 +162,195 @@ def test_every_option_of_tensorflow_is_accepted():
 def test_an_option_of_another_type_is_refused():
     with pytest.raises(TypeError, match=r"Options.deterministic = 'yes': this option is of type"):
         rx.data.Options().deterministic = "yes"
+
+
+# Datasets on disk.
+
+
+def test_a_saved_dataset_is_exchanged_when_all_is_written(tmp_path):
+    path = tmp_path / "saved"
+    Dataset.range(4).save(path)
+    before = Dataset.load(path)
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="raised ZeroDivisionError"):
+        Dataset.range(3).map(lambda x: 1 // int(2 - x)).save(path)
+    assert ints(before) == ints(Dataset.load(path)) == [0, 1, 2, 3]
+
+    Dataset.range(6).save(path)
+    assert ints(Dataset.load(path)) == [0, 1, 2, 3, 4, 5]
+    assert len(list(path.iterdir())) == 2
+    with pytest.raises(rx.errors.NotFoundError, match="the dataset was saved again"):
+        list(before)
+
+
+@settings(max_examples=15, deadline=None)
+@given(count=st.integers(0, 700), files=st.integers(1, 4), width=st.integers(0, 2))
+def test_what_was_saved_is_loaded(count, files, width, tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved")
+    dataset = Dataset.range(count).map(lambda x: (x, np.full(width * int(x % 2), x), b"%d" % x))
+    shard = (lambda x, *_: x % files) if files > 1 else None
+    dataset.save(path, shard_func=shard)
+    if not count:
+        with pytest.raises(rx.errors.InvalidArgumentError, match="Pass element_spec"):
+            Dataset.load(path)
+        return
+
+    loaded = Dataset.load(path)
+    found = sorted((int(a), b.tolist(), c) for a, b, c in loaded)
+
+    assert found == [(k, [k] * (width * (k % 2)), b"%d" % k) for k in range(count)]
+    assert len(loaded) == count
+    assert all(loaded.element_spec[1].is_compatible_with(b) for _, b, _ in loaded)
+
+
+def test_a_folder_of_tensorflow_is_refused_with_words(tmp_path):
+    (tmp_path / "dataset_spec.pb").write_bytes(b"")
+
+    with pytest.raises(rx.errors.DataLossError, match="saved by TensorFlow"):
+        Dataset.load(tmp_path)
+
+
+def test_elements_of_ones_own_class_are_loaded_with_their_spec(tmp_path):
+    dataset = Dataset.range(3).map(lambda x: Point(x, x * 2))
+    dataset.save(tmp_path)
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="of a class of your own"):
+        Dataset.load(tmp_path)
+    assert list(Dataset.load(tmp_path, dataset.element_spec)) == list(dataset)
+
+
+def test_a_snapshot_is_kept_once_and_only_for_the_same_pipeline(tmp_path):
+    class Calls:
+        def __len__(self):
+            return self.count
+
+        count = 0
+
+    calls = Calls()
+
+    def build(by):
+        def count_and_multiply(x):
+            calls.count += 1
+            return x * by
+
+        return Dataset.range(4).map(count_and_multiply).snapshot(tmp_path)
+
+    assert [ints(build(2)) for _ in range(3)] == [[0, 2, 4, 6]] * 3
+    assert len(calls) == 4
+    assert ints(build(3)) == [0, 3, 6, 9]
+
+
+OTHERS = {
+    "number": lambda: Dataset.range(5),
+    "batch": lambda: Dataset.range(4).batch(2),
+    "array": lambda: Dataset.from_tensor_slices(np.arange(4)),
+    "other array": lambda: Dataset.from_tensor_slices(np.arange(4) + 1),
+    "function": lambda: Dataset.range(4).map(lambda x: x + 1),
+    "other function": lambda: Dataset.range(4).map(lambda x: x + 2),
+    "closure": lambda: (lambda k: Dataset.range(4).map(lambda x: x + k))(3),
+    "other closure": lambda: (lambda k: Dataset.range(4).map(lambda x: x + k))(4),
+    "list": lambda: (lambda k: Dataset.range(4).map(lambda x: x + k[0]))([3]),
+    "other list": lambda: (lambda k: Dataset.range(4).map(lambda x: x + k[0]))([4]),
+    "array in a closure": lambda: (lambda k: Dataset.range(4).map(lambda x: x + k))(np.ones(2)),
+    "numpy": lambda: Dataset.range(4).map(np.sqrt),
+    "other of numpy": lambda: Dataset.range(4).map(np.exp),
+    "seed": lambda: Dataset.range(4).shuffle(4, seed=1),
+    "other seed": lambda: Dataset.range(4).shuffle(4, seed=2),
+    "inner": lambda: Dataset.range(4).flat_map(lambda x: Dataset.range(x)),
+    "inner map": lambda: Dataset.range(4).flat_map(lambda x: Dataset.range(x).map(lambda y: y)),
+}
+
+
+def test_fingerprints_are_equal_for_the_same_program_and_for_no_other():
+    found = {name: int(make().fingerprint()) for name, make in OTHERS.items()}
+
+    assert {name: int(make().fingerprint()) for name, make in OTHERS.items()} == found
+    assert len(set(found.values())) == len(OTHERS)
+
+
+def test_an_object_without_a_value_counts_only_as_itself():
+    class Scale:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, x):
+            return x * self.by
+
+    scale = Scale(2)
+    dataset = Dataset.range(3).map(scale)
+
+    assert dataset.fingerprint() == Dataset.range(3).map(scale).fingerprint()
+    found = {int(Dataset.range(3).map(Scale(k)).fingerprint()) for k in range(20)}
+    assert len(found) == 20
+
+
+def test_a_fingerprint_of_plain_functions_is_the_same_in_another_process():
+    program = """
+        import numpy as np
+        import replicax as rx
+        dataset = rx.data.Dataset.range(4).map(lambda x: np.sqrt(x) + len([x])).batch(2)
+        print(int(dataset.fingerprint()))
+    """
+
+    found = {run_fresh(program).stdout for _ in range(2)}
+
+    assert len(found) == 1
+    assert int(found.pop()) > 0
+
+
+@pytest.mark.parametrize("initial", [None, [0.9, 0.1]])
+def test_resampling_gives_the_classes_that_are_wanted_and_no_element_twice(initial):
+    numbers = Dataset.range(20_000).map(lambda x: (x, x % 10 == 0), vectorize=True)
+    dataset = numbers.rejection_resample(lambda x, y: int(y), [0.5, 0.5], initial, seed=1)
+
+    found = [(int(label), int(x), bool(y)) for label, (x, y) in dataset]
+
+    assert all(label == y for label, _, y in found)
+    assert len({x for _, x, _ in found}) == len(found)
+    assert abs(np.mean([label for label, _, _ in found]) - 0.5) < 0.03
+    assert len(found) > 3500  # of 4000 that are possible
+
+
+def test_the_classes_of_a_resampling_are_checked():
+    with pytest.raises(rx.errors.InvalidArgumentError, match="an int from 0 to 1"):
+        list(Dataset.range(3).rejection_resample(lambda x: x, [0.5, 0.5]))
+    with pytest.raises(rx.errors.InvalidArgumentError, match="none negative and not all zero"):
+        Dataset.range(3).rejection_resample(lambda x: x, [0.5, -0.5])
+
+
+def test_a_bucket_is_padded_to_its_boundary_only_where_the_axes_to_pad_are_known():
+    learnt = Dataset.range(1, 4).map(lambda n: np.full((int(n), 2), n))
+    with pytest.raises(rx.errors.InvalidArgumentError, match="Give padded_shapes"):
+        learnt.bucket_by_sequence_length(len, [5], [2, 2], pad_to_bucket_boundary=True)
+
+    dataset = learnt.bucket_by_sequence_length(
+        len, [5], [2, 2], padded_shapes=[None, 2], pad_to_bucket_boundary=True
+    )
+    assert [x.shape for x in dataset] == [(2, 4, 2), (1, 4, 2)]
+
+    with pytest.raises(rx.errors.InvalidArgumentError, match="at least 2 long, and the last"):
+        list(learnt.bucket_by_sequence_length(len, [2], [2, 2], [None, 2], None, True))
+
+
+def test_errors_that_are_ignored_can_be_logged(caplog):
+    dataset = Dataset.range(-1, 2).map(lambda x: 6 // int(x))
+
+    assert ints(dataset.ignore_errors(log_warning=True)) == [-6, 6]
+    assert "leaves out an element" in caplog.text
+
+
+def test_a_scan_may_not_change_how_its_state_is_built():
+    with pytest.raises(rx.errors.StructureError, match="must be built like its initial_state"):
+        list(Dataset.range(3).scan(np.int64(0), lambda s, x: ((s, s), x)))
+    with pytest.raises(TypeError, match=r"Begin with a value of that dtype"):
+        list(Dataset.range(3).scan(0, lambda s, x: (s + x, x)))
+
+
+def test_names_have_no_effect_on_which_workers_read_what():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    dataset = Dataset.range(8).batch(4).ignore_errors()
+
+    steps = iter(strategy.experimental_distribute_dataset(dataset))
+
+    found = [[x.tolist() for x in strategy.experimental_local_results(s)] for s in steps]
+    assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]

@@ -173,4 +173,166 @@ FORMS: dict[str, Program] = {
 }
 
 
-ALL = FORMS
+def _grouped(t: Any, count: int, **how: Any) -> Any:
+    return _range(t, count).group_by_window(lambda x: x % 2, lambda key, d: d.batch(5), **how)
+
+
+ROWS = [[0], [1, 2, 3, 4], [5, 6, 7], [7, 8, 9, 10, 11], [13, 14, 15, 16, 19, 20], [21, 22]]
+
+
+def _rows(t: Any, rows: Any = ROWS) -> Any:
+    spec = t.TensorSpec([None], np.int64)
+    return t.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+
+
+def _length(row: Any, *_: Any) -> Any:
+    return row.shape[0] if isinstance(row, np.ndarray) else _size(row)
+
+
+def _size(row: Any) -> Any:  # a symbolic tensor of TensorFlow
+    import tensorflow as tf  # noqa: PLC0415
+
+    return tf.shape(row)[0]
+
+
+def _buckets(t: Any, **how: Any) -> Any:
+    return _rows(t).bucket_by_sequence_length(_length, [3, 5], [2, 2, 2], **how)
+
+
+def _labelled(t: Any) -> Any:
+    spec = (t.TensorSpec([None], np.int64), t.TensorSpec([], np.int64))
+    items = [([1], 1), ([1, 2], 2), ([1, 2, 3], 3)]
+    return t.data.Dataset.from_generator(lambda: iter(items), output_signature=spec)
+
+
+def _saved(dataset: Any, **how: Any) -> str:
+    path = str(Path(tempfile.mkdtemp()) / "saved")
+    dataset.save(path, **how)
+    return path
+
+
+def _scan(t: Any, state: Any, function: Any) -> Any:
+    return _range(t, 4).scan(state, function)
+
+
+def _promised(t: Any, count: int, promise: int) -> Any:
+    dataset = _range(t, count).filter(lambda x: x >= 0)
+    return dataset.apply(t.data.experimental.assert_cardinality(promise))
+
+
+def _written(t: Any, dataset: Any) -> Any:
+    path = str(Path(tempfile.mkdtemp()) / "a.tfrecord")
+    t.data.experimental.TFRecordWriter(path).write(dataset)
+    return t.data.TFRecordDataset(path)
+
+
+DATASETS: dict[str, Program] = {
+    "group_by_window": lambda t: _grouped(t, 10, window_size=5),
+    "group_by_window, a rest": lambda t: _grouped(t, 10, window_size=3),
+    "group_by_window, sizes by key": lambda t: _grouped(
+        t, 10, window_size_func=lambda key: (key + 1) * 2
+    ),
+    "group_by_window, both sizes": lambda t: _grouped(
+        t, 10, window_size=2, window_size_func=lambda key: key
+    ),
+    "group_by_window, no size": lambda t: _grouped(t, 10),
+    "group_by_window, size 0": lambda t: list(_grouped(t, 10, window_size=0)),
+    "group_by_window of nothing": lambda t: _grouped(t, 0, window_size=5),
+    "group_by_window, size": lambda t: _grouped(t, 10, window_size=5).cardinality(),
+    "group_by_window, spec": lambda t: _grouped(t, 10, window_size=5).element_spec,
+    "group_by_window, a float": lambda t: list(
+        _range(t, 4).group_by_window(lambda x: 1.5, lambda k, d: d, window_size=2)
+    ),
+    "group_by_window, no dataset": lambda t: list(
+        _range(t, 4).group_by_window(lambda x: x, lambda k, d: k, window_size=2)
+    ),
+    "group_by_window with its key": lambda t: _range(t, 6).group_by_window(
+        lambda x: x % 2,
+        lambda k, d: t.data.Dataset.zip(d, t.data.Dataset.from_tensors(k).repeat()),
+        window_size=2,
+    ),
+    "group_by_window of pairs": lambda t: t.data.Dataset.zip(
+        _range(t, 6), _range(t, 6)
+    ).group_by_window(lambda x, y: x % 2, lambda k, d: d.batch(2), window_size=2),
+    "buckets": lambda t: _buckets(t),
+    "buckets, no rest": lambda t: _buckets(t, drop_remainder=True),
+    "buckets filled with -1": lambda t: _buckets(t, padding_values=np.int64(-1)),
+    "buckets of one shape": lambda t: _buckets(t, padded_shapes=[7]),
+    "buckets without padding": lambda t: list(_buckets(t, no_padding=True)),
+    "buckets, spec": lambda t: _buckets(t).element_spec,
+    "buckets of pairs": lambda t: _labelled(t).bucket_by_sequence_length(_length, [3], [2, 2]),
+    "buckets to their boundary": lambda t: _rows(t, [[1], [1, 2, 3]]).bucket_by_sequence_length(
+        _length, [3, 6], [2, 2, 2], pad_to_bucket_boundary=True
+    ),
+    "buckets, sizes too few": lambda t: _rows(t).bucket_by_sequence_length(_length, [3], [2]),
+    "bucket, one": lambda t: _range(t, 3).bucket_by_sequence_length(lambda e: 1, [], [2]),
+    "scan": lambda t: _scan(t, np.int64(0), lambda s, x: (s + x, s + x)),
+    "scan with a pair": lambda t: t.data.Dataset.zip(_range(t, 4), _range(t, 4)).scan(
+        np.int64(0), lambda s, x: (s + x[0], (s, x[1]))
+    ),
+    "scan, nested state": lambda t: _scan(
+        t, (np.int64(0), np.int64(1)), lambda s, x: ((s[1], s[0] + s[1]), s[0])
+    ),
+    "scan, a list": lambda t: _scan(t, np.int64(0), lambda s, x: [s + 1, s]),
+    "scan, no pair": lambda t: list(_scan(t, np.int64(0), lambda s, x: s)),
+    "scan, another dtype": lambda t: list(_scan(t, np.int64(0), lambda s, x: (s == x, s))),
+    "scan, size": lambda t: _scan(t, np.int64(0), lambda s, x: (s, x)).cardinality(),
+    "scan, spec": lambda t: _scan(t, np.int64(0), lambda s, x: (s, x)).element_spec,
+    "unique": lambda t: _slices(t, np.array([1, 37, 2, 37, 2, 1], np.int32)).unique(),
+    "unique strings": lambda t: _slices(t, ["a", "b", "a"]).unique(),
+    "unique rows": lambda t: _slices(t, np.array([[1, 1], [1, 2], [1, 1]], np.int64)).unique(),
+    "unique floats": lambda t: list(_slices(t, np.ones(2, np.float32)).unique()),
+    "unique bools": lambda t: list(_slices(t, np.array([True])).unique()),
+    "unique pairs": lambda t: list(_slices(t, (np.arange(2), np.arange(2))).unique()),
+    "unique, size": lambda t: _range(t, 3).unique().cardinality(),
+    "random": lambda t: [
+        t.data.Dataset.random().element_spec,
+        t.data.Dataset.random().cardinality(),
+    ],
+    "random, again": lambda t: told(d := t.data.Dataset.random(seed=3).take(4)) == told(d),
+    "random, other": lambda t: (
+        told(d := t.data.Dataset.random(seed=3, rerandomize_each_iteration=True).take(4)) == told(d)
+    ),
+    "save": lambda t: t.data.Dataset.load(_saved(_range(t, 4))),
+    "save, spec": lambda t: t.data.Dataset.load(_saved(_range(t, 4))).element_spec,
+    "save, size": lambda t: t.data.Dataset.load(_saved(_range(t, 4))).cardinality(),
+    "save pairs": lambda t: t.data.Dataset.load(_saved(_labelled(t))),
+    "save dicts": lambda t: t.data.Dataset.load(_saved(_dicts(t))),
+    "save, spec of rows": lambda t: t.data.Dataset.load(_saved(_rows(t))).element_spec,
+    "save strings": lambda t: t.data.Dataset.load(_saved(_slices(t, ["a", "", "b"]))),
+    "save in files": lambda t: t.data.Dataset.load(
+        _saved(_range(t, 6), shard_func=lambda x: x % 3),
+        reader_func=lambda files: files.flat_map(lambda file: file),
+    ),
+    "save, no number": lambda t: _saved(_range(t, 4), shard_func=lambda x: 1.5),
+    "load nothing": lambda t: t.data.Dataset.load("/no/such/dataset"),
+    "load another dtype": lambda t: list(
+        t.data.Dataset.load(_saved(_range(t, 4)), element_spec=t.TensorSpec([], np.float32))
+    ),
+    "snapshot": lambda t: told(d := _range(t, 4).snapshot(tempfile.mkdtemp())) + told(d),
+    "snapshot, size": lambda t: _range(t, 4).snapshot(tempfile.mkdtemp()).cardinality(),
+    "fingerprint": lambda t: (
+        int(_range(t, 3).fingerprint()) == int(_range(t, 3).fingerprint()),
+        int(_range(t, 3).fingerprint()) == int(_range(t, 4).fingerprint()),
+    ),
+    "cardinality": lambda t: t.data.experimental.cardinality(_range(t, 3)),
+    "at": lambda t: t.data.experimental.at(_range(t, 3).map(lambda x: x * 2), 1),
+    "at, beyond": lambda t: t.data.experimental.at(_range(t, 3), 5),
+    "at, before": lambda t: t.data.experimental.at(_range(t, 3), -1),
+    "at of a filter": lambda t: t.data.experimental.at(_range(t, 3).filter(lambda x: x > 0), 1),
+    "from_list": lambda t: t.data.experimental.from_list([(1, "a"), (2, "b")]),
+    "from_list, dicts": lambda t: t.data.experimental.from_list([{"a": 1}, {"a": 2}]),
+    "from_list, spec": lambda t: t.data.experimental.from_list([(1, "a"), (2, "b")]).element_spec,
+    "from_list, rows": lambda t: t.data.experimental.from_list([[1], [2, 3]]),
+    "from_list of nothing": lambda t: t.data.experimental.from_list([]),
+    "from_list of a number": lambda t: t.data.experimental.from_list(3),
+    "from_list, built otherwise": lambda t: t.data.experimental.from_list([1, (2, 3)]),
+    "promised": lambda t: [len(_promised(t, 5, 5)), told(_promised(t, 5, 5))],
+    "promised more": lambda t: list(_promised(t, 3, 5)),
+    "promised less": lambda t: list(_promised(t, 7, 5)),
+    "promised without end": lambda t: list(_promised(t, 7, -1)),
+    "written": lambda t: _written(t, _slices(t, ["a", "bc"])),
+    "written numbers": lambda t: _written(t, _range(t, 3)),
+}
+
+ALL = FORMS | DATASETS

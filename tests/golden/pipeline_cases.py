@@ -266,6 +266,23 @@ ERRORS: dict[str, Callable[[_Make], Any]] = {
     "cache": lambda m: m.bad(8, 2, 5).cache().repeat(2),
     "choose": lambda m: m.choose(m.bad(4, 1), m.range(4)),
     "choose, both": lambda m: m.choose(m.bad(4, 0), m.bad(4, 0)),
+    "scan": lambda m: m.bad(8, 2, 5).scan(np.int64(0), lambda s, x: (s + x, s)),
+    "scan, its function": lambda m: m.range(8).scan(
+        np.int64(0), lambda s, x: (s + m.library.fails(2, 5)(x), s)
+    ),
+    "unique": lambda m: m.bad(8, 2, 5).repeat(2).unique(),
+    "ignore_errors": lambda m: m.bad(8, 2, 5).ignore_errors(),
+    "ignore_errors of batch": lambda m: m.bad(8, 0, 4).batch(3).ignore_errors(),
+    "group_by_window": lambda m: m.bad(8, 2, 5).group_by_window(
+        lambda x: x % 2, lambda _, d: d.batch(2), window_size=2
+    ),
+    "group_by_window, its key": lambda m: m.range(8).group_by_window(
+        lambda x: m.library.fails(2, 5)(x) % 2, lambda _, d: d.batch(2), window_size=2
+    ),
+    "group_by_window, in groups": lambda m: m.range(8).group_by_window(
+        lambda x: x % 2, lambda _, d: d.map(m.library.fails(2, 5)), window_size=2
+    ),
+    "promised": lambda m: m.bad(8, 2, 5).apply(m.data.experimental.assert_cardinality(6)),
     "generator": lambda m: m.generator(_stops),
     "generator, repeat": lambda m: m.generator(_stops).repeat(2),
     "generator, prefetch": lambda m: m.generator(_stops).prefetch(2),

@@ -67,6 +67,15 @@ CALLS = {
     "take_while": lambda f: lambda d: d.take_while(lambda *x: f(*x) is not None),
     "flat_map": lambda f: lambda d: d.flat_map(lambda *x: D.from_tensors(f(*x))),
     "interleave": lambda f: lambda d: d.interleave(lambda *x: D.from_tensors(f(*x)), 2),
+    "scan": lambda f: (
+        lambda d: d.scan(np.int64(0), lambda s, x: (s, f(*(x if isinstance(x, tuple) else (x,)))))
+    ),
+    "group_by_window": lambda f: (
+        lambda d: d.group_by_window(lambda *x: f(*x) is None, lambda _, group: group, window_size=1)
+    ),
+    "resample": lambda f: (
+        lambda d: d.rejection_resample(lambda *x: int(f(*x) is None), [1, 0]).map(lambda _, x: x)
+    ),
 }
 
 
@@ -227,6 +236,25 @@ def helper(x):
     exec(program, names)
 
     assert ints(names["d"]) == expected
+
+
+# Of each step: it gives the same elements, whatever it keeps them in.
+KEEPING = {
+    "scan": lambda d: d.scan(np.int64(0), lambda s, x: (s, x)),
+    "group_by_window": lambda d: d.group_by_window(lambda x: 0, lambda _, g: g, window_size=3),
+    "unique": lambda d: d.unique(),
+    "from_list": lambda d: rx.data.experimental.from_list(list(d)),
+}
+
+
+@pytest.mark.parametrize("name", sorted(KEEPING))
+def test_what_a_step_hands_out_may_be_written_to_and_is_there_again(name):
+    dataset = KEEPING[name](D.from_tensor_slices(np.arange(6).reshape(3, 2)))
+    for _ in range(2):
+        elements = list(dataset)
+        assert [x.tolist() for x in elements] == [[0, 1], [2, 3], [4, 5]]
+        for element in elements:
+            element[:] = -1
 
 
 VERBS = ["map", "filter", "take_while", "flat_map", "interleave", "inner map"]

@@ -38,6 +38,7 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
     def __init__(self, path: str) -> None:
         self._path = path
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         self._part = f"{path}.{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)

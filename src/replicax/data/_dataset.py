@@ -14,11 +14,12 @@ from replicax.data._nodes._annotate import OptionsNode
 from replicax.data._options import Options
 from replicax.data._surface._batches import Batches
 from replicax.data._surface._elements import Elements
+from replicax.data._surface._kept import Kept
 from replicax.data._surface._order import Order
 from replicax.data._surface._sources import Sources
 
 
-class Dataset(Sources, Elements, Batches, Order):
+class Dataset(Sources, Elements, Batches, Order, Kept):
     """A stream of elements, described by an immutable graph of transformations.
 
     Nothing is read or computed before the dataset is iterated; each ``iter(dataset)`` is a new

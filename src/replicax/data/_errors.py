@@ -7,6 +7,8 @@ Each is also the built-in that says the same::
     |   `-- EndOfSequenceError (StopIteration)  the same, where Python's iterators end: `next`
     |-- DataLossError (OSError)                 a file is corrupt or cut off
     |-- NotFoundError (FileNotFoundError)       a file does not exist
+    |-- FailedPreconditionError (OSError)       something is not as a call needs it
+    |-- UnimplementedError (NotImplementedError) there is no such thing for this dataset
     |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
     `-- StructureError (TypeError, ValueError)  elements that are not built alike
 """
@@ -68,6 +70,30 @@ class NotFoundError(ReplicaxError, FileNotFoundError):
         Traceback (most recent call last):
         ...
         replicax.data._errors.NotFoundError: There is no file '/no/such/file' ...
+    """
+
+
+class FailedPreconditionError(ReplicaxError, OSError):
+    """Something is not as a call needs it: a folder where a file should be, a wrong promise.
+
+    Example:
+        >>> promise = rx.data.experimental.assert_cardinality(5)
+        >>> list(rx.data.Dataset.range(3).apply(promise))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.FailedPreconditionError: assert_cardinality() was promised 5 ...
+    """
+
+
+class UnimplementedError(ReplicaxError, NotImplementedError):
+    """There is no such thing for this dataset.
+
+    Example:
+        >>> odd = rx.data.Dataset.range(5).filter(lambda x: x % 2 == 1)
+        >>> rx.data.experimental.at(odd, 1)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.UnimplementedError: at() needs a dataset of known size...
     """
 
 

@@ -19,10 +19,12 @@ from replicax._errors import (
 from replicax.cluster._errors import ClusterError
 from replicax.data._errors import (
     DataLossError,
+    FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
     StructureError,
+    UnimplementedError,
 )
 from replicax.workers._errors import RollCallError, WorkerLostError
 
@@ -31,6 +33,7 @@ __all__ = [
     "ClusterError",
     "DataLossError",
     "DivergenceError",
+    "FailedPreconditionError",
     "InvalidArgumentError",
     "NotFoundError",
     "OutOfRangeError",
@@ -42,6 +45,7 @@ __all__ = [
     "ScopeError",
     "StructureError",
     "TracingError",
+    "UnimplementedError",
     "VariableError",
     "WorkerLostError",
 ]

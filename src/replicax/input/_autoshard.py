@@ -22,8 +22,10 @@ _log = logging.getLogger("replicax")
 _KEEPS_BATCHES = frozenset(
     {
         "CacheNode",
+        "IgnoreErrorsNode",
         "OptionsNode",
         "PrefetchNode",
+        "PromisedNode",
         "RepeatNode",
         "ShardNode",
         "ShuffleNode",

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Self, final
 
-from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, Row, RowBlock, join
+from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
 from replicax.data._cache_file import read_blocks, writing
-from replicax.data._leaves import own
 from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._nodes._source import ArraySource, SourceStream
-from replicax.data._nodes._window import BlocksStream
+from replicax.data._nodes._window import BlocksStream, Copies, copied
 from replicax.data._seeds import Run
 
 
@@ -69,14 +68,14 @@ class CacheNode(PassingNode):
         """Start a pass over the cache, or over the input."""
         if self.filename:
             if os.path.exists(self.filename):
-                return _FileStream(self.filename, self.input)
+                return FileStream(self.filename, self.input)
             return _Recording(self.input.open(run.fixed()), _ToFile(self.filename))
         blocks = self.memory.blocks
         if blocks is None:
             return _Recording(self.input.open(run.fixed()), _ToMemory(self.memory))
         if len(blocks) == 1 and isinstance(blocks[0], PlaceBlock):
             return SourceStream(blocks[0].source, len(blocks[0]))
-        return _Copies(BlocksStream(blocks))
+        return Copies(BlocksStream(blocks))
 
     def _is_filled(self) -> bool:
         return os.path.exists(self.filename) if self.filename else self.memory.blocks is not None
@@ -90,7 +89,7 @@ class _ToMemory:
     def add(self, block: Block) -> Block:
         if isinstance(block, RowBlock):
             # The consumer may write into what it was given; rows kept must be copies.
-            self._blocks.append(RowBlock(block.structure, [_copied(row) for row in block.rows()]))
+            self._blocks.append(RowBlock(block.structure, [copied(row) for row in block.rows()]))
             return block
         columns = block.columns()
         copies = [column.copy() for column in columns]
@@ -147,24 +146,7 @@ class _Recording(Stream):
 
 
 @final
-class _Copies(Stream):
-    """What was kept, in copies: the consumer may write into what it is given."""
-
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-
-    def pull(self, limit: int) -> Block | None:
-        block = self._stream.pull(limit)
-        if block is None:
-            return None
-        return RowBlock(block.structure, [_copied(row) for row in block.rows()])
-
-    def skip(self, count: int) -> int:
-        return self._stream.skip(count)
-
-
-@final
-class _FileStream(Stream):
+class FileStream(Stream):
     def __init__(self, path: str, node: Node) -> None:
         self._path = path
         self._node = node
@@ -179,7 +161,3 @@ class _FileStream(Stream):
             return None
         self._left = block.slice(limit, len(block)) if len(block) > limit else None
         return block.slice(0, limit) if len(block) > limit else block
-
-
-def _copied(row: Row) -> Row:
-    return tuple(own(leaf) for leaf in row)

@@ -224,7 +224,7 @@ def common_spec(nodes: Sequence[Node]) -> Any:
     structure, specs = flatten(nodes[0].element_spec)
     for node in nodes[1:]:
         other = structure.leaves_of(node.element_spec)
-        specs = [_join(a, b) for a, b in zip(specs, other, strict=True)]
+        specs = [joined(a, b) for a, b in zip(specs, other, strict=True)]
     return structure.unflatten(specs)
 
 
@@ -249,7 +249,8 @@ def _difference(first: Any, second: Any) -> str:
     return ""
 
 
-def _join(left: Any, right: Any) -> Any:
+def joined(left: Any, right: Any) -> Any:
+    """What two specs have in common."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
         return TensorSpec(common_shape(left.shape, right.shape), left.dtype)
     return left

@@ -69,16 +69,7 @@ class NestingNode(UnaryNode):
 
     def inner(self, element: Any, index: int, run: Run) -> Node:
         """The graph that the function makes for one element."""
-        with nested_seeds(run.at(index), self.seeds):
-            result = self.function.call(element, index)
-        node = getattr(result, "node", None)
-        if not isinstance(node, Node):
-            raise StructureError(
-                f"The function given to {self.function.name}() must return a Dataset, but for"
-                f" element {index} it returned {result!r} of type {type(result).__name__}. Return"
-                " `rx.data.Dataset.from_tensor_slices(...)`, or use `map` for single values."
-            )
-        return node
+        return made_inside(self.function, element, index, run.at(index), self.seeds)
 
     def opener(self, run: Run, *, in_threads: bool = False) -> OpenInner:
         """How to open the dataset of an element, to be read ahead in a thread of its own or not."""
@@ -92,6 +83,22 @@ class NestingNode(UnaryNode):
             return PrefetchStream(stream, _READ_AHEAD, step=step)
 
         return open_inner
+
+
+def made_inside(
+    function: ElementFunction, element: Any, index: int, run: Run, seeds: Seeds
+) -> Node:
+    """The graph of the dataset that a function returns, made with seeds that replay alike."""
+    with nested_seeds(run, seeds):
+        result = function.call(element, index)
+    node = getattr(result, "node", None)
+    if not isinstance(node, Node):
+        raise StructureError(
+            f"The function given to {function.name}() must return a Dataset, but for element"
+            f" {index} it returned {result!r} of type {type(result).__name__}. Return"
+            " `rx.data.Dataset.from_tensor_slices(...)`, or use `map` for single values."
+        )
+    return node
 
 
 @final

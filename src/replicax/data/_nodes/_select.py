@@ -1,15 +1,24 @@
-"""Transformations that leave elements out: take, skip, shard."""
+"""Transformations that leave elements out: take, skip, shard, ignore_errors."""
 
+import logging
 from dataclasses import dataclass
 from typing import final
 
 import numpy as np
 
 from replicax.data._blocks import Block
-from replicax.data._node import INFINITE_CARDINALITY, Passed, PassingNode, Stream
+from replicax.data._node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Passed,
+    PassingNode,
+    Stream,
+)
 from replicax.data._seeds import Run
 
 SHARD_HINT = -1
+
+_log = logging.getLogger("replicax")
 
 
 @final
@@ -150,3 +159,39 @@ class _ShardStream(Stream):
 
     def close(self) -> None:
         self._passed.stream.close()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class IgnoreErrorsNode(PassingNode):
+    """The elements that can be made."""
+
+    log_warning: bool
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before they are made."""
+        size = self.input.cardinality
+        return size if size == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _IgnoreErrorsStream(self.input.open(run), log_warning=self.log_warning)
+
+
+@final
+class _IgnoreErrorsStream(Stream):
+    def __init__(self, stream: Stream, *, log_warning: bool) -> None:
+        self._stream = stream
+        self._log_warning = log_warning
+
+    def pull(self, limit: int) -> Block | None:
+        while True:
+            try:
+                return self._stream.pull(limit)
+            except Exception as error:
+                if self._log_warning:
+                    _log.warning("ignore_errors() leaves out an element: %s", error)
+
+    def close(self) -> None:
+        self._stream.close()

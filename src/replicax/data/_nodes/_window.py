@@ -10,7 +10,7 @@ from replicax._tensor_spec import TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._first import opened
-from replicax.data._leaves import leaf_spec
+from replicax.data._leaves import leaf_spec, own
 from replicax.data._node import Node, Passed, SourceNode, Stream, UnaryNode
 from replicax.data._nodes._source import ArraySource, SlicesNode
 from replicax.data._seeds import Run
@@ -129,32 +129,32 @@ class _WindowStream(Stream):
             ]
         else:
             leaves = zip(*window.rows(), strict=True)
-            nodes = [RowsNode(list(part), s) for part, s in zip(leaves, specs, strict=True)]
+            blocks = [RowBlock(LEAF, [(leaf,) for leaf in part]) for part in leaves]
+            nodes = [BlockNode(block, s) for block, s in zip(blocks, specs, strict=True)]
         return tuple(self._node.wrap(node) for node in nodes)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class RowsNode(SourceNode):
-    """Leaves of any form, in memory."""
+class BlockNode(SourceNode):
+    """Elements that exist already, of any form."""
 
-    leaves: list[Any]
-    spec: TypeSpec
+    block: Block
+    spec: Any
 
     @property
     def element_spec(self) -> Any:
-        """That of the first."""
+        """What is known of them."""
         return self.spec
 
     @property
     def cardinality(self) -> int:
         """How many there are."""
-        return len(self.leaves)
+        return len(self.block)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        rows: list[Row] = [(leaf,) for leaf in self.leaves]
-        return BlocksStream([RowBlock(LEAF, rows)] if rows else [])
+        return Copies(BlocksStream([self.block] if len(self.block) else []))
 
 
 @final
@@ -176,3 +176,27 @@ class BlocksStream(Stream):
             self._next += 1
         self._left = block.slice(limit, len(block)) if len(block) > limit else None
         return block.slice(0, limit) if len(block) > limit else block
+
+
+@final
+class Copies(Stream):
+    """What was kept, in copies: the consumer may write into what it is given."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def pull(self, limit: int) -> Block | None:
+        """The next elements."""
+        block = self._stream.pull(limit)
+        if block is None:
+            return None
+        return RowBlock(block.structure, [copied(row) for row in block.rows()])
+
+    def skip(self, count: int) -> int:
+        """Pass over elements."""
+        return self._stream.skip(count)
+
+
+def copied(row: Row) -> Row:
+    """An element in memory of its own."""
+    return tuple(own(leaf) for leaf in row)

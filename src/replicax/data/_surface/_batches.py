@@ -1,14 +1,17 @@
 """Part of `Dataset`: elements together and apart."""
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from replicax.data._errors import InvalidArgumentError
+from replicax.data._functions import ElementFunction
 from replicax.data._nodes._batch import BatchNode
+from replicax.data._nodes._group import Buckets, GroupByWindowNode, is_declared
 from replicax.data._nodes._padded_batch import PaddedBatchNode
 from replicax.data._nodes._unbatch import RebatchNode, UnbatchNode
 from replicax.data._nodes._window import WindowNode
+from replicax.data._seeds import Seeds
 from replicax.data._surface._root import Root, to_int
 
 if TYPE_CHECKING:
@@ -122,6 +125,111 @@ class Batches(Root):
         if not numbers:
             raise InvalidArgumentError("rebatch(batch_size=[]): give at least one size.")
         return self._wrap(RebatchNode(self.node, tuple(numbers), bool(drop_remainder)))
+
+    def group_by_window(
+        self,
+        key_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        window_size: int | None = None,
+        window_size_func: Callable[[Any], Any] | None = None,
+        name: str | None = None,
+    ) -> "Dataset":
+        """Elements gathered by a key; a function makes a dataset of each full group.
+
+        Args:
+            key_func: Takes an element, returns its key: an int.
+            reduce_func: Takes a key and the dataset of a group, returns a `Dataset`.
+            window_size: Elements of a group. At the end groups may have fewer; they come in the
+                order of their keys.
+            window_size_func: Takes a key, returns the elements of a group; instead of
+                ``window_size``.
+            name: Ignored.
+
+        Returns:
+            A dataset of the elements of all those datasets.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(6)
+            >>> list(dataset.group_by_window(lambda x: x % 2, lambda key, d: d.batch(2), 2))
+            [array([0, 2]), array([1, 3]), array([4]), array([5])]
+        """
+        del name
+        if (window_size is None) == (window_size_func is None):
+            raise InvalidArgumentError(
+                f"group_by_window(window_size={window_size}, window_size_func={window_size_func}):"
+                " give one of the two."
+            )
+        node = GroupByWindowNode(
+            self.node,
+            ElementFunction(key_func, "group_by_window"),
+            ElementFunction(reduce_func, "group_by_window"),
+            ElementFunction(window_size_func or (lambda _: window_size), "group_by_window"),
+            Seeds(None),
+            self._wrap,
+        )
+        return self._wrap(node)
+
+    def bucket_by_sequence_length(  # noqa: PLR0913
+        self,
+        element_length_func: Callable[..., Any],
+        bucket_boundaries: Sequence[int],
+        bucket_batch_sizes: Sequence[int],
+        padded_shapes: Any = None,
+        padding_values: Any = None,
+        pad_to_bucket_boundary: bool = False,  # noqa: FBT001, FBT002
+        no_padding: bool = False,  # noqa: FBT001, FBT002
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """Batches of elements of about the same length, padded.
+
+        Args:
+            element_length_func: Takes an element, returns its length.
+            bucket_boundaries: Where a bucket ends and the next begins: ``[10, 20]`` makes buckets
+                of lengths below 10, from 10 to 19, and from 20 on.
+            bucket_batch_sizes: The batch size of each bucket: one more than there are boundaries.
+            padded_shapes: As for `padded_batch`.
+            padding_values: As for `padded_batch`.
+            pad_to_bucket_boundary: Whether open axes are padded to the longest length of the
+                bucket; an element of the last bucket is then an error.
+            no_padding: Whether elements are batched as they are.
+            drop_remainder: Whether smaller batches at the end are left out.
+            name: Ignored.
+
+        Returns:
+            A dataset of batches.
+
+        Example:
+            >>> rows = [[1], [2, 2, 2], [3, 3], [4, 4, 4]]
+            >>> spec = rx.TensorSpec([None], np.int64)
+            >>> dataset = rx.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+            >>> list(dataset.bucket_by_sequence_length(len, [3], [2, 2]))
+            [array([[1, 0], [3, 3]]), array([[2, 2, 2], [4, 4, 4]])]
+        """
+        del name
+        buckets = Buckets.of(bucket_boundaries, bucket_batch_sizes)
+        length = ElementFunction(element_length_func, "bucket_by_sequence_length")
+        if pad_to_bucket_boundary and padded_shapes is None and not is_declared(self.node):
+            raise InvalidArgumentError(
+                "bucket_by_sequence_length(pad_to_bucket_boundary=True) pads the axes that are"
+                " open, and which these are does not show in what a function returns. Give"
+                " padded_shapes, for example [None] for a row, with None where to pad."
+            )
+
+        def make_batches(bucket: Any, group: "Dataset") -> "Dataset":
+            size = buckets.sizes[int(bucket)]
+            if no_padding:
+                return group.batch(size, drop_remainder)
+            shapes = padded_shapes
+            if pad_to_bucket_boundary:
+                shapes = buckets.filled(int(bucket), padded_shapes, group.element_spec)
+            return group.padded_batch(size, shapes, padding_values, drop_remainder)
+
+        return self.group_by_window(
+            lambda *element: buckets.number(length.function(*element)),
+            make_batches,
+            window_size_func=lambda bucket: buckets.sizes[int(bucket)],
+        )
 
     def window(
         self,

@@ -1,13 +1,15 @@
 """Part of `Dataset`: functions of elements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
+from replicax.data._leaves import own, to_leaf
 from replicax.data._node import AUTOTUNE
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode
+from replicax.data._nodes._in_turn import ResampleNode, ScanNode, TakeWhileNode
 from replicax.data._nodes._map import FilterNode, MapNode
-from replicax.data._nodes._take_while import TakeWhileNode
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten
 from replicax.data._surface._root import Root, to_int
@@ -189,6 +191,66 @@ class Elements(Root):
             structure.leaves_of(state)
         return state
 
+    def scan(
+        self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None
+    ) -> "Dataset":
+        """A function of each element that hands a state on to the next.
+
+        Args:
+            initial_state: The state for the first element, of the dtypes that it keeps.
+            scan_func: Takes the state and an element (a tuple is one argument); returns the next
+                state and what the element becomes.
+            name: Ignored.
+
+        Returns:
+            A dataset of what the elements become.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(5)
+            >>> [int(x) for x in dataset.scan(np.int64(0), lambda s, x: (s + x, s + x))]
+            [0, 1, 3, 6, 10]
+        """
+        del name
+        nesting, leaves = flatten(initial_state)
+        state = tuple(own(to_leaf(leaf)) for leaf in leaves)
+        return self._wrap(ScanNode(self.node, ElementFunction(scan_func, "scan"), state, nesting))
+
+    def rejection_resample(
+        self,
+        class_func: Callable[..., Any],
+        target_dist: Sequence[float],
+        initial_dist: Sequence[float] | None = None,
+        seed: int | None = None,
+        name: str | None = None,
+    ) -> "Dataset":
+        """Elements left out at random, so that their classes come as often as wanted.
+
+        Args:
+            class_func: Takes an element, returns its class: an int from 0 on.
+            target_dist: How often each class is wanted, relative to the others.
+            initial_dist: How often each class is there; estimated on the way if None.
+            seed: The seed of the draws.
+            name: Ignored.
+
+        Returns:
+            A dataset of pairs: a class, and an element. No element comes twice.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(6)
+            >>> [int(x) for label, x in dataset.rejection_resample(lambda x: x % 2, [0, 1], seed=1)]
+            [1, 3, 5]
+        """
+        del name
+        target = _distribution(target_dist, "target_dist")
+        initial = None if initial_dist is None else _distribution(initial_dist, "initial_dist")
+        if initial is not None and len(initial) != len(target):
+            raise InvalidArgumentError(
+                f"rejection_resample() got {len(target)} numbers in target_dist and {len(initial)}"
+                " in initial_dist; there is one for each class in both."
+            )
+        function = ElementFunction(class_func, "rejection_resample")
+        return self._wrap(ResampleNode(self.node, function, target, initial, Seeds(seed)))
+
     def apply(self, transformation_func: Callable[["Dataset"], "Dataset"]) -> "Dataset":
         """A function of the whole dataset.
 
@@ -203,6 +265,16 @@ class Elements(Root):
             [0, 1]
         """
         return transformation_func(self._wrap(self.node))
+
+
+def _distribution(values: Sequence[float], name: str) -> tuple[float, ...]:
+    parts = [float(value) for value in values]
+    if not parts or min(parts) < 0 or not sum(parts) > 0:
+        raise InvalidArgumentError(
+            f"rejection_resample({name}={values!r}): give a number for each class, none negative"
+            " and not all zero."
+        )
+    return tuple(part / sum(parts) for part in parts)
 
 
 def _workers(num_parallel_calls: int | None, verb: str) -> int | None:

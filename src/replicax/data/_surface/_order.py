@@ -1,18 +1,24 @@
 """Part of `Dataset`: which elements, in which order, how often, and when."""
 
-import os
 from typing import TYPE_CHECKING
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY
 from replicax.data._nodes._annotate import EnumerateNode
-from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._combine import ConcatenateNode
+from replicax.data._nodes._in_turn import UniqueNode, require_comparable
 from replicax.data._nodes._prefetch import PrefetchNode
 from replicax.data._nodes._repeat import RepeatNode
-from replicax.data._nodes._select import SHARD_HINT, ShardNode, SkipNode, TakeNode
+from replicax.data._nodes._select import (
+    SHARD_HINT,
+    IgnoreErrorsNode,
+    ShardNode,
+    SkipNode,
+    TakeNode,
+)
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._seeds import Seeds
+from replicax.data._structure import flatten
 from replicax.data._surface._root import Root, node_of, to_int
 
 if TYPE_CHECKING:
@@ -168,27 +174,46 @@ class Order(Root):
         del name
         return self._wrap(EnumerateNode(self.node, to_int(start, "enumerate", "start")))
 
-    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> "Dataset":
-        """Elements kept after the first complete pass.
-
-        A `shuffle` before the cache is kept with it: put it after, for a new order in each pass.
+    def unique(self, name: str | None = None) -> "Dataset":
+        """Each element at its first appearance.
 
         Args:
-            filename: A file to keep them in, for later processes too; in memory if empty.
             name: Ignored.
 
         Returns:
-            A dataset of the same elements.
+            A dataset of different elements: int32, int64 or strings, of one part.
 
         Example:
-            >>> calls = []
-            >>> dataset = rx.data.Dataset.range(3).map(calls.append).cache()
-            >>> _ = list(dataset), list(dataset)
-            >>> len(calls)
-            3
+            >>> dataset = rx.data.Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1])
+            >>> [int(x) for x in dataset.unique()]
+            [1, 37, 2]
         """
         del name
-        return self._wrap(CacheNode(self.node, os.fspath(filename)))
+        if self.node.is_spec_known:
+            require_comparable(*flatten(self.node.element_spec))
+        return self._wrap(UniqueNode(self.node))
+
+    def ignore_errors(
+        self,
+        log_warning: bool = False,  # noqa: FBT001, FBT002
+        name: str | None = None,
+    ) -> "Dataset":
+        """The elements that can be made; those that raise are left out.
+
+        Args:
+            log_warning: Whether each one that is left out is logged.
+            name: Ignored.
+
+        Returns:
+            A dataset of the good elements.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(-1, 2).map(lambda x: 6 // int(x))
+            >>> [int(x) for x in dataset.ignore_errors()]
+            [-6, 6]
+        """
+        del name
+        return self._wrap(IgnoreErrorsNode(self.node, bool(log_warning)))
 
     def prefetch(self, buffer_size: int | None, name: str | None = None) -> "Dataset":
         """Elements made ahead in a thread, which ends with its iterator.

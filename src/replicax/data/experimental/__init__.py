@@ -1,5 +1,12 @@
-"""Datasets and distribution strategies: how a dataset is divided among workers."""
+"""Datasets: how they are divided among workers, and what TensorFlow keeps in this namespace."""
 
+from replicax.data._experimental import (
+    TFRecordWriter,
+    assert_cardinality,
+    at,
+    cardinality,
+    from_list,
+)
 from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._nodes._select import SHARD_HINT
 from replicax.data._optional import Optional
@@ -27,5 +34,10 @@ __all__ = [
     "OptimizationOptions",
     "Optional",
     "ServiceOptions",
+    "TFRecordWriter",
     "ThreadingOptions",
+    "assert_cardinality",
+    "at",
+    "cardinality",
+    "from_list",
 ]

@@ -1,0 +1,167 @@
+"""A number for a graph: equal numbers mean equal elements."""
+
+import hashlib
+import itertools
+import sys
+import sysconfig
+import weakref
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from replicax._tensor_spec import TypeSpec
+from replicax.data._functions import ElementFunction
+from replicax.data._node import Node
+from replicax.data._seeds import Seeds
+
+_serial = itertools.count()
+_tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_kept: list[Any] = []  # what cannot be referred to weakly, so that its identity is not used again
+_LIBRARIES = tuple({*sysconfig.get_paths().values()})
+_PARTED = (MethodType, partial, Node, ElementFunction, Seeds)
+_LEFT_OUT = frozenset({"known_spec", "known_inner", "memory", "last", "wrap"})  # what was learnt
+
+
+def fingerprint_of(node: Node) -> np.uint64:
+    """A number that graphs share only if they give the same elements.
+
+    Values count by value, functions by their code and by what they refer to. Anything else counts
+    as itself: another object, or another process, has another number.
+    """
+    digest = hashlib.sha256()
+    _Reader(digest).add(node)
+    return np.uint64(int.from_bytes(digest.digest()[:8], "little"))
+
+
+class _Reader:
+    def __init__(self, digest: Any) -> None:
+        self._digest = digest
+        self._met: dict[int, int] = {}
+        self._alive: list[Any] = []
+
+    def add(self, value: Any) -> None:
+        """Take a value in, with everything in it."""
+        self._tell(type(value).__qualname__)
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype)):
+            self._tell(repr(value))
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self._array(np.asarray(value))
+        elif id(value) in self._met:
+            self._tell(f"seen {self._met[id(value)]}")
+        else:
+            self._met[id(value)] = len(self._met)
+            self._alive.append(value)
+            self._inside(value)
+
+    def _inside(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
+        if isinstance(value, (tuple, list)):
+            self._all(value)
+        elif isinstance(value, (set, frozenset)):
+            self._all(sorted(value, key=repr))
+        elif isinstance(value, dict):
+            self._all(part for pair in value.items() for part in pair)
+        elif name := _installed_name(value):
+            self._tell(name)
+        elif isinstance(value, FunctionType):
+            self._function(value)
+        elif isinstance(value, CodeType):
+            self._all((value.co_code, value.co_names, value.co_consts, value.co_varnames))
+        elif isinstance(value, _PARTED) or isinstance(getattr(value, "node", None), Node):
+            self._all(_parts_of(value))
+        elif isinstance(value, TypeSpec):
+            self._tell(repr(value))
+        elif isinstance(value, (type, ModuleType)):
+            self._tell(f"{getattr(value, '__module__', '')}.{value.__name__}")
+        elif is_dataclass(value):
+            self._all(getattr(value, field.name) for field in fields(value))
+        else:
+            self._tell(_token(value))
+
+    def _all(self, parts: Any) -> None:
+        count = 0
+        for part in parts:
+            self.add(part)
+            count += 1
+        self._tell(f"{count} parts")
+
+    def _array(self, array: np.ndarray[Any, Any]) -> None:
+        self._tell(f"{array.dtype} {array.shape}")
+        if array.dtype == object:
+            self._all(array.reshape(-1).tolist())
+        else:
+            self._digest.update(np.ascontiguousarray(array).tobytes())
+
+    def _function(self, function: FunctionType) -> None:
+        scope = function.__globals__
+        names = [name for name in _all_names(function.__code__) if name in scope]
+        self._all((function.__code__, function.__defaults__, function.__kwdefaults__))
+        cells = function.__closure__ or ()
+        self._all(cell.cell_contents for cell in cells if _is_filled(cell))
+        self._all(scope[name] for name in names)
+
+    def _tell(self, text: str) -> None:
+        data = text.encode()
+        self._digest.update(len(data).to_bytes(8, "little") + data)
+
+
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, ElementFunction):
+        return value.name, value.function, value.vectorize
+    if isinstance(value, Seeds):
+        return ("free" if value.is_free else value.seed), value.under, value.reshuffle
+    if not isinstance(value, Node):
+        return (value.node,)
+    if not is_dataclass(value):
+        return (_token(value),)
+    own = (getattr(value, f.name) for f in fields(value) if f.name not in _LEFT_OUT)
+    return tuple(vars(part) if type(part).__name__ == "ArraySource" else part for part in own)
+
+
+def _all_names(code: CodeType) -> list[str]:
+    inside = (_all_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return sorted({*code.co_names, *(name for names in inside for name in names)})
+
+
+def _installed_name(value: Any) -> str:
+    """Where a function of Python's or of an installed library is found; nothing for others."""
+    home = sys.modules.get(str(getattr(value, "__module__", None)))
+    file = getattr(home, "__file__", None) or ""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    if home is None or home is sys.modules.get("__main__") or not callable(value):
+        return ""
+    if file and not file.startswith(_LIBRARIES):
+        return ""
+    found: Any = home
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    version = getattr(sys.modules.get(home.__name__.partition(".")[0]), "__version__", "")
+    return f"{home.__name__}.{name} {version}" if found is value else ""
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _token(value: Any) -> str:
+    """A name that no other object ever has, here or in another process."""
+    try:
+        if value not in _tokens:
+            _tokens[value] = f"{_PROCESS} {next(_serial)}"
+        return _tokens[value]
+    except TypeError:
+        _kept.append(value)
+        return f"{_PROCESS} at {id(value)}"
+
+
+_PROCESS = hashlib.sha256(np.random.default_rng().bytes(32)).hexdigest()

@@ -1,0 +1,213 @@
+"""Elements gathered by a key; each full group becomes a dataset of its own: group_by_window."""
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
+
+import numpy as np
+
+from replicax.data._blocks import Block, RowBlock, as_structure, join, one_row
+from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._first import Known, first_element, opened
+from replicax.data._functions import ElementFunction
+from replicax.data._leaves import leaf_spec
+from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode, walk
+from replicax.data._nodes._flat_map import made_inside
+from replicax.data._nodes._padded_batch import padded_shapes
+from replicax.data._nodes._window import BlockNode
+from replicax.data._seeds import Run, Seeds
+from replicax.data._structure import Structure, flatten
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GroupByWindowNode(UnaryNode):
+    """What a function makes of ``window_size(key)`` elements with the same key, group by group."""
+
+    key: ElementFunction
+    reduce: ElementFunction
+    window_size: ElementFunction
+    seeds: Seeds
+    wrap: Callable[[Node], Any]
+    known_inner: Known = field(default_factory=Known, kw_only=True)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same functions over another input, whose groups may have other shapes."""
+        (node,) = inputs
+        return replace(self, input=node, known_inner=Known())
+
+    @property
+    def random(self) -> Seeds:
+        """The source of seeds for random datasets that the function makes."""
+        return self.seeds
+
+    @property
+    def element_spec(self) -> Any:
+        """That of the dataset that the function makes of the first element."""
+
+        def learn() -> Node:
+            structure, leaves = first_element(self.input, self.reduce.name)
+            block = one_row(structure, leaves)
+            key = self.key_of(block.elements()[0], 0)
+            return self.inner(key, BlockNode(block, self.input.element_spec), 0, Run())
+
+        return self.known_inner.get(learn).element_spec
+
+    @property
+    def is_spec_known(self) -> bool:
+        """Once the first group was asked for."""
+        inner = self.known_inner.value
+        return isinstance(inner, Node) and inner.is_spec_known
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before the keys are."""
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Yes: the functions."""
+        return True
+
+    def key_of(self, element: Any, index: int) -> int:
+        """The key of an element."""
+        return _whole(self.key.call(element, index), "key_func")
+
+    def size_of(self, key: int) -> int:
+        """How many elements make a group."""
+        size = _whole(self.window_size.call(np.int64(key), key), "window_size_func")
+        if size < 1:
+            raise InvalidArgumentError(
+                f"group_by_window() got the window size {size} for the key {key}; a group has at"
+                " least one element."
+            )
+        return size
+
+    def inner(self, key: int, group: Node, index: int, run: Run) -> Node:
+        """The graph that the function makes for a group."""
+        element = (np.int64(key), self.wrap(group))
+        return made_inside(self.reduce, element, index, run.at(index), self.seeds)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _GroupStream(self, run)
+
+
+@final
+class _GroupStream(Stream):
+    def __init__(self, node: GroupByWindowNode, run: Run) -> None:
+        self._node = node
+        self._run = run
+        self._stream = node.input.open(run)
+        self._spec = node.input.element_spec if node.input.is_spec_known else None
+        self._structure: Structure | None = None
+        self._groups: dict[int, list[Block]] = {}
+        self._sizes: dict[int, int] = {}
+        self._index = 0
+        self._made = 0
+        self._is_input_done = False
+        self._inner: Stream | None = None
+
+    def pull(self, limit: int) -> Block | None:
+        while True:
+            if self._inner is not None:
+                block = self._inner.pull(limit)
+                if block is not None:
+                    self._structure = self._structure or block.structure
+                    return as_structure(block, self._structure)
+                self._inner.close()
+                self._inner = None
+            elif not self._is_input_done:
+                self._read()
+            elif self._groups:
+                self._begin(min(self._groups))
+            else:
+                return None
+
+    def close(self) -> None:
+        if self._inner is not None:
+            self._inner.close()
+        self._stream.close()
+
+    def _read(self) -> None:
+        block = self._stream.pull(1)
+        if block is None:
+            self._is_input_done = True
+            return
+        self._index += 1
+        key = self._node.key_of(block.elements()[0], self._index - 1)
+        if key not in self._groups:
+            self._sizes[key] = self._node.size_of(key)
+            self._groups[key] = []
+        self._groups[key].append(block)
+        if len(self._groups[key]) == self._sizes[key]:
+            self._begin(key)
+
+    def _begin(self, key: int) -> None:
+        group = join(self._groups.pop(key))
+        spec = self._spec
+        if spec is None:
+            leaves = [opened(leaf_spec(leaf)) for leaf in group.rows()[0]]
+            spec = group.structure.unflatten(leaves)
+        self._made += 1
+        index = self._made - 1
+        rows = RowBlock(group.structure, list(group.rows()))
+        node = self._node.inner(key, BlockNode(rows, spec), index, self._run)
+        self._inner = node.open(self._run.inside(self._node.seeds, index))
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Ranges of lengths, and how many elements of each make a batch."""
+
+    bounds: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, bounds: Sequence[int], sizes: Sequence[int]) -> "Buckets":
+        """Check that there is a size for each bucket."""
+        if len(sizes) != len(bounds) + 1:
+            raise InvalidArgumentError(
+                f"bucket_by_sequence_length() got {len(bounds)} boundaries, which make"
+                f" {len(bounds) + 1} buckets, and {len(sizes)} batch sizes; give one for each"
+                " bucket."
+            )
+        return cls(tuple(map(int, bounds)), tuple(map(int, sizes)))
+
+    def number(self, length: Any) -> int:
+        """The first bucket that a length belongs to."""
+        size = _whole(length, "element_length_func")
+        pairs = zip((None, *self.bounds), (*self.bounds, None), strict=True)
+        fits = ((a is None or a <= size) and (b is None or size < b) for a, b in pairs)
+        return next(number for number, fit in enumerate(fits) if fit)
+
+    def filled(self, bucket: int, shapes: Any, spec: Any) -> Any:
+        """Shapes in which the longest length of a bucket stands for open axes."""
+        if bucket == len(self.bounds):
+            raise InvalidArgumentError(
+                f"bucket_by_sequence_length(pad_to_bucket_boundary=True): an element is at least"
+                f" {self.bounds[-1] if self.bounds else 0} long, and the last bucket has no"
+                " boundary to pad to. Add a boundary, or leave such elements out with `filter`."
+            )
+        structure, specs = flatten(spec)
+        known = padded_shapes(structure, shapes) if shapes is not None else [s.shape for s in specs]
+        most = self.bounds[bucket] - 1
+        return structure.unflatten([tuple(most if n is None else n for n in s) for s in known])
+
+
+def is_declared(node: Node) -> bool:
+    """Whether the sizes in a spec were declared, not learnt from what a function returned."""
+    parts = [type(part).__name__ for part in walk(node)]
+    learnt = {"MapNode", "ScanNode", "FlatMapNode", "InterleaveNode", "GroupByWindowNode"}
+    return node.is_spec_known and not learnt & set(parts)
+
+
+def _whole(value: Any, name: str) -> int:
+    """An int that a function has returned."""
+    try:
+        return operator.index(value[()] if isinstance(value, np.ndarray) else value)
+    except TypeError:
+        raise StructureError(
+            f"The {name} must return one int, got {value!r:.100} of type {type(value).__name__}."
+        ) from None

@@ -1,0 +1,353 @@
+"""Elements that are looked at in turn: take_while, scan, unique, resampling, a promised number."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, final
+
+import numpy as np
+
+from replicax.data._blocks import Block, RowBlock
+from replicax.data._errors import FailedPreconditionError, InvalidArgumentError, StructureError
+from replicax.data._first import Known, first_element, opened
+from replicax.data._functions import ElementFunction
+from replicax.data._leaves import leaf_spec, own, to_leaf
+from replicax.data._node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Node,
+    PassingNode,
+    Stream,
+    UnaryNode,
+)
+from replicax.data._seeds import Run, Seeds
+from replicax.data._structure import LEAF, Structure, flatten, tuple_of
+
+_SMOOTHING = 10  # of each class are thought to be seen before the first element, as in TensorFlow
+_TINY = float(np.finfo(np.float32).tiny)
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class TakeWhileNode(UnaryNode):
+    """The elements before the first for which the function is false."""
+
+    predicate: ElementFunction
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before looking."""
+        return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Yes: the function."""
+        return True
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _TakeWhileStream(self.input.open(run), self.predicate)
+
+
+@final
+class _TakeWhileStream(Stream):
+    def __init__(self, stream: Stream, predicate: ElementFunction) -> None:
+        self._stream = stream
+        self._predicate = predicate
+        self._index = 0
+        self._is_done = False
+
+    def pull(self, limit: int) -> Block | None:
+        # One at a time: what comes after the end must not be looked at.
+        block = None if self._is_done else self._stream.pull(1)
+        if block is None:
+            return None
+        self._index += 1
+        self._is_done = not self._predicate.call(block.elements()[0], self._index - 1)
+        return None if self._is_done else block
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@dataclass(frozen=True, eq=False)
+class _LearningNode(UnaryNode):
+    """A node whose function shows what it returns on the first element."""
+
+    function: ElementFunction
+    known_spec: Known = field(default_factory=Known, kw_only=True)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same function over another input, whose results may have other shapes."""
+        (node,) = inputs
+        return replace(self, input=node, known_spec=Known())
+
+    @property
+    def is_spec_known(self) -> bool:
+        """Once it was asked for."""
+        return self.known_spec.value is not None
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Yes: the function."""
+        return True
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ScanNode(_LearningNode):
+    """The second results of a function whose first result is its state for the next element."""
+
+    state: tuple[Any, ...]
+    nesting: Structure
+
+    @property
+    def element_spec(self) -> Any:
+        """Learnt from the first element; a state that grows leaves all sizes open."""
+        return self.known_spec.get(self._learn)
+
+    def _learn(self) -> Any:
+        structure, leaves = first_element(self.input, self.function.name)
+        state, output = self.step(self.state, structure.unflatten(leaves), 0)
+        nesting, results = flatten(output)
+        specs: list[Any] = [leaf_spec(to_leaf(result)) for result in results]
+        given = structure.leaves_of(self.input.element_spec)
+        is_sure = all(None not in (getattr(spec, "shape", None) or ()) for spec in given)
+        if not is_sure or [np.shape(x) for x in state] != [np.shape(x) for x in self.state]:
+            specs = [opened(spec) for spec in specs]
+        return nesting.unflatten(specs)
+
+    def step(self, state: Sequence[Any], element: Any, index: int) -> tuple[tuple[Any, ...], Any]:
+        """The next state, and what the function gives for an element."""
+        result = self.function.call((self.nesting.unflatten(state), element), index)
+        if type(result) is not tuple or len(result) != 2:
+            raise StructureError(
+                f"The function given to scan() must return a pair, the next state and what it gives"
+                f" for the element, but for element {index} it returned {result!r:.100}."
+            )
+        try:
+            leaves = tuple(own(to_leaf(leaf)) for leaf in self.nesting.leaves_of(result[0]))
+        except StructureError as error:
+            raise StructureError(
+                f"The next state of scan() must be built like its initial_state: {error}."
+            ) from None
+        for old, new in zip(self.state, leaves, strict=True):
+            before, after = leaf_spec(old), leaf_spec(new)
+            if getattr(before, "dtype", None) != getattr(after, "dtype", None):
+                raise StructureError(
+                    f"The next state of scan() must have the dtypes of its initial_state: it was"
+                    f" {before} and is {after} after element {index}. Begin with a value of that"
+                    " dtype, such as np.int64(0), or convert it in the function."
+                )
+        return leaves, tuple(result[1]) if type(result[1]) is list else result[1]
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _ScanStream(self.input.open(run), self)
+
+
+@final
+class _ScanStream(Stream):
+    def __init__(self, stream: Stream, node: ScanNode) -> None:
+        self._stream = stream
+        self._node = node
+        self._state = node.state
+        self._structure: Structure | None = None
+        self._index = 0
+
+    def pull(self, limit: int) -> Block | None:
+        block = self._stream.pull(1)
+        if block is None:
+            return None
+        self._index += 1
+        state = tuple(own(leaf) for leaf in self._state)  # which the function may write into
+        self._state, output = self._node.step(state, block.elements()[0], self._index - 1)
+        if self._structure is None:
+            self._structure = flatten(output)[0]
+        leaves = self._structure.leaves_of(output)
+        return RowBlock(self._structure, [tuple(own(to_leaf(leaf)) for leaf in leaves)])
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class UniqueNode(PassingNode):
+    """Each element at its first appearance."""
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before looking."""
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def gives_places(self) -> bool:
+        """No: elements are looked at."""
+        return False
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _UniqueStream(self.input.open(run))
+
+
+def require_comparable(structure: Structure, specs: Sequence[Any]) -> None:
+    """Whether elements can be told apart by value: one part, of ints or strings."""
+    if structure.num_leaves != 1:
+        raise InvalidArgumentError(
+            f"unique() needs elements of one part, but these are {structure}. Keep one with `map`."
+        )
+    dtype = getattr(specs[0], "dtype", None)
+    if dtype not in (np.int32, np.int64, object):
+        raise StructureError(
+            f"unique() compares int32, int64 and strings, but the elements are of dtype {dtype}:"
+            " floats that look equal may differ. Convert them in a `map` first."
+        )
+
+
+@final
+class _UniqueStream(Stream):
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._seen: set[Any] = set()
+
+    def pull(self, limit: int) -> Block | None:
+        while (block := self._stream.pull(limit)) is not None:
+            rows = block.rows()
+            require_comparable(block.structure, [leaf_spec(leaf) for leaf in rows[0][:1]])
+            new: list[int] = []
+            for place, (leaf,) in enumerate(rows):
+                key = leaf if isinstance(leaf, bytes) else (leaf.shape, *leaf.reshape(-1).tolist())
+                if key not in self._seen:
+                    self._seen.add(key)
+                    new.append(place)
+            if new:
+                return block.take(np.array(new, np.int64))
+        return None
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class ResampleNode(_LearningNode):
+    """Pairs of a class and an element; elements are left out so that classes come as wanted."""
+
+    target: tuple[float, ...]
+    initial: tuple[float, ...] | None
+    seeds: Seeds
+
+    @property
+    def random(self) -> Seeds:
+        """The seeds of the draws."""
+        return self.seeds
+
+    @property
+    def cardinality(self) -> int:
+        """Not known before the draws."""
+        size = self.input.cardinality
+        return size if size in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
+
+    @property
+    def element_spec(self) -> Any:
+        """A class, and an element."""
+
+        def learn() -> Any:
+            structure, leaves = first_element(self.input, self.function.name)
+            label = to_leaf(self.function.call(structure.unflatten(leaves), 0))
+            return leaf_spec(label), self.input.element_spec
+
+        return self.known_spec.get(learn)
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _ResampleStream(self.input.open(run), self, run.generator(self.seeds))
+
+
+@final
+class _ResampleStream(Stream):
+    def __init__(self, stream: Stream, node: ResampleNode, generator: np.random.Generator) -> None:
+        self._stream = stream
+        self._node = node
+        self._generator = generator
+        self._seen = np.full(len(node.target), _SMOOTHING, np.float64)
+        self._index = 0
+
+    def pull(self, limit: int) -> Block | None:
+        while (block := self._stream.pull(1)) is not None:
+            self._index += 1
+            label = to_leaf(self._node.function.call(block.elements()[0], self._index - 1))
+            draw = self._generator.random()
+            if draw < self._acceptance(self._class(label)):
+                structure = tuple_of((LEAF, block.structure))
+                return RowBlock(structure, [(label, *block.rows()[0])])
+        return None
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def _class(self, label: Any) -> int:
+        count = len(self._seen)
+        if np.ndim(label) or not isinstance(label, np.integer) or not 0 <= label < count:
+            raise InvalidArgumentError(
+                f"The class_func given to rejection_resample() returned {label!r:.60} for element"
+                f" {self._index - 1}; with {count} numbers in target_dist a class is an int from 0"
+                f" to {count - 1}."
+            )
+        return int(label)
+
+    def _acceptance(self, label: int) -> float:
+        if self._node.initial is None:
+            self._seen[label] += 1
+            initial = self._seen / self._seen.sum()
+        else:
+            initial = np.array(self._node.initial)
+        ratios = np.array(self._node.target) / (initial + _TINY)
+        return float(ratios[label] / ratios.max())
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PromisedNode(PassingNode):
+    """The input with a number of elements that somebody has promised, and that is checked."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        """As promised."""
+        return self.count
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _PromisedStream(self.input.open(run), self.count)
+
+
+@final
+class _PromisedStream(Stream):
+    def __init__(self, stream: Stream, count: int) -> None:
+        self._stream = stream
+        self._count = count
+        self._given = 0
+        self._is_done = False
+
+    def pull(self, limit: int) -> Block | None:
+        if self._is_done:
+            return None
+        left = self._count - self._given if self._count >= 0 else limit
+        block = self._stream.pull(max(1, min(limit, left)))
+        if block is not None and left > 0:
+            self._given += len(block)
+            return block
+        self._is_done = True
+        if block is None and self._given == self._count:
+            return None
+        promised = "an infinite number of" if self._count < 0 else str(self._count)
+        has = f"{self._given}" if block is None else "more"
+        raise FailedPreconditionError(
+            f"assert_cardinality() was promised {promised} elements, but the dataset has {has}."
+            " Correct the number, or leave it out."
+        )
+
+    def close(self) -> None:
+        self._stream.close()

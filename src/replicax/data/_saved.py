@@ -1,0 +1,256 @@
+"""Elements in a folder: what `Dataset.save` writes and `Dataset.load` reads.
+
+The folder has one folder for each saving, with a file of blocks for each shard, and a list of them,
+`dataset.json`, which is exchanged when all of them are written.
+"""
+
+import json
+import operator
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec
+from replicax.data._blocks import Block, RowBlock, as_structure, join
+from replicax.data._cache_file import writing
+from replicax.data._errors import DataLossError, InvalidArgumentError, NotFoundError, StructureError
+from replicax.data._leaves import common_shape, leaf_spec
+from replicax.data._node import Node, SourceNode, Stream, walk
+from replicax.data._nodes._cache import FileStream
+from replicax.data._seeds import Run
+from replicax.data._structure import Structure, flatten, from_json, to_json
+
+Shard = Callable[[Any, int], Any]  # of an element and its number
+
+_LIST = "dataset.json"
+_FORMAT = "replicax-dataset-1"
+_COMPRESSIONS = (None, "", "NONE", "AUTO", "GZIP", "SNAPPY")
+_ROWS = 256  # of a block in a file
+
+
+def check_compression(compression: str | None, verb: str) -> None:
+    """Whether it is one of TensorFlow's; none of them changes anything."""
+    if compression not in _COMPRESSIONS:
+        raise InvalidArgumentError(
+            f"{verb}(compression={compression!r}): give None, 'AUTO', 'GZIP' or 'SNAPPY'; elements"
+            " are kept uncompressed with any of them."
+        )
+
+
+def save_elements(node: Node, path: str, shard: Shard | None) -> None:
+    """Make all elements and keep them."""
+    folder = secrets.token_hex(8)
+    saving = _Saving(os.path.join(path, folder), node)
+    try:
+        for number, block in _numbered(node, shard):
+            saving.add(number, block)
+        told = {"format": _FORMAT, "folder": folder, **saving.commit()}
+    except BaseException:
+        saving.abandon()
+        raise
+    part = os.path.join(path, f"{folder}.part")
+    with open(part, "w") as file:
+        json.dump(told, file)
+    before = _read_list(path) if os.path.exists(os.path.join(path, _LIST)) else {}
+    os.replace(part, os.path.join(path, _LIST))
+    if before.get("folder"):
+        shutil.rmtree(os.path.join(path, before["folder"]), ignore_errors=True)
+
+
+def saved_parts(path: str, element_spec: Any) -> list["SavedNode"]:
+    """One node for each file of a folder."""
+    told = _read_list(path)
+    structure = from_json(told["structure"])
+    specs = [TensorSpec(shape, _dtype(dtype)) for shape, dtype in told["specs"] or ()]
+    if element_spec is not None:
+        structure, given = flatten(element_spec)
+        _check_given(path, specs if told["specs"] is not None else given, given)
+        specs = given
+    if structure is None:
+        raise InvalidArgumentError(
+            f"What was saved in {path!r} does not tell how its elements are built: there are none,"
+            " or they are of a class of your own. Pass element_spec, nested like an element:"
+            " `Dataset.load(path, element_spec=dataset.element_spec)`."
+        )
+    spec = structure.unflatten(specs)
+    folder = os.path.join(path, told["folder"])
+    return [SavedNode(os.path.join(folder, name), count, spec) for name, count in told["files"]]
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class SavedNode(SourceNode):
+    """The elements of one file."""
+
+    path: str
+    count: int
+    spec: Any
+
+    @property
+    def element_spec(self) -> Any:
+        """What all elements have in common."""
+        return self.spec
+
+    @property
+    def cardinality(self) -> int:
+        """As many as were written."""
+        return self.count
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        if not os.path.exists(self.path):
+            raise NotFoundError(
+                f"There is no file {self.path!r} any more, although its folder lists it: the"
+                " dataset was saved again, or the file was deleted. Call `Dataset.load` again."
+            )
+        return FileStream(self.path, self)
+
+
+class _Saving:
+    """Files that are being written."""
+
+    def __init__(self, folder: str, node: Node) -> None:
+        os.makedirs(folder, exist_ok=True)
+        self._folder = folder
+        self._files: dict[int, writing] = {}
+        self._counts: dict[int, int] = {}
+        self._waiting: dict[int, list[Block]] = {}
+        self._structure: Structure | None = None
+        self._specs: list[Any] | None = None
+        if node.is_spec_known:
+            self._structure = flatten(node.element_spec)[0]
+
+    def add(self, number: int, block: Block) -> None:
+        if self._structure is None:
+            self._structure = block.structure
+        block = as_structure(block, self._structure)
+        if number not in self._files:
+            self._files[number] = writing(os.path.join(self._folder, f"{number:08d}"))
+            self._counts[number], self._waiting[number] = 0, []
+        self._specs = _common(self._specs, block)
+        self._counts[number] += len(block)
+        self._waiting[number].append(block)
+        if sum(map(len, self._waiting[number])) >= _ROWS:
+            self._write(number)
+
+    def commit(self) -> dict[str, Any]:
+        if not self._files:
+            self._files[0] = writing(os.path.join(self._folder, f"{0:08d}"))
+            self._counts[0], self._waiting[0] = 0, []
+        for number, file in self._files.items():
+            self._write(number)
+            file.commit()
+        specs = self._specs
+        return {
+            "files": [[f"{number:08d}", self._counts[number]] for number in sorted(self._files)],
+            "structure": None if specs is None else to_json(_known(self._structure)),
+            "specs": specs and [[s.shape, s.dtype.name] for s in specs],
+        }
+
+    def abandon(self) -> None:
+        for file in self._files.values():
+            file.abandon()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _write(self, number: int) -> None:
+        blocks, self._waiting[number] = self._waiting[number], []
+        if blocks:
+            self._files[number].add(join(blocks))
+
+
+def _numbered(node: Node, shard: Shard | None) -> Iterator[tuple[int, Block]]:
+    """Blocks, and the number of the file that each goes to."""
+    seeds = {part.random: part.random.begin() for part in walk(node) if part.random is not None}
+    stream, index = node.open(Run(seeds)), 0
+    try:
+        while (block := stream.pull(1 if node.calls_user_code else _ROWS)) is not None:
+            if shard is None:
+                yield 0, block
+                continue
+            for place, element in enumerate(block.elements()):
+                yield _number(shard(element, index)), block.slice(place, place + 1)
+                index += 1
+    finally:
+        stream.close()
+
+
+def _number(value: Any) -> int:
+    try:
+        number = operator.index(value[()] if isinstance(value, np.ndarray) else value)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise InvalidArgumentError(
+            f"The shard_func given to save() must return the number of a file, an int from 0 on;"
+            f" got {value!r:.100}."
+        )
+    return number
+
+
+def _common(specs: list[Any] | None, block: Block) -> list[Any]:
+    """What is known of all elements so far."""
+    rows = block.rows() if isinstance(block, RowBlock) else block.slice(0, 1).rows()
+    for row in rows:
+        found: list[Any] = [leaf_spec(leaf) for leaf in row]
+        if specs is None:
+            specs = found
+        if not all(isinstance(spec, TensorSpec) for spec in found):
+            raise InvalidArgumentError(
+                "save() keeps arrays, numbers and strings, but an element has a nested dataset."
+                " Turn each into arrays first: `flat_map(lambda window: window.batch(n))`."
+            )
+        if any(a.dtype != b.dtype for a, b in zip(specs, found, strict=True)):
+            raise StructureError(
+                f"save() needs elements of the same dtypes, got {specs} and then {found}."
+            )
+        pairs = zip(specs, found, strict=True)
+        specs = [TensorSpec(common_shape(a.shape, b.shape), a.dtype) for a, b in pairs]
+    assert specs is not None
+    return specs
+
+
+def _check_given(path: str, stored: list[Any], given: list[Any]) -> None:
+    pairs = list(zip(stored, given, strict=False))
+    if len(stored) != len(given) or any(a.dtype != b.dtype for a, b in pairs):
+        raise InvalidArgumentError(
+            f"load(element_spec=...) does not fit what was saved in {path!r}: it has parts of"
+            f" {[str(spec.dtype) for spec in stored]}, the spec of"
+            f" {[str(spec.dtype) for spec in given]}. Leave it out to have what was saved."
+        )
+
+
+def _read_list(path: str) -> dict[str, Any]:
+    file = os.path.join(path, _LIST)
+    if os.path.exists(os.path.join(path, "dataset_spec.pb")) and not os.path.exists(file):
+        raise DataLossError(
+            f"{path!r} was saved by TensorFlow, in a format of its own. Read it there, write the"
+            " elements with `tf.io.TFRecordWriter`, and use `rx.data.TFRecordDataset`."
+        )
+    try:
+        with open(file) as content:
+            told: Any = json.load(content)
+    except FileNotFoundError:
+        raise NotFoundError(
+            f"There is no saved dataset in {path!r}: it has no file {_LIST!r}. `dataset.save(path)`"
+            " writes one."
+        ) from None
+    except ValueError as error:
+        raise DataLossError(f"{file!r} is damaged ({error}). Save the dataset again.") from None
+    if not isinstance(told, dict) or told.get("format") != _FORMAT:
+        raise DataLossError(f"{file!r} is not a list of saved elements. Save the dataset again.")
+    result: dict[str, Any] = told
+    return result
+
+
+def _dtype(name: str) -> Any:
+    return np.dtype(object if name == "object" else name)
+
+
+def _known(structure: Structure | None) -> Structure:
+    assert structure is not None
+    return structure
