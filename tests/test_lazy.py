@@ -36,6 +36,13 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         rx.nothing  # noqa: B018
 
 
-def test_a_strategy_that_is_left_out_says_what_to_use():
+@pytest.mark.parametrize("name", ["ParameterServerStrategy", "CentralStorageStrategy"])
+@pytest.mark.parametrize("package", [rx.distribute, rx.distribute.experimental])
+def test_a_strategy_that_is_left_out_says_what_to_use(package, name):
     with pytest.raises(AttributeError, match="Use MirroredStrategy"):
-        rx.distribute.ParameterServerStrategy  # noqa: B018
+        getattr(package, name)
+
+
+@pytest.mark.parametrize("name", ["PreemptionCheckpointHandler", "TerminationConfig"])
+def test_what_tensorflow_has_in_two_places_is_in_both(name):
+    assert getattr(rx.distribute.experimental, name) is getattr(rx.train, name)

@@ -9,6 +9,18 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# What is left out of the lists of strategies, and what to say of it.
+ASYNCHRONOUS = {
+    name: (
+        f"replicax has no {name}: it trains synchronously, with every variable on its replicas'"
+        f" devices. Use {instead}."
+    )
+    for name, instead in {
+        "ParameterServerStrategy": "MirroredStrategy or MultiWorkerMirroredStrategy",
+        "CentralStorageStrategy": "MirroredStrategy, which keeps a copy on each device",
+    }.items()
+}
+
 
 def on_demand(
     package: str, homes: Mapping[str, str], absent: Mapping[str, str] | None = None

@@ -85,7 +85,16 @@ def test_connecting_to_a_remote_tpu_is_refused():
         TPUClusterResolver.connect("grpc://10.0.0.1:8470")
 
 
-@pytest.mark.parametrize("tpu", [5, True, ["local"], b"local"], ids=repr)
+@pytest.mark.parametrize("tpu", [5, True, b"local"], ids=repr)
 def test_something_that_is_no_text_is_a_type_error(tpu):
     with pytest.raises(ClusterTypeError, match="tpu is"):
         TPUClusterResolver(tpu)
+
+
+def test_a_list_of_one_tpu_is_that_tpu_and_several_are_refused_as_in_tensorflow():
+    assert TPUClusterResolver(tpu=["local"]).is_local
+    assert TPUClusterResolver(["grpc://10.0.0.1:8470"]).master() == "grpc://10.0.0.1:8470"
+    with pytest.raises(NotImplementedError, match=r"names 2 TPUs.*every host"):
+        TPUClusterResolver(tpu=["grpc://10.0.0.1:8470", "grpc://10.0.0.2:8470"])
+    with pytest.raises(ClusterError, match="names 0 TPUs"):
+        TPUClusterResolver(tpu=[])

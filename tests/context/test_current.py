@@ -258,3 +258,41 @@ class TestSetStrategy:
     def test_what_is_no_strategy_is_refused(self):
         with pytest.raises(TypeError, match="needs a strategy, or None"):
             D.experimental_set_strategy("mirrored")
+
+
+def test_one_scope_may_be_entered_again_and_inside_itself(two):
+    scope = two.scope()
+    for _ in range(2):
+        with scope as outer, scope as inner:
+            assert outer is inner is rx.distribute.get_strategy() is two
+        assert not rx.distribute.has_strategy()
+
+    with pytest.raises(KeyError), scope, scope:
+        raise KeyError
+    assert not rx.distribute.has_strategy()
+
+
+def test_one_scope_may_be_entered_by_several_threads(two):
+    scope, seen = two.scope(), []
+
+    def other():
+        with scope:
+            seen.append(rx.distribute.get_strategy() is two)
+        seen.append(rx.distribute.has_strategy())
+
+    with scope:
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+        seen.append(rx.distribute.get_strategy() is two)
+
+    assert seen == [True, False, True]
+    assert not rx.distribute.has_strategy()
+
+
+def test_a_scope_is_a_decorator(two):
+    @two.scope()
+    def make():
+        return rx.Variable(1.0)
+
+    assert len(make().components) == len(make().components) == 2

@@ -288,3 +288,8 @@ def test_results_of_an_update_are_arrays(extended, variable):
     result = extended.update(variable, lambda v: v.assign(5.0))
 
     assert [np.asarray(v).item() for v in result.values] == [5.0, 5.0]
+
+
+def test_hosts_are_the_processes_of_the_replicas():
+    assert rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).extended.num_hosts == 1
+    assert rx.distribute.get_strategy().extended.num_hosts == 1

@@ -79,3 +79,12 @@ def test_an_evaluator_is_a_worker_of_its_own(monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(config))
 
     assert rx.distribute.MultiWorkerMirroredStrategy().num_replicas_in_sync == 1
+
+
+def test_every_multi_worker_strategy_is_one_of_the_older_form_as_in_tensorflow():
+    older = rx.distribute.experimental.MultiWorkerMirroredStrategy
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+
+    assert isinstance(strategy, older)
+    assert isinstance(older(), rx.distribute.MultiWorkerMirroredStrategy)
+    assert not isinstance(rx.distribute.get_strategy(), older)

@@ -1,11 +1,14 @@
 """Making variables: creator scopes, once for all replicas, and inside traced functions."""
 
+import copy
+
 import jax
 import jax.numpy as jnp
 import pytest
 
 import replicax as rx
 from replicax._errors import TracingError
+from tests.replicas import context
 
 
 def test_the_innermost_creator_is_called_first():
@@ -173,3 +176,64 @@ def test_a_tracer_of_jax_cannot_be_an_initial_value():
 def test_without_an_initial_value_it_says_what_one_is():
     with pytest.raises(ValueError, match="needs an initial value: an array, a number, or a func"):
         rx.Variable()
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "MEAN"])
+def test_a_deep_copy_is_a_variable_of_its_own(two, aggregation):
+    with two.scope():
+        v = rx.Variable([1.0, 2.0], name="w", aggregation=rx.VariableAggregation[aggregation])
+    copied = copy.deepcopy({"layer": [v, v]})["layer"]
+    copied[0].assign([5.0, 6.0])
+
+    assert copied[0] is copied[1]
+    assert v.numpy().tolist() == [1.0, 2.0]
+    assert [c.numpy().tolist() for c in copied[0].components] == [[5.0, 6.0]] * 2
+    assert (copied[0].name, copied[0].aggregation) == (v.name, v.aggregation)
+    add = rx.function(lambda: two.run(lambda: copied[0].assign_add(jnp.ones(2))))
+    add(), add()
+    assert v.numpy().tolist() == [1.0, 2.0]
+    assert copied[0].numpy().tolist() == [7.0, 8.0]
+
+
+def test_a_deep_copy_has_every_replicas_own_value(two):
+    with two.scope():
+        v = rx.Variable(
+            0,
+            synchronization=rx.VariableSynchronization.ON_READ,
+            aggregation=rx.VariableAggregation.SUM,
+        )
+    two.run(lambda: v.assign(context().replica_id_in_sync_group + 1))
+    copied = copy.deepcopy(v)
+    two.run(lambda: v.assign_add(10))
+
+    assert [int(c.read_value()) for c in copied.components] == [1, 2]
+    assert int(copied.read_value()) == 3
+    assert int(copy.deepcopy(v.components[1]).read_value()) == 12
+
+
+def test_a_plain_variable_is_copied_too_and_not_in_a_trace():
+    v = rx.Variable(1.0)
+    copied = copy.deepcopy(v)
+    copied.assign(2.0)
+
+    assert (float(v), float(copied)) == (1.0, 2.0)
+    with pytest.raises(TracingError, match="Copy it outside"):
+        rx.function(lambda: copy.deepcopy(v).read_value())()
+
+
+def test_a_variable_that_is_read_as_a_sum_may_be_trained(two):
+    on_read = {
+        "synchronization": rx.VariableSynchronization.ON_READ,
+        "aggregation": rx.VariableAggregation.SUM,
+    }
+    with two.scope():
+        v = rx.Variable(3.0, trainable=True, **on_read)
+
+    def step():
+        with rx.GradientTape() as tape:
+            loss = v * v
+        return tape.gradient(loss, v)
+
+    assert v.trainable
+    for run in (two.run, rx.function(two.run)):
+        assert [float(g) for g in run(step).values] == [6.0, 6.0]

@@ -153,7 +153,7 @@ def test_what_it_does_not_have_is_an_attribute_error():
 
 
 def test_it_cannot_be_copied_by_accident():
-    with pytest.raises(VariableError, match=r"rx\.Variable\(variable\.read_value\(\)\)"):
+    with pytest.raises(VariableError, match=r"use copy\.deepcopy"):
         copy.copy(rx.Variable(1.0))
 
 
@@ -235,7 +235,6 @@ def test_the_size_of_numbers_does_not_change_the_dtype():
         ({"synchronization": "AUTO"}, r"synchronization='AUTO'.*rx\.VariableSynchronization\.AUTO"),
         ({"aggregation": 1}, r"aggregation=1.*rx\.VariableAggregation\.NONE"),
         ({"synchronization": rx.VariableSynchronization.NONE}, "NONE, which no strategy supports"),
-        ({"synchronization": ON_READ, "trainable": True}, "ON_READ and cannot be trainable"),
         ({"aggregation": rx.VariableAggregation.MEAN, "dtype": jnp.int32}, "cannot have .* MEAN"),
         ({"shape": (2,)}, r"declared with shape \(2,\).*has shape \(\)"),
     ],

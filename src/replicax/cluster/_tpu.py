@@ -1,5 +1,6 @@
 """TPUClusterResolver: the TPUs of this machine."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from replicax.cluster._errors import ClusterError, ClusterTypeError
@@ -18,6 +19,7 @@ class TPUClusterResolver(ClusterResolver):
         tpu: ``None``, ``""`` or ``"local"`` for the TPUs of this machine, or of the slice that
             it is part of; without TPUs the strategy simulates a slice on CPU devices.
             ``"grpc://host:port"`` describes a remote TPU, which can be looked at but not driven.
+            A list of one of these is that one.
         zone: Accepted for TensorFlow's sake; this machine is in no other zone.
         project: Accepted for TensorFlow's sake.
         job_name: The task type.
@@ -40,7 +42,7 @@ class TPUClusterResolver(ClusterResolver):
 
     def __init__(  # noqa: PLR0913 - TensorFlow's signature
         self,
-        tpu: str | None = None,
+        tpu: str | Sequence[str] | None = None,
         zone: str | None = None,
         project: str | None = None,
         job_name: str = "worker",
@@ -156,6 +158,8 @@ class TPUClusterResolver(ClusterResolver):
 def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> list[str]:
     if tpu is None or tpu in ("", "local"):
         return []
+    if isinstance(tpu, list | tuple):
+        return _remote_endpoints(_only(tpu), zone, project)
     if not isinstance(tpu, str):
         raise ClusterTypeError(
             f"tpu is {show(tpu)}, a {type(tpu).__name__}; it must be text:"
@@ -165,6 +169,16 @@ def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> lis
         raise _not_here(tpu, zone, project)
     hosts = [part.strip().removeprefix(_PROTOCOL) for part in tpu.split(",")]
     return [host if ":" in host else f"{host}:{_PORT}" for host in hosts]
+
+
+def _only(tpus: Sequence[object]) -> object:
+    if len(tpus) == 1:
+        return tpus[0]
+    kind = NotImplementedError if tpus else ClusterError
+    raise kind(
+        f"tpu={show(list(tpus))} names {len(tpus)} TPUs, and a program trains on one. Write"
+        " TPUClusterResolver(tpu='local') and start the program on every host of the slice."
+    )
 
 
 def _not_here(tpu: str | None, zone: str | None, project: str | None) -> ClusterError:

@@ -1,5 +1,6 @@
-"""``rx.config``: the devices of this machine, and virtual ones."""
+"""``rx.config``: the devices of this machine, virtual ones, and whether functions compile."""
 
+from replicax.function._eagerly import functions_run_eagerly, run_functions_eagerly
 from replicax.topology._config import (
     LogicalDevice,
     LogicalDeviceConfiguration,
@@ -16,8 +17,10 @@ __all__ = [
     "LogicalDeviceConfiguration",
     "PhysicalDevice",
     "experimental_connect_to_cluster",
+    "functions_run_eagerly",
     "get_logical_device_configuration",
     "list_logical_devices",
     "list_physical_devices",
+    "run_functions_eagerly",
     "set_logical_device_configuration",
 ]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -208,6 +209,23 @@ def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
         return
     with entered(strategy=strategy, replica=None):
         yield strategy
+
+
+class Scope(ContextDecorator):
+    """The scope of a strategy as an object, which may be entered again, also inside itself."""
+
+    def __init__(self, strategy: StrategyBase) -> None:
+        self._strategy = strategy
+        self._entered = threading.local()
+
+    def __enter__(self) -> StrategyBase:
+        block = strategy_scope(self._strategy)
+        strategy = block.__enter__()
+        vars(self._entered).setdefault("blocks", []).append(block)
+        return strategy
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.blocks.pop().__exit__(*error)
 
 
 def _ambient(frame: Frame) -> Any:

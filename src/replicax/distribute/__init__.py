@@ -8,7 +8,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._enums import ReduceOp
-from replicax._lazy import on_demand
+from replicax._lazy import ASYNCHRONOUS, on_demand
 from replicax.collectives._cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
@@ -86,15 +86,5 @@ _HOMES = {
     "cluster_resolver": "replicax.distribute.cluster_resolver",
     "experimental": "replicax.distribute.experimental",
 }
-_ABSENT = {
-    name: (
-        f"replicax has no {name}: it trains synchronously, with every variable on its replicas'"
-        f" devices. Use {instead}."
-    )
-    for name, instead in {
-        "ParameterServerStrategy": "MirroredStrategy or MultiWorkerMirroredStrategy",
-        "CentralStorageStrategy": "MirroredStrategy, which keeps a copy on each device",
-    }.items()
-}
 
-__getattr__ = on_demand(__name__, _HOMES, _ABSENT)
+__getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)

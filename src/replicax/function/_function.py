@@ -15,6 +15,7 @@ import jax
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, traced, traced_apart
 from replicax.context._current import current, get_strategy, whereabouts, within
+from replicax.function._eagerly import runs_eagerly
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
@@ -149,7 +150,7 @@ class Function:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._signature is not None:
             args, kwargs = self._conformed(args, kwargs), {}
-        if current().level is not None or traced.value is not at_rest:
+        if current().level is not None or traced.value is not at_rest or runs_eagerly[0]:
             return self._python(*args, **kwargs)
         if self._is_host_driven:
             return self._hosted(args, kwargs)

@@ -16,7 +16,7 @@ from replicax._lazy import LazyModule
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._destinations import plain_reduction
 from replicax.collectives._options import RunOptions
-from replicax.context._current import require_cross_replica, strategy_scope
+from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.function._function import Function
 from replicax.input._options import InputContext, InputOptions
@@ -126,7 +126,7 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
             >>> len(strategy.experimental_local_results(v))
             2
         """
-        return strategy_scope(self)
+        return Scope(self)
 
     def run(
         self,

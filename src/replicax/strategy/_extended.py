@@ -63,6 +63,12 @@ class StrategyExtended:
         return self._strategy.between_graph
 
     @property
+    def num_hosts(self) -> int:
+        """How many processes the replicas are in."""
+        topology = self._strategy.topology
+        return 1 if topology is None else len({d.process_index for d in topology.devices})
+
+    @property
     def experimental_should_init(self) -> bool:
         """Whether this process initializes variables."""
         return True

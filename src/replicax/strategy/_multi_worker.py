@@ -47,8 +47,13 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         super().__init__(topology, ops, variable_policy)
 
 
-class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy):
-    """The older form of `rx.distribute.MultiWorkerMirroredStrategy`.
+class _OlderForm(type(MultiWorkerMirroredStrategy)):  # type: ignore[misc]
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, MultiWorkerMirroredStrategy)
+
+
+class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy, metaclass=_OlderForm):
+    """The older form of `rx.distribute.MultiWorkerMirroredStrategy`; all are instances of it.
 
     Args:
         communication: Which library moves the data; XLA chooses, whatever is named.

@@ -17,6 +17,7 @@ from replicax.collectives import _eager
 from replicax.context._current import current
 from replicax.context._replica import ReplicaContext
 from replicax.function._captured import own_value
+from replicax.function._eagerly import runs_eagerly
 from replicax.function._function import BoundFunction, Function
 from replicax.function._signature import conform, static_key
 from replicax.strategy._compiled import run_compiled
@@ -48,7 +49,7 @@ def run_replicas(
         if not check_counts((args, kwargs), topology):
             _say_that_all_get_all((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
-        if current().level is None:
+        if current().level is None and not runs_eagerly[0]:
             return _run_function(strategy, fn, args, kwargs)
         fn = fn.python_function
     frame = current()

@@ -10,6 +10,7 @@ from replicax._errors import PlacementError
 from replicax.cluster._tpu import TPUClusterResolver
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
+from replicax.strategy._base import StrategyBase
 from replicax.strategy._v2 import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._slice import current_slice
@@ -19,8 +20,8 @@ from replicax.values._placement import is_traced, on_device
 from replicax.values._reduce import Axis
 
 
-class OnSlice(Strategy):
-    """What both TPU strategies are; they differ in the names of their arguments."""
+class OnSlice(StrategyBase):
+    """What all TPU strategies are; they differ in the names of their arguments."""
 
     has_logical_devices = True
     compiles_runs = True
@@ -99,7 +100,7 @@ class OnSlice(Strategy):
             >>> total.tolist(), rx.device_name(total)
             ([8.0, 8.0], '/job:localhost/replica:0/task:0/device:CPU:0')
         """
-        return jax.tree.map(_to_host, super().reduce(reduce_op, value, axis))
+        return jax.tree.map(_to_host, self.reduce_value(reduce_op, value, axis))
 
     def _check_dynamic(self, options: RunOptions) -> None:
         if self.extended.experimental_require_static_shapes:
@@ -115,7 +116,7 @@ class OnSlice(Strategy):
 
 
 @final
-class TPUStrategy(OnSlice):
+class TPUStrategy(OnSlice, Strategy):
     """Synchronous training on a TPU slice, or on virtual CPU devices in its place.
 
     Args:
@@ -147,7 +148,7 @@ class TPUStrategy(OnSlice):
 
 
 @final
-class ExperimentalTPUStrategy(OnSlice):
+class ExperimentalTPUStrategy(OnSlice, Strategy):
     """`rx.distribute.TPUStrategy` with the argument names of its first years.
 
     Args:

@@ -37,11 +37,6 @@ def check_declaration(v: Any, name: str, value: Any, shape: Any, *, distributed:
             f"Variable {name!r} has synchronization NONE, which no strategy supports: use"
             " rx.VariableSynchronization.AUTO, ON_WRITE or ON_READ."
         )
-    if v.synchronization is VariableSynchronization.ON_READ and v.trainable:
-        raise VariableError(
-            f"Variable {name!r} has synchronization ON_READ and cannot be trainable: its copies"
-            " differ between reads. Leave out `trainable`, or use ON_WRITE."
-        )
     if (
         distributed
         and v.aggregation is VariableAggregation.MEAN

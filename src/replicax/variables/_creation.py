@@ -1,5 +1,6 @@
 """Making variables: creator scopes, and one variable for all replicas."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -13,6 +14,7 @@ import numpy as np
 from replicax._errors import TracingError, VariableError
 from replicax.context._current import current
 from replicax.values._placement import is_traced, own_copy
+from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._planned import is_planning, plan
 
@@ -81,6 +83,34 @@ class _Creation:
 
     def __call__(self, _: Any) -> Any:
         return type.__call__(self.cls, **self.kwargs)
+
+
+def duplicated(variable: Any) -> Any:
+    """A variable of its own with the same declaration and the same value, on every replica.
+
+    Raises:
+        TracingError: In a function that is traced, where there are no values.
+    """
+    if not level().is_eager or current().replica is not None:
+        raise TracingError(
+            f"Variable {variable.name!r} is copied inside a replica or a function that is traced."
+            " Copy it outside, across replicas."
+        )
+    whole = variable.whole
+    if whole is not variable:
+        return duplicated(whole).components[whole.components.index(variable)]
+    old, held = variable.cell, variable.cell.view()
+    lead = held.values[0] if old.per_replica else held
+    cell = Cell(lead, old.topology, old.name, per_replica=old.per_replica, spec=old.spec)
+    cell.trainable, cell.averages = old.trainable, old.averages
+    if old.per_replica:
+        cell.store(held)
+    policy = copy.copy(variable._policy)  # noqa: SLF001
+    policy.cell = cell
+    made = object.__new__(type(variable))
+    own = {"_policy": policy, "_whole": made, "_components": None, "is_written": False}
+    vars(made).update({**vars(variable), **own})
+    return made
 
 
 def _chained(creator: Creator, inner: Creator) -> Creator:

@@ -30,7 +30,7 @@ from replicax.values._placement import is_traced
 from replicax.values._workers import from_first
 from replicax.variables._cell import Cell, shown
 from replicax.variables._checks import check_declaration, check_dtype, is_key
-from replicax.variables._creation import CreatedOnce, births, initial_array
+from replicax.variables._creation import CreatedOnce, births, duplicated, initial_array
 from replicax.variables._layout import layout_of
 from replicax.variables._levels import TraceLevel, level
 from replicax.variables._planned import is_planned
@@ -341,10 +341,12 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return id(self)
 
     def __copy__(self) -> Variable:
-        raise VariableError(
-            f"Variable {self.name!r} cannot be copied with copy.copy: two variables would share"
-            " one value. Make a new one: `rx.Variable(variable.read_value())`."
-        )
+        raise VariableError(f"copy.copy of {self.name!r} would share its value: use copy.deepcopy.")
+
+    def __deepcopy__(self, memo: Any) -> Variable:
+        copied: Variable = duplicated(self)
+        live_variables.add(copied)
+        return copied
 
     def __len__(self) -> int:
         return len(self._policy.read())

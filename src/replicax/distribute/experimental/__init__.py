@@ -5,6 +5,9 @@ Example:
     1024
 """
 
+from typing import TYPE_CHECKING
+
+from replicax._lazy import ASYNCHRONOUS, on_demand
 from replicax.collectives._options import (
     CollectiveHints,
     CommunicationImplementation,
@@ -13,6 +16,9 @@ from replicax.collectives._options import (
 from replicax.strategy._multi_worker import ExperimentalMultiWorkerMirroredStrategy
 from replicax.strategy._tpu import ExperimentalTPUStrategy
 from replicax.strategy._value_context import ValueContext
+
+if TYPE_CHECKING:
+    from replicax.train._preemption import PreemptionCheckpointHandler, TerminationConfig
 
 CollectiveCommunication = CommunicationImplementation
 MultiWorkerMirroredStrategy = ExperimentalMultiWorkerMirroredStrategy
@@ -24,6 +30,14 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "PreemptionCheckpointHandler",
     "TPUStrategy",
+    "TerminationConfig",
     "ValueContext",
 ]
+
+_HOMES = dict.fromkeys(
+    ("PreemptionCheckpointHandler", "TerminationConfig"), "replicax.train._preemption"
+)
+
+__getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)

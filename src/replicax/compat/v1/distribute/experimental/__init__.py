@@ -7,5 +7,6 @@ Example:
 """
 
 from replicax.compat.v1._multi_worker import MultiWorkerMirroredStrategy
+from replicax.compat.v1._tpu import TPUStrategy
 
-__all__ = ["MultiWorkerMirroredStrategy"]
+__all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]

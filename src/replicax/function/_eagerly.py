@@ -1,0 +1,32 @@
+"""Whether functions are compiled at all, for looking for mistakes."""
+
+runs_eagerly = [False]
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
+    """Have every `rx.function` run as plain Python, op by op, until it is switched off again.
+
+    Prints, breakpoints and values of arrays are there then, as without the decorator.
+
+    Example:
+        >>> @rx.function
+        ... def double(x):
+        ...     return 2 * x if x > 0 else x  # needs the value of x
+        >>> rx.config.run_functions_eagerly(True)
+        >>> float(double(jnp.float32(3)))
+        6.0
+        >>> rx.config.run_functions_eagerly(False)
+    """
+    if not isinstance(run_eagerly, bool):
+        raise TypeError(f"run_functions_eagerly takes True or False, got {run_eagerly!r}.")
+    runs_eagerly[0] = run_eagerly
+
+
+def functions_run_eagerly() -> bool:
+    """Whether every `rx.function` runs as plain Python; see `run_functions_eagerly`.
+
+    Example:
+        >>> rx.config.functions_run_eagerly()
+        False
+    """
+    return runs_eagerly[0]
