@@ -8,6 +8,7 @@ import pytest
 
 import replicax as rx
 from replicax._errors import ScopeError
+from replicax.values import _cut
 from tests.integrations.keras_loops import initializers, weights
 from tests.replicas import mirrored
 from tests.tpu.nets import slice_of
@@ -85,6 +86,18 @@ def dataset():
 
 
 ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False}
+
+
+def test_fit_with_sharded_variables_gives_one_devices_numbers(monkeypatch):
+    monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+    model = in_scope(mirrored(2, variable_policy="sharded"), compiled_net)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
+
+    stock, _ = stock_fit()
+    np.testing.assert_allclose(
+        model.predict(X, BATCH, verbose=0), stock.predict(X, verbose=0), **TOLERANCE
+    )
 
 
 def test_fit_with_validation_gives_one_devices_numbers_also_outside_of_the_scope(four):

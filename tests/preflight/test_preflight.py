@@ -56,6 +56,19 @@ def test_a_step_is_compiled_for_a_whole_slice():
 
 
 @needs_compiler
+def test_sharded_variables_take_their_share_of_a_slice():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
+    rows = strategy.experimental_distribute_values_from_function(lambda _: np.ones((8, WIDTH)))
+
+    report = rx.tpu.preflight(matrix_step(strategy), (rows,), "v5e:4x4")
+
+    weight = WIDTH * WIDTH * 4
+    assert report.memory.arguments == pytest.approx(weight / 16 + 8 * WIDTH * 4, rel=0.1)
+    # The compiler may take a reduce-scatter apart again, into an all-reduce and a cut.
+    assert "all-gather" in {c.kind for c in report.collectives}
+
+
+@needs_compiler
 def test_the_step_still_runs_here_afterwards():
     strategy = slice_of(cores=4, replicas=2)
     training = Training(strategy, Transformer)

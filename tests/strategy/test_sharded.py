@@ -328,6 +328,28 @@ def test_other_policies_are_refused(policy):
         mirrored(2, variable_policy=policy)
 
 
+@pytest.mark.parametrize("shape", [(5,), (8, 3)])
+def test_a_saved_function_is_loaded_without_a_trace_of_the_parts(shape, cut_all, tmp_path):
+    class Counted:
+        """Something with a variable and a function that reads and writes it."""
+
+    with sharded(4).scope():
+        v = rx.Variable(jnp.ones(shape), name="v")
+    counted = Counted()
+    counted.v = v
+    counted.add = rx.function(
+        lambda x: v.assign_add(jnp.full(shape, x)).read_value(),
+        input_signature=[rx.TensorSpec([], "float32")],
+    )
+    rx.saved_model.save(counted, tmp_path / "saved")
+
+    for strategy in (mirrored(2), sharded(2)):
+        with strategy.scope():
+            loaded = rx.saved_model.load(tmp_path / "saved")
+        np.testing.assert_array_equal(loaded.add(jnp.float32(2)), np.full(shape, 3.0))
+        np.testing.assert_array_equal(loaded.add(jnp.float32(2)), np.full(shape, 5.0))
+
+
 @pytest.mark.parametrize("ways", [(mirrored, sharded), (sharded, mirrored), (sharded, sharded)])
 def test_checkpoints_are_restored_whatever_the_policy(ways, tmp_path):
     source, target = (way(n) for way, n in zip(ways, (4, 2), strict=True))

@@ -278,9 +278,13 @@ def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, 
         )
 
     def pure(args: Any, state: list[Any]) -> Any:
-        results = lifted.call(*jax.tree.leaves(args), *state)
+        # Whole values go in and out, also of variables that are held in parts here.
+        pairs = zip(lifted.reads, state, strict=True)
+        held = [x if (cut := c.cut) is None else cut.stored(x) for c, x in pairs]
+        results = lifted.call(*jax.tree.leaves(args), *held)
         outs = jax.tree.unflatten(trees[-1], results[: lifted.num_outs])
-        return outs, list(results[lifted.num_outs :])
+        pairs = zip(lifted.writes, results[lifted.num_outs :], strict=True)
+        return outs, [x if (cut := c.cut) is None else cut.whole(x) for c, x in pairs]
 
     state = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in lifted.reads]
     args = jax.tree.unflatten(treedef, shapes)
