@@ -41,6 +41,7 @@ NAMESPACES = (
     "replicax.distribute.experimental",
     "replicax.errors",
     "replicax.io",
+    "replicax.io.gfile",
     "replicax.metrics",
     "replicax.nest",
     "replicax.nn",

@@ -171,10 +171,12 @@ def test_messages_survive_the_wire(features):
 
 
 def test_a_feature_is_one_list():
-    feature = io.Feature(int64_list=io.Int64List([1]), float_list=io.FloatList([1.0]))
+    ints, floats = io.Int64List(value=[1]), io.FloatList(value=[1.0])
 
-    with pytest.raises(InvalidArgumentError, match=r"has 2 lists"):
-        io.Example(io.Features({"x": feature})).SerializeToString()
+    feature = io.Feature(int64_list=ints, float_list=floats)  # the last one is meant
+
+    assert feature.WhichOneof("kind") == "float_list"
+    assert feature == io.Feature(float_list=floats)
 
 
 def test_values_written_one_by_one_are_read_too():

@@ -7,6 +7,8 @@ Each is also the built-in that says the same::
     |   `-- EndOfSequenceError (StopIteration)  the same, where Python's iterators end: `next`
     |-- DataLossError (OSError)                 a file is corrupt or cut off
     |-- NotFoundError (FileNotFoundError)       a file does not exist
+    |-- AlreadyExistsError (FileExistsError)    a file exists that would be written over
+    |-- PermissionDeniedError (PermissionError) a file was not opened for that
     |-- FailedPreconditionError (OSError)       something is not as a call needs it
     |-- UnimplementedError (NotImplementedError) there is no such thing for this dataset
     |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
@@ -70,6 +72,34 @@ class NotFoundError(ReplicaxError, FileNotFoundError):
         Traceback (most recent call last):
         ...
         replicax.data._errors.NotFoundError: There is no file '/no/such/file' ...
+    """
+
+
+class AlreadyExistsError(ReplicaxError, FileExistsError):
+    """A file exists that would be written over.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "a")
+        >>> _ = path.write_text("x")
+        >>> rx.io.gfile.copy(path, path)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.AlreadyExistsError: '...' exists already...
+    """
+
+
+class PermissionDeniedError(ReplicaxError, PermissionError):
+    """A file was not opened for reading, or not for writing.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a")
+        >>> with rx.io.gfile.GFile(path, "w") as file:
+        ...     file.read()  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.PermissionDeniedError: ...
     """
 
 

@@ -18,17 +18,20 @@ from replicax._errors import (
 )
 from replicax.cluster._errors import ClusterError
 from replicax.data._errors import (
+    AlreadyExistsError,
     DataLossError,
     FailedPreconditionError,
     InvalidArgumentError,
     NotFoundError,
     OutOfRangeError,
+    PermissionDeniedError,
     StructureError,
     UnimplementedError,
 )
 from replicax.workers._errors import RollCallError, WorkerLostError
 
 __all__ = [
+    "AlreadyExistsError",
     "CheckpointError",
     "ClusterError",
     "DataLossError",
@@ -38,6 +41,7 @@ __all__ = [
     "NotFoundError",
     "OutOfRangeError",
     "PerReplicaError",
+    "PermissionDeniedError",
     "PlacementError",
     "ReplicaError",
     "ReplicaxError",

@@ -1,5 +1,6 @@
 """Records on disk: TFRecord files and the Example messages inside them."""
 
+from replicax.data._records._examples import Example, Features, serialize_example
 from replicax.data._records._features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -8,17 +9,17 @@ from replicax.data._records._features import (
     SparseTensor,
     VarLenFeature,
 )
-from replicax.data._records._messages import (
-    BytesList,
-    Example,
-    Feature,
-    Features,
-    FloatList,
-    Int64List,
-    serialize_example,
+from replicax.data._records._file import matching_files, read_file, write_file
+from replicax.data._records._messages import BytesList, Feature, FloatList, Int64List
+from replicax.data._records._parse import (
+    decode_raw,
+    parse_example,
+    parse_single_example,
+    parse_single_sequence_example,
 )
-from replicax.data._records._parse import decode_raw, parse_example, parse_single_example
+from replicax.data._records._tensors import parse_tensor, serialize_tensor
 from replicax.data._records._writer import TFRecordOptions, TFRecordWriter
+from replicax.io import gfile
 
 __all__ = [
     "BytesList",
@@ -36,7 +37,14 @@ __all__ = [
     "TFRecordWriter",
     "VarLenFeature",
     "decode_raw",
+    "gfile",
+    "matching_files",
     "parse_example",
     "parse_single_example",
+    "parse_single_sequence_example",
+    "parse_tensor",
+    "read_file",
     "serialize_example",
+    "serialize_tensor",
+    "write_file",
 ]

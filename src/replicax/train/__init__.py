@@ -6,6 +6,14 @@ Example:
 """
 
 from replicax.cluster._spec import ClusterSpec
+from replicax.data._records._examples import (
+    Example,
+    FeatureList,
+    FeatureLists,
+    Features,
+    SequenceExample,
+)
+from replicax.data._records._messages import BytesList, Feature, FloatList, Int64List
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
 from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
@@ -17,12 +25,21 @@ from replicax.train._reader import (
 )
 
 __all__ = [
+    "BytesList",
     "Checkpoint",
     "CheckpointManager",
     "CheckpointReader",
     "ClusterSpec",
+    "Example",
+    "Feature",
+    "FeatureList",
+    "FeatureLists",
+    "Features",
+    "FloatList",
+    "Int64List",
     "PreemptionCheckpointHandler",
     "Resumable",
+    "SequenceExample",
     "TerminationConfig",
     "latest_checkpoint",
     "list_variables",

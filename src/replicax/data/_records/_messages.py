@@ -1,177 +1,379 @@
-"""`Example` messages in Python: built, serialized, and read back."""
+"""`Example` messages in Python: built, serialized, and read back, as protocol buffers are."""
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, Self, SupportsIndex
 
 import numpy as np
 
-from replicax.data._errors import InvalidArgumentError
-from replicax.data._leaves import to_array
+from replicax.data._errors import DataLossError, InvalidArgumentError, StructureError
 from replicax.data._records._template import values_of
-from replicax.data._records._wire import layout_of, write_example, write_feature
+from replicax.data._records._wire import fields, write_feature, write_field
+
+_INT64 = range(-(1 << 63), 1 << 63)
 
 
-@dataclass
-class BytesList:
-    """Strings of a feature.
+class _Values(list[Any]):
+    """The values of a list: each is checked, and setting one makes the list part of its message."""
 
-    Example:
-        >>> rx.io.BytesList(value=[b"a"]).value
-        [b'a']
-    """
+    def __init__(self, check: Callable[[Any], Any], values: Iterable[Any] = ()) -> None:
+        super().__init__(map(check, values))
+        self._check = check
+        self.touch: Callable[[], None] = lambda: None
 
-    value: Iterable[bytes] = ()
+    def append(self, value: Any) -> None:
+        self.extend((value,))
 
+    def extend(self, values: Iterable[Any]) -> None:
+        super().extend([self._check(value) for value in values])
+        self.touch()
 
-@dataclass
-class FloatList:
-    """Floats of a feature, kept as float32.
+    def insert(self, index: SupportsIndex, value: Any) -> None:
+        super().insert(index, self._check(value))
+        self.touch()
 
-    Example:
-        >>> rx.io.FloatList(value=[0.5]).value
-        [0.5]
-    """
-
-    value: Iterable[float] = ()
-
-
-@dataclass
-class Int64List:
-    """Ints of a feature.
-
-    Example:
-        >>> rx.io.Int64List(value=[1]).value
-        [1]
-    """
-
-    value: Iterable[int] = ()
+    def __setitem__(self, index: Any, value: Any) -> None:
+        many = [self._check(v) for v in value] if isinstance(index, slice) else None
+        super().__setitem__(index, self._check(value) if many is None else many)
+        self.touch()
 
 
-@dataclass
-class Feature:
-    """The values of one feature; exactly one of the three lists is set.
+class Named(dict[str, Any]):
+    """Messages by name; one that is asked for and missing is made."""
 
-    Example:
-        >>> rx.io.Feature(int64_list=rx.io.Int64List(value=[1])).int64_list.value
-        [1]
-    """
+    def __init__(self, kind: "type[Message]", values: Mapping[str, Any]) -> None:
+        super().__init__({str(name): as_message(kind, value) for name, value in values.items()})
+        self._kind = kind
 
-    bytes_list: BytesList | None = None
-    float_list: FloatList | None = None
-    int64_list: Int64List | None = None
-
-
-@dataclass
-class Features:
-    """Features by name.
-
-    Example:
-        >>> rx.io.Features(feature={"x": rx.io.Feature()}).feature
-        {'x': Feature(bytes_list=None, float_list=None, int64_list=None)}
-    """
-
-    feature: Mapping[str, Feature] = field(default_factory=dict)
+    def __missing__(self, name: str) -> Any:
+        if not isinstance(name, str):
+            raise StructureError(f"The name of a feature is a str, got {type(name).__name__}.")
+        return self.setdefault(name, self._kind())
 
 
-@dataclass
-class Example:
-    """A set of named features: what a record of a TFRecord file usually holds.
+class Message:
+    """A message with the verbs of protocol buffers that programs with Examples use."""
 
-    Example:
-        >>> feature = rx.io.Feature(int64_list=rx.io.Int64List(value=[1]))
-        >>> example = rx.io.Example(features=rx.io.Features(feature={"x": feature}))
-        >>> rx.io.Example.FromString(example.SerializeToString()) == example
-        True
-    """
+    _parts: ClassVar[dict[str, int]]  # names of fields, and their numbers
 
-    features: Features = field(default_factory=Features)
+    def __init__(self, **given: Any) -> None:
+        for name in given:
+            if name not in self._parts:
+                raise InvalidArgumentError(
+                    f"{type(self).__name__}({name}=...): its fields are {list(self._parts)}."
+                )
+        object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_set", set())
+        for name, value in given.items():
+            if value is not None:
+                self._values[name] = self._made(name, value)
+                self._mark(name)
 
-    def SerializeToString(self) -> bytes:  # noqa: N802 - the name in protocol buffers
-        r"""The bytes of the message.
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in self._parts:
+            raise AttributeError(
+                f"{type(self).__name__} has no field {name!r}; it has {list(self._parts)}."
+            )
+        if name not in self._values:
+            self._values[name] = self._made(name, None)
+        return self._values[name]
 
-        Returns:
-            What `parse_example` reads.
-
-        Example:
-            >>> rx.io.Example().SerializeToString()
-            b'\n\x00'
-        """
-        return write_example(
-            {name: _write(name, feature) for name, feature in self.features.feature.items()}
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(
+            f"{type(self).__name__}.{name} cannot be assigned, as in protocol buffers. Give it when"
+            " the message is made, or change what is in it: `.value.extend(...)`, `.CopyFrom(...)`."
         )
 
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(
+            self.HasField(name) == other.HasField(name)
+            and getattr(self, name) == getattr(other, name)
+            for name in self._parts
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        given = (name for name in self._parts if self.HasField(name))
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in given)})"
+
+    def _made(self, name: str, value: Any) -> Any:
+        raise NotImplementedError
+
+    def _mark(self, name: str) -> None:
+        self._set.add(name)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        raise NotImplementedError
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        raise NotImplementedError
+
+    def HasField(self, field_name: str) -> bool:  # noqa: N802 - the name in protocol buffers
+        """Whether a field is set.
+
+        Args:
+            field_name: Its name.
+
+        Returns:
+            Whether it was given, or filled.
+
+        Example:
+            >>> rx.train.Feature().HasField("int64_list")
+            False
+        """
+        value = self._values.get(field_name)
+        is_given = isinstance(value, Message) and field_name in self._set
+        return is_given or bool(value is not None and _is_filled(value))
+
+    def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802, FBT001
+        r"""The bytes of the message.
+
+        Args:
+            deterministic: True for names in sorted order; otherwise they stand as they were given.
+
+        Returns:
+            What `FromString` and the functions of `rx.io` read.
+
+        Example:
+            >>> rx.train.Int64List(value=[1, 2]).SerializeToString()
+            b'\n\x02\x01\x02'
+        """
+        return self._written(sorted if deterministic else iter)
+
     @classmethod
-    def FromString(cls, data: bytes) -> "Example":  # noqa: N802 - the name in protocol buffers
+    def FromString(cls, data: bytes) -> Self:  # noqa: N802
         """The message in some bytes.
 
         Args:
-            data: A serialized Example.
+            data: A serialized message of this type.
 
         Returns:
             The message.
 
         Raises:
-            DataLossError: The bytes are not an Example.
+            DataLossError: The bytes are not such a message.
 
         Example:
             >>> data = rx.io.serialize_example({"x": 1})
-            >>> rx.io.Example.FromString(data).features.feature["x"].int64_list.value
+            >>> rx.train.Example.FromString(data).features.feature["x"].int64_list.value
             [1]
         """
-        features: dict[str, Feature] = {}
-        for name, (kind, spans) in layout_of(data).items():
-            values = values_of(data, kind, spans).tolist() if kind in (1, 2, 3) else []
-            features[name.decode()] = _READ[kind](values) if kind in _READ else Feature()
-        return cls(Features(features))
+        message = cls()
+        message.ParseFromString(data)
+        return message
+
+    def ParseFromString(self, data: bytes) -> int:  # noqa: N802
+        """Become the message in some bytes.
+
+        Args:
+            data: A serialized message of this type.
+
+        Returns:
+            How many bytes there are.
+
+        Example:
+            >>> rx.train.Example().ParseFromString(rx.io.serialize_example({"x": 1}))
+            14
+        """
+        data = bytes(data)
+        self.Clear()
+        try:
+            self._read(data, 0, len(data))
+        except (IndexError, ValueError) as error:
+            raise DataLossError(
+                f"These {len(data)} bytes are not a serialized {type(self).__name__} ({error}):"
+                f" {data[:40]!r}."
+            ) from None
+        return len(data)
+
+    def CopyFrom(self, other_msg: Self) -> None:  # noqa: N802
+        """Become equal to another message.
+
+        Args:
+            other_msg: A message of the same type.
+
+        Example:
+            >>> feature = rx.train.Feature()
+            >>> feature.CopyFrom(rx.train.Feature(int64_list=rx.train.Int64List(value=[1])))
+            >>> feature.int64_list.value
+            [1]
+        """
+        self.ParseFromString(as_message(type(self), other_msg).SerializeToString())
+
+    def Clear(self) -> None:  # noqa: N802
+        """Become empty.
+
+        Example:
+            >>> values = rx.train.Int64List(value=[1])
+            >>> values.Clear()
+            >>> values.value
+            []
+        """
+        self._values.clear()
+        self._set.clear()
 
 
-def serialize_example(features: Mapping[str, Any]) -> bytes:
-    """Values by name -> a serialized Example.
+class _List(Message):
+    """Values of one type."""
 
-    Args:
-        features: For each name a number, a string, or an array or list of them. Ints and bools are
-            kept as int64, floats as float32; shapes are not kept, `FixedLenFeature` restores them.
+    _parts = {"value": 1}  # noqa: RUF012
+    _kind: ClassVar[int]
 
-    Returns:
-        The bytes of the message.
+    @staticmethod
+    def _check(value: Any) -> Any:
+        raise NotImplementedError
+
+    def _made(self, name: str, value: Any) -> Any:
+        return _Values(type(self)._check, () if value is None else value)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        spans = [span for number, span in fields(data, start, end) if number == 1]
+        self.value.extend(values_of(data, self._kind, spans).tolist())
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        whole = write_feature(self._kind, list(self.value))
+        ((_, (start, end)),) = fields(whole, 0, len(whole))
+        return whole[start:end]
+
+
+def _bytes(value: Any) -> bytes:
+    if not isinstance(value, bytes):
+        raise StructureError(
+            f"A BytesList holds bytes, got {value!r:.60} of type {type(value).__name__}. Write"
+            " `text.encode()` for a str, `array.tobytes()` for an array."
+        )
+    return bytes(value)
+
+
+def _float(value: Any) -> float:
+    if isinstance(value, (str, bytes)) or np.ndim(value):
+        raise StructureError(
+            f"A FloatList holds numbers, got {value!r:.60} of type {type(value).__name__}. Flatten"
+            " an array: `FloatList(value=array.reshape(-1))`."
+        )
+    return float(np.float32(value))
+
+
+def _int(value: Any) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)):
+        raise StructureError(
+            f"An Int64List holds ints, got {value!r:.60} of type {type(value).__name__}. Write"
+            " `int(value)`, or keep floats in a FloatList."
+        )
+    if number not in _INT64:
+        raise StructureError(f"An Int64List holds ints of 64 bits, and {number} has more.")
+    return number
+
+
+class BytesList(_List):
+    """Strings of a feature.
 
     Example:
-        >>> data = rx.io.serialize_example({"image": np.zeros(4, np.float32), "label": 3})
-        >>> features = {"label": rx.io.FixedLenFeature([], np.int64)}
-        >>> int(rx.io.parse_single_example(data, features)["label"])
-        3
+        >>> rx.train.BytesList(value=[b"a"]).value
+        [b'a']
     """
-    return write_example({name: _write_values(name, value) for name, value in features.items()})
+
+    _kind = 1
+    _check = staticmethod(_bytes)
 
 
-def _write_values(name: str, value: Any) -> bytes:
-    array = to_array(value).reshape(-1)
-    if array.dtype.kind == "O":
-        return write_feature(1, array.tolist())
-    if array.dtype.kind == "f":
-        return write_feature(2, array)
-    if array.dtype.kind in "iub":
-        return write_feature(3, array.astype(np.int64).tolist())
-    raise InvalidArgumentError(
-        f"The feature {name!r} has dtype {array.dtype}, but an Example holds only floats, ints and"
-        " strings. Convert it, or keep its bytes: `array.tobytes()`."
+class FloatList(_List):
+    """Floats of a feature, kept as float32.
+
+    Example:
+        >>> rx.train.FloatList(value=[0.5]).value
+        [0.5]
+    """
+
+    _kind = 2
+    _check = staticmethod(_float)
+
+
+class Int64List(_List):
+    """Ints of a feature.
+
+    Example:
+        >>> rx.train.Int64List(value=[1]).value
+        [1]
+    """
+
+    _kind = 3
+    _check = staticmethod(_int)
+
+
+class Feature(Message):
+    """The values of one feature: one of the three lists.
+
+    Example:
+        >>> rx.train.Feature(int64_list=rx.train.Int64List(value=[1])).int64_list.value
+        [1]
+    """
+
+    _parts = {"bytes_list": 1, "float_list": 2, "int64_list": 3}  # noqa: RUF012
+    _kinds: ClassVar = {"bytes_list": BytesList, "float_list": FloatList, "int64_list": Int64List}
+
+    def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
+        """Which of the lists is set.
+
+        Args:
+            oneof_group: ``"kind"``.
+
+        Returns:
+            The name of the list, or None.
+
+        Example:
+            >>> rx.train.Feature(float_list=rx.train.FloatList(value=[1])).WhichOneof("kind")
+            'float_list'
+        """
+        if oneof_group != "kind":
+            raise InvalidArgumentError(f"A Feature has one group, 'kind', not {oneof_group!r}.")
+        return next((name for name in self._parts if self.HasField(name)), None)
+
+    def _made(self, name: str, value: Any) -> Any:
+        made = as_message(self._kinds[name], value)
+        made.value.touch = lambda: self._mark(name)
+        return made
+
+    def _mark(self, name: str) -> None:
+        for other in set(self._parts) - {name}:
+            self._values.pop(other, None)
+        self._set.clear()
+        self._set.add(name)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        names = {number: name for name, number in self._parts.items()}
+        for number, span in fields(data, start, end):
+            if number in names:
+                getattr(self, names[number])._read(data, *span)
+                self._mark(names[number])
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        name = self.WhichOneof()
+        if name is None:
+            return b""
+        return write_field(self._parts[name], getattr(self, name)._written(order))
+
+
+def as_message(kind: type[Any], value: Any) -> Any:
+    """What was given for a part of a message: one of its type, its fields in a dict, or nothing."""
+    if isinstance(value, kind):
+        return value
+    if value is None or isinstance(value, Mapping):
+        return kind(**(value or {}))
+    raise StructureError(
+        f"A {kind.__name__} was expected, got {value!r:.60} of type {type(value).__name__}. Write"
+        f" `rx.train.{kind.__name__}(...)`."
     )
 
 
-def _write(name: str, feature: Feature) -> bytes:
-    parts = [(1, feature.bytes_list), (2, feature.float_list), (3, feature.int64_list)]
-    given = [(kind, list(part.value)) for kind, part in parts if part is not None]
-    if len(given) > 1:
-        raise InvalidArgumentError(
-            f"The feature {name!r} has {len(given)} lists, but a Feature holds one of bytes_list,"
-            " float_list and int64_list."
-        )
-    return write_feature(*given[0]) if given else b""
-
-
-_READ = {
-    1: lambda values: Feature(bytes_list=BytesList(values)),
-    2: lambda values: Feature(float_list=FloatList(values)),
-    3: lambda values: Feature(int64_list=Int64List(values)),
-}
+def _is_filled(value: Any) -> bool:
+    if isinstance(value, Message):
+        return any(value.HasField(name) for name in value._parts)
+    return bool(value)

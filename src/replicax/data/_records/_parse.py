@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import DataLossError, InvalidArgumentError
 from replicax.data._leaves import Array, to_array
+from replicax.data._records._examples import Example, SequenceExample
 from replicax.data._records._features import (
     Feature,
     FixedLenFeature,
@@ -100,13 +101,75 @@ def parse_single_example(
     return {key: _first(value, features[key]) for key, value in batch.items()}
 
 
-def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True) -> Array:  # noqa: FBT001, FBT002
+def parse_single_sequence_example(
+    serialized: Any,
+    context_features: Mapping[str, Feature] | None = None,
+    sequence_features: Mapping[str, Feature] | None = None,
+    example_name: Any = None,
+    name: Any = None,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One serialized SequenceExample -> the values of the whole, and those of its steps.
+
+    Args:
+        serialized: The bytes.
+        context_features: Of the whole, as for `parse_single_example`.
+        sequence_features: Of the steps: for each name a `FixedLenSequenceFeature`, whose first axis
+            is the steps, a `VarLenFeature` or a `RaggedFeature`.
+        example_name: Ignored.
+        name: Ignored.
+
+    Returns:
+        Two dicts.
+
+    Raises:
+        InvalidArgumentError: A feature is missing, or has another type or number of values, or the
+            bytes are not a SequenceExample.
+
+    Example:
+        >>> sequence = rx.train.SequenceExample()
+        >>> for k in range(2):
+        ...     step = rx.train.Feature(int64_list=rx.train.Int64List(value=[k, 10 * k]))
+        ...     sequence.feature_lists.feature_list["x"].feature.append(step)
+        >>> steps = {"x": rx.io.FixedLenSequenceFeature([2], np.int64)}
+        >>> rx.io.parse_single_sequence_example(sequence.SerializeToString(), None, steps)
+        ({}, {'x': array([[ 0,  0], [ 1, 10]])})
+    """
+    del example_name, name
+    if not context_features and not sequence_features:
+        raise InvalidArgumentError(
+            "parse_single_sequence_example() needs context_features or sequence_features: without"
+            " them there is nothing to parse."
+        )
+    data = _scalar(serialized)
+    try:
+        message = SequenceExample.FromString(data)
+    except DataLossError as error:
+        raise InvalidArgumentError(str(error)) from None
+    whole = Example(features=message.context).SerializeToString()
+    context = parse_single_example(whole, context_features or {})
+    lists = message.feature_lists.feature_list
+    steps = {
+        key: _steps(lists[key].feature if key in lists else None, key, feature)
+        for key, feature in (sequence_features or {}).items()
+    }
+    return context, steps
+
+
+def decode_raw(
+    input_bytes: Any,
+    out_type: Any,
+    little_endian: bool = True,  # noqa: FBT001, FBT002
+    fixed_length: int | None = None,
+    name: Any = None,
+) -> Array:
     r"""The bytes of strings as numbers.
 
     Args:
         input_bytes: One string, or an array of strings of equal length.
         out_type: The dtype of the numbers.
         little_endian: The order of bytes in ``input_bytes``.
+        fixed_length: How many bytes of each string to take; what is missing is zero.
+        name: Ignored.
 
     Returns:
         An array with one axis more than ``input_bytes``.
@@ -114,18 +177,29 @@ def decode_raw(input_bytes: Any, out_type: Any, little_endian: bool = True) -> A
     Example:
         >>> rx.io.decode_raw(b"\x01\x00\x02\x00", np.int16)
         array([1, 2], dtype=int16)
+        >>> rx.io.decode_raw([b"a", b"bcd"], np.uint8, fixed_length=2)
+        array([[97,  0], [98, 99]], dtype=uint8)
     """
+    del name
     dtype = np.dtype(out_type).newbyteorder("<" if little_endian else ">")
     strings = to_array(input_bytes)
     flat = strings.reshape(-1).tolist()
+    if fixed_length is not None:
+        if fixed_length < 1 or fixed_length % dtype.itemsize:
+            raise InvalidArgumentError(
+                f"decode_raw(fixed_length={fixed_length}): give a multiple of {dtype.itemsize}, the"
+                f" size of {np.dtype(out_type)}."
+            )
+        flat = [item[:fixed_length].ljust(fixed_length, b"\0") for item in flat]
     lengths = {len(item) for item in flat}
     if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
         raise InvalidArgumentError(
             f"decode_raw() needs strings of one length, a multiple of {dtype.itemsize} for"
-            f" {np.dtype(out_type)}; got lengths {sorted(lengths)[:10]}."
+            f" {np.dtype(out_type)}; got lengths {sorted(lengths)[:10]}. Pass fixed_length to cut"
+            " and fill them."
         )
     numbers = np.frombuffer(bytearray().join(flat), dtype).astype(np.dtype(out_type), copy=False)
-    return numbers.reshape(*strings.shape, -1)
+    return numbers.reshape(*strings.shape, -1 if flat else 0)
 
 
 _readers: dict[str, FixedColumns] = {}
@@ -182,10 +256,15 @@ def _variable(
         return _sequences(rows, key, feature, kind)
     values = np.concatenate(rows) if rows else np.empty(0, dtype_of(kind))
     lengths = np.array([len(row) for row in rows], np.int64)
+    return _uneven(values, lengths, feature)
+
+
+def _uneven(values: Array, lengths: Array, feature: Feature) -> Any:
+    """Rows of different lengths, sparse or ragged."""
     if isinstance(feature, VarLenFeature):
         places = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        owners = np.repeat(np.arange(len(rows)), lengths)
-        shape = np.array([len(rows), lengths.max(initial=0)], np.int64)
+        owners = np.repeat(np.arange(len(lengths)), lengths)
+        shape = np.array([len(lengths), lengths.max(initial=0)], np.int64)
         return SparseTensor(np.stack([owners, places], axis=1), values, shape)
     return RaggedTensor(values, np.concatenate([[0], np.cumsum(lengths)]))
 
@@ -215,3 +294,50 @@ def _sequences(
     for place, row in enumerate(rows):
         result[place, : len(row) // size] = row.reshape(-1, *shape)
     return result
+
+
+def _steps(steps: Sequence[Any] | None, key: str, feature: Feature) -> Any:
+    """The values of one feature in all steps of a sequence."""
+    if isinstance(feature, FixedLenFeature):
+        raise InvalidArgumentError(
+            f"The feature {key!r} of a sequence is declared as a FixedLenFeature; its steps may be"
+            " many. Write `FixedLenSequenceFeature(shape, dtype)`."
+        )
+    kind = kind_of(feature.dtype, key)
+    rows = [_step(step, key, kind) for step in steps or ()]
+    if isinstance(feature, FixedLenSequenceFeature):
+        return _fixed_steps(rows, key, feature, is_missing=steps is None)
+    values = np.concatenate(rows) if rows else np.empty(0, dtype_of(kind))
+    lengths = np.array([len(row) for row in rows], np.int64)
+    return _uneven(values, lengths, feature)
+
+
+def _step(step: Any, key: str, kind: int) -> Array:
+    name = step.WhichOneof("kind")
+    if name is None:
+        return np.empty(0, dtype_of(kind))
+    found = {"bytes_list": 1, "float_list": 2, "int64_list": 3}[name]
+    check_kind(key, found, kind)
+    row: Array = np.empty(len(getattr(step, name).value), dtype_of(kind))
+    row[:] = getattr(step, name).value
+    return row
+
+
+def _fixed_steps(
+    rows: Sequence[Array], key: str, feature: FixedLenSequenceFeature, *, is_missing: bool
+) -> Array:
+    shape = tuple(feature.shape)
+    size = int(np.prod(shape, dtype=np.int64))
+    if is_missing and not feature.allow_missing:
+        raise InvalidArgumentError(
+            f"The feature {key!r} is not in the SequenceExample. Correct the name, or declare it"
+            " with allow_missing=True to have no steps."
+        )
+    if any(len(row) != size for row in rows):
+        raise InvalidArgumentError(
+            f"The feature {key!r} has steps of shape {list(shape)}, {size} values each, but a step"
+            f" holds {next(len(row) for row in rows if len(row) != size)} values."
+        )
+    dtype = dtype_of(kind_of(feature.dtype, key))
+    values: Array = np.concatenate(rows) if rows else np.empty(0, dtype)
+    return values.reshape(len(rows), *shape)

@@ -1,0 +1,177 @@
+"""`Example` and `SequenceExample`: the messages that records of TFRecord files usually hold."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._leaves import to_array
+from replicax.data._records._messages import (
+    Feature,
+    Message,
+    Named,
+    as_message,
+)
+from replicax.data._records._wire import fields, write_example, write_feature, write_field
+
+
+class _Map(Message):
+    """Messages by name."""
+
+    _item: ClassVar[type[Message]]
+
+    def _made(self, name: str, value: Any) -> Any:
+        return Named(self._item, {} if value is None else value)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        (name,) = self._parts
+        for number, span in fields(data, start, end):
+            key, item = "", self._item()
+            for part, inner in fields(data, *span) if number == 1 else ():
+                if part == 1:
+                    key = data[slice(*inner)].decode()
+                elif part == 2:
+                    item._read(data, *inner)
+            if number == 1:
+                getattr(self, name)[key] = item
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        (name,) = self._parts
+        items = getattr(self, name)
+        pairs = ((key.encode(), items[key]._written(order)) for key in order(items))
+        return b"".join(write_field(1, write_field(1, k) + write_field(2, v)) for k, v in pairs)
+
+
+class _Whole(Message):
+    """Messages in fields of their own."""
+
+    _kinds: ClassVar[dict[str, type[Message]]]
+
+    def _made(self, name: str, value: Any) -> Any:
+        return as_message(self._kinds[name], value)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        names = {number: name for name, number in self._parts.items()}
+        for number, span in fields(data, start, end):
+            if number in names:
+                getattr(self, names[number])._read(data, *span)
+                self._mark(names[number])
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        given = [name for name in self._parts if self.HasField(name)]
+        parts = ((self._parts[name], getattr(self, name)._written(order)) for name in given)
+        return b"".join(write_field(number, content) for number, content in parts)
+
+
+class Features(_Map):
+    """Features by name; one that is asked for and missing is made.
+
+    Example:
+        >>> features = rx.train.Features()
+        >>> features.feature["x"].int64_list.value.append(3)
+        >>> features
+        Features(feature={'x': Feature(int64_list=Int64List(value=[3]))})
+    """
+
+    _parts: ClassVar = {"feature": 1}
+    _item = Feature
+
+
+class FeatureList(Message):
+    """Features one after the other: the steps of a sequence.
+
+    Example:
+        >>> step = rx.train.Feature(int64_list=rx.train.Int64List(value=[3]))
+        >>> len(rx.train.FeatureList(feature=[step, step]).feature)
+        2
+    """
+
+    _parts: ClassVar = {"feature": 1}
+
+    def _made(self, name: str, value: Any) -> Any:
+        return [as_message(Feature, item) for item in value or ()]
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        for number, span in fields(data, start, end):
+            if number == 1:
+                self.feature.append(Feature.FromString(data[slice(*span)]))
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        return b"".join(write_field(1, item._written(order)) for item in self.feature)
+
+
+class FeatureLists(_Map):
+    """Lists of features by name; one that is asked for and missing is made.
+
+    Example:
+        >>> rx.train.FeatureLists(feature_list={"x": rx.train.FeatureList()}).feature_list
+        {'x': FeatureList()}
+    """
+
+    _parts: ClassVar = {"feature_list": 1}
+    _item = FeatureList
+
+
+class Example(_Whole):
+    """A set of named features: what a record of a TFRecord file usually holds.
+
+    Example:
+        >>> feature = rx.train.Feature(int64_list=rx.train.Int64List(value=[1]))
+        >>> example = rx.train.Example(features=rx.train.Features(feature={"x": feature}))
+        >>> rx.train.Example.FromString(example.SerializeToString()) == example
+        True
+    """
+
+    _parts: ClassVar = {"features": 1}
+    _kinds: ClassVar = {"features": Features}
+
+
+class SequenceExample(_Whole):
+    """Features of a whole, and lists of features for the steps of a sequence.
+
+    Example:
+        >>> sequence = rx.train.SequenceExample()
+        >>> sequence.context.feature["length"].int64_list.value.append(2)
+        >>> for word in (b"a", b"b"):
+        ...     step = rx.train.Feature(bytes_list=rx.train.BytesList(value=[word]))
+        ...     sequence.feature_lists.feature_list["words"].feature.append(step)
+        >>> rx.train.SequenceExample.FromString(sequence.SerializeToString()) == sequence
+        True
+    """
+
+    _parts: ClassVar = {"context": 1, "feature_lists": 2}
+    _kinds: ClassVar = {"context": Features, "feature_lists": FeatureLists}
+
+
+def serialize_example(features: Mapping[str, Any]) -> bytes:
+    """Values by name -> a serialized Example.
+
+    Args:
+        features: For each name a number, a string, or an array or list of them. Ints and bools are
+            kept as int64, floats as float32; shapes are not kept, `FixedLenFeature` restores them.
+
+    Returns:
+        The bytes of the message.
+
+    Example:
+        >>> data = rx.io.serialize_example({"image": np.zeros(4, np.float32), "label": 3})
+        >>> features = {"label": rx.io.FixedLenFeature([], np.int64)}
+        >>> int(rx.io.parse_single_example(data, features)["label"])
+        3
+    """
+    return write_example({name: _write_values(name, value) for name, value in features.items()})
+
+
+def _write_values(name: str, value: Any) -> bytes:
+    array = to_array(value).reshape(-1)
+    if array.dtype.kind == "O":
+        return write_feature(1, array.tolist())
+    if array.dtype.kind == "f":
+        return write_feature(2, array)
+    if array.dtype.kind in "iub":
+        return write_feature(3, array.astype(np.int64).tolist())
+    raise InvalidArgumentError(
+        f"The feature {name!r} has dtype {array.dtype}, but an Example holds only floats, ints and"
+        " strings. Convert it, or keep its bytes: `array.tobytes()`."
+    )

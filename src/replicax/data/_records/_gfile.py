@@ -1,0 +1,269 @@
+"""Files and folders of this machine, with the verbs of tf.io.gfile."""
+
+import glob as globbing
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from replicax.data._errors import AlreadyExistsError
+from replicax.data._records._file import Path, on_paths
+
+
+class FileStatistics(NamedTuple):
+    """What `rx.io.gfile.stat` tells.
+
+    Attributes:
+        length: Bytes of the file.
+        mtime_nsec: When it was changed last, in nanoseconds.
+        is_directory: Whether it is a folder.
+
+    Example:
+        >>> import tempfile
+        >>> rx.io.gfile.stat(tempfile.mkdtemp()).is_directory
+        True
+    """
+
+    length: int
+    mtime_nsec: int
+    is_directory: bool
+
+
+def copy(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001, FBT002
+    """Copy a file.
+
+    Args:
+        src: The file.
+        dst: Its new name.
+        overwrite: Whether a file with that name is replaced.
+
+    Example:
+        >>> import os, tempfile
+        >>> a = os.path.join(tempfile.mkdtemp(), "a")
+        >>> rx.io.write_file(a, "x")
+        >>> rx.io.gfile.copy(a, a + "2")
+        >>> rx.io.read_file(a + "2")
+        b'x'
+    """
+    _check_free(src, dst, overwrite=overwrite)
+    on_paths(shutil.copyfile, src, dst)
+
+
+def exists(path: Path) -> bool:
+    """Whether there is a file or a folder.
+
+    Args:
+        path: Its name.
+
+    Returns:
+        True if there is.
+
+    Example:
+        >>> rx.io.gfile.exists("/no/such/file")
+        False
+    """
+    return os.path.exists(path)
+
+
+def get_registered_schemes() -> list[str]:
+    """The beginnings of names that are understood: those of this machine's files.
+
+    Returns:
+        A list.
+
+    Example:
+        >>> rx.io.gfile.get_registered_schemes()
+        ['']
+    """
+    return [""]
+
+
+def glob(pattern: Path | Sequence[Path]) -> list[str]:
+    """The names of files that match patterns.
+
+    Args:
+        pattern: A pattern such as ``"data/*.csv"``, or several.
+
+    Returns:
+        The names, sorted, one pattern after the other.
+
+    Example:
+        >>> rx.io.gfile.glob("/no/such/*.csv")
+        []
+    """
+    patterns = [pattern] if isinstance(pattern, (str, bytes, os.PathLike)) else pattern
+    return [path for p in patterns for path in sorted(globbing.glob(os.fsdecode(p)))]
+
+
+def isdir(path: Path) -> bool:
+    """Whether there is a folder of that name.
+
+    Args:
+        path: The name.
+
+    Returns:
+        True if there is.
+
+    Example:
+        >>> import tempfile
+        >>> rx.io.gfile.isdir(tempfile.mkdtemp())
+        True
+    """
+    return os.path.isdir(path)
+
+
+def join(path: Any, *paths: Any) -> Any:
+    """Parts of a name put together.
+
+    Args:
+        path: The first part.
+        *paths: The others; one that begins with a slash starts anew.
+
+    Returns:
+        The name.
+
+    Example:
+        >>> rx.io.gfile.join("data", "a.csv")
+        'data/a.csv'
+    """
+    return os.path.join(path, *paths)
+
+
+def listdir(path: Path) -> list[str]:
+    """The names in a folder.
+
+    Args:
+        path: The folder.
+
+    Returns:
+        The names, without the folder's.
+
+    Example:
+        >>> import tempfile
+        >>> rx.io.gfile.listdir(tempfile.mkdtemp())
+        []
+    """
+    return [os.fsdecode(name) for name in on_paths(os.listdir, path)]
+
+
+def makedirs(path: Path) -> None:
+    """Make a folder and those above it, as far as they do not exist.
+
+    Args:
+        path: The folder.
+
+    Example:
+        >>> import os, tempfile
+        >>> rx.io.gfile.makedirs(os.path.join(tempfile.mkdtemp(), "a", "b"))
+    """
+    on_paths(lambda p: os.makedirs(p, exist_ok=True), path)
+
+
+def mkdir(path: Path) -> None:
+    """Make a folder, if it does not exist.
+
+    Args:
+        path: The folder; the one above it must exist.
+
+    Example:
+        >>> import os, tempfile
+        >>> rx.io.gfile.mkdir(os.path.join(tempfile.mkdtemp(), "a"))
+    """
+    if not os.path.isdir(path):
+        on_paths(os.mkdir, path)
+
+
+def remove(path: Path) -> None:
+    """Delete a file.
+
+    Args:
+        path: The file.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a")
+        >>> rx.io.write_file(path, "x")
+        >>> rx.io.gfile.remove(path)
+    """
+    on_paths(os.remove, path)
+
+
+def rename(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001, FBT002
+    """Give a file or a folder another name.
+
+    Args:
+        src: Its name.
+        dst: Its new name.
+        overwrite: Whether a file with that name is replaced.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a")
+        >>> rx.io.write_file(path, "x")
+        >>> rx.io.gfile.rename(path, path + "2")
+    """
+    _check_free(src, dst, overwrite=overwrite)
+    on_paths(os.replace, src, dst)
+
+
+def rmtree(path: Path) -> None:
+    """Delete a folder with everything in it, or a file.
+
+    Args:
+        path: The folder.
+
+    Example:
+        >>> import tempfile
+        >>> rx.io.gfile.rmtree(tempfile.mkdtemp())
+    """
+    on_paths(shutil.rmtree if os.path.isdir(path) else os.remove, path)
+
+
+def stat(path: Path) -> FileStatistics:
+    """What is known of a file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its length, when it was changed, and whether it is a folder.
+
+    Example:
+        >>> import os, tempfile
+        >>> path = os.path.join(tempfile.mkdtemp(), "a")
+        >>> rx.io.write_file(path, "four")
+        >>> rx.io.gfile.stat(path).length
+        4
+    """
+    found = on_paths(os.stat, path)
+    return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
+
+
+def walk(
+    top: Path,
+    topdown: bool = True,  # noqa: FBT001, FBT002
+    onerror: Callable[[OSError], Any] | None = None,
+) -> Iterator[tuple[str, list[str], list[str]]]:
+    """A folder and all folders in it.
+
+    Args:
+        top: The folder; nothing comes if there is none.
+        topdown: Whether a folder comes before those in it.
+        onerror: Called with what goes wrong.
+
+    Yields:
+        A folder, the names of folders in it, and the names of files in it.
+
+    Example:
+        >>> import tempfile
+        >>> [(folders, files) for _, folders, files in rx.io.gfile.walk(tempfile.mkdtemp())]
+        [([], [])]
+    """
+    yield from os.walk(os.fsdecode(top), topdown, onerror)
+
+
+def _check_free(src: Path, dst: Path, *, overwrite: bool) -> None:
+    if not overwrite and os.path.exists(src) and os.path.exists(dst):
+        raise AlreadyExistsError(
+            f"{os.fsdecode(dst)!r} exists already. Pass overwrite=True to replace it."
+        )

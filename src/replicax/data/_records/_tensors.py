@@ -1,0 +1,157 @@
+"""One array as the bytes of a `TensorProto`, and back."""
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import DTypeLike
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._leaves import Array, to_array
+from replicax.data._records._features import empty_value
+from replicax.data._records._template import values_of
+from replicax.data._records._wire import Span, fields, varint, write_field, write_varint
+
+_NUMBERS: dict[Any, int] = {
+    np.dtype(np.float32): 1,
+    np.dtype(np.float64): 2,
+    np.dtype(np.int32): 3,
+    np.dtype(np.uint8): 4,
+    np.dtype(np.int16): 5,
+    np.dtype(np.int8): 6,
+    np.dtype(object): 7,
+    np.dtype(np.complex64): 8,
+    np.dtype(np.int64): 9,
+    np.dtype(np.bool_): 10,
+    np.dtype(ml_dtypes.bfloat16): 14,
+    np.dtype(np.uint16): 17,
+    np.dtype(np.complex128): 18,
+    np.dtype(np.float16): 19,
+    np.dtype(np.uint32): 22,
+    np.dtype(np.uint64): 23,
+}
+_DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
+_STRINGS = 7
+_BITS = {14: np.uint16, 19: np.uint16}  # kept as the bits of their values
+_FIXED = {5: "<f4", 6: "<f8", 9: "<f4", 12: "<f8"}  # fields of floats; pairs for complex numbers
+_VARINTS = (7, 10, 11, 13, 16, 17)  # fields of ints and bools
+
+
+def serialize_tensor(tensor: Any, name: str | None = None) -> bytes:
+    r"""An array as bytes that `parse_tensor` reads, here and in TensorFlow.
+
+    Args:
+        tensor: An array, a number, a string, or lists of them.
+        name: Ignored.
+
+    Returns:
+        The bytes of a TensorProto.
+
+    Example:
+        >>> rx.io.parse_tensor(rx.io.serialize_tensor([1.5, 2.5]), np.float32)
+        array([1.5, 2.5], dtype=float32)
+    """
+    del name
+    array = to_array(tensor)
+    number = _NUMBERS.get(array.dtype)
+    if number is None:
+        raise InvalidArgumentError(
+            f"serialize_tensor() got an array of dtype {array.dtype}, which no TensorProto holds."
+            " Convert it first."
+        )
+    sizes = [b"" if not n else write_varint(8) + write_varint(n) for n in array.shape]
+    shape = b"".join(write_field(2, size) for size in sizes)
+    head = write_varint(8) + write_varint(number) + write_field(2, shape)
+    if number == _STRINGS:
+        return head + b"".join(write_field(8, item) for item in array.reshape(-1).tolist())
+    return head + (write_field(4, array.tobytes()) if array.size else b"")
+
+
+def parse_tensor(serialized: Any, out_type: DTypeLike, name: str | None = None) -> Any:
+    """The array in the bytes of a `TensorProto`.
+
+    Args:
+        serialized: What `serialize_tensor` returned, here or in TensorFlow.
+        out_type: The dtype that it must have.
+        name: Ignored.
+
+    Returns:
+        An array, or a scalar.
+
+    Raises:
+        InvalidArgumentError: The bytes are no TensorProto, or one of another dtype.
+
+    Example:
+        >>> rx.io.parse_tensor(rx.io.serialize_tensor([[1, 2]]), np.int32)
+        array([[1, 2]], dtype=int32)
+    """
+    del name
+    data = to_array(serialized)[()]
+    if not isinstance(data, bytes):
+        raise InvalidArgumentError(
+            f"parse_tensor() needs the bytes of one array, got {type(data).__name__}."
+        )
+    wanted = np.dtype(object) if np.dtype(out_type).kind in "OSU" else np.dtype(out_type)
+    try:
+        array = _parsed(data)
+    except (IndexError, ValueError, KeyError) as error:
+        raise InvalidArgumentError(
+            f"These {len(data)} bytes are not a serialized array ({error}): {data[:40]!r}."
+        ) from None
+    if array.dtype != wanted:
+        raise InvalidArgumentError(
+            f"parse_tensor(out_type={wanted}): the bytes hold an array of {array.dtype}. Parse it"
+            " as that and convert it afterwards."
+        )
+    return array[()] if array.ndim == 0 else array
+
+
+def _parsed(data: bytes) -> Array:
+    number, shape, content = 0, list[int](), None
+    spans: dict[int, list[Span]] = {}
+    for field, (start, end) in fields(data, 0, len(data)):
+        if field == 1:
+            number = varint(data, start)[0]
+        elif field == 2:
+            shape = [_size(data, span) for part, span in fields(data, start, end) if part == 2]
+        elif field == 4:
+            content = data[start:end]
+        else:
+            spans.setdefault(field, []).append((start, end))
+    dtype = _DTYPES[number]
+    if content is not None:
+        return np.frombuffer(bytearray(content), dtype).reshape(shape)
+    return _filled(_values(data, spans, number), shape, dtype)
+
+
+def _size(data: bytes, span: Span) -> int:
+    return next(
+        (varint(data, start)[0] for part, (start, _) in fields(data, *span) if part == 1), 0
+    )
+
+
+def _values(data: bytes, spans: dict[int, list[Span]], number: int) -> Array:
+    dtype = _DTYPES[number]
+    if number == _STRINGS:
+        return values_of(data, 1, spans.get(8, []))
+    for field, parts in spans.items():
+        content = b"".join(data[slice(*span)] for span in parts)
+        if field in _FIXED:
+            values = np.frombuffer(content, _FIXED[field])
+            return values.view(dtype) if dtype.kind == "c" else values.astype(dtype)
+        if field in _VARINTS:
+            whole = values_of(data, 3, parts)
+            bits = _BITS.get(number)
+            return whole.astype(dtype) if bits is None else whole.astype(bits).view(dtype)
+    return np.zeros(0, dtype)
+
+
+def _filled(values: Array, shape: list[int], dtype: np.dtype[Any]) -> Array:
+    """All values; the last one stands for those that are left out."""
+    result: Array = np.full(int(np.prod(shape)), empty_value(dtype), dtype)
+    if len(values) > len(result):
+        raise ValueError(f"{len(values)} values for the shape {shape}")
+    result[: len(values)] = values
+    if len(values):
+        result[len(values) :] = values[-1]
+    return result.reshape(shape)

@@ -1,0 +1,44 @@
+"""Files and folders, with the names of tf.io.gfile.
+
+Example:
+    >>> rx.io.gfile.exists("/no/such/file")
+    False
+"""
+
+from replicax.data._records._file import GFile
+from replicax.data._records._gfile import (
+    FileStatistics,
+    copy,
+    exists,
+    get_registered_schemes,
+    glob,
+    isdir,
+    join,
+    listdir,
+    makedirs,
+    mkdir,
+    remove,
+    rename,
+    rmtree,
+    stat,
+    walk,
+)
+
+__all__ = [
+    "FileStatistics",
+    "GFile",
+    "copy",
+    "exists",
+    "get_registered_schemes",
+    "glob",
+    "isdir",
+    "join",
+    "listdir",
+    "makedirs",
+    "mkdir",
+    "remove",
+    "rename",
+    "rmtree",
+    "stat",
+    "walk",
+]
