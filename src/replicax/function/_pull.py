@@ -151,7 +151,8 @@ def _example(iterator: Ahead) -> Any:
 
 def _zeros(x: Any) -> Any:
     if not isinstance(x, PerReplica):
-        return jnp.zeros(x.shape, x.dtype) if _is_liftable(x) else x
+        canonical = jax.dtypes.canonicalize_dtype
+        return jnp.zeros(x.shape, canonical(x.dtype)) if _is_liftable(x) else x
     topology: Any = x.topology
     own = x.held.array.shape[1:] if isinstance(x.held, Stacked) else x.held.values[0].shape
     dtype = x.held.array.dtype if isinstance(x.held, Stacked) else x.held.values[0].dtype

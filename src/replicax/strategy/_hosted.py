@@ -87,15 +87,13 @@ def run_hosted(
     leaves = jax.tree.leaves((args, kwargs, held.arrays), is_leaf=is_opaque)
     if any(map(is_text, leaves)):
         raise CannotTrace
-    if any(map(is_ragged, leaves)):
-        held_key = (
-            held.place,
-            found.reach.key,
-            tuple(map(static_key, jax.tree.leaves(held.arrays))),
-        )
-        return run_ragged(strategy, topology, fn, (args, kwargs), held_key)
-    result = found.function(held.arrays, args, kwargs)
-    if found.is_new:
+    is_short = any(map(is_ragged, leaves))
+    if is_short:
+        held_key = (found.function, tuple(map(static_key, jax.tree.leaves(held.arrays))))
+        result = run_ragged(strategy, topology, fn, (args, kwargs), held_key)
+    else:
+        result = found.function(held.arrays, args, kwargs)
+    if found.is_new or (is_short and not found.reach.is_unchanged()):
         # What the trace itself did to Python objects is no change that calls for another one.
         _remember(strategy, held, replace(found, reach=Reach(*held.edges(fn)), is_new=False))
     return result

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax._errors import ScopeError, VariableError
@@ -147,7 +148,7 @@ class MirroredPolicy:
             )
 
         merge_fn = Merge(f"a write to variable {self.cell.name!r}", merge)
-        replica.merge_call(merge_fn, (replica.has_rows, *parts))
+        replica.merge_call(merge_fn, (np.bool_(replica.has_rows), *parts))
 
     def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind, *, rows: Any) -> None:
         assert self.cell.topology is not None
@@ -332,7 +333,7 @@ def write_own(cell: Cell, value: Any, replica: Any) -> None:
         write_united(cell, [values], lambda _, new: new, "replace", how)
 
     merge_fn = Merge(f"a write to variable {cell.name!r}", merge)
-    replica.merge_call(merge_fn, (replica.has_rows, value))
+    replica.merge_call(merge_fn, (np.bool_(replica.has_rows), value))
 
 
 def _unite(part: Any, how: How, kind: Kind) -> Any:
