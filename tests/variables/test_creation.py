@@ -237,3 +237,55 @@ def test_a_variable_that_is_read_as_a_sum_may_be_trained(two):
     assert v.trainable
     for run in (two.run, rx.function(two.run)):
         assert [float(g) for g in run(step).values] == [6.0, 6.0]
+
+
+@pytest.mark.parametrize("place", ["function", "replicas"])
+def test_a_start_that_is_a_function_may_draw_random_numbers_in_a_trace(two, place):
+    class Layer:
+        v = None
+
+        def __call__(self):
+            if self.v is None:
+                self.v = rx.Variable(lambda: rx.random.normal([2]))
+            return self.v + rx.random.uniform([2]) * 0
+
+    layer = Layer()
+    run = rx.function(layer if place == "function" else lambda: two.run(layer))
+    rx.random.set_seed(3)
+    results = [two.experimental_local_results(run()) for _ in range(2)]
+
+    rx.random.set_seed(3)
+    start = rx.Variable(lambda: rx.random.normal([2])).numpy().tolist()
+    if place == "replicas":
+        with two.scope():
+            rx.random.set_seed(3)
+            start = rx.Variable(lambda: rx.random.normal([2])).numpy().tolist()
+    assert layer.v.numpy().tolist() == start
+    assert all(r.tolist() == start for replicas in results for r in replicas)
+
+
+def test_a_start_that_reads_what_the_trace_has_changed_is_refused():
+    v, made = rx.Variable(1.0), []
+
+    @rx.function
+    def step():
+        v.assign(5.0)
+        if not made:
+            made.append(rx.Variable(lambda: v.read_value() * 2))
+        return made[0].read_value()
+
+    with pytest.raises(TracingError, match=r"before the first call"):
+        step()
+
+
+def test_a_start_may_read_what_the_trace_has_not_changed():
+    v, made = rx.Variable(3.0), []
+
+    @rx.function
+    def step():
+        if not made:
+            made.append(rx.Variable(lambda: v.read_value() * 2))
+        v.assign_add(1.0)
+        return made[0].read_value() + v
+
+    assert [float(step()) for _ in range(2)] == [10.0, 11.0]

@@ -169,7 +169,8 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] 
             raise TracingError(
                 f"The initial value of variable {variable.name!r}, created while a function is"
                 " traced, depends on the function's arguments, on other variables or on the"
-                " replica. Create the variable before the first call, or give it a constant."
+                " replica. Create the variable before the first call, or give it a constant; one"
+                " that is drawn at random, as a function: `rx.Variable(lambda: ...)`."
             )
         with jax.ensure_compile_time_eval():
             _start(variable.cell, jnp.asarray(value))

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import TracingError, VariableError
-from replicax.context._current import current
+from replicax.context._current import current, entered
 from replicax.values._placement import is_traced, own_copy
 from replicax.variables._cell import Cell
-from replicax.variables._levels import TraceLevel, level
+from replicax.variables._levels import Storage, TraceLevel, level
 from replicax.variables._planned import is_planning, plan
 
 Creator = Callable[..., Any]
@@ -140,6 +140,37 @@ def refuse_tree(value: Any) -> None:
             )
 
 
+class _BeforeTrace(Storage):
+    """What variables held before the function that is traced now, for a start that is a function.
+
+    So it may draw random numbers, whose source is a variable, as if it were called outside.
+    """
+
+    def __init__(self, trace: TraceLevel) -> None:
+        self._trace = trace
+
+    def read(self, cell: Cell) -> Any:
+        """The value, if the function has not changed it or made it."""
+        where: Any = self._trace
+        while isinstance(where, TraceLevel):
+            if cell in where.writes or any(cell is v.cell for v, _ in where.created):
+                raise TracingError(
+                    f"A variable is created with a start that reads variable {cell.name!r}, which"
+                    " the function that is traced now has made or changed: what it holds is known"
+                    " only when the function runs. Create the new variable before the first call."
+                )
+            where = where.outer
+        return super().read(cell)
+
+
+def _called(start: Callable[[], Any]) -> Any:
+    where = level()
+    if not isinstance(where, TraceLevel):
+        return start()
+    with entered(level=_BeforeTrace(where), replica=None, body=None, tapes=()):
+        return start()
+
+
 def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     """The array that a new variable starts with.
 
@@ -155,7 +186,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     if is_planning():
         return plan(initial_value, dtype), None
     with jax.ensure_compile_time_eval():
-        value: Any = initial_value() if callable(initial_value) else initial_value
+        value: Any = _called(initial_value) if callable(initial_value) else initial_value
         value = value if is_traced(value) else _as_array(value, dtype)
     if not is_traced(value):
         return value, None
