@@ -245,6 +245,75 @@ def test_a_step_under_jit_and_a_norm_of_the_gradient_give_the_same_numbers():
     np.testing.assert_allclose(w, copy, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize("dropped", [0, 1])
+def test_a_function_that_is_called_is_taken_apart_also_if_a_result_is_left(dropped):
+    @jax.jit
+    def half_and_quarter(x):
+        half = x / 2
+        return (half, half * 0.5) if dropped == 0 else (half * 0.5, half)
+
+    def train(strategy):
+        model = Trained(strategy, (67, 101), "momentum")
+        chosen = 1 - dropped
+        model.update = lambda gradient: model.momentum(half_and_quarter(gradient)[chosen])
+        return model.train(), model.collectives()
+
+    (losses, collectives), (expected, _) = train(sharded(4)), train(mirrored(4))
+
+    assert losses == pytest.approx(expected, rel=1e-5)
+    assert sorted(collectives) == ["all-gather", "reduce-scatter"]
+
+
+OPERATIONS = {
+    "add": lambda a, b: a + b,
+    "scaled": lambda a, b: a * 0.5 - b / 3,
+    "where": lambda a, b: jnp.where(a > b, a, 0.25),
+    "root": lambda a, b: jnp.sqrt(jnp.abs(a)) + jnp.square(b),
+    "clipped": lambda a, b: jnp.clip(a, -0.5, 0.5) * jnp.sign(b),
+    "narrow": lambda a, b: (a.astype(jnp.bfloat16) + 1).astype(jnp.float32) + b,
+    "norm": lambda a, b: a / (1 + jnp.linalg.norm(b)),
+    "rows": lambda a, b: a - b.mean(axis=0),
+    "running": lambda a, b: jnp.cumsum(a, axis=0) * 0.1 + b,
+    "turned": lambda a, b: a[::-1] + b,
+    "branch": lambda a, b: jax.lax.cond(jnp.sum(a) > 0, lambda: a, lambda: b),
+    "called": lambda a, b: jax.jit(lambda x, y: (x * y, x - y))(a, b)[1],
+    "number": lambda a, b: a + jnp.arange(a.size).reshape(a.shape) / a.size,
+    "summed": lambda a, b: context().all_reduce("MEAN", a) + b,
+    "gathered": lambda a, b: a + context().all_gather(b[:1], axis=0).mean(),
+}
+
+
+@settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    names=st.lists(st.sampled_from(sorted(OPERATIONS)), min_size=1, max_size=5),
+    places=st.lists(st.integers(0, 7), min_size=10, max_size=10),
+    rows=st.sampled_from([7, 8]),
+)
+def test_any_update_gives_the_numbers_of_mirrored_variables(cut_all, names, places, rows):
+    def updated(strategy):
+        rng = np.random.default_rng(0)
+        with strategy.scope():
+            v, w = (rx.Variable(rng.normal(size=(rows, 3)).astype("f4")) for _ in range(2))
+        x = per_replica(strategy, rng.normal(size=(4, rows, 3)).astype("f4"))
+
+        def step(x):
+            known = [v.read_value(), w.read_value(), context().all_reduce("SUM", x)]
+            for i, name in enumerate(names):
+                a, b = (known[p % len(known)] for p in places[2 * i : 2 * i + 2])
+                known.append(OPERATIONS[name](a, b))
+            v.assign(known[-1])
+            w.assign(known[-2] + w)
+            return known[len(known) // 2].sum()
+
+        seen = compiled(strategy, step, x)
+        return v.numpy(), w.numpy(), np.asarray(strategy.experimental_local_results(seen))
+
+    for a, b in zip(updated(sharded(4)), updated(mirrored(4)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_short_batches_train_as_with_mirrored_variables():
     def train(strategy):
         rng = np.random.default_rng(0)

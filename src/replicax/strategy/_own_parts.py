@@ -9,12 +9,12 @@ sum of which each replica gets its part (a reduce-scatter); or at any other oper
 is computed whole and cut.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, DropVar, Jaxpr, JaxprEqn, Literal, Var, jaxpr_as_fun
 
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
@@ -48,7 +48,7 @@ def on_own_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[An
     plan = _Plan.of(jaxpr, kept)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
     whole_inputs = [i for i, v in enumerate(jaxpr.invars) if v in plan.whole]
-    wanted = {*plan.parts, *plan.used, *(v for v in jaxpr.outvars if isinstance(v, Var))}
+    wanted = {*plan.parts, *plan.used, *_variables(jaxpr.outvars)}
     made = [v for e in plan.equations[::-1] for v in e.outvars]
     known = [v for v in (*(jaxpr.invars[i] for i in whole_inputs), *made) if v in wanted]
     first = jaxpr.replace(
@@ -161,7 +161,7 @@ class _Plan:
     def _compute(self, equation: JaxprEqn) -> None:
         self.equations.append(equation)
         self.whole.update(v for v in equation.outvars if v in self.parts)
-        self.whole.update(x for x in equation.invars if isinstance(x, Var))
+        self.whole.update(_variables(equation.invars))
 
     def _scatter(self, equation: JaxprEqn, parts: Sequence[Var]) -> None:
         rest = [
@@ -222,6 +222,10 @@ def _by_part(equation: Any) -> tuple[bool, ...] | None:
     return tuple(s == shape for s in shapes)
 
 
+def _variables(xs: Iterable[Any]) -> list[Var]:
+    return [x for x in xs if isinstance(x, Var)]
+
+
 def _taken_apart(equation: JaxprEqn) -> list[JaxprEqn] | None:
     """The operations of a function that is called, in the names of the caller."""
     key = _CALLS.get(equation.primitive.name)
@@ -230,10 +234,11 @@ def _taken_apart(equation: JaxprEqn) -> list[JaxprEqn] | None:
         return None
     jaxpr = inner.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}
-    if len(set(jaxpr.outvars) & computed) < len(equation.outvars):
+    if len(computed.intersection(_variables(jaxpr.outvars))) < len(equation.outvars):
         return None  # it returns what it was given, a constant, or one result twice
     names: dict[Any, Any] = dict(zip(jaxpr.invars, equation.invars, strict=True))
-    names.update(zip(jaxpr.outvars, equation.outvars, strict=True))
+    results = zip(jaxpr.outvars, equation.outvars, strict=True)
+    names.update((v, out) for v, out in results if not isinstance(out, DropVar))
 
     def renamed(x: Any) -> Any:
         return x if isinstance(x, Literal) else names.setdefault(x, Var(x.aval))

@@ -337,7 +337,8 @@ def _value(x: Any, key: str) -> Any:
             " and a checkpoint holds one value for any number of replicas. Declare how to combine"
             " them (SUM, MEAN, ONLY_FIRST_REPLICA), or leave it out of the checkpoint."
         )
-    return read_global(held)
+    # Those that are held in parts might not all fit one device: they go to the host one by one.
+    return np.asarray(read_global(held)) if held.cell.sharded else read_global(held)
 
 
 def _has_value(x: Any) -> bool:

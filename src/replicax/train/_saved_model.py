@@ -121,7 +121,9 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
     of_cell = {v.cell: v for v in live_variables}
     for cell, name in names.items():
         variable = of_cell[cell]
-        arrays[f"variables/{name}"] = read_global(variable)
+        arrays[f"variables/{name}"] = (
+            np.asarray(read_global(variable)) if variable.cell.sharded else read_global(variable)
+        )
         told["variables"][name] = {"trainable": variable.trainable}
     group = _group.current()
     ticket = 0 if group is None else group.new_feed()
