@@ -320,8 +320,7 @@ def write_united(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind,
     elif how.aggregation is VariableAggregation.NONE:
         _write_agreed(cell, parts, combine, kind, how)
     else:
-        united = [_unite(p, how, kind) for p in parts]
-        write(cell, united, combine, kind)
+        write(cell, [_unite(p, how, kind) for p in parts], combine, kind)
 
 
 def write_own(cell: Cell, value: Any, replica: Any) -> None:

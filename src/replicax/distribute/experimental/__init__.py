@@ -36,8 +36,9 @@ __all__ = [
     "ValueContext",
 ]
 
-_HOMES = dict.fromkeys(
-    ("PreemptionCheckpointHandler", "TerminationConfig"), "replicax.train._preemption"
-)
+_HOMES = {
+    "PreemptionCheckpointHandler": "replicax.train._preemption",
+    "TerminationConfig": "replicax.train._preemption",
+}
 
 __getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)
