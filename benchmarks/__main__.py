@@ -28,6 +28,7 @@ def main() -> None:
         "input": [],
         "data": [],
         "checkpoint": [],
+        "with_keras": [*tensorflow, *quick],
         "workers": [*tensorflow, *torch, *quick],
     }
     # A process each: they want different devices.

@@ -80,7 +80,7 @@ def main() -> None:
         rows += _against_hand(strategy, share)
     with console.status("Loops over an iterator"):
         rows += _loops(strategy, share)
-    with console.status("Against TensorFlow"), _tensorflow(options.tensorflow) as answer:
+    with console.status("Against TensorFlow"), tensorflow(options.tensorflow) as answer:
         if answer is None:
             console.print("No TensorFlow: give an interpreter that has it with --tensorflow.")
         else:
@@ -172,10 +172,10 @@ def _eager(strategy: rx.distribute.Strategy, fn, x) -> Block:
 
 
 @contextmanager
-def _tensorflow(python: str) -> Iterator[object]:
+def tensorflow(python: str, program: str = "_tensorflow.py") -> Iterator[object]:
     """A function that has TensorFlow do a block, or None where there is none."""
     child = subprocess.Popen(
-        [python, ROOT / "benchmarks" / "_tensorflow.py"],
+        [python, ROOT / "benchmarks" / program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
