@@ -283,6 +283,30 @@ OPERATIONS = {
 }
 
 
+@pytest.mark.parametrize("rows", [7, 8])
+def test_each_operation_gives_the_numbers_of_mirrored_variables(rows, cut_all):
+    def updated(strategy):
+        rng = np.random.default_rng(0)
+        with strategy.scope():
+            written = {
+                name: rx.Variable(rng.normal(size=(rows, 3)).astype("f4")) for name in OPERATIONS
+            }
+        x = per_replica(strategy, rng.normal(size=(4, rows, 3)).astype("f4"))
+
+        def step(x):
+            total = context().all_reduce("SUM", x)
+            for name, v in written.items():
+                v.assign(OPERATIONS[name](v.read_value(), total) * 2)
+
+        compiled(strategy, step, x)
+        return {name: v.numpy() for name, v in written.items()}
+
+    parts, copies = updated(sharded(4)), updated(mirrored(4))
+
+    for name in OPERATIONS:
+        np.testing.assert_allclose(parts[name], copies[name], rtol=1e-4, atol=1e-5, err_msg=name)
+
+
 @settings(
     max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
