@@ -229,7 +229,7 @@ def _built_once(original: Any) -> Any:
 
 
 class Losses:
-    """``_losses`` of a Keras layer: each replica has its own; none outlives the trace it is of."""
+    """``_losses`` of a Keras layer: each replica and trace has its own, and none outlives it."""
 
     def __init__(self) -> None:
         self._own: weakref.WeakKeyDictionary[Any, dict[int, list[Any]]] = (
@@ -239,9 +239,10 @@ class Losses:
     def __get__(self, layer: Any, owner: Any = None) -> Any:
         if layer is None:
             return self
-        replica = replicas()
-        if replica is not None:
-            return self._own.setdefault(replica, {}).setdefault(id(layer), [])
+        level = current().level
+        owner = replicas() or (level if isinstance(level, TraceLevel) else None)
+        if owner is not None:
+            return self._own.setdefault(owner, {}).setdefault(id(layer), [])
         losses = layer.__dict__["_losses"]
         if losses and not is_transformed() and any(map(is_traced, losses)):
             losses.clear()
