@@ -18,6 +18,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import replicax as rx  # noqa: E402
+from replicax.data._seeds import set_global_seed  # noqa: E402
 
 # What records golden results needs TensorFlow, and tests nothing.
 collect_ignore_glob = ["tests/golden/make_*.py"]
@@ -56,6 +57,12 @@ def _enough_devices(request: pytest.FixtureRequest) -> None:
 def _no_simulated_tpu() -> Iterator[None]:
     yield
     rx.tpu.experimental.shutdown_tpu_system()
+
+
+@pytest.fixture(autouse=True)
+def _no_global_seed() -> Iterator[None]:
+    yield
+    set_global_seed(None)
 
 
 @pytest.fixture(autouse=True)
