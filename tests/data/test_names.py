@@ -1,8 +1,10 @@
 """Names and forms of tf.data, tf.io and tf.train: TensorFlow's recorded answers, and more."""
 
 import collections
+import csv
 import dataclasses
 import json
+import sys
 from functools import reduce
 from pathlib import Path
 
@@ -354,3 +356,60 @@ def test_names_have_no_effect_on_which_workers_read_what():
 
     found = [[x.tolist() for x in strategy.experimental_local_results(s)] for s in steps]
     assert found == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+
+
+# What has no array.
+
+
+@pytest.mark.parametrize("feature", [rx.io.VarLenFeature(np.int64), rx.io.RaggedFeature(np.int64)])
+def test_sparse_and_ragged_elements_are_refused_where_they_are_put_together(feature):
+    records = [rx.io.serialize_example({"x": [1] * k}) for k in (2, 2, 1)]
+    dataset = Dataset.from_tensor_slices(records)
+    one = dataset.map(lambda r: rx.io.parse_example([r], {"x": feature})["x"])
+
+    assert len(list(one)) == 3
+    for batched in (one.batch(2), one.padded_batch(2)):
+        with pytest.raises(rx.errors.StructureError, match=r"in a `map` before, `x.to_"):
+            list(batched)
+    with pytest.raises(rx.errors.StructureError, match="use `padded_batch` if lengths differ"):
+        Dataset.from_tensor_slices(rx.io.parse_example(records, {"x": feature}))
+
+
+def test_lists_of_different_lengths_are_refused_with_the_padded_way():
+    with pytest.raises(rx.errors.InvalidArgumentError, match="padded_batch"):
+        Dataset.from_tensor_slices([[1, 2], [3]])
+
+
+def test_images_need_pillow_only_when_they_are_decoded(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+
+    with pytest.raises(ModuleNotFoundError, match=r"pip install 'replicax\[images\]'"):
+        rx.io.decode_png(b"")
+
+
+def test_a_csv_file_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch):
+    rows = [(k, 'a,"b"\nc' * (k % 3), k / 4) for k in range(50)]
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    expected = [(k, text.encode(), x) for k, text, x in rows]
+
+    for size in (1, 7, 1 << 20):
+        monkeypatch.setattr("replicax.data._records._chunks._CHUNK", size)
+        dataset = rx.data.experimental.CsvDataset(path, [np.int64, [""], np.float64])
+        assert [(int(k), text, float(x)) for k, text, x in dataset] == expected
+
+
+def test_an_iterator_over_csv_files_goes_on_after_a_bad_record_and_is_restored(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("1\nx\n3\n4\n")
+    iterator = iter(rx.data.experimental.CsvDataset(path, [np.int32]))
+
+    assert int(next(iterator)[0]) == 1
+    with pytest.raises(rx.errors.InvalidArgumentError, match="Field 0 of record 1 is no int32"):
+        next(iterator)
+    state = iterator.save_state()
+    assert [int(x) for (x,) in iterator] == [3, 4]
+    iterator.restore_state(state)
+    assert [int(x) for (x,) in iterator] == [3, 4]

@@ -4,8 +4,10 @@ Each is given the library, `tf` or `rx`; what it returns is recorded, with the d
 of the error that it raises.
 """
 
+import base64
 import collections
 import dataclasses
+import json
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import reduce
@@ -598,4 +600,143 @@ FILES: dict[str, Program] = {
     "GFile, not for writing": _in_folder(lambda t, d: t.io.gfile.GFile(d + "a.txt").write("x")),
 }
 
-ALL = FORMS | DATASETS | MESSAGES | FILES
+
+def _csv(t: Any, records: Any, defaults: Any, **how: Any) -> Any:
+    return list(t.io.decode_csv(records, defaults, **how))
+
+
+def _csv_files() -> list[str]:
+    folder = Path(tempfile.mkdtemp())
+    (folder / "a.csv").write_text('x,y,name\n1,2.5,a\n2,3.5,"b,c"\n3,,d\n')
+    (folder / "b.csv").write_text("x,y,name\n4,4.5,e\n")
+    (folder / "q.csv").write_bytes(b'"a\nb",1\r\n"c""d",2')
+    (folder / "e.csv").write_text("a,1\nb,x\nc,3\n")
+    return [str(folder / f"{name}.csv") for name in "abqe"]
+
+
+def _csv_dataset(t: Any, file: int | slice, defaults: Any, **how: Any) -> Any:
+    return t.data.experimental.CsvDataset(_csv_files()[file], defaults, **how)
+
+
+def _made_csv(t: Any, file: int | slice = 0, size: int = 3, **how: Any) -> Any:
+    how = {"num_epochs": 1, "shuffle": False, **how}
+    return t.data.experimental.make_csv_dataset(_csv_files()[file], size, **how)
+
+
+NONE = {kind: np.zeros(0, kind) for kind in (np.int32, np.float32)}
+
+CSV: dict[str, Program] = {
+    "decode_csv": lambda t: _csv(t, "1,2.5,a", [[0], [0.0], [""]]),
+    "decode_csv, several": lambda t: _csv(t, ["1,2.5,a", "3,4,b"], [[0], [0.0], [""]]),
+    "decode_csv, a table": lambda t: _csv(t, [["1,2"], ["3,4"]], [[0], [0]]),
+    "decode_csv, defaults": lambda t: _csv(t, ",,", [[7], [0.5], ["z"]]),
+    "decode_csv, required": lambda t: _csv(t, ",1", [NONE[np.int32], [0]]),
+    "decode_csv, too few": lambda t: _csv(t, "1", [[0], [0]]),
+    "decode_csv, too many": lambda t: _csv(t, "1,2,3", [[0], [0]]),
+    "decode_csv, no int": lambda t: _csv(t, "x", [[0]]),
+    "decode_csv, a float for an int": lambda t: _csv(t, "1.5", [[0]]),
+    "decode_csv, too large": lambda t: _csv(t, "3000000000", [[0]]),
+    "decode_csv, hexadecimal": lambda t: _csv(t, "0x10", [[0]]),
+    "decode_csv, spaces and signs": lambda t: _csv(t, " 1 ,+2,-3", [[0], [0], [0]]),
+    "decode_csv, floats": lambda t: _csv(t, "inf,1e3,-.5", [[0.0]] * 3),
+    "decode_csv, quotes": lambda t: _csv(t, '"a,b","c""d",e,""', [[""]] * 4),
+    "decode_csv, lines in quotes": lambda t: _csv(t, '"a\nb",c', [[""], [""]]),
+    "decode_csv, a quote inside": lambda t: _csv(t, 'a"b,c', [[""], [""]]),
+    "decode_csv, more after a quote": lambda t: _csv(t, '"ab"c,d', [[""], [""]]),
+    "decode_csv, no last quote": lambda t: _csv(t, '"ab', [[""]]),
+    "decode_csv, quotes as they are": lambda t: _csv(
+        t, '"a","b"', [[""], [""]], use_quote_delim=False
+    ),
+    "decode_csv, none": lambda t: _csv(t, "NA,,2", [[7], [8], [0]], na_value="NA"),
+    "decode_csv, semicolons": lambda t: _csv(t, "1;2", [[0], [0]], field_delim=";"),
+    "decode_csv, two signs": lambda t: _csv(t, "1;2", [[0], [0]], field_delim=";;"),
+    "decode_csv, chosen": lambda t: _csv(t, "1,2,3", [[0], [0]], select_cols=[0, 2]),
+    "decode_csv, chosen in disorder": lambda t: _csv(t, "1,2,3", [[0], [0]], select_cols=[2, 0]),
+    "decode_csv, chosen beyond": lambda t: _csv(t, "1,2,3", [[0]], select_cols=[5]),
+    "decode_csv, bools": lambda t: _csv(t, "1", [[True]]),
+    "decode_csv, carriage return": lambda t: _csv(t, "1,2\r", [[0], [0]]),
+    "decode_csv of nothing": lambda t: _csv(t, "", [[3]]),
+    "CsvDataset": lambda t: _csv_dataset(t, 0, [np.int32, [9.0], _words(t)], header=True),
+    "CsvDataset, several": lambda t: _csv_dataset(
+        t, slice(2), [np.int32, [9.0], _words(t)], header=True
+    ),
+    "CsvDataset, required": lambda t: list(
+        _csv_dataset(t, 0, [np.int32, np.float32, _words(t)], header=True)
+    ),
+    "CsvDataset, chosen": lambda t: _csv_dataset(
+        t, 0, [np.int32, _words(t)], header=True, select_cols=[0, 2]
+    ),
+    "CsvDataset, left out": lambda t: _csv_dataset(
+        t, 0, [np.int32, _words(t)], header=True, exclude_cols=[1]
+    ),
+    "CsvDataset, spec": lambda t: _csv_dataset(t, 0, [np.int32, [9.0], _words(t)]).element_spec,
+    "CsvDataset, both": lambda t: _csv_dataset(t, 0, [np.int32], select_cols=[0], exclude_cols=[1]),
+    "CsvDataset, too few": lambda t: list(_csv_dataset(t, 0, [np.int32, np.float32], header=True)),
+    "CsvDataset, missing": lambda t: list(
+        t.data.experimental.CsvDataset("/no/such/file", [np.int32])
+    ),
+    "CsvDataset, quotes": lambda t: _csv_dataset(t, 2, [_words(t), np.int32]),
+    "CsvDataset, a bad record": lambda t: _csv_dataset(t, 3, [_words(t), np.int32]).ignore_errors(),
+    "make_csv_dataset": lambda t: _made_csv(t, size=2),
+    "make_csv_dataset, label": lambda t: _made_csv(t, slice(2), label_name="name"),
+    "make_csv_dataset, spec": lambda t: _made_csv(t).element_spec,
+    "make_csv_dataset, endless": lambda t: _made_csv(t, num_epochs=None).element_spec,
+    "make_csv_dataset, chosen": lambda t: _made_csv(t, select_columns=["name", "x"]),
+    "make_csv_dataset, told": lambda t: _made_csv(
+        t, select_columns=["x"], column_defaults=[np.float32]
+    ),
+    "make_csv_dataset, names": lambda t: _made_csv(t, column_names=["p", "q", "r"]),
+    "make_csv_dataset, no names": lambda t: _made_csv(t, header=False),
+    "make_csv_dataset, another label": lambda t: _made_csv(t, label_name="z"),
+    "make_csv_dataset, another column": lambda t: _made_csv(t, select_columns=["z"]),
+    "make_csv_dataset, no file": lambda t: t.data.experimental.make_csv_dataset("/no/such/*", 3),
+    "make_csv_dataset, in turn": lambda t: _made_csv(
+        t, slice(2), 4, select_columns=["x"], num_parallel_reads=2
+    ),
+    "make_csv_dataset, errors": lambda t: _made_csv(
+        t,
+        3,
+        column_names=["a", "b"],
+        header=False,
+        column_defaults=[_words(t), np.int32],
+        ignore_errors=True,
+    ),
+}
+
+
+IMAGES_OF = Path(__file__).with_name("images.json")  # files that TensorFlow has written
+
+
+def _image(name: str) -> bytes:
+    found: bytes = base64.b64decode(json.loads(IMAGES_OF.read_text())[name])
+    return found
+
+
+IMAGES: dict[str, Program] = {
+    **{
+        f"decode_png, {name}, {channels} channels": lambda t, name=name, n=channels: (
+            t.io.decode_png(_image(name), channels=n)
+        )
+        for name in ("gray", "gray and clear", "colours", "colours and clear", "gray of 16 bits")
+        for channels in (0, 1, 3, 4)
+    },
+    "decode_png, 16 bits": lambda t: t.io.decode_png(_image("gray of 16 bits"), dtype=np.uint16),
+    "decode_png, 8 bits in 16": lambda t: t.io.decode_png(_image("colours"), dtype=np.uint16),
+    "decode_png, 2 channels": lambda t: t.io.decode_png(_image("colours"), channels=2),
+    "decode_png of a JPEG": lambda t: t.io.decode_png(_image("jpeg")).shape[2],
+    "decode_png, nonsense": lambda t: t.io.decode_png(b"nonsense"),
+    "decode_png, cut off": lambda t: t.io.decode_png(_image("colours")[:-30]),
+    "decode_png, several": lambda t: t.io.decode_png([_image("colours")]),
+    "decode_jpeg": lambda t: t.io.decode_jpeg(_image("jpeg"), dct_method="INTEGER_ACCURATE"),
+    "decode_jpeg, gray": lambda t: t.io.decode_jpeg(
+        _image("jpeg"), channels=1, dct_method="INTEGER_ACCURATE"
+    ),
+    "decode_jpeg, clear": lambda t: t.io.decode_jpeg(_image("jpeg"), channels=4),
+    "decode_jpeg, cut off": lambda t: t.io.decode_jpeg(_image("jpeg")[:-30]),
+    "decode_image": lambda t: t.io.decode_image(_image("colours")),
+    "decode_image, floats": lambda t: t.io.decode_image(_image("gray"), dtype=np.float32),
+    "decode_image, 16 bits": lambda t: t.io.decode_image(_image("gray"), dtype=np.uint16),
+    "decode_image, nothing": lambda t: t.io.decode_image(b""),
+}
+
+ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES

@@ -17,8 +17,8 @@ from replicax.data._structure import Structure, flatten
 class Known:
     """What was learnt about one node, once somebody has asked for it."""
 
-    def __init__(self) -> None:
-        self.value: Any = None
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
 
     def get(self, learn: Callable[[], Any]) -> Any:
         """The value, learnt at the first call."""

@@ -115,7 +115,11 @@ def common_shape(left: Any, right: Any) -> Shape | None:
 
 
 def _convert(value: Any) -> Any:
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        _as_object(value)  # which says what is wrong with lists of different lengths
+        raise
     if array.dtype.kind in "SUO":
         array = _to_bytes_array(_as_object(value))
     elif not hasattr(value, "dtype") and _is_python_number(value):
@@ -125,11 +129,16 @@ def _convert(value: Any) -> Any:
 
 def _as_object(value: Any) -> Array:
     # Through NumPy's fixed-width strings, trailing zero bytes would be lost.
-    array = np.asarray(value, _OBJECT)
-    if any(isinstance(item, (list, tuple, np.ndarray)) for item in array.flat):
+    try:
+        array: Array = np.asarray(value, _OBJECT)
+        is_uneven = any(isinstance(item, (list, tuple, np.ndarray)) for item in array.flat)
+    except ValueError:  # NumPy cannot even tell how the parts are nested
+        is_uneven = True
+    if is_uneven:
         raise InvalidArgumentError(
             f"A list of parts with different lengths is not an array: {_short(value)}."
-            " Pad the parts to one length, or make each part an element of its own."
+            " Pad the parts to one length, or make each part an element of its own, with"
+            " `from_generator` or `rx.data.experimental.from_list`, and use `padded_batch`."
         )
     return array
 

@@ -38,7 +38,7 @@ class _RecordsDataset(Dataset):
         del buffer_size, name
         verb = type(self).__name__
         record_format = self._format(to_compression(compression_type, verb))
-        super().__init__(_reader(filenames, record_format, num_parallel_reads, verb))
+        super().__init__(reader_of(filenames, record_format, num_parallel_reads, verb))
 
 
 class TFRecordDataset(_RecordsDataset):
@@ -125,12 +125,13 @@ class FixedLengthRecordDataset(Dataset):
             to_int(footer_bytes or 0, verb, "footer_bytes", least=0),
             to_compression(compression_type, verb),
         )
-        super().__init__(_reader(filenames, record_format, num_parallel_reads, verb))
+        super().__init__(reader_of(filenames, record_format, num_parallel_reads, verb))
 
 
-def _reader(
+def reader_of(
     filenames: FileNames, file_format: FileFormat, num_parallel_reads: int | None, verb: str
 ) -> Node:
+    """A node that reads files, whose names may come from a dataset."""
     if isinstance(filenames, Dataset):
         files = filenames.node
         if files.is_spec_known and files.element_spec != TensorSpec((), object):

@@ -5,7 +5,7 @@ everything else, lists too, is a leaf.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal
 
@@ -43,6 +43,17 @@ class Structure:
         leaves: list[Any] = []
         self.collect(value, leaves, value)
         return leaves
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether its parts stand for one sparse or ragged array."""
+        return bool(getattr(self.factory, "is_uneven", False))
+
+    def nested(self) -> Iterator["Structure"]:
+        """This structure and all in it."""
+        yield self
+        for child in self.children:
+            yield from child.nested()
 
     def __str__(self) -> str:
         return _describe(self.unflatten(["*"] * self.num_leaves))
@@ -132,6 +143,19 @@ def parts_like(structure: Structure, value: Any) -> list[Any]:
         raise StructureError(f"expected {len(structure.children)} parts, got {value!r}")
     pairs = zip(structure.children, parts, strict=True)
     return [leaf for child, part in pairs for leaf in parts_like(child, part)]
+
+
+def require_dense(structure: Structure, verb: str) -> None:
+    """Refuse sparse and ragged parts: their arrays side by side would mean something else."""
+    found = next((part for part in structure.nested() if part.is_uneven), None)
+    if found is not None:
+        name = getattr(found.factory, "__name__", "")
+        dense = "to_tensor" if "Ragged" in name else "to_dense"
+        raise StructureError(
+            f"{verb}() cannot put together elements with a {name}. Make it an array in a `map`"
+            f" before, `x.{dense}()`, and use `padded_batch` if lengths differ; or batch the"
+            " serialized examples and call `rx.io.parse_example` on the batch."
+        )
 
 
 def field_names(value: Any) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Records on disk: TFRecord files and the Example messages inside them."""
 
+from replicax.data._records._csv import decode_csv
 from replicax.data._records._examples import Example, Features, serialize_example
 from replicax.data._records._features import (
     FixedLenFeature,
@@ -10,6 +11,7 @@ from replicax.data._records._features import (
     VarLenFeature,
 )
 from replicax.data._records._file import matching_files, read_file, write_file
+from replicax.data._records._images import decode_image, decode_jpeg, decode_png
 from replicax.data._records._messages import BytesList, Feature, FloatList, Int64List
 from replicax.data._records._parse import (
     decode_raw,
@@ -36,6 +38,10 @@ __all__ = [
     "TFRecordOptions",
     "TFRecordWriter",
     "VarLenFeature",
+    "decode_csv",
+    "decode_image",
+    "decode_jpeg",
+    "decode_png",
     "decode_raw",
     "gfile",
     "matching_files",

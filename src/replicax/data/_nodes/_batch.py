@@ -9,7 +9,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import Batching, Stream, UnaryNode, pass_over
 from replicax.data._nodes._map import MapNode
 from replicax.data._seeds import Run
-from replicax.data._structure import map_leaves
+from replicax.data._structure import map_leaves, require_dense
 
 _BATCHES_AHEAD = 16
 _BYTES_AHEAD = 1 << 17  # small batches are cut from one larger block of about this size
@@ -63,6 +63,7 @@ class BatchingNode(UnaryNode):
             count += len(block)
         if not count or (count < self.size and self.drop_remainder):
             return None
+        require_dense(blocks[0].structure, "batch")
         return join(blocks)
 
 

@@ -11,7 +11,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import Array, leaf_spec, unshared
 from replicax.data._node import INFINITE_CARDINALITY, SourceNode, Stream
 from replicax.data._seeds import Run
-from replicax.data._structure import LEAF, Structure, flatten
+from replicax.data._structure import LEAF, Structure, flatten, require_dense
 
 
 @final
@@ -120,6 +120,7 @@ class SlicesNode(SourceNode):
     def of(cls, tensors: Any) -> "SlicesNode":
         """Check that the first axes agree."""
         structure, leaves = flatten(_tuple_if_mixed(tensors))
+        require_dense(structure, "from_tensor_slices")
         arrays = [unshared(leaf) for leaf in leaves]
         if not arrays:
             raise InvalidArgumentError("from_tensor_slices() needs at least one array, got none.")

@@ -105,6 +105,11 @@ class SparseTensor(NamedTuple):
     values: Array
     dense_shape: Array
 
+    @property
+    def is_uneven(self) -> bool:
+        """That it is no array: batches of it would mean something else."""
+        return True
+
     def to_dense(self, default_value: Any = None) -> Array:
         """The larger array.
 
@@ -140,6 +145,11 @@ class RaggedTensor(NamedTuple):
 
     values: Array
     row_splits: Array
+
+    @property
+    def is_uneven(self) -> bool:
+        """That it is no array: batches of it would mean something else."""
+        return True
 
     def to_list(self) -> list[Any]:
         """The rows as lists.

@@ -1,5 +1,6 @@
 """Datasets: how they are divided among workers, and what TensorFlow keeps in this namespace."""
 
+from replicax.data._csv_dataset import CsvDataset, make_csv_dataset
 from replicax.data._experimental import (
     TFRecordWriter,
     assert_cardinality,
@@ -29,6 +30,7 @@ __all__ = [
     "AutoShardPolicy",
     "AutotuneAlgorithm",
     "AutotuneOptions",
+    "CsvDataset",
     "DistributeOptions",
     "ExternalStatePolicy",
     "OptimizationOptions",
@@ -40,4 +42,5 @@ __all__ = [
     "at",
     "cardinality",
     "from_list",
+    "make_csv_dataset",
 ]

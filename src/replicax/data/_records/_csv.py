@@ -1,0 +1,233 @@
+"""Records of comma-separated values: cut out of files, cut into fields, and read."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+
+from replicax.data._errors import InvalidArgumentError
+from replicax.data._leaves import Array, to_array
+from replicax.data._records._chunks import chunks
+from replicax.data._records._features import empty_value
+
+_DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64, object))
+_INT = re.compile(rb"[+-]?[0-9]+")
+_QUOTE = b'"'
+
+
+@dataclass(frozen=True)
+class Column:
+    """The dtype of a column, and what stands for a missing value; None if there must be one."""
+
+    dtype: np.dtype[Any]
+    default: Any
+
+    @classmethod
+    def of(cls, given: Any, verb: str) -> "Column":
+        """What a user says of a column: a default, in a list or not; none in an empty one."""
+        values = to_array(given)
+        if values.dtype not in _DTYPES or values.size > 1:
+            raise InvalidArgumentError(
+                f"{verb}(): a column is told by one default of float32, float64, int32, int64 or a"
+                f" string, or by an empty array of that dtype if there must be a value; got"
+                f" {given!r:.60}."
+            )
+        return cls(values.dtype, values.reshape(-1)[0] if values.size else None)
+
+    def read(self, field: bytes, na_value: bytes, place: str) -> Any:
+        """The value of a field."""
+        if field in (b"", na_value):
+            if self.default is None:
+                raise InvalidArgumentError(
+                    f"{place} is required, but it is missing. Give a default for this column."
+                )
+            return self.default
+        if self.dtype.kind == "O":
+            return field
+        text = field.strip()
+        try:
+            if self.dtype.kind == "f" and b"_" not in text:
+                return self.dtype.type(float(text))
+            if _INT.fullmatch(text):
+                return self.dtype.type(int(text))
+        except (ValueError, OverflowError):
+            pass
+        raise InvalidArgumentError(f"{place} is no {self.dtype}: {field[:40]!r}.")
+
+
+@dataclass(frozen=True)
+class CsvRules:
+    """How records are cut into fields, and which of them are wanted."""
+
+    columns: tuple[Column, ...]
+    delimiter: bytes = b","
+    has_quotes: bool = True
+    na_value: bytes = b""
+    selected: tuple[int, ...] | None = None
+
+    @classmethod
+    def of(cls, defaults: Sequence[Any], verb: str, **how: Any) -> "CsvRules":
+        """Check what a user says."""
+        delimiter = how.pop("field_delim").encode()
+        if len(delimiter) != 1:
+            raise InvalidArgumentError(f"{verb}(field_delim={delimiter!r}): give one byte.")
+        selected = how.pop("selected")
+        chosen = None if selected is None else tuple(int(place) for place in selected)
+        if chosen is not None and list(chosen) != sorted(set(chosen)):
+            raise InvalidArgumentError(
+                f"{verb}(): the numbers of the chosen columns must grow, got {list(chosen)}."
+            )
+        columns = tuple(Column.of(given, verb) for given in defaults)
+        if chosen is not None and len(chosen) != len(columns):
+            raise InvalidArgumentError(
+                f"{verb}(): {len(chosen)} columns are chosen, and {len(columns)} are described in"
+                " record_defaults."
+            )
+        return cls(columns, delimiter, how["use_quote_delim"], how["na_value"].encode(), chosen)
+
+    def values(self, record: bytes | None, number: int) -> list[Any]:
+        """The values of a record; None is one of a single empty field, as an empty line is."""
+        fields = [b""] if record is None else self.fields(record, number)
+        if self.selected is not None:
+            fields = [fields[place] for place in self.selected if place < len(fields)]
+        if len(fields) != len(self.columns):
+            raise InvalidArgumentError(
+                f"Expected {len(self.columns)} fields, but record {number} has {len(fields)}:"
+                f" {(record or b'')[:60]!r}."
+            )
+        pairs = enumerate(zip(self.columns, fields, strict=True))
+        return [
+            column.read(field, self.na_value, f"Field {place} of record {number}")
+            for place, (column, field) in pairs
+        ]
+
+    def fields(self, record: bytes, number: int) -> list[bytes]:
+        """A record cut into fields."""
+        if not record:
+            return []
+        if not self.has_quotes:
+            return record.split(self.delimiter)
+        if _QUOTE not in record and b"\n" not in record and b"\r" not in record:
+            return record.split(self.delimiter)
+        found: list[bytes] = []
+        place = 0
+        while place <= len(record):
+            is_quoted = record[place : place + 1] == _QUOTE
+            field, place = (self._quoted if is_quoted else self._plain)(record, place, number)
+            found.append(field)
+        return found
+
+    def _plain(self, record: bytes, start: int, number: int) -> tuple[bytes, int]:
+        end = record.find(self.delimiter, start)
+        end = len(record) if end < 0 else end
+        field = record[start:end]
+        if any(sign in field for sign in (_QUOTE, b"\n", b"\r")):
+            raise InvalidArgumentError(
+                f"Record {number} has a quote or the end of a line in a field without quotes around"
+                f" it: {field[:40]!r}."
+            )
+        return field, end + 1
+
+    def _quoted(self, record: bytes, start: int, number: int) -> tuple[bytes, int]:
+        end = start + 1
+        while True:
+            end = record.find(_QUOTE, end)
+            if end < 0:
+                raise InvalidArgumentError(
+                    f"Record {number} has a field whose quotes do not end: {record[start:][:40]!r}."
+                )
+            if record[end + 1 : end + 2] != _QUOTE:
+                break
+            end += 2
+        if record[end + 1 : end + 2] not in (b"", self.delimiter):
+            raise InvalidArgumentError(
+                f"Record {number} has a quote inside of a field, which is written twice there:"
+                f" {record[start:][:40]!r}."
+            )
+        return record[start + 1 : end].replace(_QUOTE * 2, _QUOTE), end + 2
+
+
+def decode_csv(  # noqa: PLR0913
+    records: Any,
+    record_defaults: Sequence[Any],
+    field_delim: str = ",",
+    use_quote_delim: bool = True,  # noqa: FBT001, FBT002
+    na_value: str = "",
+    select_cols: Sequence[int] | None = None,
+    name: str | None = None,
+) -> list[Any]:
+    """Records of comma-separated values -> an array for each column.
+
+    Args:
+        records: One record, or an array of them.
+        record_defaults: For each column its default, which also tells its dtype; an empty array if
+            there must be a value.
+        field_delim: What stands between fields.
+        use_quote_delim: Whether fields may stand in double quotes.
+        na_value: What stands for a missing value, besides nothing.
+        select_cols: The numbers of the columns that are wanted; all if None.
+        name: Ignored.
+
+    Returns:
+        A list of arrays, each shaped like ``records``.
+
+    Raises:
+        InvalidArgumentError: A record has another number of fields, or a field cannot be read.
+
+    Example:
+        >>> rx.io.decode_csv(["1,2.5,a", "3,,b"], [[0], [0.0], [""]])[:2]
+        [array([1, 3], dtype=int32), array([2.5, 0. ], dtype=float32)]
+    """
+    del name
+    rules = CsvRules.of(
+        record_defaults,
+        "decode_csv",
+        field_delim=field_delim,
+        use_quote_delim=use_quote_delim,
+        na_value=na_value,
+        selected=select_cols,
+    )
+    given = to_array(records)
+    rows = [rules.values(record, k) for k, record in enumerate(given.reshape(-1).tolist())]
+    results: list[Any] = []
+    for place, column in enumerate(rules.columns):
+        result: Array = np.full(len(rows), empty_value(column.dtype), column.dtype)
+        result[:] = [row[place] for row in rows]
+        results.append(result.reshape(given.shape)[()])
+    return results
+
+
+@final
+@dataclass(frozen=True)
+class CsvFormat:
+    """Records of CSV files; the end of a line inside of quotes belongs to its record."""
+
+    has_header: bool
+    has_quotes: bool
+    compression: str = ""
+
+    def read(self, path: str) -> Iterator[list[bytes]]:
+        """Lists of records."""
+        is_header = self.has_header
+        for records in self._records(path):
+            yield records[1:] if is_header else records
+            is_header = False
+
+    def _records(self, path: str) -> Iterator[list[bytes]]:
+        rest = b""
+        for chunk in chunks(path, self.compression):
+            *lines, rest = (rest + chunk).split(b"\n")
+            records: list[bytes] = []
+            part = b""
+            for line in lines:
+                part = part + b"\n" + line if part else line
+                if not self.has_quotes or part.count(_QUOTE) % 2 == 0:
+                    records.append(part.removesuffix(b"\r"))
+                    part = b""
+            rest = part + b"\n" + rest if part else rest
+            if records:
+                yield records
+        if rest:
+            yield [rest.removesuffix(b"\r")]
