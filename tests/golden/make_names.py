@@ -18,11 +18,15 @@ import tensorflow as tf
 from names_cases import ALL, IMAGES_OF, outcome
 
 ANSWERS = Path(__file__).with_name("names.json")
+PUBLIC = Path(__file__).with_name("public_names.json")
 
 
 def main() -> None:
     tf.autograph.set_verbosity(0)
     write_images()
+    modules = {"data.experimental": tf.data.experimental, "io": tf.io, "io.gfile": tf.io.gfile}
+    public = {key: [n for n in dir(m) if n[0] != "_"] for key, m in modules.items()}
+    PUBLIC.write_text(json.dumps(public, indent=0) + "\n")
     answers = {name: outcome(program, tf) for name, program in ALL.items()}
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in answers.items()]
     ANSWERS.write_text("{\n" + ",\n".join(lines) + "\n}\n")

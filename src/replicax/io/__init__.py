@@ -1,5 +1,6 @@
 """Records on disk: TFRecord files and the Example messages inside them."""
 
+from replicax._lazy import on_demand
 from replicax.data._records._csv import decode_csv
 from replicax.data._records._examples import Example, Features, serialize_example
 from replicax.data._records._features import (
@@ -54,3 +55,32 @@ __all__ = [
     "serialize_tensor",
     "write_file",
 ]
+
+_ABSENT = {
+    "SparseFeature": "Parse its parts as VarLenFeatures and build a rx.io.SparseTensor of them.",
+    "decode_and_crop_jpeg": "Write `rx.io.decode_jpeg(contents)[top:bottom, left:right]`.",
+    "decode_base64": "Write `base64.urlsafe_b64decode(text)`.",
+    "decode_bmp": "Write `rx.io.decode_image(contents)`.",
+    "decode_compressed": "Write `zlib.decompress(data)`, or pass compression_type to the dataset.",
+    "decode_gif": "Write `rx.io.decode_image(contents)`.",
+    "decode_json_example": "Write `json.loads(text)` and `rx.io.serialize_example(values)`.",
+    "decode_jxl": "Pillow does not read JPEG XL: convert the files.",
+    "decode_proto": "Write the message's own `FromString(data)`.",
+    "decode_webp": "Write `rx.io.decode_image(contents)`.",
+    "deserialize_many_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
+    "encode_base64": "Write `base64.urlsafe_b64encode(data)`.",
+    "encode_jpeg": "Write `PIL.Image.fromarray(array).save(file, 'JPEG')`.",
+    "encode_png": "Write `PIL.Image.fromarray(array).save(file, 'PNG')`.",
+    "encode_proto": "Write the message's own `SerializeToString()`.",
+    "extract_jpeg_shape": "Write `rx.io.decode_jpeg(contents).shape`.",
+    "is_jpeg": "Write `contents[:3] == bytes([255, 216, 255])`.",
+    "match_filenames_once": "Write `rx.io.matching_files(pattern)`.",
+    "parse_sequence_example": (
+        "Write `rx.io.parse_single_sequence_example` in `Dataset.map`, then `padded_batch`."
+    ),
+    "serialize_many_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
+    "serialize_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
+    "write_graph": "There are no graphs: see `rx.saved_model` for what can be exported.",
+}
+
+__getattr__ = on_demand(__name__, {}, _ABSENT)
