@@ -5,6 +5,7 @@ them; NumPy arrays keep their dtype. Strings are ``bytes``, in arrays of dtype `
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -129,12 +130,10 @@ def _convert(value: Any) -> Any:
 
 def _as_object(value: Any) -> Array:
     # Through NumPy's fixed-width strings, trailing zero bytes would be lost.
-    try:
-        array: Array = np.asarray(value, _OBJECT)
-        is_uneven = any(isinstance(item, (list, tuple, np.ndarray)) for item in array.flat)
-    except ValueError:  # NumPy cannot even tell how the parts are nested
-        is_uneven = True
-    if is_uneven:
+    array: Array | None = None
+    with suppress(ValueError):  # NumPy cannot even tell how the parts are nested
+        array = np.asarray(value, _OBJECT)
+    if array is None or any(isinstance(x, (list, tuple, np.ndarray)) for x in array.flat):
         raise InvalidArgumentError(
             f"A list of parts with different lengths is not an array: {_short(value)}."
             " Pad the parts to one length, or make each part an element of its own, with"
