@@ -40,10 +40,10 @@ def main() -> None:
         shutil.rmtree(options.directory)
 
 
-def train(strategy: Any, directory: str, epochs: int, steps: int | None) -> Any:
+def train(strategy: Any, directory: str, epochs: int, at_most: int | None) -> Any:
     """Train until so many epochs are done, counted over all runs; returns the model."""
     global_batch = BATCH_PER_REPLICA * strategy.num_replicas_in_sync
-    steps = steps or ROWS // global_batch
+    steps: int = at_most or ROWS // global_batch
     with strategy.scope():
         batches = strategy.distribute_datasets_from_function(
             lambda context: make_dataset(global_batch, context)
