@@ -171,3 +171,20 @@ def test_workers_that_do_different_things_are_told_which(tmp_path, size):
             assert gang.addresses[1] in worker.text
             assert "sum of float32[3]" in worker.text or "the next batch" in worker.text
         assert gang.is_gone()
+
+
+@pytest.mark.parametrize(
+    "delay", [0.0, *(pytest.param(d, marks=pytest.mark.slow) for d in (0.0013, 0.0047, 0.011))]
+)
+def test_ctrl_c_leaves_every_worker_with_whole_variables(tmp_path, delay):
+    with Gang(tmp_path, 2) as gang:
+        for index in range(2):
+            gang.start(index, program="interrupted")
+        deadline = time.monotonic() + 60
+        while not all("trains" in w.text for w in gang.workers) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        time.sleep(delay)
+        for worker in gang.workers:
+            worker.process.send_signal(signal.SIGINT)
+        for worker in gang.wait(seconds=60):
+            assert "whole True" in worker.text, worker.text
