@@ -228,6 +228,10 @@ def test_what_does_not_fit_is_named_and_nothing_is_restored(tmp_path):
         rx.train.Checkpoint(b=b, a=wrong).restore(path)
     with pytest.raises(rx.errors.VariableError, match=r"float32.*int32"):
         rx.train.Checkpoint(b=rx.Variable(0)).restore(path)
+    with pytest.raises(rx.errors.VariableError, match=r"float32.*float16"):
+        rx.train.Checkpoint(b=rx.Variable(0.0, dtype="float16"), c=rx.Variable(0.1)).restore(
+            rx.train.Checkpoint(b=rx.Variable(0.1)).write(f"{tmp_path}/tenth")
+        )
     assert float(b) == 0.0
 
     status = rx.train.Checkpoint(b=b, c=rx.Variable(0.0)).restore(path)
@@ -305,6 +309,17 @@ def test_a_second_save_to_one_place_replaces_the_first(tmp_path):
     path = checkpoint.write(f"{tmp_path}/ckpt")
     assert rx.train.load_checkpoint(path).get_tensor("v" + SUFFIX) == 2.0
     assert len([n for n in os.listdir(path) if n.startswith("data-")]) == 1
+
+
+def test_what_others_have_put_into_the_folder_stays(tmp_path):
+    (tmp_path / "data-train").mkdir()
+    (tmp_path / "data-train" / "rows").write_text("1")
+    (tmp_path / "checkpoint.json-notes").write_text("mine")
+    checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+    for _ in range(2):
+        checkpoint.write(tmp_path)
+    assert (tmp_path / "data-train" / "rows").read_text() == "1"
+    assert (tmp_path / "checkpoint.json-notes").read_text() == "mine"
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_and_harms_nothing(tmp_path):

@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import stat
@@ -38,6 +39,9 @@ from replicax.workers import _group
 MANIFEST = "checkpoint.json"
 
 _FORMAT = 1
+# Names of our own: a folder that somebody gives us may have others.
+_DATA = re.compile(r"data-[0-9a-f]{16}")
+_DRAFT = re.compile(re.escape(MANIFEST) + r"-[0-9a-f]{16}")
 _MAX_MANIFEST = 1 << 28
 _quieting = threading.Lock()
 _ocp: Any = LazyModule("orbax.checkpoint", extra="checkpoint")
@@ -150,9 +154,9 @@ def _commit(path: str, body: dict[str, Any]) -> None:
 def _sweep(path: str, keep: str = "") -> None:
     """Remove what earlier saves to the same place have left: only names of our own."""
     for name in os.listdir(path):
-        if name.startswith("data-") and name != keep:
+        if _DATA.fullmatch(name) and name != keep:
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)
-        elif name.startswith(f"{MANIFEST}-"):
+        elif _DRAFT.fullmatch(name):
             os.unlink(os.path.join(path, name))
 
 
@@ -272,7 +276,7 @@ def _manifest(path: str) -> dict[str, Any]:
         body: dict[str, Any] = json.loads(text)
         if body["format"] != _FORMAT:
             raise ValueError(f"its format is {body['format']}, this replicax reads {_FORMAT}")
-        if not body["folder"].startswith("data-") or "/" in body["folder"]:
+        if not _DATA.fullmatch(body["folder"]):
             raise ValueError(f"its folder is {body['folder']!r}")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataLossError(f"{name!r} is damaged: {error}. Restore an older one.") from None
