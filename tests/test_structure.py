@@ -155,10 +155,18 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
                 continue
             case ast.If(test=ast.Name(id="TYPE_CHECKING")):
                 continue
-            case ast.Assign(
-                targets=[ast.Name(id="__getattr__")],
-                value=ast.Call(func=ast.Name(id="on_demand")),
+            # Type checkers see every name by its import, and no other.
+            case ast.If(
+                test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id="TYPE_CHECKING")),
+                body=[
+                    ast.Assign(
+                        targets=[ast.Name(id="__getattr__")],
+                        value=ast.Call(func=ast.Name(id="on_demand")),
+                    )
+                ],
             ):
+                continue
+            case ast.Assign(targets=[ast.Name(id="__dir__")], value=ast.Attribute(attr="copy")):
                 continue
             case ast.Expr(
                 value=ast.Call(func=ast.Name(id="prepare_environment" | "join_libraries"))
@@ -191,6 +199,13 @@ def test_the_names_of_a_namespace_exist_and_are_sorted(namespace):
 
     assert [name for name in names if not hasattr(module, name)] == []
     assert names == sorted(set(names), key=_list_order)
+
+
+@pytest.mark.parametrize("namespace", existing_namespaces())
+def test_completion_shows_the_names_of_a_namespace_and_no_others(namespace):
+    module = importlib.import_module(namespace)
+
+    assert dir(module) == sorted(module.__all__)
 
 
 def _list_order(name: str) -> tuple[int, str]:

@@ -97,6 +97,9 @@ __all__ = [
     "while_loop",
 ]
 
+__dir__ = __all__.copy
+__version__ = "0.1.0.dev0"
+
 _CONTROL = "replicax.function._control"
 _HOMES = {
     **{
@@ -124,6 +127,7 @@ _HOMES = {
     "keras": "replicax.integrations._rx_keras",
 }
 
-__getattr__ = on_demand(__name__, _HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, _HOMES)
 
 join_libraries()

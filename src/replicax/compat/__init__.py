@@ -8,3 +8,5 @@ Example:
 from replicax.compat import v1
 
 __all__ = ["v1"]
+
+__dir__ = __all__.copy

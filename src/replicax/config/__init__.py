@@ -24,3 +24,5 @@ __all__ = [
     "run_functions_eagerly",
     "set_logical_device_configuration",
 ]
+
+__dir__ = __all__.copy

@@ -37,6 +37,8 @@ __all__ = [
     "set_seed_source",
 ]
 
+__dir__ = __all__.copy
+
 _HOMES = {
     **{
         name: f"replicax.data.{module}"
@@ -55,4 +57,5 @@ _HOMES = {
     "experimental": "replicax.data.experimental",
 }
 
-__getattr__ = on_demand(__name__, _HOMES)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, _HOMES)

@@ -2,7 +2,7 @@
 
 import copy
 import enum
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from replicax.data._errors import StructureError
 
@@ -69,23 +69,25 @@ class _Settings:
             object.__setattr__(self, name, value() if isinstance(value, type) else value)
         object.__setattr__(self, "changed", set())
 
-    def __getattr__(self, name: str) -> Any:
-        if name in self._older:
-            return getattr(self, self._older[name])
-        raise AttributeError(self._unknown(name))
+    if not TYPE_CHECKING:  # checkers see the fields that are declared, and no others
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        name = self._older.get(name, name)
-        if name not in self._fields:
+        def __getattr__(self, name: str) -> Any:
+            if name in self._older:
+                return getattr(self, self._older[name])
             raise AttributeError(self._unknown(name))
-        kind = self._fields[name][0]
-        if value is not None and not isinstance(value, kind):
-            raise StructureError(
-                f"{type(self).__name__}.{name} = {value!r}: this option is of type"
-                f" {kind.__name__}, got {type(value).__name__}."
-            )
-        object.__setattr__(self, name, value)
-        self.changed.add(name)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            name = self._older.get(name, name)
+            if name not in self._fields:
+                raise AttributeError(self._unknown(name))
+            kind = self._fields[name][0]
+            if value is not None and not isinstance(value, kind):
+                raise StructureError(
+                    f"{type(self).__name__}.{name} = {value!r}: this option is of type"
+                    f" {kind.__name__}, got {type(value).__name__}."
+                )
+            object.__setattr__(self, name, value)
+            self.changed.add(name)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -138,15 +140,17 @@ class DistributeOptions(_Settings):
     auto_shard_policy: AutoShardPolicy
     num_devices: int | None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "auto_shard":
-            name, value = (
-                "auto_shard_policy",
-                AutoShardPolicy.AUTO if value else AutoShardPolicy.OFF,
-            )
-        elif name == "auto_shard_policy":
-            value = AutoShardPolicy(value)
-        super().__setattr__(name, value)
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "auto_shard":
+                name, value = (
+                    "auto_shard_policy",
+                    AutoShardPolicy.AUTO if value else AutoShardPolicy.OFF,
+                )
+            elif name == "auto_shard_policy":
+                value = AutoShardPolicy(value)
+            super().__setattr__(name, value)
 
     @property
     def auto_shard(self) -> bool:
@@ -195,6 +199,13 @@ class AutotuneOptions(_Settings):
         "ram_budget": (int, None),
     }
 
+    autotune_algorithm: AutotuneAlgorithm | None
+    cpu_budget: int | None
+    enabled: bool | None
+    initial_parallelism: int | None
+    min_parallelism: int | None
+    ram_budget: int | None
+
 
 class OptimizationOptions(_Settings):
     """How TensorFlow rewrites a pipeline; accepted for programs that set it, without effect here.
@@ -221,6 +232,19 @@ class OptimizationOptions(_Settings):
         "shuffle_and_repeat_fusion",
     )
 
+    apply_default_optimizations: bool | None
+    filter_fusion: bool | None
+    filter_parallelization: bool | None
+    inject_prefetch: bool | None
+    map_and_batch_fusion: bool | None
+    map_and_filter_fusion: bool | None
+    map_fusion: bool | None
+    map_parallelization: bool | None
+    noop_elimination: bool | None
+    parallel_batch: bool | None
+    seq_interleave_prefetch: bool | None
+    shuffle_and_repeat_fusion: bool | None
+
 
 class ServiceOptions(_Settings):
     """Of TensorFlow's data service; accepted for programs that set it, and without effect here.
@@ -231,6 +255,8 @@ class ServiceOptions(_Settings):
     """
 
     _fields: ClassVar = _switches("pinned")
+
+    pinned: bool | None
 
 
 class Options(_Settings):
@@ -284,9 +310,18 @@ class Options(_Settings):
     }
 
     autotune: AutotuneOptions
+    dataset_name: str | None
     deterministic: bool | None
+    experimental_deterministic: bool | None
     experimental_distribute: DistributeOptions
+    experimental_external_state_policy: ExternalStatePolicy | None
     experimental_optimization: OptimizationOptions
+    experimental_service: ServiceOptions
+    experimental_slack: bool | None
+    experimental_symbolic_checkpoint: bool | None
+    experimental_threading: ThreadingOptions
+    experimental_warm_start: bool | None
+    framework_type: list[Any] | None
     threading: ThreadingOptions
 
     def merge(self, other: "Options") -> "Options":

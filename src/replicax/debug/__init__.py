@@ -7,3 +7,5 @@ Example:
 from replicax.variables._sync import check_in_sync
 
 __all__ = ["check_in_sync"]
+
+__dir__ = __all__.copy

@@ -74,6 +74,8 @@ __all__ = [
     "in_cross_replica_context",
 ]
 
+__dir__ = __all__.copy
+
 _HOMES = {
     "DistributedDataset": "replicax.input._distributed",
     "DistributedIterator": "replicax.input._distributed",
@@ -87,4 +89,5 @@ _HOMES = {
     "experimental": "replicax.distribute.experimental",
 }
 
-__getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)

@@ -53,3 +53,5 @@ __all__ = [
     "VariableError",
     "WorkerLostError",
 ]
+
+__dir__ = __all__.copy

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 
@@ -90,13 +90,15 @@ class DistributedDataset:
         """How many steps there are, or a negative constant of rx.data."""
         return self._pipeline.cardinality
 
-    def __getattr__(self, name: str) -> NoReturn:
-        if not name.startswith("_"):
-            raise AttributeError(
-                f"A distributed dataset has no {name!r}: it can only be iterated. Transform the"
-                " dataset first, and distribute the result."
-            )
-        raise AttributeError(name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if not name.startswith("_"):
+                raise AttributeError(
+                    f"A distributed dataset has no {name!r}: it can only be iterated. Transform the"
+                    " dataset first, and distribute the result."
+                )
+            raise AttributeError(name)
 
 
 class DistributedIterator(Ahead):

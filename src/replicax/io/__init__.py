@@ -1,8 +1,10 @@
 """Records on disk: TFRecord files and the Example messages inside them."""
 
+from typing import TYPE_CHECKING
+
 from replicax._lazy import on_demand
 from replicax.data._records._csv import decode_csv
-from replicax.data._records._examples import Example, Features, serialize_example
+from replicax.data._records._examples import Example, Feature, Features, serialize_example
 from replicax.data._records._features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
@@ -13,7 +15,7 @@ from replicax.data._records._features import (
 )
 from replicax.data._records._file import matching_files, read_file, write_file
 from replicax.data._records._images import decode_image, decode_jpeg, decode_png
-from replicax.data._records._messages import BytesList, Feature, FloatList, Int64List
+from replicax.data._records._messages import BytesList, FloatList, Int64List
 from replicax.data._records._parse import (
     decode_raw,
     parse_example,
@@ -56,6 +58,8 @@ __all__ = [
     "write_file",
 ]
 
+__dir__ = __all__.copy
+
 _ABSENT = {
     "SparseFeature": "Parse its parts as VarLenFeatures and build a rx.io.SparseTensor of them.",
     "decode_and_crop_jpeg": "Write `rx.io.decode_jpeg(contents)[top:bottom, left:right]`.",
@@ -83,4 +87,5 @@ _ABSENT = {
     "write_graph": "There are no graphs: see `rx.saved_model` for what can be exported.",
 }
 
-__getattr__ = on_demand(__name__, {}, _ABSENT)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

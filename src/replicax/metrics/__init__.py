@@ -40,3 +40,5 @@ __all__ = [
     "Sum",
     "TopKCategoricalAccuracy",
 ]
+
+__dir__ = __all__.copy

@@ -8,3 +8,5 @@ Example:
 from replicax.nest._nest import flatten, is_nested, map_structure, pack_sequence_as
 
 __all__ = ["flatten", "is_nested", "map_structure", "pack_sequence_as"]
+
+__dir__ = __all__.copy

@@ -8,3 +8,5 @@ Example:
 from replicax.nn._loss import compute_average_loss, scale_regularization_loss
 
 __all__ = ["compute_average_loss", "scale_regularization_loss"]
+
+__dir__ = __all__.copy

@@ -10,3 +10,5 @@ from replicax.random._generator import Generator
 from replicax.random._random import normal, set_seed, uniform
 
 __all__ = ["Generator", "normal", "set_seed", "uniform"]
+
+__dir__ = __all__.copy

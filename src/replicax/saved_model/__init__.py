@@ -9,3 +9,5 @@ from replicax.train._saved_model import DEFAULT as DEFAULT_SERVING_SIGNATURE_DEF
 from replicax.train._saved_model import LoadOptions, SaveOptions, load, save
 
 __all__ = ["DEFAULT_SERVING_SIGNATURE_DEF_KEY", "LoadOptions", "SaveOptions", "load", "save"]
+
+__dir__ = __all__.copy

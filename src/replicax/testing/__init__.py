@@ -9,3 +9,5 @@ Example:
 from replicax.testing._processes import run_in_processes
 
 __all__ = ["run_in_processes"]
+
+__dir__ = __all__.copy

@@ -25,3 +25,5 @@ __all__ = [
     "preflight",
     "preflight_sweep",
 ]
+
+__dir__ = __all__.copy

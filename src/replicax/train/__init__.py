@@ -8,12 +8,13 @@ Example:
 from replicax.cluster._spec import ClusterSpec
 from replicax.data._records._examples import (
     Example,
+    Feature,
     FeatureList,
     FeatureLists,
     Features,
     SequenceExample,
 )
-from replicax.data._records._messages import BytesList, Feature, FloatList, Int64List
+from replicax.data._records._messages import BytesList, FloatList, Int64List
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
 from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
@@ -45,3 +46,5 @@ __all__ = [
     "list_variables",
     "load_checkpoint",
 ]
+
+__dir__ = __all__.copy

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -159,15 +159,17 @@ class DistributedValues:
     def __format__(self, format_spec: str) -> str:
         return format(self.component, format_spec) if format_spec else str(self)
 
-    def __getattr__(self, name: str) -> Any:
-        # In a replica function that closes over it, it is that replica's component.
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if not _surroundings["is_replica"]():
-            raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
-        if name == "numpy":  # TensorFlow's eager tensors have it, JAX's arrays do not
-            return lambda: np.asarray(self.component)
-        return getattr(self.component, name)
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # In a replica function that closes over it, it is that replica's component.
+            if name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            if not _surroundings["is_replica"]():
+                raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
+            if name == "numpy":  # TensorFlow's eager tensors have it, JAX's arrays do not
+                return lambda: np.asarray(self.component)
+            return getattr(self.component, name)
 
 
 _surroundings: dict[str, Callable[..., Any]] = {

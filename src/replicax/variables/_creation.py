@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,7 @@ from replicax.variables._levels import Storage, TraceLevel, level
 from replicax.variables._planned import is_planning, plan
 
 Creator = Callable[..., Any]
+_T = TypeVar("_T")
 
 births: ContextVar[list[Any] | None] = ContextVar("replicax_births", default=None)
 _creators: ContextVar[tuple[Creator, ...]] = ContextVar("replicax_creators", default=())
@@ -51,7 +52,7 @@ def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
 class CreatedOnce(type):
     """Makes a class's call go through creator scopes, and once for all replicas of a run."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
         if args:
             kwargs["initial_value"] = args[0]
         if len(args) > 1:
@@ -71,7 +72,7 @@ class CreatedOnce(type):
         create = make
         for creator in _creators.get():
             create = _chained(creator, create)
-        return create(**kwargs)
+        return create(**kwargs)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
     from replicax.variables._policy import Policy
 
+    # To type checkers a variable is an array: it goes wherever `jax.typing.ArrayLike` does, and has
+    # an array's operators and methods. It is no instance of one: `isinstance` says so, they do not.
+    _ArrayToCheckers = jax.Array
+else:
+    _ArrayToCheckers = object
+
 
 def _at(verb: str) -> Callable[..., Any]:
     return lambda old, indices, values: getattr(old.at[indices], verb)(values)
@@ -46,7 +52,7 @@ def _batched(old: Any, indices: Any, values: Any) -> Any:
     return old.at[rows, indices].set(values)
 
 
-class SparseUpdates:
+class SparseUpdates(_ArrayToCheckers):
     """The verbs that change a variable at some indices only.
 
     In a replica, the indices and values of all replicas are joined (SUM and MEAN), taken from the

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -217,7 +217,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     def __jax_array__(self) -> jax.Array:
         return self._policy.read()
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(  # type: ignore[override]
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> np.ndarray:
         return np.array(self._policy.read(), dtype=dtype, copy=copy)
 
     # Writing.
@@ -348,29 +350,13 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         live_variables.add(copied)
         return copied
 
-    def __len__(self) -> int:
-        return len(self._policy.read())
+    if not TYPE_CHECKING:
 
-    def __iter__(self) -> Any:
-        return iter(self._policy.read())
-
-    def __bool__(self) -> bool:
-        return bool(self._policy.read())
-
-    def __float__(self) -> float:
-        return float(self._policy.read())
-
-    def __int__(self) -> int:
-        return int(self._policy.read())
-
-    def __index__(self) -> int:
-        return operator.index(self._policy.read())
-
-    def __getattr__(self, name: str) -> Any:
-        # Methods of arrays (sum, reshape, T, at, ...) act on the value; private names never do.
-        if name.startswith("_") or not hasattr(jax.Array, name):
-            raise AttributeError(f"'Variable' object has no attribute {name!r}")
-        return getattr(self._policy.read(), name)
+        def __getattr__(self, name: str) -> Any:
+            # Methods of arrays (sum, reshape, T, at, ...) act on the value; private names never do.
+            if name.startswith("_") or not hasattr(jax.Array, name):
+                raise AttributeError(f"'Variable' object has no attribute {name!r}")
+            return getattr(self._policy.read(), name)
 
 
 def _policy(

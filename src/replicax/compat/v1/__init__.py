@@ -11,3 +11,5 @@ from replicax.compat.v1._config import ConfigProto
 from replicax.compat.v1._tensor_info import TensorInfo
 
 __all__ = ["ConfigProto", "TensorInfo", "distribute", "enable_eager_execution"]
+
+__dir__ = __all__.copy

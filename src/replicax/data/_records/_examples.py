@@ -1,19 +1,93 @@
 """`Example` and `SequenceExample`: the messages that records of TFRecord files usually hold."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import to_array
 from replicax.data._records._messages import (
-    Feature,
+    BytesList,
+    FloatList,
+    Int64List,
     Message,
     Named,
     as_message,
 )
 from replicax.data._records._wire import fields, write_example, write_feature, write_field
+
+
+class Feature(Message):
+    """The values of one feature: one of the three lists.
+
+    Example:
+        >>> rx.train.Feature(int64_list=rx.train.Int64List(value=[1])).int64_list.value
+        [1]
+    """
+
+    _parts = {"bytes_list": 1, "float_list": 2, "int64_list": 3}  # noqa: RUF012
+    _kinds: ClassVar = {"bytes_list": BytesList, "float_list": FloatList, "int64_list": Int64List}
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            bytes_list: BytesList | Mapping[str, Any] | None = ...,
+            float_list: FloatList | Mapping[str, Any] | None = ...,
+            int64_list: Int64List | Mapping[str, Any] | None = ...,
+        ) -> None: ...
+        @property
+        def bytes_list(self) -> BytesList: ...
+        @property
+        def float_list(self) -> FloatList: ...
+        @property
+        def int64_list(self) -> Int64List: ...
+
+    def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
+        """Which of the lists is set.
+
+        Args:
+            oneof_group: ``"kind"``.
+
+        Returns:
+            The name of the list, or None.
+
+        Example:
+            >>> rx.train.Feature(float_list=rx.train.FloatList(value=[1])).WhichOneof("kind")
+            'float_list'
+        """
+        if oneof_group != "kind":
+            raise InvalidArgumentError(f"A Feature has one group, 'kind', not {oneof_group!r}.")
+        return next((name for name in self._parts if self.HasField(name)), None)
+
+    def _made(self, name: str, value: Any) -> Any:
+        made = as_message(self._kinds[name], value)
+        made.value.touch = lambda: self._mark(name)
+        return made
+
+    def _mark(self, name: str) -> None:
+        for other in set(self._parts) - {name}:
+            self._values.pop(other, None)
+        self._set.clear()
+        self._set.add(name)
+
+    def _read(self, data: bytes, start: int, end: int) -> None:
+        names = {number: name for name, number in self._parts.items()}
+        for number, span in fields(data, start, end):
+            if number in names:
+                getattr(self, names[number])._read(data, *span)
+                self._mark(names[number])
+
+    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        name = self.WhichOneof()
+        if name is None:
+            return b""
+        return write_field(self._parts[name], getattr(self, name)._written(order))
+
+
+_GivenFeature = Feature | Mapping[str, Any]
 
 
 class _Map(Message):
@@ -77,6 +151,12 @@ class Features(_Map):
     _parts: ClassVar = {"feature": 1}
     _item = Feature
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *, feature: Mapping[str, _GivenFeature] | None = ...) -> None: ...
+        @property
+        def feature(self) -> dict[str, Feature]: ...
+
 
 class FeatureList(Message):
     """Features one after the other: the steps of a sequence.
@@ -88,6 +168,12 @@ class FeatureList(Message):
     """
 
     _parts: ClassVar = {"feature": 1}
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, feature: Iterable[_GivenFeature] = ...) -> None: ...
+        @property
+        def feature(self) -> list[Feature]: ...
 
     def _made(self, name: str, value: Any) -> Any:
         return [as_message(Feature, item) for item in value or ()]
@@ -112,6 +198,12 @@ class FeatureLists(_Map):
     _parts: ClassVar = {"feature_list": 1}
     _item = FeatureList
 
+    if TYPE_CHECKING:
+
+        def __init__(self, *, feature_list: Mapping[str, Any] | None = ...) -> None: ...
+        @property
+        def feature_list(self) -> dict[str, FeatureList]: ...
+
 
 class Example(_Whole):
     """A set of named features: what a record of a TFRecord file usually holds.
@@ -125,6 +217,12 @@ class Example(_Whole):
 
     _parts: ClassVar = {"features": 1}
     _kinds: ClassVar = {"features": Features}
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, features: Features | Mapping[str, Any] | None = ...) -> None: ...
+        @property
+        def features(self) -> Features: ...
 
 
 class SequenceExample(_Whole):
@@ -142,6 +240,19 @@ class SequenceExample(_Whole):
 
     _parts: ClassVar = {"context": 1, "feature_lists": 2}
     _kinds: ClassVar = {"context": Features, "feature_lists": FeatureLists}
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            context: Features | Mapping[str, Any] | None = ...,
+            feature_lists: FeatureLists | Mapping[str, Any] | None = ...,
+        ) -> None: ...
+        @property
+        def context(self) -> Features: ...
+        @property
+        def feature_lists(self) -> FeatureLists: ...
 
 
 def serialize_example(features: Mapping[str, Any]) -> bytes:

@@ -2,14 +2,15 @@
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self, SupportsIndex
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
 from replicax.data._errors import DataLossError, InvalidArgumentError, StructureError
 from replicax.data._records._template import values_of
-from replicax.data._records._wire import fields, write_feature, write_field
+from replicax.data._records._wire import fields, write_feature
 
+_T = TypeVar("_T")
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
@@ -55,6 +56,8 @@ class Message:
     """A message with the verbs of protocol buffers that programs with Examples use."""
 
     _parts: ClassVar[dict[str, int]]  # names of fields, and their numbers
+    _values: dict[str, Any]
+    _set: set[str]
 
     def __init__(self, **given: Any) -> None:
         for name in given:
@@ -69,20 +72,23 @@ class Message:
                 self._values[name] = self._made(name, value)
                 self._mark(name)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name not in self._parts:
-            raise AttributeError(
-                f"{type(self).__name__} has no field {name!r}; it has {list(self._parts)}."
-            )
-        if name not in self._values:
-            self._values[name] = self._made(name, None)
-        return self._values[name]
+    if not TYPE_CHECKING:  # checkers see the fields of each kind of message, and no others
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        raise AttributeError(
-            f"{type(self).__name__}.{name} cannot be assigned, as in protocol buffers. Give it when"
-            " the message is made, or change what is in it: `.value.extend(...)`, `.CopyFrom(...)`."
-        )
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or name not in self._parts:
+                raise AttributeError(
+                    f"{type(self).__name__} has no field {name!r}; it has {list(self._parts)}."
+                )
+            if name not in self._values:
+                self._values[name] = self._made(name, None)
+            return self._values[name]
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            raise AttributeError(
+                f"{type(self).__name__}.{name} cannot be assigned, as in protocol buffers. Give it"
+                " when the message is made, or change what is in it: `.value.extend(...)`,"
+                " `.CopyFrom(...)`."
+            )
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -216,11 +222,18 @@ class Message:
         self._set.clear()
 
 
-class _List(Message):
+class _List(Message, Generic[_T]):
     """Values of one type."""
 
     _parts = {"value": 1}  # noqa: RUF012
     _kind: ClassVar[int]
+
+    if TYPE_CHECKING:
+
+        def __init__(self, *, value: Iterable[_T] = ...) -> None: ...
+
+        @property
+        def value(self) -> list[_T]: ...
 
     @staticmethod
     def _check(value: Any) -> Any:
@@ -272,7 +285,7 @@ def _int(value: Any) -> int:
     return number
 
 
-class BytesList(_List):
+class BytesList(_List[bytes]):
     """Strings of a feature.
 
     Example:
@@ -283,8 +296,14 @@ class BytesList(_List):
     _kind = 1
     _check = staticmethod(_bytes)
 
+    if TYPE_CHECKING:
 
-class FloatList(_List):
+        def __init__(self, *, value: Iterable[bytes] = ...) -> None: ...
+        @property
+        def value(self) -> list[bytes]: ...
+
+
+class FloatList(_List[float]):
     """Floats of a feature, kept as float32.
 
     Example:
@@ -295,8 +314,14 @@ class FloatList(_List):
     _kind = 2
     _check = staticmethod(_float)
 
+    if TYPE_CHECKING:
 
-class Int64List(_List):
+        def __init__(self, *, value: Iterable[float] = ...) -> None: ...
+        @property
+        def value(self) -> list[float]: ...
+
+
+class Int64List(_List[int]):
     """Ints of a feature.
 
     Example:
@@ -307,58 +332,11 @@ class Int64List(_List):
     _kind = 3
     _check = staticmethod(_int)
 
+    if TYPE_CHECKING:
 
-class Feature(Message):
-    """The values of one feature: one of the three lists.
-
-    Example:
-        >>> rx.train.Feature(int64_list=rx.train.Int64List(value=[1])).int64_list.value
-        [1]
-    """
-
-    _parts = {"bytes_list": 1, "float_list": 2, "int64_list": 3}  # noqa: RUF012
-    _kinds: ClassVar = {"bytes_list": BytesList, "float_list": FloatList, "int64_list": Int64List}
-
-    def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
-        """Which of the lists is set.
-
-        Args:
-            oneof_group: ``"kind"``.
-
-        Returns:
-            The name of the list, or None.
-
-        Example:
-            >>> rx.train.Feature(float_list=rx.train.FloatList(value=[1])).WhichOneof("kind")
-            'float_list'
-        """
-        if oneof_group != "kind":
-            raise InvalidArgumentError(f"A Feature has one group, 'kind', not {oneof_group!r}.")
-        return next((name for name in self._parts if self.HasField(name)), None)
-
-    def _made(self, name: str, value: Any) -> Any:
-        made = as_message(self._kinds[name], value)
-        made.value.touch = lambda: self._mark(name)
-        return made
-
-    def _mark(self, name: str) -> None:
-        for other in set(self._parts) - {name}:
-            self._values.pop(other, None)
-        self._set.clear()
-        self._set.add(name)
-
-    def _read(self, data: bytes, start: int, end: int) -> None:
-        names = {number: name for name, number in self._parts.items()}
-        for number, span in fields(data, start, end):
-            if number in names:
-                getattr(self, names[number])._read(data, *span)
-                self._mark(names[number])
-
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
-        name = self.WhichOneof()
-        if name is None:
-            return b""
-        return write_field(self._parts[name], getattr(self, name)._written(order))
+        def __init__(self, *, value: Iterable[int] = ...) -> None: ...
+        @property
+        def value(self) -> list[int]: ...
 
 
 def as_message(kind: type[Any], value: Any) -> Any:

@@ -1,5 +1,7 @@
 """Datasets: how they are divided among workers, and what TensorFlow keeps in this namespace."""
 
+from typing import TYPE_CHECKING
+
 from replicax._lazy import on_demand
 from replicax.data._csv_dataset import CsvDataset, make_csv_dataset
 from replicax.data._experimental import (
@@ -45,6 +47,8 @@ __all__ = [
     "from_list",
     "make_csv_dataset",
 ]
+
+__dir__ = __all__.copy
 
 _ABSENT = {
     **{
@@ -111,4 +115,5 @@ _ABSENT = {
     "to_variant": "Datasets are Python objects here; pass them as they are.",
 }
 
-__getattr__ = on_demand(__name__, {}, _ABSENT)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

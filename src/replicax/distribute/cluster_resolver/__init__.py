@@ -29,3 +29,5 @@ __all__ = [
     "UnionClusterResolver",
     "UnionResolver",
 ]
+
+__dir__ = __all__.copy

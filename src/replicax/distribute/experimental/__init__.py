@@ -36,9 +36,12 @@ __all__ = [
     "ValueContext",
 ]
 
+__dir__ = __all__.copy
+
 _HOMES = {
     "PreemptionCheckpointHandler": "replicax.train._preemption",
     "TerminationConfig": "replicax.train._preemption",
 }
 
-__getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, _HOMES, ASYNCHRONOUS)

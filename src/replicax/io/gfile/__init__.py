@@ -42,3 +42,5 @@ __all__ = [
     "stat",
     "walk",
 ]
+
+__dir__ = __all__.copy

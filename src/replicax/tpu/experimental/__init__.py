@@ -19,3 +19,5 @@ __all__ = [
     "initialize_tpu_system",
     "shutdown_tpu_system",
 ]
+
+__dir__ = __all__.copy

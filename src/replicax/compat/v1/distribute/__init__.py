@@ -33,3 +33,5 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
 ]
+
+__dir__ = __all__.copy

@@ -10,3 +10,5 @@ from replicax.compat.v1._multi_worker import MultiWorkerMirroredStrategy
 from replicax.compat.v1._tpu import TPUStrategy
 
 __all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
+
+__dir__ = __all__.copy
