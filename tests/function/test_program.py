@@ -21,6 +21,24 @@ def test_a_compiled_step_aliases_the_variables_it_changes(two):
     assert text.splitlines()[0].count("may-alias") + text.splitlines()[0].count("must-alias") == 1
 
 
+def test_each_variable_is_written_where_it_was_itself(two):
+    with two.scope():
+        variables = [rx.Variable(jnp.full(4, float(i))) for i in range(4)]
+
+    @rx.function
+    def step():
+        read = [v.read_value() for v in variables]
+        for v, x in reversed(list(zip(variables, read, strict=True))):
+            v.assign(x * 2)
+        return jnp.zeros(4)  # of their shape, and no place for one of them
+
+    text = step.get_concrete_function().as_text()
+
+    assert " copy(" not in text  # nothing has to be saved from being overwritten
+    step()
+    assert [float(v.numpy()[0]) for v in variables] == [0, 2, 4, 6]
+
+
 def test_a_step_that_may_be_refused_aliases_nothing(two):
     with two.scope():
         v = rx.Variable(jnp.zeros(4))

@@ -35,11 +35,12 @@ class Program:
         self._calls = 0
         self.outputs = outputs
         self.topology = _one_topology(level.topologies, name)
-        written = set(lifted.writes)
-        reads = lifted.reads
-        self.changed = [c for c in reads if c in written]
+        reads, read, written = lifted.reads, set(lifted.reads), set(lifted.writes)
+        # In one order, as JAX gives each donated array to the first result of its shape: another
+        # variable's array would have to be copied before it is overwritten.
+        self.changed = [c for c in lifted.writes if c in read]
         self.read_only = [c for c in reads if c not in written]
-        self.written = lifted.writes
+        self.written = [*self.changed, *(c for c in lifted.writes if c not in read)]
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
         self._pulls = level.pulls
@@ -59,6 +60,8 @@ class Program:
         place = {c: i for i, c in enumerate([*self.changed, *self.read_only])}
         order = [place[c] for c in reads]
         num_outs = lifted.num_outs
+        at = {c: num_outs + i for i, c in enumerate(lifted.writes)}
+        new_at = [at[c] for c in self.written]
 
         # Arrays that the function closed over are inputs where processes may hold different ones:
         # constants would make other programs of theirs, whose collectives come in another order.
@@ -72,7 +75,7 @@ class Program:
             state = [*changed, *read_only]
             call = lifted.call if alone else lifted.with_consts(closed_over)
             results = call(*args, *(state[i] for i in order))
-            return results[:num_outs], results[num_outs:]
+            return [results[i] for i in new_at], results[:num_outs]
 
         pure.__name__ = pure.__qualname__ = name
         # A call that may fail while it runs must leave the variables as they were.
@@ -119,7 +122,7 @@ class Program:
             for cell in self.written:
                 journal.note(cell)
         if self._may_fail or not self._changes:
-            outs, new = self.jitted([c.array() for c in self.changed], *inputs)
+            new, outs = self.jitted([c.array() for c in self.changed], *inputs)
             if self._changes:
                 jax.block_until_ready(new)
                 self._judge(new)
@@ -129,7 +132,7 @@ class Program:
         # A callback of the program's may want a variable while the call waits for it.
         with held, changing if not self._calls_back else nullcontext():
             changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
-            outs, new = self.jitted(changed, *inputs)
+            new, outs = self.jitted(changed, *inputs)
             self._commit(new)
         return outs, new
 
@@ -194,8 +197,8 @@ class Program:
         if topology is None:
             return None
         return (
-            [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
             [c.sharding if c.topology else topology.mirrored for c in self.written],
+            [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
         )
 
     def _judge(self, new: Sequence[Any]) -> None:
