@@ -1,6 +1,6 @@
 """Programs that are right: both checkers accept every line, and infer what is asserted."""
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import jax
 import jax.numpy as jnp
@@ -47,3 +47,108 @@ def messages_know_their_fields() -> None:
 def options_know_their_fields(options: rx.data.Options) -> None:
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = rx.data.experimental.AutoShardPolicy.DATA
+
+
+@rx.function
+def doubled(x: jax.Array, *, times: int = 1) -> jax.Array:
+    return x * 2 * times
+
+
+@rx.function(input_signature=[rx.TensorSpec([2], "float32")], reduce_retracing=True)
+def named(x: jax.Array) -> dict[str, jax.Array]:
+    return {"x": x}
+
+
+class Model:
+    @rx.function
+    def step(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
+        return x * scale
+
+    @rx.function()
+    def losses(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, x
+
+
+def a_function_keeps_its_signature(model: Model, x: jax.Array) -> None:
+    assert_type(doubled(x), jax.Array)
+    assert_type(doubled(x, times=3), jax.Array)
+    assert_type(doubled.experimental_get_tracing_count(), int)
+    assert_type(named(x), dict[str, jax.Array])
+    assert_type(model.step(x), jax.Array)
+    assert_type(model.step(x, scale=2.0), jax.Array)
+    assert_type(model.losses(x), tuple[jax.Array, jax.Array])
+    assert_type(rx.function(lambda: jnp.ones(2))(), jax.Array)
+    assert_type(Model.step(model, x), jax.Array)
+
+
+def a_scope_is_of_its_strategy() -> None:
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope() as entered:
+        assert_type(entered, rx.distribute.MirroredStrategy)
+    assert_type(rx.distribute.get_strategy(), rx.distribute.Strategy)
+    assert_type(strategy.num_replicas_in_sync, int)
+    assert_type(strategy.extended, rx.distribute.StrategyExtended)
+
+
+def a_replica_knows_its_context(x: jax.Array) -> None:
+    context = rx.distribute.get_replica_context()
+    assert_type(context.num_replicas_in_sync, int | Any)
+    assert_type(context.all_reduce("SUM", x), jax.Array | Any)
+    if isinstance(context, rx.distribute.ReplicaContext):
+        assert_type(context.all_reduce("SUM", x), jax.Array)
+        assert_type(context.all_reduce(rx.distribute.ReduceOp.MEAN, {"x": x}), dict[str, jax.Array])
+        assert_type(context.all_gather(x, axis=0), jax.Array)
+
+
+def a_run_keeps_the_type_of_the_result(strategy: rx.distribute.Strategy, model: Model) -> None:
+    def loss(x: jax.Array) -> jax.Array:
+        return x.sum()
+
+    def pair(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x, x
+
+    def nothing() -> None: ...
+
+    def number() -> float:
+        return 1.0
+
+    def unknown(x: Any) -> Any:
+        return x
+
+    per_replica = strategy.run(loss, args=(1.0,))
+    assert_type(per_replica, rx.distribute.PerReplica[jax.Array] | jax.Array)
+    assert_type(strategy.reduce("SUM", per_replica, axis=None), jax.Array)
+    assert_type(strategy.gather(per_replica, axis=0), jax.Array)
+    assert_type(strategy.experimental_local_results(per_replica), tuple[jax.Array, ...])
+    first, second = strategy.run(pair)
+    assert_type(strategy.reduce("SUM", first, axis=0), jax.Array)
+    assert_type(strategy.reduce("SUM", second, axis=0), jax.Array)
+    assert_type(strategy.reduce("MEAN", strategy.run(pair), axis=None), tuple[jax.Array, jax.Array])
+    assert_type(strategy.reduce("MEAN", strategy.run(named), axis=None), dict[str, jax.Array])
+    assert_type(strategy.reduce("MEAN", strategy.run(doubled), axis=None), jax.Array)
+    assert_type(strategy.reduce("MEAN", strategy.run(model.step), axis=None), jax.Array)
+    strategy.run(nothing)
+    assert_type(strategy.run(number), Any)
+    assert_type(strategy.run(unknown), Any)
+    assert_type(strategy.run(lambda x: x), Any)
+    assert_type(strategy.reduce("MEAN", strategy.run(unknown), axis=None), Any)
+
+
+def per_replica_values_know_their_components(strategy: rx.distribute.Strategy) -> None:
+    ids = rx.distribute.PerReplica([1, 2])
+    assert_type(ids, rx.distribute.PerReplica[int])
+    assert_type(ids.values, tuple[int, ...])
+    assert_type(strategy.experimental_local_results(ids), tuple[int, ...])
+    either: rx.distribute.DistributedValues[int] = ids
+    bare: rx.distribute.PerReplica = ids
+    print(either, bare)
+
+
+def a_distributed_dataset_gives_its_elements(strategy: rx.distribute.MirroredStrategy) -> None:
+    dataset = rx.data.Dataset.range(8).batch(4)
+    distributed = strategy.experimental_distribute_dataset(dataset)
+    assert_type(distributed, rx.distribute.DistributedDataset[Any])
+    known: rx.distribute.DistributedDataset[rx.distribute.PerReplica[jax.Array]] = distributed
+    for batch in known:
+        assert_type(batch, rx.distribute.PerReplica[jax.Array])
+    assert_type(next(iter(known)), rx.distribute.PerReplica[jax.Array])

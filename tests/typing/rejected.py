@@ -1,5 +1,6 @@
 """Lines that are wrong: both checkers reject each that is marked, and no other."""
 
+import jax
 import jax.numpy as jnp
 
 import replicax as rx
@@ -31,3 +32,45 @@ def messages(feature: rx.train.Feature) -> None:
     rx.train.Feature(int64_lst=rx.train.Int64List(value=[1]))  # wrong
     rx.train.Int64List(value=["a"])  # wrong
     feature.int64_list = rx.train.Int64List()  # wrong
+
+
+@rx.function
+def doubled(x: jax.Array, *, times: int = 1) -> jax.Array:
+    return x * 2 * times
+
+
+class Model:
+    @rx.function
+    def step(self, x: jax.Array, scale: float = 1.0) -> jax.Array:
+        return x * scale
+
+
+def functions(model: Model, x: jax.Array) -> None:
+    doubled()  # wrong
+    doubled(x, tims=2)  # wrong
+    doubled(x, times="2")  # wrong
+    doubled.get_concrete_functon(x)  # wrong
+    model.step()  # wrong
+    model.step(x, "1")  # wrong
+    model.stp(x)  # wrong
+    model.step.get_concrete_functon(x)  # wrong
+    rx.function(jit_compil=True)  # wrong
+    rx.function(doubled, input_signture=[])  # wrong
+    rx.function(3)  # wrong
+    doubled(x).sm()  # wrong
+
+
+def strategies(strategy: rx.distribute.MirroredStrategy, x: jax.Array) -> None:
+    with strategy.scope() as entered:
+        entered.num_replicas_in_sinc  # wrong
+    strategy.run(doubled, arg=(x,))  # wrong
+    strategy.run(3)  # wrong
+    strategy.run(doubled, x)  # wrong
+    strategy.run(doubled, args=(x,)).reduce  # wrong
+    strategy.reduce("SUM", x)  # wrong
+    strategy.reduce("SUM", strategy.run(doubled), axis=None).sm()  # wrong
+    rx.distribute.get_strategy().nothing  # wrong
+    rx.distribute.get_replica_context().all_reduc("SUM", x)  # wrong
+    rx.distribute.PerReplica([1]).vlues  # wrong
+    rx.distribute.MirroredStrategy(device=["CPU:0"])  # wrong
+    strategy.experimental_distribute_dataset(x).map(print)  # wrong

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from replicax._errors import ScopeError
 
 if TYPE_CHECKING:
     from replicax.context._replica import ReplicaContext
     from replicax.strategy._base import StrategyBase
+    from replicax.strategy._v2 import Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Frame:
     journal: Any = None
 
 
+_S = TypeVar("_S", bound="StrategyBase")
 _outermost = Frame()
 _frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_outermost)
 _program: dict[str, Any] = {}
@@ -95,7 +97,7 @@ def set_default(strategy: StrategyBase) -> None:
     _program["default"] = strategy
 
 
-def get_strategy() -> Any:
+def get_strategy() -> Strategy:
     """The strategy of the current scope, or the default one.
 
     Example:
@@ -106,7 +108,7 @@ def get_strategy() -> Any:
         >>> rx.distribute.get_strategy().num_replicas_in_sync
         1
     """
-    return current().strategy or _program.get("set") or _program["default"]
+    return current().strategy or _program.get("set") or _program["default"]  # type: ignore[return-value]
 
 
 def whereabouts() -> tuple[Any, bool]:
@@ -125,10 +127,11 @@ def has_strategy() -> bool:
     return get_strategy() is not _program["default"]
 
 
-def get_replica_context() -> Any:
+def get_replica_context() -> ReplicaContext | Any:
     """The context of the replica that runs, or None in cross-replica context.
 
-    Outside every scope it is the context of the default strategy's one replica.
+    Outside every scope it is the context of the default strategy's one replica. Type checkers know
+    its members; that it may be None they do not say, so that replica functions need no assertion.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -211,18 +214,18 @@ def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
         yield strategy
 
 
-class Scope(ContextDecorator):
+class Scope(ContextDecorator, Generic[_S]):
     """The scope of a strategy as an object, which may be entered again, also inside itself."""
 
-    def __init__(self, strategy: StrategyBase) -> None:
+    def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
         self._entered = threading.local()
 
-    def __enter__(self) -> StrategyBase:
+    def __enter__(self) -> _S:
         block = strategy_scope(self._strategy)
-        strategy = block.__enter__()
+        block.__enter__()
         vars(self._entered).setdefault("blocks", []).append(block)
-        return strategy
+        return self._strategy
 
     def __exit__(self, *error: Any) -> None:
         self._entered.blocks.pop().__exit__(*error)
@@ -232,7 +235,7 @@ def _ambient(frame: Frame) -> Any:
     return None if is_default(frame.strategy) else frame.strategy
 
 
-def require_cross_replica(strategy: StrategyBase, verb: str) -> None:
+def require_cross_replica(strategy: object, verb: str) -> None:
     """Refuse a verb that needs to see all replicas.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,10 @@ from replicax.values._per_replica import is_opaque
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
+
+
+_Op = ReduceOp | str
+_Options = CommunicationOptions | None
 
 
 class Link(Protocol):
@@ -121,6 +125,33 @@ class ReplicaContext:
         """The names of this replica's devices."""
         return (device_name(self._link.device()),)
 
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: jax.Array,
+        options: CommunicationOptions | None = None,
+    ) -> jax.Array: ...
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: list[jax.Array],
+        options: CommunicationOptions | None = None,
+    ) -> list[jax.Array]: ...
+
+    @overload
+    def all_reduce(
+        self,
+        reduce_op: ReduceOp | str,
+        value: dict[str, jax.Array],
+        options: CommunicationOptions | None = None,
+    ) -> dict[str, jax.Array]: ...
+
+    @overload
+    def all_reduce(self, reduce_op: _Op, value: Any, options: _Options = None) -> Any: ...
+
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
@@ -169,6 +200,12 @@ class ReplicaContext:
         )
         joined = IndexedSlices(rows, indices, slices.dense_shape)
         return joined.divided(op, self.num_replicas_in_sync)
+
+    @overload
+    def all_gather(self, value: jax.Array, axis: int, options: _Options = None) -> jax.Array: ...
+
+    @overload
+    def all_gather(self, value: Any, axis: int, options: _Options = None) -> Any: ...
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Join a value of every replica along an axis; all get the result.

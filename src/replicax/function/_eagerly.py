@@ -1,6 +1,22 @@
-"""Whether functions are compiled at all, for looking for mistakes."""
+"""How functions are compiled: their options, and whether they are at all."""
+
+from typing import Any, TypedDict
 
 runs_eagerly = [False]
+
+
+class FunctionOptions(TypedDict, total=False):
+    """The options of `rx.function` beside the signature; most are TensorFlow's, and ignored."""
+
+    autograph: bool
+    jit_compile: bool | None
+    reduce_retracing: bool
+    experimental_implements: Any
+    experimental_autograph_options: Any
+    experimental_attributes: Any
+    experimental_relax_shapes: Any
+    experimental_compile: Any
+    experimental_follow_type_hints: Any
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:  # noqa: FBT001 - TensorFlow's signature

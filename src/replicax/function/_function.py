@@ -1,5 +1,8 @@
 """rx.function: trace a Python function once for each signature, then run what was compiled."""
 
+# mypy: disable-error-code="no-any-return"
+# (a traced function gives what the Python function does, as far as types go)
+
 from __future__ import annotations
 
 import functools
@@ -8,21 +11,32 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+    Unpack,
+    final,
+    overload,
+)
 
 import jax
 
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, traced, traced_apart
 from replicax.context._current import current, get_strategy, whereabouts, within
-from replicax.function._eagerly import runs_eagerly
+from replicax.function._eagerly import FunctionOptions, runs_eagerly
 from replicax.function._given import with_givens
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
-from replicax.function._program import Program
+from replicax.function._program import ConcreteFunction, Program
 from replicax.function._pull import driven
 from replicax.function._reach import refuse_leaked, refuse_lost
-from replicax.function._signals import HostDriven, Reshaped, Unfilled
+from replicax.function._signals import HostDriven, Reshaped, Unfilled, late_creation, needs_value
 from replicax.function._signature import (
     Arguments,
     Identity,
@@ -47,6 +61,32 @@ _NEEDS_VALUE = (
 )
 _x64 = operator.attrgetter("jax_enable_x64")
 _log = logging.getLogger("replicax")
+
+
+_P = ParamSpec("_P")
+_Q = ParamSpec("_Q")
+_R = TypeVar("_R")
+_R_co = TypeVar("_R_co", covariant=True)
+
+
+class _Decorator(Protocol):
+    def __call__(self, func: Callable[_P, _R], /) -> Function[_P, _R]: ...
+
+
+@overload
+def function(
+    func: Callable[_P, _R],
+    input_signature: Sequence[Any] | None = None,
+    **options: Unpack[FunctionOptions],
+) -> Function[_P, _R]: ...
+
+
+@overload
+def function(
+    func: None = None,
+    input_signature: Sequence[Any] | None = None,
+    **options: Unpack[FunctionOptions],
+) -> _Decorator: ...
 
 
 def function(
@@ -84,15 +124,7 @@ def function(
         >>> int(count)
         1
     """
-    known = {
-        "experimental_implements",
-        "experimental_autograph_options",
-        "experimental_attributes",
-        "experimental_relax_shapes",
-        "experimental_compile",
-        "experimental_follow_type_hints",
-    }
-    if unknown := set(ignored) - known:
+    if unknown := ignored.keys() - FunctionOptions.__annotations__:
         raise TypeError(f"rx.function has no option {', '.join(sorted(unknown))}.")
     if func is None:
         return functools.partial(
@@ -102,7 +134,7 @@ def function(
 
 
 @final
-class Function:
+class Function(Generic[_P, _R_co]):
     """What `rx.function` makes of a Python function.
 
     Example:
@@ -113,14 +145,14 @@ class Function:
 
     def __init__(
         self,
-        func: Callable[..., Any],
+        func: Callable[_P, _R_co],
         input_signature: Sequence[Any] | None = None,
         *,
         quiet: bool = False,
     ) -> None:
         if not callable(func):
             raise TypeError(f"rx.function needs a function, got {func!r}.")
-        self._python = func
+        self._python: Callable[..., Any] = func
         self._signature = tuple(input_signature) if input_signature is not None else None
         self._quiet = quiet
         # Several for one key where iterators give elements of several shapes.
@@ -129,12 +161,12 @@ class Function:
         self._started = False
         self._is_host_driven = False
         self._lock = threading.RLock()
-        self._methods: dict[Identity, Function] = {}
-        self.runs: dict[Any, Function] = {}
+        self._methods: dict[Identity, Function[..., Any]] = {}
+        self.runs: dict[Any, Function[..., Any]] = {}
         functools.update_wrapper(self, func, updated=())
 
     @property
-    def python_function(self) -> Callable[..., Any]:
+    def python_function(self) -> Callable[_P, _R_co]:
         """The Python function."""
         return self._python
 
@@ -147,20 +179,22 @@ class Function:
         """How many signatures the function was traced for."""
         return self._traces
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
+        given: tuple[Any, ...] = args
+        named: dict[str, Any] = kwargs
         if self._signature is not None:
-            args, kwargs = self._conformed(args, kwargs), {}
+            given, named = self._conformed(given, named), {}
         if current().level is not None or traced.value is not at_rest or runs_eagerly[0]:
-            return self._python(*args, **kwargs)
+            return self._python(*given, **named)
         if self._is_host_driven:
-            return self._hosted(args, kwargs)
+            return self._hosted(given, named)
         try:
-            return self._run(take_apart(args, kwargs))
+            return self._run(take_apart(given, named))
         except Unfilled:
-            return self._hosted(args, kwargs)
+            return self._hosted(given, named)
         except HostDriven:
             self._is_host_driven = True
-            return self._hosted(args, kwargs)
+            return self._hosted(given, named)
 
     def _run(self, arguments: Arguments) -> Any:
         if CHECKS_EVERY_CALL:
@@ -178,6 +212,14 @@ class Function:
     def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Python runs the body; every run of a strategy in it is compiled."""
         return driven(lambda: self._python(*args, **kwargs))
+
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+
+    @overload
+    def __get__(
+        self: Function[Concatenate[Any, _Q], _R_co], instance: object, owner: Any = None
+    ) -> BoundFunction[_Q, _R_co]: ...
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         if instance is None:
@@ -224,12 +266,12 @@ class Function:
             program, created = self._trace_apart(arguments)
             if created:
                 if self._started:
-                    raise VariableError(_late_creation(self._name, created))
+                    raise VariableError(late_creation(self._name, created))
                 tell_newcomers()
                 # As a new caller would find it: the variables exist now.
                 program, again = self._trace_apart(arguments)
                 if again:
-                    raise VariableError(_late_creation(self._name, again))
+                    raise VariableError(late_creation(self._name, again))
             self._started = True
             self._note(key, arguments)
             self._programs[key] = [*programs, program]
@@ -262,7 +304,7 @@ class Function:
         try:
             lifted = lift(body, [_shape(x) for x in arguments.arrays], level)
         except _NEEDS_VALUE as error:
-            raise TracingError(_needs_value(self._name, error)) from error
+            raise TracingError(needs_value(self._name, error)) from error
         finally:
             births.reset(token)
         refuse_leaked(self._name, lifted.consts)
@@ -294,7 +336,7 @@ class Function:
 
 
 @final
-class BoundFunction:
+class BoundFunction(Generic[_P, _R_co]):
     """An `rx.function` on a method, bound to its object.
 
     Example:
@@ -306,13 +348,13 @@ class BoundFunction:
         8
     """
 
-    def __init__(self, unbound: Function, instance: Any) -> None:
+    def __init__(self, unbound: Function[Any, _R_co], instance: Any) -> None:
         self._unbound = unbound
         self._instance = instance
         functools.update_wrapper(self, unbound.python_function, updated=())
 
     @property
-    def python_function(self) -> Callable[..., Any]:
+    def python_function(self) -> Callable[_P, _R_co]:
         """The Python method, bound."""
         return functools.partial(self._unbound.python_function, self._instance)
 
@@ -327,11 +369,11 @@ class BoundFunction:
         return self._unbound.input_signature
 
     @property
-    def runs(self) -> dict[Any, Function]:
+    def runs(self) -> dict[Any, Function[..., Any]]:
         """The compiled forms of this method for `strategy.run`."""
         return self._unbound.runs
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
         return self._unbound(self._instance, *args, **kwargs)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
@@ -343,34 +385,6 @@ class BoundFunction:
         return self._unbound.experimental_get_tracing_count()
 
 
-@final
-class ConcreteFunction:
-    """One compiled signature of a function.
-
-    Example:
-        >>> f = rx.function(lambda x: x + 1)
-        >>> "add" in f.get_concrete_function(jnp.zeros(2)).as_text()
-        True
-    """
-
-    def __init__(self, owner: Function, program: Program, arguments: Arguments) -> None:
-        self._owner = owner
-        self._program = program
-        self._arguments = arguments
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._owner(*args, **kwargs)
-
-    @property
-    def structured_input_signature(self) -> Any:
-        """The arguments, with a shape and dtype in place of each array."""
-        return self._arguments.with_arrays([jax.typeof(x) for x in self._arguments.arrays])
-
-    def as_text(self) -> str:
-        """The optimized HLO that the devices run."""
-        return str(self._program.lowered(self._arguments.arrays).compile().as_text())
-
-
 def _key(arguments: Arguments) -> tuple[Any, ...]:
     return arguments.key, whereabouts(), _x64(jax.config)
 
@@ -378,23 +392,3 @@ def _key(arguments: Arguments) -> tuple[Any, ...]:
 def _shape(x: Any) -> jax.ShapeDtypeStruct:
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
-
-
-def _late_creation(name: str, created: list[Any]) -> str:
-    names = ", ".join(repr(v.name) for v in created)
-    return (
-        f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
-        " create variables on its first call only: create them outside, or keep them and create"
-        " them once, `if self.v is None: self.v = rx.Variable(...)`."
-    )
-
-
-def _needs_value(name: str, error: Exception) -> str:
-    return (
-        f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
-        " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
-        " NumPy depends on an array, or on the replica id. Use `rx.cond(condition, if_true,"
-        " if_false)`, `rx.while_loop` or `jnp.where`; pass what is fixed as a Python number; or run"
-        " without `rx.function`."
-        f"\nJAX says: {str(error).splitlines()[0]}"
-    )

@@ -1,9 +1,9 @@
 """Program: one traced signature of a function, compiled, with the variables that it touches."""
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, final
 
 import jax
 import numpy as np
@@ -16,6 +16,7 @@ from replicax.function._given import Given
 from replicax.function._lift import Lifted
 from replicax.function._outputs import Outputs
 from replicax.function._signals import Unfilled
+from replicax.function._signature import Arguments
 from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology
 from replicax.topology._together import together
@@ -215,6 +216,34 @@ class Program:
                     " another one's replicas. Create the variable in the scope of the strategy"
                     " that writes it."
                 )
+
+
+@final
+class ConcreteFunction:
+    """One compiled signature of a function.
+
+    Example:
+        >>> f = rx.function(lambda x: x + 1)
+        >>> "add" in f.get_concrete_function(jnp.zeros(2)).as_text()
+        True
+    """
+
+    def __init__(self, owner: Callable[..., Any], program: Program, arguments: Arguments) -> None:
+        self._owner = owner
+        self._program = program
+        self._arguments = arguments
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner(*args, **kwargs)
+
+    @property
+    def structured_input_signature(self) -> Any:
+        """The arguments, with a shape and dtype in place of each array."""
+        return self._arguments.with_arrays([jax.typeof(x) for x in self._arguments.arrays])
+
+    def as_text(self) -> str:
+        """The optimized HLO that the devices run."""
+        return str(self._program.lowered(self._arguments.arrays).compile().as_text())
 
 
 def _placed(x: Any, topology: Topology) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 import jax
 
@@ -20,6 +20,7 @@ from replicax.input._feed import Feed
 from replicax.input._prefetch import Prefetch
 from replicax.input._split import Step, passed_over
 from replicax.topology._mesh import Topology
+from replicax.values._per_replica import T_co
 from replicax.values._specs import PerReplicaSpec
 
 _STATE_VERSION = 2
@@ -54,7 +55,7 @@ class Pipeline:
         return self.spec()
 
 
-class DistributedDataset:
+class DistributedDataset(Generic[T_co]):
     """A dataset whose elements are spread over the replicas of a strategy.
 
     Made by `Strategy.experimental_distribute_dataset` and
@@ -75,7 +76,7 @@ class DistributedDataset:
     def __init__(self, pipeline: Pipeline) -> None:
         self._pipeline = pipeline
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[T_co]:
         if not is_plain():
             around.loop()
         return DistributedIterator(self._pipeline)
@@ -101,7 +102,7 @@ class DistributedDataset:
             raise AttributeError(name)
 
 
-class DistributedIterator(Ahead):
+class DistributedIterator(Ahead, Generic[T_co]):
     """One pass over a distributed dataset.
 
     Example:
@@ -128,14 +129,14 @@ class DistributedIterator(Ahead):
         """The devices that hold its elements."""
         return self._pipeline.feed.topology
 
-    def __iter__(self) -> DistributedIterator:
+    def __iter__(self) -> DistributedIterator[T_co]:
         if not is_plain():
             around.loop()
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> T_co:
         self.admit()
-        return self.take() if is_plain() else around.take(self)
+        return self.take() if is_plain() else around.take(self)  # type: ignore[no-any-return]
 
     @property
     def origin(self) -> Pipeline:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
-from replicax._lazy import LazyModule
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._destinations import plain_reduction
 from replicax.collectives._options import RunOptions
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.function._function import Function
-from replicax.input._options import InputContext, InputOptions
 from replicax.strategy._bridges import Bridges
+from replicax.strategy._distributing import Distributing
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import HostedRun, LatestUsed
 from replicax.strategy._links import SoloLink
@@ -28,14 +26,15 @@ from replicax.strategy._logical import LogicalDeviceVerbs
 from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import run_replicas
-from replicax.strategy._value_context import ValueContext
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
 from replicax.values._indexed_slices import gather_slices, is_slices, reduce_slices
 from replicax.values._per_replica import (
+    AnyArray,
     DistributedValues,
     PerReplica,
+    SomeArray,
     is_distributed,
     is_opaque,
     pieces,
@@ -44,13 +43,14 @@ from replicax.values._records import closed, opened
 from replicax.values._reduce import Axis, gather_value, reduce_value
 from replicax.variables._held import value_of, variable_of
 
-if TYPE_CHECKING:
-    from replicax.input import _distribute
-else:
-    _distribute = LazyModule("replicax.input._distribute")
+_T = TypeVar("_T")
 
 
-class StrategyBase(LogicalDeviceVerbs, Bridges):
+class _Unknown:
+    """The result of no function: only one whose result is not known fits it."""
+
+
+class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
     """What `rx.distribute.Strategy` and its v1 form have in common."""
 
     # Whether a run is compiled also where Python runs op by op.
@@ -73,7 +73,7 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
-        self.hosted_runs: LatestUsed[Function] = LatestUsed()
+        self.hosted_runs: LatestUsed[Function[..., Any]] = LatestUsed()
         self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
         self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
@@ -114,7 +114,7 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
         """Whether this process is the one of all workers that writes files."""
         return True
 
-    def scope(self) -> AbstractContextManager[Any]:
+    def scope(self) -> Scope[Self]:
         """Make this strategy current: variables created in the block are distributed.
 
         It belongs to the current thread, and distributes no computation by itself; `run` does.
@@ -127,6 +127,69 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
             2
         """
         return Scope(self)
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., _Unknown],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., jax.Array],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> SomeArray: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., tuple[jax.Array, jax.Array]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> tuple[SomeArray, SomeArray]: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., tuple[jax.Array, jax.Array, jax.Array]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> tuple[SomeArray, SomeArray, SomeArray]: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., dict[str, jax.Array]],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> dict[str, SomeArray]: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., None],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> None: ...
+
+    @overload
+    def run(
+        self,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> Any: ...
 
     def run(
         self,
@@ -177,6 +240,12 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
             )
         return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
 
+    @overload
+    def gather(self, value: AnyArray, axis: int) -> jax.Array: ...
+
+    @overload
+    def gather(self, value: Any, axis: int) -> Any: ...
+
     def gather(self, value: Any, axis: int) -> Any:
         """Join the components of a per-replica value along an axis.
 
@@ -197,63 +266,14 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
         with strategy_scope(self):
             return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=_is_one)
 
-    def experimental_distribute_dataset(
-        self, dataset: Any, options: InputOptions | None = None
-    ) -> Any:
-        """Divide the batches of a dataset over the replicas.
+    @overload
+    def experimental_local_results(self, value: AnyArray) -> tuple[jax.Array, ...]: ...
 
-        Args:
-            dataset: Batched by the global batch size: a `rx.data.Dataset`, another library's
-                dataset or loader, arrays, or any iterable of batches.
-            options: How elements travel.
+    @overload
+    def experimental_local_results(self, value: PerReplica[_T]) -> tuple[_T, ...]: ...
 
-        Returns:
-            A `DistributedDataset`; the default strategy returns the dataset itself.
-
-        Example:
-            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-            >>> dataset = rx.data.Dataset.range(6).batch(4)
-            >>> for batch in strategy.experimental_distribute_dataset(dataset):
-            ...     print(strategy.experimental_local_results(batch))
-            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
-            (Array([4], dtype=int32), Array([5], dtype=int32))
-        """
-        require_cross_replica(self, "experimental_distribute_dataset")
-        if self._topology is None:
-            return dataset
-        return _distribute.distribute_dataset(dataset, options, self._topology)
-
-    def distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> Any:
-        """Spread a dataset that you shard and batch yourself.
-
-        Args:
-            dataset_fn: Called with an `InputContext` once for each worker; returns a dataset whose
-                elements are one replica's batches.
-            options: How elements travel.
-
-        Returns:
-            A `DistributedDataset`; of each step, every replica gets one element.
-
-        Example:
-            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-            >>> def make(context):
-            ...     return rx.data.Dataset.range(4).batch(context.get_per_replica_batch_size(4))
-            >>> for batch in strategy.distribute_datasets_from_function(make):
-            ...     print(strategy.experimental_local_results(batch))
-            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
-        """
-        require_cross_replica(self, "distribute_datasets_from_function")
-        if self._topology is None:
-            return dataset_fn(InputContext())
-        return _distribute.distribute_from_function(dataset_fn, options, self._topology)
-
-    def experimental_distribute_datasets_from_function(
-        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
-    ) -> Any:
-        """The older name of `distribute_datasets_from_function`."""
-        return self.distribute_datasets_from_function(dataset_fn, options)
+    @overload
+    def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """The components of a value that this process's replicas hold.
@@ -281,41 +301,6 @@ class StrategyBase(LogicalDeviceVerbs, Bridges):
             count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
         return tuple(closed(jax.tree.unflatten(treedef, row)) for row in rows)
-
-    def experimental_distribute_values_from_function(
-        self, value_fn: Callable[[ValueContext], Any]
-    ) -> Any:
-        """A per-replica value with a component of your own making for each replica.
-
-        Args:
-            value_fn: Called with a `ValueContext` for each replica; what it returns is kept as it
-                is.
-
-        Example:
-            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-            >>> strategy.experimental_distribute_values_from_function(
-            ...     lambda context: context.replica_id_in_sync_group * 10
-            ... )
-            PerReplica:{
-              0: 0,
-              1: 10
-            }
-        """
-        require_cross_replica(self, "experimental_distribute_values_from_function")
-        count = self.num_replicas_in_sync
-        own = self._topology.own if self._topology else (0,)
-        values = [value_fn(ValueContext(i, count)) for i in own]
-        if not self.wraps_single:
-            return values[0]
-        leaves, treedefs = zip(*(jax.tree.flatten(v) for v in values), strict=True)
-        if any(t != treedefs[0] for t in treedefs):
-            raise ValueError(
-                f"value_fn returned different structures for the replicas: {list(treedefs)}."
-            )
-        topology = self.devices_or_default
-        return jax.tree.unflatten(
-            treedefs[0], [pieces(column, topology) for column in zip(*leaves, strict=True)]
-        )
 
     def update_config_proto(self, config_proto: Any) -> Any:
         """A copy of a v1 session configuration, changed to fit this strategy.

@@ -104,7 +104,7 @@ def _check_place(topology: Topology) -> None:
 
 def _run_function(
     strategy: StrategyBase,
-    fn: Function | BoundFunction,
+    fn: Function[..., Any] | BoundFunction[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+import jax
 
 from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule
 from replicax.strategy._base import StrategyBase
+from replicax.values._per_replica import AnyArray
 from replicax.values._reduce import Axis
 
 if TYPE_CHECKING:
@@ -14,6 +18,12 @@ if TYPE_CHECKING:
     from replicax.input import _distribute
 else:
     _distribute = LazyModule("replicax.input._distribute")
+
+
+_T = TypeVar("_T")
+_Op = ReduceOp | str
+_Two = tuple[_T, _T]
+_Three = tuple[_T, _T, _T]
 
 
 class Strategy(StrategyBase):
@@ -25,6 +35,27 @@ class Strategy(StrategyBase):
         >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
         True
     """
+
+    @overload
+    def reduce(self, reduce_op: _Op, value: AnyArray, axis: Axis) -> jax.Array: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: _Two[AnyArray], axis: Axis
+    ) -> _Two[jax.Array]: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: _Three[AnyArray], axis: Axis
+    ) -> _Three[jax.Array]: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Mapping[str, AnyArray], axis: Axis
+    ) -> dict[str, jax.Array]: ...
+
+    @overload
+    def reduce(self, reduce_op: _Op, value: Any, axis: Axis) -> Any: ...
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
         """Combine a per-replica value into one.

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,13 @@ from replicax.values._across import MESH_AXIS, Across
 from replicax.values._operators import stands_for
 from replicax.values._placement import is_traced, split, unstack
 from replicax.workers import _group
+
+if TYPE_CHECKING:  # only checkers know of defaults in Python 3.11
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -89,7 +96,7 @@ class Joined:
 Form = Pieces | Stacked | InBody | Joined
 
 
-class DistributedValues:
+class DistributedValues(Generic[T_co]):
     """A value with one component for each replica.
 
     Made by `Strategy.run`, by a distributed dataset, or by
@@ -110,7 +117,7 @@ class DistributedValues:
         "held": "How the components are held; nobody outside of ``values`` asks.",
     }
 
-    def __init__(self, values: Sequence[Any]) -> None:
+    def __init__(self, values: Sequence[T_co]) -> None:
         self.held: Form = Pieces(tuple(values))
         self.captured: Any = None
 
@@ -132,7 +139,7 @@ class DistributedValues:
         return self
 
     @property
-    def values(self) -> tuple[Any, ...]:
+    def values(self) -> tuple[T_co, ...]:
         """The components of this process's replicas, in the order of the replicas."""
         return self.form.values
 
@@ -142,13 +149,13 @@ class DistributedValues:
         return format_components(type(self).__name__, [repr(v) for v in self.values])
 
     @property
-    def component(self) -> Any:
+    def component(self) -> T_co:
         """The component of the replica that runs.
 
         Raises:
             TypeError: Outside of a replica function.
         """
-        return _surroundings["component"](self)
+        return _surroundings["component"](self)  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.component, dtype=dtype, copy=copy)
@@ -184,7 +191,7 @@ def seen_by(**surroundings: Callable[..., Any]) -> None:
     _surroundings.update(surroundings)
 
 
-class PerReplica(DistributedValues):
+class PerReplica(DistributedValues[T_co]):
     """One value for each replica; they may differ.
 
     Example:
@@ -198,7 +205,7 @@ class PerReplica(DistributedValues):
     __slots__ = ()
 
 
-class Mirrored(DistributedValues):
+class Mirrored(DistributedValues[T_co]):
     """One value for each replica, the same on all.
 
     Example:
@@ -212,6 +219,12 @@ class Mirrored(DistributedValues):
     """
 
     __slots__ = ()
+
+
+# What a run gives for an array: one for each replica, or itself where there is one replica.
+SomeArray = PerReplica[jax.Array] | jax.Array
+# What stands for one array in the verbs that combine replicas' values.
+AnyArray = DistributedValues[jax.Array] | jax.Array
 
 
 def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:

@@ -13,9 +13,9 @@ from replicax.collectives._options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
+from replicax.strategy._distributing import ValueContext
 from replicax.strategy._multi_worker import ExperimentalMultiWorkerMirroredStrategy
 from replicax.strategy._tpu import ExperimentalTPUStrategy
-from replicax.strategy._value_context import ValueContext
 
 if TYPE_CHECKING:
     from replicax.train._preemption import PreemptionCheckpointHandler, TerminationConfig

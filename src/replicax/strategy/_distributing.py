@@ -1,0 +1,149 @@
+"""The verbs that bring values to the replicas: datasets, and what a function makes for each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from replicax._lazy import LazyModule
+from replicax.context._current import require_cross_replica
+from replicax.input._options import InputContext, InputOptions
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import pieces
+
+if TYPE_CHECKING:
+    from replicax.input import _distribute
+    from replicax.input._distributed import DistributedDataset
+else:
+    _distribute = LazyModule("replicax.input._distribute")
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """For which replica `experimental_distribute_values_from_function` asks for a value.
+
+    Example:
+        >>> rx.distribute.experimental.ValueContext(1, 4).replica_id_in_sync_group
+        1
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+
+class Distributing:
+    """Datasets and values for each replica."""
+
+    _topology: Topology | None
+
+    @property
+    @abstractmethod
+    def num_replicas_in_sync(self) -> int:
+        """Over how many replicas gradients are added up."""
+
+    @property
+    @abstractmethod
+    def wraps_single(self) -> bool:
+        """Whether values are per-replica values even if there is one replica."""
+
+    @property
+    @abstractmethod
+    def devices_or_default(self) -> Topology:
+        """Which devices make which replicas."""
+
+    def experimental_distribute_dataset(
+        self, dataset: Any, options: InputOptions | None = None
+    ) -> DistributedDataset[Any]:
+        """Divide the batches of a dataset over the replicas.
+
+        Args:
+            dataset: Batched by the global batch size: a `rx.data.Dataset`, another library's
+                dataset or loader, arrays, or any iterable of batches.
+            options: How elements travel.
+
+        Returns:
+            A `DistributedDataset`; the default strategy returns the dataset itself.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = rx.data.Dataset.range(6).batch(4)
+            >>> for batch in strategy.experimental_distribute_dataset(dataset):
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+            (Array([4], dtype=int32), Array([5], dtype=int32))
+        """
+        require_cross_replica(self, "experimental_distribute_dataset")
+        if self._topology is None:
+            return dataset  # type: ignore[no-any-return]
+        return _distribute.distribute_dataset(dataset, options, self._topology)
+
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset[Any]:
+        """Spread a dataset that you shard and batch yourself.
+
+        Args:
+            dataset_fn: Called with an `InputContext` once for each worker; returns a dataset whose
+                elements are one replica's batches.
+            options: How elements travel.
+
+        Returns:
+            A `DistributedDataset`; of each step, every replica gets one element.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> def make(context):
+            ...     return rx.data.Dataset.range(4).batch(context.get_per_replica_batch_size(4))
+            >>> for batch in strategy.distribute_datasets_from_function(make):
+            ...     print(strategy.experimental_local_results(batch))
+            (Array([0, 1], dtype=int32), Array([2, 3], dtype=int32))
+        """
+        require_cross_replica(self, "distribute_datasets_from_function")
+        if self._topology is None:
+            return dataset_fn(InputContext())  # type: ignore[no-any-return]
+        return _distribute.distribute_from_function(dataset_fn, options, self._topology)
+
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
+    ) -> DistributedDataset[Any]:
+        """The older name of `distribute_datasets_from_function`."""
+        return self.distribute_datasets_from_function(dataset_fn, options)
+
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any:
+        """A per-replica value with a component of your own making for each replica.
+
+        Args:
+            value_fn: Called with a `ValueContext` for each replica; what it returns is kept as it
+                is.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> strategy.experimental_distribute_values_from_function(
+            ...     lambda context: context.replica_id_in_sync_group * 10
+            ... )
+            PerReplica:{
+              0: 0,
+              1: 10
+            }
+        """
+        require_cross_replica(self, "experimental_distribute_values_from_function")
+        count = self.num_replicas_in_sync
+        own = self._topology.own if self._topology else (0,)
+        values = [value_fn(ValueContext(i, count)) for i in own]
+        if not self.wraps_single:
+            return values[0]
+        leaves, treedefs = zip(*(jax.tree.flatten(v) for v in values), strict=True)
+        if any(t != treedefs[0] for t in treedefs):
+            raise ValueError(
+                f"value_fn returned different structures for the replicas: {list(treedefs)}."
+            )
+        topology = self.devices_or_default
+        return jax.tree.unflatten(
+            treedefs[0], [pieces(column, topology) for column in zip(*leaves, strict=True)]
+        )
