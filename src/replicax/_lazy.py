@@ -7,18 +7,30 @@ the first use of their names; to type checkers and readers the lists look as if 
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 # What is left out of the lists of strategies, and what to say of it.
+_SYNCHRONOUS = "replicax trains synchronously, with every variable on its replicas' devices."
+_NO_SERVERS = f"{_SYNCHRONOUS} Use MirroredStrategy or MultiWorkerMirroredStrategy."
 ASYNCHRONOUS = {
-    name: (
-        f"replicax has no {name}: it trains synchronously, with every variable on its replicas'"
-        f" devices. Use {instead}."
-    )
-    for name, instead in {
-        "ParameterServerStrategy": "MirroredStrategy or MultiWorkerMirroredStrategy",
-        "CentralStorageStrategy": "MirroredStrategy, which keeps a copy on each device",
-    }.items()
+    "ParameterServerStrategy": _NO_SERVERS,
+    "CentralStorageStrategy": (
+        f"{_SYNCHRONOUS} Use MirroredStrategy, which keeps a copy on each device."
+    ),
+    "Server": (
+        "There is no server to start: start the program on each machine, with `replicax run` or"
+        " TF_CONFIG."
+    ),
+    "coordinator": _NO_SERVERS,
+    "partitioners": (
+        'Variables are not cut over servers. `MirroredStrategy(variable_policy="sharded")` keeps'
+        " a part of each on every device, `rx.tpu.LayoutMap` cuts those that it names."
+    ),
+    "rpc": "There are no remote calls: every worker runs the whole program.",
+    "PreemptionWatcher": (
+        "Use `rx.distribute.experimental.PreemptionCheckpointHandler`, which saves and stops when"
+        " the machine is about to be taken away."
+    ),
 }
 
 
@@ -31,12 +43,12 @@ def on_demand(
         package: The list's own name.
         homes: For each name, the module that defines it; a name that is a module of the list
             itself has its own full name.
-        absent: For names that do not exist, what to say when somebody asks for them.
+        absent: For names of TensorFlow that do not exist here, why, and what to use.
     """
 
     def find(name: str) -> Any:
         if absent and name in absent:
-            raise AttributeError(absent[name])
+            raise AttributeError(f"{package} has no {name}. {absent[name]}")
         home = homes.get(name)
         if home is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
@@ -46,6 +58,20 @@ def on_demand(
         return value
 
     return find
+
+
+class LeavesOut:
+    """A class that leaves out methods of TensorFlow's: asking for one says what to use."""
+
+    left_out: ClassVar[Mapping[str, str]] = {}
+
+    if not TYPE_CHECKING:  # type checkers know what there is
+
+        def __getattr__(self, name: str) -> Any:
+            kind = type(self).__name__
+            if name in type(self).left_out:
+                raise AttributeError(f"{kind} has no {name}. {type(self).left_out[name]}")
+            raise AttributeError(f"{kind!r} object has no attribute {name!r}", name=name, obj=self)
 
 
 class LazyModule:

@@ -10,7 +10,7 @@ from replicax.cluster._resolve import resolve_cluster
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
 from replicax.cluster._spec import ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver
-from replicax.cluster._tpu import TPUClusterResolver
+from replicax.topology._system import TPUClusterResolver
 
 # The cluster of the page: ps and evaluator are listed, and nobody waits for them.
 PAGE = {"worker": ["localhost:12345", "localhost:23456"], "ps": ["localhost:34567"]}

@@ -3,7 +3,6 @@
 import collections
 import csv
 import dataclasses
-import importlib
 import json
 import sys
 from functools import reduce
@@ -414,18 +413,3 @@ def test_an_iterator_over_csv_files_goes_on_after_a_bad_record_and_is_restored(t
     assert [int(x) for (x,) in iterator] == [3, 4]
     iterator.restore_state(state)
     assert [int(x) for (x,) in iterator] == [3, 4]
-
-
-PUBLIC = json.loads(Path(__file__).parents[1].joinpath("golden", "public_names.json").read_text())
-
-
-@pytest.mark.parametrize("namespace", ["data.experimental", "io", "io.gfile"])
-def test_every_name_of_tensorflow_is_there_or_says_what_to_use(namespace):
-    module = importlib.import_module(f"replicax.{namespace}")
-
-    for name in PUBLIC[namespace]:
-        if name not in module.__all__:
-            with pytest.raises(
-                AttributeError, match=r"(?i)write|there (is|are) no|here|pillow|keep|parse|strategy"
-            ):
-                getattr(module, name)

@@ -6,9 +6,13 @@ Needs TensorFlow (the recorded answers are of 2.21), and NumPy:
 """
 
 import base64
+import enum
+import inspect
 import json
 import os
+import types
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
@@ -19,17 +23,79 @@ from names_cases import ALL, IMAGES_OF, outcome
 
 ANSWERS = Path(__file__).with_name("names.json")
 PUBLIC = Path(__file__).with_name("public_names.json")
+NAMESPACES = (
+    "compat.v1.distribute",
+    "config",
+    "data",
+    "distribute",
+    "io",
+    "random",
+    "saved_model",
+    "tpu",
+    "train",
+)
 
 
 def main() -> None:
     tf.autograph.set_verbosity(0)
+    write_public_names()
     write_images()
-    modules = {"data.experimental": tf.data.experimental, "io": tf.io, "io.gfile": tf.io.gfile}
-    public = {key: [n for n in dir(m) if n[0] != "_"] for key, m in modules.items()}
-    PUBLIC.write_text(json.dumps(public, indent=0) + "\n")
     answers = {name: outcome(program, tf) for name, program in ALL.items()}
     lines = [f"{json.dumps(k)}: {json.dumps(v)}" for k, v in answers.items()]
     ANSWERS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def write_public_names() -> None:
+    """Every public name below the namespaces, with what it takes and the methods that it has."""
+    tables: dict[str, Any] = {}
+    waiting = [*NAMESPACES]
+    while waiting:
+        path = waiting.pop(0)
+        module = eval(f"tf.{path}")
+        names = {n: getattr(module, n) for n in dir(module) if n[0] != "_"}
+        inner = [n for n, value in names.items() if isinstance(value, types.ModuleType)]
+        waiting += [f"{path}.{n}" for n in inner]
+        tables[path] = {n: described(value) for n, value in names.items() if n not in inner}
+    rows = [
+        f"{json.dumps(path)}: {{\n"
+        + ",\n".join(f"{json.dumps(name)}: {json.dumps(told)}" for name, told in table.items())
+        + "\n}"
+        for path, table in sorted(tables.items())
+    ]
+    PUBLIC.write_text("{\n" + ",\n".join(rows) + "\n}\n")
+
+
+def described(value: Any) -> dict[str, Any]:
+    if not callable(value):
+        return {"value": value}
+    if not isinstance(value, type):
+        return {"takes": parameters(value)}
+    if issubclass(value, enum.Enum):
+        return {"members": [member.name for member in value]}
+    if hasattr(value, "SerializeToString"):
+        return {"fields": [field.name for field in value.DESCRIPTOR.fields]}
+    names = [name for name in dir(value) if name[0] != "_" and name not in dir(tuple)]
+    methods = {name: parameters(inspect.getattr_static(value, name)) for name in names}
+    return {"takes": parameters(value), "has": methods}
+
+
+def parameters(value: Any) -> list[str] | None:
+    """The arguments of a function, with plain defaults; None for what cannot be called."""
+    inner = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value
+    try:
+        found = inspect.signature(inner).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [shown(p) for p in found if p.name not in ("self", "cls")]
+
+
+def shown(parameter: inspect.Parameter) -> str:
+    stars = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}
+    name, default = stars.get(parameter.kind, "") + parameter.name, parameter.default
+    if default is parameter.empty:
+        return name
+    plain = default is None or type(default) in (bool, int, float, str)
+    return f"{name}={default!r}" if plain else f"{name}=..."
 
 
 def write_images() -> None:

@@ -739,4 +739,175 @@ IMAGES: dict[str, Program] = {
     "decode_image, nothing": lambda t: t.io.decode_image(b""),
 }
 
-ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES
+
+def _drawn(x: Any) -> Any:
+    return [np.dtype(getattr(x.dtype, "as_numpy_dtype", x.dtype)).name, [int(n) for n in x.shape]]
+
+
+def _same(draw: Callable[[], Any]) -> Any:
+    one, other = np.asarray(draw()), np.asarray(draw())
+    return [*_drawn(one), bool((one == other).all())]
+
+
+LOGITS = [[0.0, 0.0, 0.0], [0.0, 50.0, 0.0]]
+
+RANDOM: dict[str, Program] = {
+    "truncated_normal": lambda t: _drawn(t.random.truncated_normal([2, 3])),
+    "truncated_normal, bounds": lambda t: bool(
+        (abs(np.asarray(t.random.truncated_normal([999], 0.0, 0.5))) <= 1).all()
+    ),
+    "categorical": lambda t: _drawn(t.random.categorical(LOGITS, 5, dtype=np.int32)),
+    "categorical, certain": lambda t: np.asarray(
+        t.random.categorical([[0.0, 500.0]], 3, dtype=np.int32)
+    ),
+    "categorical, one row": lambda t: t.random.categorical([0.0, 1.0], 3, dtype=np.int32),
+    "gamma": lambda t: _drawn(t.random.gamma([4], [0.5, 1.5])),
+    "gamma, beta": lambda t: _drawn(t.random.gamma([4, 2], [[0.5], [1.5]], [1.0, 2.0, 3.0])),
+    "gamma, integers": lambda t: t.random.gamma([4], 2, dtype=np.int32),
+    "poisson": lambda t: _drawn(t.random.poisson([4], [0.5, 1.5])),
+    "poisson, integers": lambda t: _drawn(t.random.poisson([4], 2.5, dtype=np.int32)),
+    "shuffle": lambda t: np.sort(np.asarray(t.random.shuffle([[1, 2], [3, 4], [5, 6]])), axis=0),
+    "shuffle, with a seed": lambda t: _drawn(t.random.shuffle([1, 2, 3], seed=1)),
+    "split": lambda t: _drawn(t.random.split([1, 2])),
+    "split, five": lambda t: _drawn(t.random.split([1, 2], num=5)),
+    "split, distinct": lambda t: len({*map(tuple, np.asarray(t.random.split([1, 2], 9)).tolist())}),
+    "fold_in": lambda t: _drawn(t.random.fold_in([1, 2], 3)),
+    "fold_in, distinct": lambda t: bool(
+        (np.asarray(t.random.fold_in([1, 2], 3)) != np.asarray(t.random.fold_in([1, 2], 4))).any()
+    ),
+    "stateless_uniform": lambda t: _same(lambda: t.random.stateless_uniform([3], [1, 2])),
+    "stateless_uniform, integers": lambda t: _same(
+        lambda: t.random.stateless_uniform([3], [1, 2], 0, 9, dtype=np.int32)
+    ),
+    "stateless_uniform, all integers": lambda t: _drawn(
+        t.random.stateless_uniform([3], [1, 2], None, None, dtype=np.uint32)
+    ),
+    "stateless_uniform, one bound": lambda t: t.random.stateless_uniform(
+        [3], [1, 2], 1, None, dtype=np.int32
+    ),
+    "stateless_uniform, no bound": lambda t: t.random.stateless_uniform(
+        [3], [1, 2], dtype=np.int32
+    ),
+    "stateless_uniform, large seeds": lambda t: bool(
+        (
+            np.asarray(t.random.stateless_uniform([9], np.array([2**40, 0])))
+            != np.asarray(t.random.stateless_uniform([9], np.array([2**41, 0])))
+        ).any()
+    ),
+    "stateless_uniform, one seed": lambda t: t.random.stateless_uniform([3], 1),
+    "stateless_uniform, three seeds": lambda t: t.random.stateless_uniform([3], [1, 2, 3]),
+    "stateless_uniform, half a seed": lambda t: t.random.stateless_uniform([3], [1.0, 2.0]),
+    "stateless_uniform, philox": lambda t: _drawn(
+        t.random.stateless_uniform([3], [1, 2], alg="philox")
+    ),
+    "stateless_uniform, algorithm": lambda t: t.random.stateless_uniform(
+        [3], [1, 2], alg="nothing"
+    ),
+    "stateless_normal": lambda t: _same(lambda: t.random.stateless_normal([3], [1, 2], 5.0, 2.0)),
+    "stateless_truncated_normal": lambda t: _same(
+        lambda: t.random.stateless_truncated_normal([3], [1, 2])
+    ),
+    "stateless_categorical": lambda t: _same(
+        lambda: t.random.stateless_categorical(LOGITS, 4, [1, 2], dtype=np.int32)
+    ),
+    "stateless_gamma": lambda t: _same(
+        lambda: t.random.stateless_gamma([5, 2], [1, 2], [0.5, 1.5], 2.0)
+    ),
+    "stateless_gamma, shape": lambda t: t.random.stateless_gamma([5, 3], [1, 2], [0.5, 1.5]),
+    "stateless_poisson": lambda t: _same(
+        lambda: t.random.stateless_poisson([5, 2], [1, 2], [0.5, 1.5])
+    ),
+    "stateless_poisson, shape": lambda t: t.random.stateless_poisson([5, 3], [1, 2], [0.5, 1.5]),
+    "stateless_binomial": lambda t: _same(
+        lambda: t.random.stateless_binomial([5, 2], [1, 2], [10.0, 20.0], [0.5, 0.1])
+    ),
+    "stateless_parameterized_truncated_normal": lambda t: _same(
+        lambda: t.random.stateless_parameterized_truncated_normal(
+            [5, 2], [1, 2], [0.0, 5.0], 1.0, [-1.0, 4.0], [1.0, 6.0]
+        )
+    ),
+    "stateless_parameterized_truncated_normal, bounds": lambda t: [
+        float(np.asarray(x).min()) >= 3.0 and float(np.asarray(x).max()) <= 4.0
+        for x in [
+            t.random.stateless_parameterized_truncated_normal([99], [1, 2], 0.0, 1.0, 3.0, 4.0)
+        ]
+    ],
+    "stateless_shuffle": lambda t: _same(
+        lambda: t.random.experimental.stateless_shuffle([3, 1, 2], [1, 2])
+    ),
+    "stateless_split": lambda t: _drawn(t.random.experimental.stateless_split([1, 2], 3)),
+    "stateless_fold_in": lambda t: _drawn(t.random.experimental.stateless_fold_in([1, 2], 3)),
+    "get_global_generator": lambda t: (
+        t.random.get_global_generator() is t.random.experimental.get_global_generator()
+    ),
+    "set_global_generator": lambda t: [
+        t.random.set_global_generator(one) or t.random.get_global_generator() is one
+        for one in [t.random.Generator.from_seed(1)]
+    ],
+    "create_rng_state": lambda t: [
+        bool((np.asarray(one.normal([3])) == np.asarray(other.normal([3]))).all())
+        for one in [t.random.Generator.from_seed(7, "philox")]
+        for other in [
+            t.random.Generator(state=t.random.create_rng_state(7, "philox"), alg="philox")
+        ]
+    ],
+    "Algorithm": lambda t: [
+        [a.name, a.value]
+        for a in sorted(t.random.Algorithm, key=lambda a: a.value)
+        if t.random.experimental.Algorithm is t.random.Algorithm
+    ],
+    "Generator, an algorithm": lambda t: _drawn(
+        t.random.Generator.from_seed(1, t.random.Algorithm.PHILOX).normal([2])
+    ),
+}
+
+
+def _cpu(t: Any) -> Any:
+    return t.config.list_physical_devices("CPU")[0]
+
+
+def _gpu(t: Any) -> Any:
+    return t.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+
+
+CONFIG: dict[str, Program] = {
+    "get_visible_devices": lambda t: [
+        [d.name, d.device_type] for d in t.config.get_visible_devices()
+    ],
+    "get_visible_devices, of a type": lambda t: t.config.get_visible_devices("GPU"),
+    "set_visible_devices, hidden": lambda t: t.config.set_visible_devices([], "GPU"),
+    "set_visible_devices, the same": lambda t: t.config.set_visible_devices(_cpu(t)),
+    "set_visible_devices, another": lambda t: t.config.set_visible_devices(_gpu(t)),
+    "set_visible_devices, of another type": lambda t: t.config.set_visible_devices(_cpu(t), "GPU"),
+    "set_visible_devices, a name": lambda t: t.config.set_visible_devices("CPU:0"),
+    "soft_device_placement": lambda t: [
+        t.config.get_soft_device_placement(),
+        t.config.set_soft_device_placement(False),
+        t.config.get_soft_device_placement(),
+        t.config.set_soft_device_placement(True),
+    ],
+    "get_device_details": lambda t: t.config.experimental.get_device_details(_cpu(t)),
+    "get_device_details of a name": lambda t: t.config.experimental.get_device_details("CPU:0"),
+    "set_memory_growth": lambda t: t.config.experimental.set_memory_growth(_cpu(t), True),
+    "set_memory_growth, no GPU": lambda t: t.config.experimental.set_memory_growth(_gpu(t), True),
+    "get_memory_growth, no GPU": lambda t: t.config.experimental.get_memory_growth(_gpu(t)),
+    "get_memory_info": lambda t: t.config.experimental.get_memory_info("CPU:0"),
+    "get_memory_info, no GPU": lambda t: t.config.experimental.get_memory_info("GPU:0"),
+    "get_memory_info, no device": lambda t: t.config.experimental.get_memory_info("nothing"),
+    "get_memory_usage": lambda t: t.config.experimental.get_memory_usage("CPU:0"),
+    "tensor_float_32": lambda t: [
+        t.config.experimental.tensor_float_32_execution_enabled(),
+        t.config.experimental.enable_tensor_float_32_execution(False),
+        t.config.experimental.tensor_float_32_execution_enabled(),
+        t.config.experimental.enable_tensor_float_32_execution(True),
+    ],
+    "tensor_float_32, a word": lambda t: t.config.experimental.enable_tensor_float_32_execution(
+        "x"
+    ),
+    "virtual devices": lambda t: [
+        t.config.experimental.VirtualDeviceConfiguration is t.config.LogicalDeviceConfiguration,
+        repr(t.config.LogicalDeviceConfiguration()),
+    ],
+}
+
+ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES | RANDOM | CONFIG

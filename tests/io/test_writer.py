@@ -19,7 +19,12 @@ def test_the_file_is_what_tensorflow_writes(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options", [TFRecordOptions("GZIP", 9), TFRecordOptions("ZLIB", 1), "GZIP"]
+    "options",
+    [
+        TFRecordOptions("GZIP", compression_level=9),
+        TFRecordOptions("ZLIB", compression_level=1),
+        "GZIP",
+    ],
 )
 def test_files_can_be_compressed(tmp_path, options):
     path = tmp_path / "a"

@@ -279,7 +279,7 @@ class TestTheObject:
 
     @pytest.mark.parametrize("name", ["ParameterServerStrategy", "CentralStorageStrategy"])
     def test_what_replicax_leaves_out_says_so(self, name):
-        with pytest.raises(AttributeError, match=f"replicax has no {name}.*Use Mirrored"):
+        with pytest.raises(AttributeError, match=f"has no {name}.*Use Mirrored"):
             getattr(D, name)
 
     def test_a_configuration_is_copied_and_changed(self, strategy):

@@ -1,15 +1,16 @@
 """ClusterSpec: the tasks of a cluster, by job."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
+from replicax._lazy import LeavesOut
 from replicax.cluster._errors import ClusterError, ClusterTypeError
 from replicax.cluster._values import show, to_index, to_name
 
 Jobs = dict[str, dict[int, str]]
 
 
-class ClusterSpec:
+class ClusterSpec(LeavesOut):
     """The tasks that form a cluster, as jobs of numbered network addresses.
 
     Args:
@@ -28,6 +29,10 @@ class ClusterSpec:
         >>> spec
         ClusterSpec({'ps': {0: 'p:0', 2: 'p:2'}, 'worker': ['a:1', 'b:2']})
     """
+
+    left_out: ClassVar[Mapping[str, str]] = {
+        "as_cluster_def": "There are no protocol buffers of clusters: use `spec.as_dict()`."
+    }
 
     def __init__(self, cluster: "Mapping[str, Any] | ClusterSpec") -> None:
         if isinstance(cluster, ClusterSpec):

@@ -78,6 +78,7 @@ class XLAOptions:
             only one here.
         enable_xla_dynamic_padder: Whether replicas may hold batches of different sizes. Nothing is
             padded for it: each replica is then compiled by itself.
+        use_shardy_partitioner: Accepted: JAX chooses the partitioner, Shardy by default.
 
     Example:
         >>> rx.tpu.XLAOptions().enable_xla_dynamic_padder
@@ -86,6 +87,7 @@ class XLAOptions:
 
     use_spmd_for_xla_partitioning: bool = True
     enable_xla_dynamic_padder: bool = True
+    use_shardy_partitioner: bool = False
 
 
 @dataclass(frozen=True)

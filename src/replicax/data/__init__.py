@@ -57,5 +57,10 @@ _HOMES = {
     "experimental": "replicax.data.experimental",
 }
 
+_ABSENT = {
+    "IteratorSpec": "Iterators are Python objects here; `iterator.element_spec` tells their parts.",
+    "NumpyIterator": "Write `dataset.as_numpy_iterator()`.",
+}
+
 if not TYPE_CHECKING:
-    __getattr__ = on_demand(__name__, _HOMES)
+    __getattr__ = on_demand(__name__, _HOMES, _ABSENT)

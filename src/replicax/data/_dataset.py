@@ -1,11 +1,12 @@
 """Dataset: source -> host batches (hop 1 of a batch's way to the devices)."""
 
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
+from replicax._lazy import LeavesOut
 from replicax.data._ahead import around, is_plain
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._iterator import DatasetIterator
@@ -19,7 +20,7 @@ from replicax.data._surface._order import Order
 from replicax.data._surface._sources import Sources
 
 
-class Dataset(Sources, Elements, Batches, Order, Kept):
+class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
     """A stream of elements, described by an immutable graph of transformations.
 
     Nothing is read or computed before the dataset is iterated; each ``iter(dataset)`` is a new
@@ -35,6 +36,11 @@ class Dataset(Sources, Elements, Batches, Order, Kept):
         >>> list(dataset)
         [array([0. , 0.5, 1. , 1.5], dtype=float32), array([2. , 2.5], dtype=float32)]
     """
+
+    left_out: ClassVar[Mapping[str, str]] = {
+        "ragged_batch": "There are no ragged batches: write `dataset.padded_batch(n)`.",
+        "sparse_batch": "There are no sparse batches: write `dataset.padded_batch(n)`.",
+    }
 
     def __init__(self, node: Node) -> None:
         if not isinstance(node, Node):

@@ -10,6 +10,7 @@ class DatasetSpec(TypeSpec):
 
     Args:
         element_spec: The spec of its elements.
+        dataset_shape: Accepted for TensorFlow's sake: a nested dataset is one.
 
     Example:
         >>> rx.data.Dataset.range(7).window(3).element_spec
@@ -18,7 +19,7 @@ class DatasetSpec(TypeSpec):
 
     __slots__ = ("_element_spec",)
 
-    def __init__(self, element_spec: Any) -> None:
+    def __init__(self, element_spec: Any, dataset_shape: Any = ()) -> None:
         self._element_spec = element_spec
 
     @property

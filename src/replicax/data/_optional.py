@@ -56,7 +56,7 @@ class Optional:
         del element_spec
         return cls()
 
-    def has_value(self) -> np.bool_:
+    def has_value(self, name: str | None = None) -> np.bool_:
         """Whether there is a value.
 
         Returns:
@@ -68,7 +68,7 @@ class Optional:
         """
         return np.bool_(self._value is not _MISSING)
 
-    def get_value(self) -> Any:
+    def get_value(self, name: str | None = None) -> Any:
         """The value.
 
         Returns:

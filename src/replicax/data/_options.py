@@ -324,11 +324,11 @@ class Options(_Settings):
     framework_type: list[Any] | None
     threading: ThreadingOptions
 
-    def merge(self, other: "Options") -> "Options":
-        """These options, overlaid with what ``other`` sets.
+    def merge(self, options: "Options") -> "Options":
+        """These options, overlaid with what ``options`` sets.
 
         Args:
-            other: Options that win where both are set.
+            options: Options that win where both are set.
 
         Returns:
             New options.
@@ -340,5 +340,5 @@ class Options(_Settings):
             False
         """
         merged = copy.deepcopy(self)
-        merged.overlay(other)
+        merged.overlay(options)
         return merged

@@ -1,6 +1,10 @@
-"""How functions are compiled: their options, and whether they are at all."""
+"""How functions are computed: their options, compiled or not, and how exactly."""
 
 from typing import Any, TypedDict
+
+import jax
+
+from replicax._jax_private import setting
 
 runs_eagerly = [False]
 
@@ -46,3 +50,27 @@ def functions_run_eagerly() -> bool:
         False
     """
     return runs_eagerly[0]
+
+
+def enable_tensor_float_32_execution(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's
+    """Whether products of float32 matrices may be less exact on devices that are faster then.
+
+    Example:
+        >>> rx.config.experimental.enable_tensor_float_32_execution(False)
+        >>> rx.config.experimental.tensor_float_32_execution_enabled()
+        False
+        >>> rx.config.experimental.enable_tensor_float_32_execution(True)
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enable_tensor_float_32_execution takes True or False, got {enabled!r}.")
+    jax.config.update("jax_default_matmul_precision", None if enabled else "highest")
+
+
+def tensor_float_32_execution_enabled() -> bool:
+    """Whether products of float32 matrices may be less exact; True at first.
+
+    Example:
+        >>> rx.config.experimental.tensor_float_32_execution_enabled()
+        True
+    """
+    return setting("jax_default_matmul_precision") not in ("highest", "float32")

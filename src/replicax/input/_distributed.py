@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import TYPE_CHECKING, Any, Generic, NoReturn
 
 import jax
@@ -85,6 +85,22 @@ class DistributedDataset(Generic[T_co]):
     def element_spec(self) -> Any:
         """The specs of an element, as `rx.function` takes them for ``input_signature``."""
         return self._pipeline.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold all elements of one pass into one value.
+
+        Args:
+            initial_state: What to begin with.
+            reduce_func: Takes the value so far and an element; returns the next value.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = rx.data.Dataset.range(6).batch(2)
+            >>> numbers = strategy.experimental_distribute_dataset(dataset)
+            >>> int(numbers.reduce(0, lambda n, x: n + strategy.reduce("SUM", x, axis=0)))
+            15
+        """
+        return reduce(reduce_func, self, initial_state)
 
     @property
     def cardinality(self) -> int:

@@ -6,9 +6,78 @@ Example:
     (2,)
 """
 
-from replicax.random._generator import Generator
-from replicax.random._random import normal, set_seed, uniform
+from typing import TYPE_CHECKING
 
-__all__ = ["Generator", "normal", "set_seed", "uniform"]
+from replicax._lazy import on_demand
+from replicax.random import experimental
+from replicax.random._generator import (
+    Generator,
+    create_rng_state,
+    get_global_generator,
+    set_global_generator,
+)
+from replicax.random._random import (
+    categorical,
+    gamma,
+    normal,
+    poisson,
+    set_seed,
+    shuffle,
+    truncated_normal,
+    uniform,
+)
+from replicax.random._stateless import (
+    Algorithm,
+    fold_in,
+    split,
+    stateless_binomial,
+    stateless_categorical,
+    stateless_gamma,
+    stateless_normal,
+    stateless_parameterized_truncated_normal,
+    stateless_poisson,
+    stateless_truncated_normal,
+    stateless_uniform,
+)
+
+__all__ = [
+    "Algorithm",
+    "Generator",
+    "categorical",
+    "create_rng_state",
+    "experimental",
+    "fold_in",
+    "gamma",
+    "get_global_generator",
+    "normal",
+    "poisson",
+    "set_global_generator",
+    "set_seed",
+    "shuffle",
+    "split",
+    "stateless_binomial",
+    "stateless_categorical",
+    "stateless_gamma",
+    "stateless_normal",
+    "stateless_parameterized_truncated_normal",
+    "stateless_poisson",
+    "stateless_truncated_normal",
+    "stateless_uniform",
+    "truncated_normal",
+    "uniform",
+]
 
 __dir__ = __all__.copy
+
+_ABSENT = {
+    **{
+        f"{kind}_candidate_sampler": (
+            "Sampled softmax is not part of this library: draw classes with `rx.random.uniform`"
+            " or `rx.random.categorical`, or use the whole softmax, `jax.nn.log_softmax`."
+        )
+        for kind in ("all", "fixed_unigram", "learned_unigram", "log_uniform", "uniform")
+    },
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

@@ -16,11 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._enums import VariableAggregation
-from replicax.context._current import get_replica_context
-from replicax.random._random import sizes
+from replicax.context._current import entered, get_replica_context
+from replicax.random._stateless import (
+    check_algorithm,
+    normal_of,
+    sizes,
+    truncated_of,
+    uniform_of,
+)
 from replicax.variables._variable import Variable
 
-_ALGORITHMS = ("auto_select", "philox", "threefry")
 _WORDS = 4
 
 
@@ -50,7 +55,7 @@ class Generator:
     def __init__(
         self, copy_from: Generator | None = None, state: Any = None, alg: Any = None
     ) -> None:
-        _check_algorithm(alg)
+        check_algorithm(alg)
         if (copy_from is None) == (state is None):
             raise ValueError(
                 "Generator() takes copy_from=generator or state=..., one of them. For a new one"
@@ -99,6 +104,32 @@ class Generator:
         """
         return cls(state=state, alg=alg)
 
+    @classmethod
+    def from_key_counter(cls, key: Any, counter: Any, alg: Any) -> Generator:
+        """A generator with the `key` of another, and a number of draws behind it.
+
+        Args:
+            key: Two words of uint32, as `key` of another generator.
+            counter: How many draws there were, as two words: low and high.
+            alg: Accepted for TensorFlow's sake.
+
+        Example:
+            >>> one = rx.random.Generator.from_seed(7)
+            >>> other = rx.random.Generator.from_key_counter(one.key, [0, 0], "threefry")
+            >>> bool(one.normal([]) == other.normal([]))
+            True
+        """
+        return cls(state=_keyed(key, counter), alg=alg)
+
+    @property
+    def key(self) -> jax.Array:
+        """The part of the state that no draw changes: two words."""
+        return self._state_var.read_value()[2:]
+
+    def reset_from_key_counter(self, key: Any, counter: Any) -> None:
+        """Go on with a `key` and a number of draws, two words each."""
+        self._state_var.assign(_keyed(key, counter))
+
     @property
     def state(self) -> Variable:
         """The state, a variable."""
@@ -143,9 +174,7 @@ class Generator:
             >>> rx.random.Generator.from_seed(7).normal([2, 3]).shape
             (2, 3)
         """
-        _require_floats(dtype, "normal")
-        drawn: jax.Array = jax.random.normal(self._key(), sizes(shape), dtype)
-        return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+        return normal_of(self._key(), shape, (mean, stddev), dtype)
 
     def truncated_normal(
         self,
@@ -161,9 +190,7 @@ class Generator:
             >>> bool((abs(rx.random.Generator.from_seed(7).truncated_normal([99])) <= 2).all())
             True
         """
-        _require_floats(dtype, "truncated_normal")
-        drawn: jax.Array = jax.random.truncated_normal(self._key(), -2, 2, sizes(shape), dtype)
-        return drawn * jnp.asarray(stddev, dtype) + jnp.asarray(mean, dtype)
+        return truncated_of(self._key(), shape, (mean, stddev), dtype)
 
     def uniform(
         self,
@@ -189,17 +216,7 @@ class Generator:
             >>> rx.random.Generator.from_seed(7).uniform([3], 0, 10, jnp.int32).dtype
             dtype('int32')
         """
-        if not jnp.issubdtype(dtype, jnp.integer):
-            top = 1 if maxval is None else maxval
-            return jax.random.uniform(self._key(), sizes(shape), dtype, minval, top)
-        if minval is None and maxval is None:
-            return self.uniform_full_int(shape, dtype)
-        if minval is None or maxval is None:
-            raise ValueError(
-                f"uniform of the integer type {jnp.dtype(dtype).name} takes both bounds, or None"
-                f" for both: got minval={minval!r} and maxval={maxval!r}."
-            )
-        return jax.random.randint(self._key(), sizes(shape), minval, maxval, dtype)
+        return uniform_of(self._key(), shape, (minval, maxval), dtype)
 
     def uniform_full_int(
         self, shape: Any, dtype: Any = jnp.uint32, name: str | None = None
@@ -213,8 +230,7 @@ class Generator:
         kind = jnp.dtype(dtype)
         if not jnp.issubdtype(kind, jnp.integer):
             raise ValueError(f"uniform_full_int draws integers, and {kind.name} is no such type.")
-        bits = jax.random.bits(self._key(), sizes(shape), np.dtype(f"uint{kind.itemsize * 8}"))
-        return jax.lax.bitcast_convert_type(bits, kind)
+        return uniform_of(self._key(), shape, (None, None), kind)
 
     def binomial(
         self, shape: Any, counts: Any, probs: Any, dtype: Any = jnp.int32, name: str | None = None
@@ -290,6 +306,17 @@ def _whole(x: Any, verb: str, what: str, *, least: int | None = 0) -> int:
     return number
 
 
+def _keyed(key: Any, counter: Any) -> Any:
+    words = [jnp.asarray(x) for x in (counter, key)]
+    if [x.shape for x in words] != [(2,), (2,)]:
+        raise ValueError(
+            "A generator has a counter and a key of two words each, got the shapes"
+            f" {words[0].shape} and {words[1].shape}. A number is a seed:"
+            " `rx.random.Generator.from_seed(number)`."
+        )
+    return _words(jnp.concatenate([x.astype(jnp.uint32) for x in words]))
+
+
 def _words(state: Any) -> Any:
     held = state.read_value() if isinstance(state, Variable) else state
     words = jnp.asarray(np.asarray(held, np.uint32) if isinstance(held, Sequence) else held)
@@ -302,13 +329,46 @@ def _words(state: Any) -> Any:
     return words
 
 
-def _require_floats(dtype: Any, verb: str) -> None:
-    if not jnp.issubdtype(dtype, jnp.floating):
+def create_rng_state(seed: int, alg: Any) -> jax.Array:
+    """The state of a generator that begins with a seed.
+
+    Example:
+        >>> state = rx.random.create_rng_state(7, "philox")
+        >>> a = rx.random.Generator.from_state(state, "philox").normal([])
+        >>> bool(a == rx.random.Generator.from_seed(7).normal([]))
+        True
+    """
+    check_algorithm(alg)
+    return jnp.asarray(_seeded(seed))
+
+
+_global: list[Generator] = []
+
+
+def get_global_generator() -> Generator:
+    """The generator of the program, made when it is first asked for, or set before.
+
+    Example:
+        >>> rx.random.get_global_generator() is rx.random.get_global_generator()
+        True
+    """
+    if not _global:
+        with entered(strategy=None, replica=None, level=None, body=None):
+            _global.append(Generator.from_non_deterministic_state())
+    return _global[0]
+
+
+def set_global_generator(generator: Generator) -> None:
+    """Make a generator that of the program.
+
+    Example:
+        >>> rx.random.set_global_generator(rx.random.Generator.from_seed(1))
+        >>> rx.random.get_global_generator().normal([2]).shape
+        (2,)
+    """
+    if not isinstance(generator, Generator):
         raise TypeError(
-            f"{verb} draws floating-point numbers, and {jnp.dtype(dtype).name} is no such type."
+            f"set_global_generator takes a Generator, got {generator!r}. Write"
+            " `rx.random.Generator.from_seed(1)`."
         )
-
-
-def _check_algorithm(alg: Any) -> None:
-    if alg is not None and alg not in (*_ALGORITHMS, 1, 2, 3):
-        raise ValueError(f"alg={alg!r} is not one of {', '.join(map(repr, _ALGORITHMS))}.")
+    _global[:] = [generator]

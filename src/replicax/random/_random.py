@@ -9,6 +9,15 @@ import numpy as np
 from replicax._enums import VariableAggregation
 from replicax.context._current import entered, get_replica_context
 from replicax.data._seeds import set_global_seed
+from replicax.random._stateless import (
+    categorical_of,
+    gamma_of,
+    normal_of,
+    poisson_of,
+    sizes,
+    truncated_of,
+    uniform_of,
+)
 from replicax.variables._variable import Variable
 
 _source: list[Variable] = []
@@ -56,14 +65,11 @@ def uniform(
         >>> rx.random.uniform([3], maxval=2.0).shape
         (3,)
     """
-    if not jnp.issubdtype(dtype, jnp.integer):
-        top = 1 if maxval is None else maxval
-        return jax.random.uniform(_next_key(seed), sizes(shape), dtype, minval, top)
-    if maxval is None:
+    if jnp.issubdtype(dtype, jnp.integer) and maxval is None:
         raise ValueError(
             f"uniform of the integer type {jnp.dtype(dtype).name} needs maxval, which is not drawn."
         )
-    return jax.random.randint(_next_key(seed), sizes(shape), minval, maxval, dtype)
+    return uniform_of(_next_key(seed), shape, (minval, maxval), dtype)
 
 
 def normal(
@@ -81,19 +87,85 @@ def normal(
         >>> rx.random.normal([3]).shape
         (3,)
     """
-    drawn: jax.Array = mean + stddev * jax.random.normal(_next_key(seed), sizes(shape), dtype)
-    return drawn
+    return normal_of(_next_key(seed), shape, (mean, stddev), dtype)
 
 
-def sizes(shape: Any) -> tuple[int, ...]:
-    """A shape as JAX takes it.
+def truncated_normal(
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = jnp.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Numbers of the normal distribution within two deviations; of its own on every replica.
 
-    Raises:
-        ValueError: If it is one number.
+    Example:
+        >>> bool((abs(rx.random.truncated_normal([99])) <= 2).all())
+        True
     """
-    if not np.ndim(shape):
-        raise ValueError(f"shape must be a list of sizes, got {shape!r}; write `[{shape}]`.")
-    return tuple(int(n) for n in shape)
+    return truncated_of(_next_key(seed), shape, (mean, stddev), dtype)
+
+
+def categorical(
+    logits: Any,
+    num_samples: int,
+    dtype: Any = None,
+    seed: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Numbers of classes for each row of logits; of its own on every replica.
+
+    Example:
+        >>> rx.random.categorical([[0.0, 500.0]], 3).tolist()
+        [[1, 1, 1]]
+    """
+    return categorical_of(_next_key(seed), logits, num_samples, dtype)
+
+
+def gamma(
+    shape: Any,
+    alpha: Any,
+    beta: Any = None,
+    dtype: Any = jnp.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Numbers of the gamma distribution, ``shape`` of them for each of the parameters.
+
+    Example:
+        >>> rx.random.gamma([4], alpha=[0.5, 1.5]).shape
+        (4, 2)
+    """
+    rates = np.shape(1 if beta is None else beta)
+    inner = np.broadcast_shapes(np.shape(alpha), rates)
+    return gamma_of(_next_key(seed), (*sizes(shape), *inner), (alpha, beta), dtype)
+
+
+def poisson(
+    shape: Any,
+    lam: Any,
+    dtype: Any = jnp.float32,
+    seed: int | None = None,
+    name: str | None = None,
+) -> jax.Array:
+    """Numbers of the Poisson distribution, ``shape`` of them for each of the means.
+
+    Example:
+        >>> rx.random.poisson([4], lam=[0.5, 1.5]).shape
+        (4, 2)
+    """
+    return poisson_of(_next_key(seed), (*sizes(shape), *np.shape(lam)), lam, dtype)
+
+
+def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> jax.Array:
+    """The rows of an array in a random order.
+
+    Example:
+        >>> sorted(rx.random.shuffle([3, 1, 2]).tolist())
+        [1, 2, 3]
+    """
+    return jax.random.permutation(_next_key(seed), jnp.asarray(value))
 
 
 def _state() -> Variable:

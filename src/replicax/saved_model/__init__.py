@@ -5,9 +5,77 @@ Example:
     'serving_default'
 """
 
-from replicax.train._saved_model import DEFAULT as DEFAULT_SERVING_SIGNATURE_DEF_KEY
-from replicax.train._saved_model import LoadOptions, SaveOptions, load, save
+from typing import TYPE_CHECKING
 
-__all__ = ["DEFAULT_SERVING_SIGNATURE_DEF_KEY", "LoadOptions", "SaveOptions", "load", "save"]
+from replicax._lazy import on_demand
+from replicax.train._options import (
+    CLASSIFY_INPUTS,
+    CLASSIFY_METHOD_NAME,
+    CLASSIFY_OUTPUT_CLASSES,
+    CLASSIFY_OUTPUT_SCORES,
+    GPU,
+    PREDICT_INPUTS,
+    PREDICT_METHOD_NAME,
+    PREDICT_OUTPUTS,
+    REGRESS_INPUTS,
+    REGRESS_METHOD_NAME,
+    REGRESS_OUTPUTS,
+    SERVING,
+    TPU,
+    TRAINING,
+    LoadOptions,
+    SaveOptions,
+)
+from replicax.train._saved_model import DEFAULT as DEFAULT_SERVING_SIGNATURE_DEF_KEY
+from replicax.train._saved_model import contains_saved_model, load, save
+
+__all__ = [
+    "CLASSIFY_INPUTS",
+    "CLASSIFY_METHOD_NAME",
+    "CLASSIFY_OUTPUT_CLASSES",
+    "CLASSIFY_OUTPUT_SCORES",
+    "DEFAULT_SERVING_SIGNATURE_DEF_KEY",
+    "GPU",
+    "PREDICT_INPUTS",
+    "PREDICT_METHOD_NAME",
+    "PREDICT_OUTPUTS",
+    "REGRESS_INPUTS",
+    "REGRESS_METHOD_NAME",
+    "REGRESS_OUTPUTS",
+    "SERVING",
+    "TPU",
+    "TRAINING",
+    "LoadOptions",
+    "SaveOptions",
+    "contains_saved_model",
+    "load",
+    "save",
+]
 
 __dir__ = __all__.copy
+
+_ABSENT = {
+    **dict.fromkeys(
+        (
+            "ASSETS_DIRECTORY",
+            "ASSETS_KEY",
+            "DEBUG_DIRECTORY",
+            "DEBUG_INFO_FILENAME_PB",
+            "SAVED_MODEL_FILENAME_PB",
+            "SAVED_MODEL_FILENAME_PBTXT",
+            "SAVED_MODEL_SCHEMA_VERSION",
+            "VARIABLES_DIRECTORY",
+            "VARIABLES_FILENAME",
+        ),
+        "The files of a saved model are replicax's own, a checkpoint that Orbax wrote: read it"
+        " with `rx.saved_model.load(folder)`.",
+    ),
+    "Asset": "No other files are saved along: keep them beside the folder, and load them yourself.",
+    "experimental": (
+        "Its names shape TensorFlow's files: `rx.saved_model.save(obj, folder)` needs none of"
+        " them. Variables are saved without their devices, and every file has its checksum."
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule
-from replicax.context._current import require_cross_replica
+from replicax.context._current import (
+    get_replica_context,
+    get_strategy,
+    require_cross_replica,
+)
 from replicax.input._options import InputContext, InputOptions
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces
@@ -33,6 +38,58 @@ class ValueContext:
 
     replica_id_in_sync_group: int = 0
     num_replicas_in_sync: int = 1
+
+
+class MultiStepContext:
+    """What the steps of `experimental_run_steps_on_iterator` hand out.
+
+    Attributes:
+        last_step_outputs: What `set_last_step_output` was told in the last step, by name.
+        non_tensor_outputs: What `set_non_tensor_output` was told, by name.
+        run_op: None: the steps have run.
+    """
+
+    run_op: None = None
+
+    def __init__(self) -> None:
+        self.last_step_outputs: dict[str, Any] = {}
+        self.non_tensor_outputs: dict[str, Any] = {}
+
+    def set_last_step_output(
+        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+    ) -> None:
+        """Hand out a value, reduced over the replicas if ``reduce_op`` is given.
+
+        Raises:
+            ValueError: In a replica, without ``reduce_op``.
+        """
+        replica = get_replica_context()
+        if replica is None:
+            op, strategy = reduce_op, get_strategy()
+            value = output if op is None else strategy.reduce(op, output, axis=None)
+            self.last_step_outputs[name] = value
+        elif reduce_op is None:
+            raise ValueError(
+                f"set_last_step_output({name!r}) in a replica needs reduce_op, such as"
+                " rx.distribute.ReduceOp.SUM: the replicas' values become one."
+            )
+        else:
+            replica.merge_call(
+                lambda _, value: self.set_last_step_output(name, value, reduce_op), args=(output,)
+            )
+
+    def set_non_tensor_output(self, name: str, output: Any) -> None:
+        """Hand out anything; in a replica, those of all replicas."""
+        replica = get_replica_context()
+        if replica is None:
+            self.non_tensor_outputs[name] = output
+        else:
+            replica.merge_call(
+                lambda strategy, value: self.set_non_tensor_output(
+                    name, strategy.experimental_local_results(value)
+                ),
+                args=(output,),
+            )
 
 
 class Distributing:

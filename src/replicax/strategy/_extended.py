@@ -14,6 +14,7 @@ from replicax._errors import DivergenceError, ScopeError
 from replicax.collectives._destinations import checked_pairs
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, strategy_scope
+from replicax.strategy._distributing import MultiStepContext
 from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.values._in_body import local_piece
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
@@ -204,6 +205,47 @@ class StrategyExtended:
             )
         with laid_out_like(other.cell):
             yield
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
+        """A dataset of the slices of arrays; see `Strategy.experimental_make_numpy_dataset`."""
+        return self._strategy.experimental_make_numpy_dataset(numpy_input)  # type: ignore[attr-defined]
+
+    def experimental_run_steps_on_iterator(
+        self,
+        fn: Callable[[MultiStepContext, Any], Any],
+        iterator: Any,
+        iterations: int = 1,
+        initial_loop_values: Any = None,
+    ) -> MultiStepContext:
+        """Run ``fn`` on the next elements of an iterator; `rx.scan` is the newer way.
+
+        Args:
+            fn: Takes a context, through which it hands out values, and an element.
+            iterator: One of the strategy's, such as `make_dataset_iterator` gives.
+            iterations: How many steps to run.
+            initial_loop_values: Accepted for TensorFlow's sake: Python drives the loop.
+
+        Returns:
+            The context, with what was handed out.
+
+        Raises:
+            OutOfRangeError: The iterator has fewer elements.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> iterator = strategy.make_dataset_iterator(rx.data.Dataset.range(8).batch(2))
+            >>> def step(context, batch):
+            ...     doubled = strategy.run(lambda x: 2 * x, args=(batch,))
+            ...     context.set_last_step_output("sum", doubled, reduce_op="SUM")
+            >>> context = strategy.extended.experimental_run_steps_on_iterator(step, iterator, 3)
+            >>> context.last_step_outputs["sum"].tolist()  # of [4] and [5]
+            [18]
+        """
+        context = MultiStepContext()
+        with self._cross_replica("experimental_run_steps_on_iterator"):
+            for _ in range(iterations):
+                fn(context, iterator.get_next())
+        return context
 
     def _for_each(
         self, parts: Sequence[Any], fn: Callable[..., Any], call: Any, *, group: bool

@@ -7,14 +7,13 @@ import jax
 
 from replicax._enums import ReduceOp
 from replicax._errors import PlacementError
-from replicax.cluster._tpu import TPUClusterResolver
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.strategy._base import StrategyBase
 from replicax.strategy._v2 import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._slice import current_slice
-from replicax.topology._system import require_local
+from replicax.topology._system import TPUClusterResolver, require_local
 from replicax.values._per_replica import is_opaque, is_ragged
 from replicax.values._placement import is_traced, on_device
 from replicax.values._reduce import Axis

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
 
 import jax
 
 from replicax._enums import ReduceOp
-from replicax._lazy import LazyModule
+from replicax._lazy import LazyModule, LeavesOut
 from replicax.strategy._base import StrategyBase
 from replicax.values._per_replica import AnyArray
 from replicax.values._reduce import Axis
@@ -26,7 +26,7 @@ _Two = tuple[_T, _T]
 _Three = tuple[_T, _T, _T]
 
 
-class Strategy(StrategyBase):
+class Strategy(StrategyBase, LeavesOut):
     """A way to spread computation over devices and machines.
 
     Use one of its kinds: `MirroredStrategy`, `OneDeviceStrategy`, ...
@@ -35,6 +35,18 @@ class Strategy(StrategyBase):
         >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
         True
     """
+
+    left_out: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("experimental_run", "group", "make_dataset_iterator", "make_input_fn_iterator"),
+            "It is a verb of TensorFlow 1: use `strategy.run` and"
+            " `strategy.experimental_distribute_dataset`, or a strategy of"
+            " `rx.compat.v1.distribute`.",
+        ),
+        "colocate_vars_with": "Use `strategy.extended.colocate_vars_with(variable)`.",
+        "configure": "Pass the cluster to the strategy: `cluster_resolver=...`.",
+        "unwrap": "Use `strategy.experimental_local_results(value)`.",
+    }
 
     @overload
     def reduce(self, reduce_op: _Op, value: AnyArray, axis: Axis) -> jax.Array: ...

@@ -2,14 +2,16 @@
 
 import importlib.metadata
 import importlib.util
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
 from replicax._errors import PlacementError, ScopeError
 from replicax._jax_private import backend_is_initialized, setting
-from replicax.topology._devices import KINDS, local_devices, named_devices
+from replicax.topology._devices import KINDS, local_devices, named_devices, resolve
 from replicax.topology._virtual import planned_cpu_devices
 
 
@@ -54,14 +56,16 @@ class LogicalDeviceConfiguration:
     Attributes:
         memory_limit: Of no use here, and refused: CPU devices share the memory of the process.
         experimental_priority: Of no use here, and refused.
+        experimental_device_ordinal: Of no use here, and refused.
 
     Example:
-        >>> rx.config.LogicalDeviceConfiguration()
-        LogicalDeviceConfiguration(memory_limit=None, experimental_priority=None)
+        >>> rx.config.LogicalDeviceConfiguration().memory_limit is None
+        True
     """
 
     memory_limit: int | None = None
     experimental_priority: int | None = None
+    experimental_device_ordinal: int | None = None
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
@@ -152,12 +156,184 @@ def get_logical_device_configuration(
 
     Example:
         >>> [cpu] = rx.config.list_physical_devices("CPU")
-        >>> rx.config.get_logical_device_configuration(cpu)[:1]
-        [LogicalDeviceConfiguration(memory_limit=None, experimental_priority=None)]
+        >>> len(rx.config.get_logical_device_configuration(cpu))
+        8
     """
     _require_known(device)
     count = planned_cpu_devices() if device.device_type == "CPU" else None
     return None if count is None else [LogicalDeviceConfiguration()] * count
+
+
+def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
+    """The devices that this program may use: all, unless `set_visible_devices` has hidden some.
+
+    Args:
+        device_type: Only those of this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
+
+    Example:
+        >>> rx.config.get_visible_devices("GPU")
+        []
+    """
+    return list_physical_devices(device_type)
+
+
+def set_visible_devices(
+    devices: PhysicalDevice | Sequence[PhysicalDevice], device_type: str | None = None
+) -> None:
+    """Say which devices this program may use. All GPUs or TPUs can be hidden, not some of them.
+
+    Args:
+        devices: The devices to keep.
+        device_type: Hides only others of this type.
+
+    Raises:
+        PlacementError: A device does not exist, or the CPU or some of several would be hidden.
+        ScopeError: JAX has started; this must come first.
+
+    Example:
+        >>> rx.config.set_visible_devices([], "GPU")
+        >>> rx.config.get_visible_devices("GPU")
+        []
+    """
+    kept = [devices] if isinstance(devices, PhysicalDevice) else list(devices)
+    now = list_physical_devices(device_type)
+    for device in kept:
+        if device not in now:
+            raise PlacementError(f"Unrecognized device: {device!r}. There are {now}.")
+    if len(kept) == len(now):
+        return
+    if backend_is_initialized():
+        raise ScopeError(
+            f"Visible devices cannot be changed from {now} to {kept} after JAX has started. Call"
+            " `rx.config.set_visible_devices` at the top of the program."
+        )
+    jax.config.update("jax_platforms", ",".join(_kept_platforms(kept, now)))
+
+
+def _kept_platforms(kept: Sequence[PhysicalDevice], now: Sequence[PhysicalDevice]) -> list[str]:
+    hidden = {device.device_type for device in now} - {device.device_type for device in kept}
+    cut = [device for device in now if device not in kept and device.device_type not in hidden]
+    if cut or "CPU" in hidden:
+        raise PlacementError(
+            f"Cannot hide {', '.join(d.name for d in cut) or 'the CPU'}: JAX takes all devices of a"
+            " kind, and always the CPU. Name the devices of the strategy, such as"
+            " `MirroredStrategy(['GPU:0'])`, or set CUDA_VISIBLE_DEVICES before the program starts."
+        )
+    names = {"CPU": "cpu", "GPU": "cuda", "TPU": "tpu"}
+    left = {device.device_type for device in list_physical_devices()} - hidden
+    return [names[kind] for kind in sorted(left, reverse=True)]
+
+
+_soft = [True]
+
+
+def get_soft_device_placement() -> bool:
+    """What `set_soft_device_placement` was told last; True at first, as in TensorFlow.
+
+    Example:
+        >>> rx.config.get_soft_device_placement()
+        True
+    """
+    return _soft[0]
+
+
+def set_soft_device_placement(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
+    """Accepted for TensorFlow's sake: a device that does not exist is a `PlacementError` anyway.
+
+    Example:
+        >>> rx.config.set_soft_device_placement(True)
+    """
+    _soft[0] = bool(enabled)
+
+
+def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
+    """What is known of a device: the name of an accelerator's kind; nothing of the CPU.
+
+    Example:
+        >>> rx.config.experimental.get_device_details(rx.config.list_physical_devices("CPU")[0])
+        {}
+    """
+    _require_known(device)
+    if device.device_type == "CPU":
+        return {}
+    found = resolve(device.name.removeprefix("/physical_device:"))
+    details: dict[str, Any] = {"device_name": found.device_kind}
+    if capability := getattr(found, "compute_capability", None):
+        details["compute_capability"] = tuple(int(n) for n in str(capability).split("."))
+    return details
+
+
+def get_memory_info(device: str) -> dict[str, int]:
+    """How many bytes a device holds now, and held at most; 0 for the CPU, whose are not counted.
+
+    Args:
+        device: Such as ``"GPU:0"``.
+
+    Raises:
+        PlacementError: There is no such device.
+
+    Example:
+        >>> rx.config.experimental.get_memory_info("CPU:0")
+        {'current': 0, 'peak': 0}
+    """
+    counts = resolve(device).memory_stats() or {}
+    return {"current": counts.get("bytes_in_use", 0), "peak": counts.get("peak_bytes_in_use", 0)}
+
+
+def get_memory_usage(device: str) -> int:
+    """How many bytes a device holds now, as `get_memory_info` has it.
+
+    Example:
+        >>> rx.config.experimental.get_memory_usage("CPU:0")
+        0
+    """
+    return get_memory_info(device)["current"]
+
+
+def get_memory_growth(device: PhysicalDevice) -> bool:
+    """Whether memory of a GPU is taken as it is needed, and not most of it at the start.
+
+    Example:
+        >>> [cpu] = rx.config.list_physical_devices("CPU")
+        >>> rx.config.experimental.get_memory_growth(cpu)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax._errors.PlacementError: Memory growth is for GPUs, ...
+    """
+    _require_gpu(device)
+    return os.environ.get(_PREALLOCATE, "true").lower() in ("false", "0")
+
+
+def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:  # noqa: FBT001 - TensorFlow's
+    """Take memory of GPUs as it is needed, and not most of it at the start; for all GPUs at once.
+
+    Raises:
+        PlacementError: It is no GPU of this machine.
+        ScopeError: JAX has started; this must come first.
+
+    Example:
+        >>> for gpu in rx.config.list_physical_devices("GPU"):
+        ...     rx.config.experimental.set_memory_growth(gpu, True)
+    """
+    _require_gpu(device)
+    if backend_is_initialized():
+        raise ScopeError(
+            "Memory growth cannot be set after JAX has started. Set XLA_PYTHON_CLIENT_PREALLOCATE="
+            f"{str(not enable).lower()} in the environment, before the program starts."
+        )
+    os.environ[_PREALLOCATE] = str(not enable).lower()
+
+
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
+
+
+def _require_gpu(device: PhysicalDevice) -> None:
+    _require_known(device)
+    if device not in list_physical_devices("GPU"):
+        raise PlacementError(
+            f"Memory growth is for GPUs, and {device.name} is none of this machine:"
+            " `rx.config.list_physical_devices('GPU')` lists them."
+        )
 
 
 def _selected_kinds(device_type: str | None) -> list[str]:

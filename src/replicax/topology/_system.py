@@ -1,13 +1,265 @@
-"""Starting a TPU system, as TensorFlow's programs do it: connect, initialize, shut down."""
+"""Starting a TPU system, as TensorFlow's programs do it: find, connect, initialize, shut down."""
 
-from typing import Any
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from replicax._errors import PlacementError
-from replicax.cluster._resolver import ClusterResolver
+from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._resolver import ClusterResolver, local_accelerators
 from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._tpu import TPUClusterResolver
-from replicax.topology._slice import forget_slice, start_slice
+from replicax.cluster._values import show
+from replicax.topology._config import LogicalDevice
+from replicax.topology._devices import device_name_as
+from replicax.topology._slice import current_slice, forget_slice, start_slice
 from replicax.topology._tpu_topology import Topology
+
+_PROTOCOL = "grpc://"
+_PORT = 8470
+
+
+class TPUSystemMetadata(NamedTuple):
+    """Facts of a TPU system.
+
+    Attributes:
+        num_cores: How many TPU devices there are.
+        num_hosts: How many processes drive them.
+        num_of_cores_per_host: How many each of these drives.
+        topology: Where they lie.
+        devices: They, by name.
+
+    Example:
+        >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
+        >>> resolver.get_tpu_system_metadata().num_cores  # on 8 virtual devices
+        8
+    """
+
+    num_cores: int
+    num_hosts: int
+    num_of_cores_per_host: int
+    topology: Topology | None
+    devices: tuple[LogicalDevice, ...]
+
+
+@dataclass(frozen=True)
+class TPUHardwareFeature:
+    """What `TPUClusterResolver.tpu_hardware_feature` gives: JAX tells of no embedding hardware.
+
+    Attributes:
+        embedding_feature: 0, which means that there is none.
+        num_embedding_devices_per_chip: 0.
+    """
+
+    embedding_feature: int = 0
+    num_embedding_devices_per_chip: int = 0
+
+
+class HardwareFeature:
+    """What the hardware of a TPU offers.
+
+    Args:
+        tpu_hardware_feature_proto: What `TPUClusterResolver.tpu_hardware_feature` gives.
+
+    Example:
+        >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
+        >>> _ = rx.tpu.experimental.initialize_tpu_system(resolver)
+        >>> feature = rx.tpu.experimental.HardwareFeature(resolver.tpu_hardware_feature)
+        >>> feature.embedding_feature
+        <EmbeddingFeature.UNSUPPORTED: 'UNSUPPORTED'>
+    """
+
+    class EmbeddingFeature(enum.Enum):
+        """Which hardware for embedding tables there is."""
+
+        UNSUPPORTED = "UNSUPPORTED"
+        V1 = "V1"
+        V2 = "V2"
+
+    def __init__(self, tpu_hardware_feature_proto: TPUHardwareFeature) -> None:
+        self.tpu_hardware_feature_proto = tpu_hardware_feature_proto
+
+    @property
+    def embedding_feature(self) -> "HardwareFeature.EmbeddingFeature":
+        """Which hardware for embedding tables there is."""
+        return list(self.EmbeddingFeature)[self.tpu_hardware_feature_proto.embedding_feature]
+
+    @property
+    def num_embedding_devices_per_chip(self) -> int:
+        """How many devices for embedding tables a chip has."""
+        return self.tpu_hardware_feature_proto.num_embedding_devices_per_chip
+
+
+class TPUClusterResolver(ClusterResolver):
+    """Finds the TPUs, which JAX drives from the machine that they are attached to.
+
+    Args:
+        tpu: ``None``, ``""`` or ``"local"`` for the TPUs of this machine, or of the slice that
+            it is part of; without TPUs the strategy simulates a slice on CPU devices.
+            ``"grpc://host:port"`` describes a remote TPU, which can be looked at but not driven.
+            A list of one of these is that one.
+        zone: Accepted for TensorFlow's sake; this machine is in no other zone.
+        project: Accepted for TensorFlow's sake.
+        job_name: The task type.
+        coordinator_name: A job to list beside a remote TPU.
+        coordinator_address: The address of that job's only task.
+        credentials: Accepted for TensorFlow's sake.
+        service: Accepted for TensorFlow's sake.
+        discovery_url: Accepted for TensorFlow's sake.
+
+    Raises:
+        ClusterTypeError: ``tpu`` is no text.
+        ClusterError: ``tpu`` is the name of a TPU elsewhere.
+
+    Example:
+        >>> from replicax.topology._system import TPUClusterResolver
+        >>> resolver = TPUClusterResolver(tpu="")
+        >>> resolver.is_local, resolver.task_type, resolver.task_id, resolver.master()
+        (True, 'worker', 0, '')
+    """
+
+    def __init__(  # noqa: PLR0913 - TensorFlow's signature
+        self,
+        tpu: str | Sequence[str] | None = None,
+        zone: str | None = None,
+        project: str | None = None,
+        job_name: str = "worker",
+        coordinator_name: str | None = None,
+        coordinator_address: str | None = None,
+        credentials: Any = "default",
+        service: Any = None,
+        discovery_url: str | None = None,
+    ) -> None:
+        del credentials, service, discovery_url
+        self._endpoints = _remote_endpoints(tpu, zone, project)
+        self._coordinator = (coordinator_name, coordinator_address)
+        self._task_type = job_name
+        self._task_id = 0
+        self._tpu_topology: Topology | None = None
+
+    @staticmethod
+    def connect(
+        tpu: str | None = None, zone: str | None = None, project: str | None = None
+    ) -> "TPUClusterResolver":
+        """Make a resolver for TPUs that this process can drive.
+
+        Args:
+            tpu: As in the constructor.
+            zone: As in the constructor.
+            project: As in the constructor.
+
+        Returns:
+            The resolver. JAX starts the devices when they are first used.
+
+        Raises:
+            ClusterError: The TPU is not attached to this machine.
+
+        Example:
+            >>> from replicax.topology._system import TPUClusterResolver
+            >>> TPUClusterResolver.connect(tpu="local").is_local
+            True
+        """
+        resolver = TPUClusterResolver(tpu, zone, project)
+        if not resolver.is_local:
+            raise _not_here(tpu, zone, project)
+        return resolver
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the TPUs are those of this machine, simulated or not.
+
+        Example:
+            >>> from replicax.topology._system import TPUClusterResolver
+            >>> TPUClusterResolver("grpc://10.0.0.1:8470").is_local
+            False
+        """
+        return not self._endpoints
+
+    def cluster_spec(self) -> ClusterSpec:
+        """List the endpoints of a remote TPU; nothing for this machine's.
+
+        Example:
+            >>> from replicax.topology._system import TPUClusterResolver
+            >>> TPUClusterResolver("grpc://10.0.0.1:8470").cluster_spec().as_dict()
+            {'worker': ['10.0.0.1:8470']}
+        """
+        if self.is_local:
+            return ClusterSpec({})
+        cluster = {self._task_type or "worker": self._endpoints}
+        name, address = self._coordinator
+        if name and address:
+            cluster[name] = [address]
+        return ClusterSpec(cluster)
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Give the address of a remote TPU, always by grpc; empty for this machine's."""
+        del rpc_layer
+        if self.is_local:
+            return ""
+        if task_type is None or task_id is None:
+            task_type, task_id = self.task_type or "worker", self.task_id or 0
+        return _PROTOCOL + self.cluster_spec().task_address(task_type, task_id)
+
+    def get_master(self) -> str:
+        """Give the same as `master`."""
+        return self.master()
+
+    def get_job_name(self) -> str | None:
+        """Give the same as `task_type`."""
+        return self.task_type
+
+    def get_coordination_service_leader(self) -> str:
+        """Name the first worker of the slice as TensorFlow names devices.
+
+        Example:
+            >>> from replicax.topology._system import TPUClusterResolver
+            >>> TPUClusterResolver(tpu="local").get_coordination_service_leader()
+            '/job:worker/task:0'
+        """
+        return f"/job:{self.task_type}/task:0"
+
+    def num_accelerators(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        config_proto: Any = None,
+    ) -> dict[str, int]:
+        """Count the TPU devices of this process; 0 where a slice is only simulated."""
+        del task_type, task_id, config_proto
+        return {"TPU": local_accelerators()["TPU"]}
+
+    def get_tpu_system_metadata(self) -> TPUSystemMetadata:
+        """Tell how many TPU devices there are, and on how many hosts.
+
+        Raises:
+            PlacementError: The TPU is not attached to this machine.
+
+        Example:
+            >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
+            >>> metadata = resolver.get_tpu_system_metadata()
+            >>> metadata.num_hosts, metadata.num_of_cores_per_host, metadata.devices[0].name
+            (1, 8, '/job:localhost/replica:0/task:0/device:TPU:0')
+        """
+        require_local(self)
+        found = current_slice()
+        hosts = len({device.process_index for device in found.devices})
+        devices = (LogicalDevice(device_name_as(d, "TPU"), "TPU") for d in found.devices)
+        count = len(found.devices)
+        return TPUSystemMetadata(count, hosts, count // hosts, None, tuple(devices))
+
+    def set_tpu_topology(self, serialized_tpu_topology: bytes | str) -> None:
+        """Keep the topology that `Topology.serialized` wrote; `initialize_tpu_system` does it."""
+        self._tpu_topology = Topology(serialized_tpu_topology)
+
+    @property
+    def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
+        """What the hardware offers; None before there is a topology."""
+        return None if self._tpu_topology is None else TPUHardwareFeature()
 
 
 def experimental_connect_to_cluster(  # noqa: PLR0913 - TensorFlow's signature
@@ -67,7 +319,10 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
         [2, 2, 1, 2]
     """
     require_local(cluster_resolver)
-    return start_slice().topology
+    topology = start_slice().topology
+    if cluster_resolver is not None:
+        cluster_resolver.set_tpu_topology(topology.serialized())
+    return topology
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
@@ -103,4 +358,39 @@ def require_local(resolver: Any) -> None:
     raise PlacementError(
         f"Expected a TPUClusterResolver, but got {resolver!r}. Write"
         " rx.distribute.cluster_resolver.TPUClusterResolver(tpu='')."
+    )
+
+
+def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> list[str]:
+    if tpu is None or tpu in ("", "local"):
+        return []
+    if isinstance(tpu, list | tuple):
+        return _remote_endpoints(_only(tpu), zone, project)
+    if not isinstance(tpu, str):
+        raise ClusterTypeError(
+            f"tpu is {show(tpu)}, a {type(tpu).__name__}; it must be text:"
+            " '' or 'local' for the TPUs of this machine."
+        )
+    if not tpu.startswith(_PROTOCOL) or not tpu.removeprefix(_PROTOCOL):
+        raise _not_here(tpu, zone, project)
+    hosts = [part.strip().removeprefix(_PROTOCOL) for part in tpu.split(",")]
+    return [host if ":" in host else f"{host}:{_PORT}" for host in hosts]
+
+
+def _only(tpus: Sequence[object]) -> object:
+    if len(tpus) == 1:
+        return tpus[0]
+    kind = NotImplementedError if tpus else ClusterError
+    raise kind(
+        f"tpu={show(list(tpus))} names {len(tpus)} TPUs, and a program trains on one. Write"
+        " TPUClusterResolver(tpu='local') and start the program on every host of the slice."
+    )
+
+
+def _not_here(tpu: str | None, zone: str | None, project: str | None) -> ClusterError:
+    place = "".join(f" in {word}" for word in (zone, project) if word)
+    return ClusterError(
+        f"The TPU {tpu!r}{place} is not attached to this machine. JAX drives TPUs from the machine"
+        " that holds them: run this program there (on every host of a slice) and write"
+        " TPUClusterResolver(tpu='local')."
     )

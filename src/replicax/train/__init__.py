@@ -5,6 +5,9 @@ Example:
     ['worker']
 """
 
+from typing import TYPE_CHECKING
+
+from replicax._lazy import on_demand
 from replicax.cluster._spec import ClusterSpec
 from replicax.data._records._examples import (
     Example,
@@ -15,20 +18,26 @@ from replicax.data._records._examples import (
     SequenceExample,
 )
 from replicax.data._records._messages import BytesList, FloatList, Int64List
+from replicax.train import experimental
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
+from replicax.train._options import CheckpointOptions
 from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
 from replicax.train._reader import (
     CheckpointReader,
+    checkpoints_iterator,
+    get_checkpoint_state,
     latest_checkpoint,
     list_variables,
     load_checkpoint,
+    load_variable,
 )
 
 __all__ = [
     "BytesList",
     "Checkpoint",
     "CheckpointManager",
+    "CheckpointOptions",
     "CheckpointReader",
     "ClusterSpec",
     "Example",
@@ -42,9 +51,33 @@ __all__ = [
     "Resumable",
     "SequenceExample",
     "TerminationConfig",
+    "checkpoints_iterator",
+    "experimental",
+    "get_checkpoint_state",
     "latest_checkpoint",
     "list_variables",
     "load_checkpoint",
+    "load_variable",
 ]
 
 __dir__ = __all__.copy
+
+_ABSENT = {
+    **dict.fromkeys(
+        ("ClusterDef", "JobDef", "ServerDef"),
+        "There are no protocol buffers of clusters: write"
+        ' `rx.train.ClusterSpec({"worker": ["host:port"]})`.',
+    ),
+    "CheckpointView": (
+        "Write `rx.train.list_variables(path)`, or `rx.train.load_checkpoint(path)` for values."
+    ),
+    "Coordinator": "Write `threading.Event`, or a `concurrent.futures.ThreadPoolExecutor`.",
+    "ExponentialMovingAverage": (
+        "Write `average.assign(decay * average + (1 - decay) * v)` for each variable, `optax.ema`,"
+        " or `use_ema=True` of Keras's optimizers."
+    ),
+    "TrackableView": "Objects are found by their attributes: `vars(checkpoint)` has them.",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

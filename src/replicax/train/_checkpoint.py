@@ -16,6 +16,7 @@ from replicax._errors import CheckpointError, ScopeError, VariableError
 from replicax.context._current import current, entered
 from replicax.train import _store
 from replicax.train._object_graph import Match, graph_of, has_state, is_variable, matched, parts_of
+from replicax.train._options import is_async
 from replicax.train._reader import Source, log, opened
 from replicax.variables._checks import is_key
 from replicax.variables._held import read_global, variable_of
@@ -80,7 +81,7 @@ class Checkpoint:
 
         Args:
             file_prefix: The folder and the first part of the name, ``"run/ckpt"``.
-            options: Accepted for TensorFlow's sake.
+            options: A `CheckpointOptions`; of its fields ``enable_async`` counts.
             block: Whether to wait until it is on disk. Otherwise it is written beside the
                 training; the next save, `sync` and the end of the program wait for it.
 
@@ -104,7 +105,7 @@ class Checkpoint:
         group = _group.current()
         ticket = 0 if group is None else group.new_feed()
         self._writing = _Writing(lambda: _store.write(path, content, ticket))
-        if block:
+        if block and not is_async(options):
             self.sync()
         return path
 

@@ -28,6 +28,7 @@ class CheckpointManager:
         step_counter: A variable that counts steps, for ``checkpoint_interval``.
         checkpoint_interval: `save` does nothing until so many steps have passed since the last.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
+        last_checkpoint_step: The step of the last save, for ``checkpoint_interval``.
 
     Example:
         >>> import tempfile
@@ -57,6 +58,7 @@ class CheckpointManager:
         step_counter: Any = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], None] | None = None,
+        last_checkpoint_step: int | None = None,
     ) -> None:
         if max_to_keep is not None and max_to_keep <= 0:
             raise ValueError(
@@ -77,7 +79,7 @@ class CheckpointManager:
         self._step_counter = step_counter
         self._interval = checkpoint_interval
         self._init_fn = init_fn
-        self._last_step: int | None = None
+        self._last_step = last_checkpoint_step
         self._times: dict[str, int] = {}
         for saved, path in sorted(stored_in(self._directory)):
             if os.path.basename(path).startswith(f"{checkpoint_name}-"):

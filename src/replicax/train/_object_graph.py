@@ -72,6 +72,47 @@ class HasState(Protocol):
         """Go back to a state."""
 
 
+class PythonState:
+    """A base for objects whose state, which is no array, is saved with a checkpoint.
+
+    Example:
+        >>> import tempfile
+        >>> class Name(rx.train.experimental.PythonState):
+        ...     def __init__(self, text):
+        ...         self.text = text
+        ...
+        ...     def serialize(self):
+        ...         return self.text
+        ...
+        ...     def deserialize(self, string_value):
+        ...         self.text = string_value.decode()
+        >>> name = Name("first")
+        >>> checkpoint = rx.train.Checkpoint(name=name)
+        >>> path = checkpoint.save(f"{tempfile.mkdtemp()}/ckpt")
+        >>> name.text = "second"
+        >>> _ = checkpoint.restore(path)
+        >>> name.text
+        'first'
+    """
+
+    def serialize(self) -> str | bytes:
+        """The state as text or bytes; a subclass says it."""
+        raise NotImplementedError(f"{type(self).__name__} has no serialize(), which gives text.")
+
+    def deserialize(self, string_value: bytes) -> None:
+        """Go back to a state, given as bytes; a subclass does it."""
+        raise NotImplementedError(f"{type(self).__name__} has no deserialize(bytes).")
+
+    def save_state(self) -> dict[str, Any]:
+        """The state as a checkpoint keeps it."""
+        told = self.serialize()
+        return {"py_state": (told.encode() if isinstance(told, str) else told).decode("latin-1")}
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go back to what `save_state` gave."""
+        self.deserialize(state["py_state"].encode("latin-1"))
+
+
 def is_variable(x: Any) -> bool:
     """Whether ``x`` is a variable: ours, or another library's."""
     return variable_of(x) is not None or hasattr(type(x), "__rx_variable__")

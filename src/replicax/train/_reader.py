@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import time
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +21,7 @@ from replicax.train._tensor_bundle import TensorBundle, is_bundle
 log = logging.getLogger("replicax")
 
 _STATE_FILE = "checkpoint"  # TensorFlow's note of the newest one
+_LOOKING = 1.0  # seconds between two looks at a folder, as in TensorFlow
 _NEWEST = re.compile(r'^model_checkpoint_path: "((?:[^"\\]|\\.)*)"', re.MULTILINE)
 
 
@@ -146,6 +149,110 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
     if newest is not None:
         return newest[1]
     return _tensorflows_newest(folder, latest_filename or _STATE_FILE)
+
+
+@dataclass(frozen=True)
+class CheckpointState:
+    """What `get_checkpoint_state` tells of a folder.
+
+    Attributes:
+        model_checkpoint_path: The newest checkpoint.
+        all_model_checkpoint_paths: All of them, the oldest first.
+        all_model_checkpoint_timestamps: When each was saved, in seconds.
+    """
+
+    model_checkpoint_path: str
+    all_model_checkpoint_paths: list[str]
+    all_model_checkpoint_timestamps: list[float]
+
+
+def get_checkpoint_state(
+    checkpoint_dir: str, latest_filename: str | None = None
+) -> CheckpointState | None:
+    """Which checkpoints of ours a folder holds; None if there is none.
+
+    Args:
+        checkpoint_dir: The folder.
+        latest_filename: TensorFlow's name of its note on them, of which there is none here.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> manager = rx.train.CheckpointManager(rx.train.Checkpoint(), folder, max_to_keep=2)
+        >>> paths = [manager.save() for _ in range(3)]
+        >>> rx.train.get_checkpoint_state(folder).all_model_checkpoint_paths == paths[1:]
+        True
+    """
+    if latest_filename not in (None, _STATE_FILE):
+        return None
+    found = sorted(stored_in(os.fspath(checkpoint_dir)))
+    if not found:
+        return None
+    paths = [path for _, path in found]
+    return CheckpointState(paths[-1], paths, [when / 1e9 for when, _ in found])
+
+
+def checkpoints_iterator(
+    checkpoint_dir: str,
+    min_interval_secs: float = 0,
+    timeout: float | None = None,
+    timeout_fn: Callable[[], bool] | None = None,
+) -> Iterator[str]:
+    """Each new checkpoint of a folder, as it appears; for a program that evaluates them.
+
+    Args:
+        checkpoint_dir: The folder.
+        min_interval_secs: The least time between two of them.
+        timeout: How many seconds to wait for the next one; None waits for ever.
+        timeout_fn: Called after that time: True ends, False waits on. Without it the first
+            ends.
+
+    Yields:
+        The path of the newest checkpoint.
+
+    Example:
+        >>> import tempfile
+        >>> folder = tempfile.mkdtemp()
+        >>> path = rx.train.Checkpoint().save(f"{folder}/ckpt")
+        >>> list(rx.train.checkpoints_iterator(folder, timeout=0)) == [path]
+        True
+    """
+    last = None
+    while True:
+        newest, begun = _newer(checkpoint_dir, last, timeout), time.monotonic()
+        if newest is not None:
+            last = newest
+            yield newest
+            time.sleep(max(0.0, min_interval_secs - (time.monotonic() - begun)))
+        elif timeout_fn is None or timeout_fn():
+            return
+
+
+def _newer(folder: str, last: str | None, timeout: float | None) -> str | None:
+    """The newest checkpoint, if it is not the last one, waited for."""
+    end = None if timeout is None else time.monotonic() + timeout
+    while True:
+        newest = latest_checkpoint(folder)
+        if newest is not None and newest != last:
+            return newest
+        if end is not None and time.monotonic() + _LOOKING > end:
+            return None
+        time.sleep(_LOOKING)
+
+
+def load_variable(ckpt_dir_or_file: str, name: str) -> Any:
+    """One value of a checkpoint, ours or TensorFlow's.
+
+    Raises:
+        NotFoundError: If there is no checkpoint, or no value of that name in it.
+
+    Example:
+        >>> import tempfile
+        >>> path = rx.train.Checkpoint(v=rx.Variable([1, 2])).write(f"{tempfile.mkdtemp()}/ckpt")
+        >>> rx.train.load_variable(path, "v/.ATTRIBUTES/VARIABLE_VALUE")
+        array([1, 2], dtype=int32)
+    """
+    return load_checkpoint(ckpt_dir_or_file).get_tensor(name.removesuffix(":0"))
 
 
 def stored_in(folder: str) -> Iterator[tuple[int, str]]:

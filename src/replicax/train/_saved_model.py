@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -34,36 +33,6 @@ from replicax.workers import _group
 DEFAULT = "serving_default"
 _PLATFORMS = ("cpu", "cuda", "tpu")
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-@dataclass(frozen=True)
-class SaveOptions:
-    """Options of `rx.saved_model.save`.
-
-    Args:
-        experimental_io_device: Accepted for TensorFlow's sake: the first worker writes.
-
-    Example:
-        >>> rx.saved_model.SaveOptions("/job:localhost").experimental_io_device
-        '/job:localhost'
-    """
-
-    experimental_io_device: str | None = None
-
-
-@dataclass(frozen=True)
-class LoadOptions:
-    """Options of `rx.saved_model.load`.
-
-    Args:
-        experimental_io_device: Accepted for TensorFlow's sake: every worker reads.
-
-    Example:
-        >>> rx.saved_model.LoadOptions("/job:localhost").experimental_io_device
-        '/job:localhost'
-    """
-
-    experimental_io_device: str | None = None
 
 
 def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None) -> None:
@@ -173,6 +142,17 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
         writes = [variables[n] for n in f["writes"]]
         functions[name] = function(_loaded(program, reads, writes, name))
     return Loaded(functions, list(variables.values()))
+
+
+def contains_saved_model(export_dir: str) -> bool:
+    """Whether a folder holds what `save` wrote.
+
+    Example:
+        >>> rx.saved_model.contains_saved_model("/no/such/folder")
+        False
+    """
+    path = os.fspath(export_dir)
+    return _store.is_stored(path) and "saved_model" in _store.Stored(path).states
 
 
 class Loaded:

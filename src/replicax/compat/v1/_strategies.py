@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, final
 
 import jax
@@ -124,6 +125,41 @@ class Strategy(StrategyBase):
             10
         """
         return numpy_dataset(numpy_input)
+
+    def unwrap(self, value: Any) -> tuple[Any, ...]:
+        """An older name of `experimental_local_results`.
+
+        Example:
+            >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> [int(x) for x in strategy.unwrap(strategy.run(lambda: jnp.asarray(3)))]
+            [3, 3]
+        """
+        return self.experimental_local_results(value)
+
+    def group(self, value: Any, name: str | None = None) -> None:
+        """One operation that runs all of a value's; they have run already."""
+
+    def configure(
+        self,
+        session_config: Any = None,
+        cluster_spec: Any = None,
+        task_type: str | None = None,
+        task_id: int | None = None,
+    ) -> None:
+        """Accepted for TensorFlow's sake: there are no sessions, and a resolver has the cluster.
+
+        Raises:
+            ValueError: If a cluster is given.
+        """
+        if cluster_spec is not None or task_type is not None or task_id is not None:
+            raise ValueError(
+                "configure() cannot change the cluster of a strategy: pass `cluster_resolver=` when"
+                " you make it."
+            )
+
+    def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
+        """An older place of `extended.colocate_vars_with`."""
+        return self.extended.colocate_vars_with(colocate_with_variable)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
         """Call ``fn`` on every replica with the next element of an iterator, if one is given."""

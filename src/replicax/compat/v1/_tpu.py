@@ -3,10 +3,10 @@
 from typing import Any, final
 
 from replicax._enums import ReduceOp
-from replicax.cluster._tpu import TPUClusterResolver
 from replicax.compat.v1._strategies import Strategy
 from replicax.strategy._tpu import OnSlice
 from replicax.topology._device_assignment import DeviceAssignment
+from replicax.topology._system import TPUClusterResolver
 from replicax.values._reduce import Axis
 
 

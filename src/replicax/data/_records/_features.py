@@ -1,6 +1,7 @@
 """What to expect in an `Example`: one description for each feature, and the sparse results."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,12 +68,19 @@ class VarLenFeature(NamedTuple):
     dtype: DTypeLike
 
 
-class RaggedFeature(NamedTuple):
+@dataclass(frozen=True)
+class RaggedFeature:
     """A feature with any number of values; the result is a `RaggedTensor`, for one example a row.
 
     Attributes:
         dtype: float32, int64, or bytes.
         value_key: The name in the example, if it is not the name in the result.
+        partitions: Refused: a row is not divided further.
+        row_splits_dtype: Accepted for TensorFlow's sake; where rows end is counted in int64.
+        validate: Accepted.
+
+    Raises:
+        NotImplementedError: If there are partitions.
 
     Example:
         >>> data = rx.io.serialize_example({"x": [1, 2]})
@@ -82,6 +90,16 @@ class RaggedFeature(NamedTuple):
 
     dtype: DTypeLike
     value_key: str | None = None
+    partitions: Sequence[Any] = ()
+    row_splits_dtype: DTypeLike = np.int32
+    validate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.partitions:
+            raise NotImplementedError(
+                f"RaggedFeature(partitions={self.partitions!r}): rows within rows are not parsed."
+                " Parse the values and the lengths as two features, and use `np.split`."
+            )
 
 
 Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | RaggedFeature

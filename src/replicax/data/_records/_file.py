@@ -160,14 +160,25 @@ class GFile:
         """
         self._opened(reads=False).write(file_content)
 
-    def seek(self, offset: int, whence: int = 0) -> None:
+    def seek(self, offset: int | None = None, whence: int = 0, position: int | None = None) -> None:
         """Go to a place in the file.
 
         Args:
             offset: How far.
             whence: 0 from the start, 1 from here, 2 from the end.
+            position: An older name of offset.
+
+        Raises:
+            TypeError: If neither or both are given.
+            InvalidArgumentError: For another ``whence``.
         """
-        self._opened(reads="r" in self.mode).seek(offset, whence)
+        if (offset is None) == (position is None):
+            raise TypeError(f"seek() takes offset, got {offset!r} and position={position!r}.")
+        if whence not in (0, 1, 2):
+            raise InvalidArgumentError(f"seek(whence={whence!r}): it must be 0, 1 or 2.")
+        file = self._opened(reads="r" in self.mode)
+        base = (0, file.tell, self.size)[whence]
+        file.seek((offset or position or 0) + (base() if callable(base) else 0))
 
     def seekable(self) -> bool:
         """Whether `seek` works: always.
@@ -222,7 +233,17 @@ class GFile:
             self.close()
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._opened(reads=True))
+        return self
+
+    def __next__(self) -> Any:
+        line = self.readline()
+        if not line:
+            raise StopIteration
+        return line
+
+    def next(self) -> Any:
+        """The next line; an older name of ``next(file)``."""
+        return next(self)
 
     def _opened(self, *, reads: bool) -> IO[Any]:
         can = "+" in self.mode or ("r" in self.mode) is reads

@@ -21,18 +21,41 @@ class TFRecordOptions:
 
     Args:
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
+        flush_mode: Accepted for TensorFlow's sake, as all without a text.
+        input_buffer_size: Accepted.
+        output_buffer_size: Accepted.
+        window_bits: Accepted.
         compression_level: From 0, none, to 9, smallest; zlib's choice if None.
+        compression_method: Accepted.
+        mem_level: Accepted.
+        compression_strategy: Accepted.
 
     Example:
         >>> rx.io.TFRecordOptions("GZIP").compression_type
         'GZIP'
     """
 
-    def __init__(
-        self, compression_type: str | None = None, compression_level: int | None = None
+    def __init__(  # noqa: PLR0913 - TensorFlow's signature
+        self,
+        compression_type: str | None = None,
+        flush_mode: int | None = None,
+        input_buffer_size: int | None = None,
+        output_buffer_size: int | None = None,
+        window_bits: int | None = None,
+        compression_level: int | None = None,
+        compression_method: int | None = None,
+        mem_level: int | None = None,
+        compression_strategy: int | None = None,
     ) -> None:
         self.compression_type = to_compression(compression_type, "TFRecordOptions")
-        self.compression_level = -1 if compression_level is None else int(compression_level)
+        self.flush_mode = flush_mode
+        self.input_buffer_size = input_buffer_size
+        self.output_buffer_size = output_buffer_size
+        self.window_bits = window_bits
+        self.compression_level = compression_level
+        self.compression_method = compression_method
+        self.mem_level = mem_level
+        self.compression_strategy = compression_strategy
 
 
 class TFRecordWriter:
@@ -61,7 +84,8 @@ class TFRecordWriter:
         self._compressor: Any = None
         if options.compression_type:
             window = 31 if options.compression_type == "GZIP" else 15
-            self._compressor = zlib.compressobj(options.compression_level, zlib.DEFLATED, window)
+            level = -1 if options.compression_level is None else options.compression_level
+            self._compressor = zlib.compressobj(level, zlib.DEFLATED, window)
         self._waiting: list[bytes] = []
         self._bytes = 0
 

@@ -31,7 +31,7 @@ class Elements(Root):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,  # noqa: FBT001
         synchronous: bool | None = None,  # noqa: FBT001
-        use_unbounded_threadpool: bool | None = None,  # noqa: FBT001
+        use_unbounded_threadpool: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
         *,
         vectorize: bool = False,

@@ -13,7 +13,7 @@ from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesEx
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
 from replicax.cluster._slurm import SlurmClusterResolver
 from replicax.cluster._tf_config import TFConfigClusterResolver
-from replicax.cluster._tpu import TPUClusterResolver
+from replicax.topology._system import TPUClusterResolver
 
 UnionClusterResolver = UnionResolver
 

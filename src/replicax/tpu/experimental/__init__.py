@@ -8,16 +8,36 @@ Example:
     2
 """
 
+from typing import TYPE_CHECKING
+
+from replicax._lazy import on_demand
 from replicax.topology._device_assignment import DeviceAssignment, DeviceOrderMode
-from replicax.topology._system import initialize_tpu_system, shutdown_tpu_system
+from replicax.topology._system import (
+    HardwareFeature,
+    TPUSystemMetadata,
+    initialize_tpu_system,
+    shutdown_tpu_system,
+)
 from replicax.topology._tpu_topology import Topology
 
 __all__ = [
     "DeviceAssignment",
     "DeviceOrderMode",
+    "HardwareFeature",
+    "TPUSystemMetadata",
     "Topology",
     "initialize_tpu_system",
     "shutdown_tpu_system",
 ]
 
 __dir__ = __all__.copy
+
+_ABSENT = {
+    "embedding": (
+        "Tables live in the memory of the devices: write an `rx.Variable` and `table[ids]`, cut"
+        " over logical devices with `rx.tpu.LayoutMap`, and an optimizer of Optax or Keras."
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)

@@ -6,7 +6,17 @@ Example:
     2.0
 """
 
+from typing import TYPE_CHECKING
+
 from replicax._enums import ReduceOp
+from replicax._lazy import ASYNCHRONOUS, on_demand
+from replicax.collectives._cross_device_ops import (
+    CrossDeviceOps,
+    HierarchicalCopyAllReduce,
+    NcclAllReduce,
+    ReductionToOneDevice,
+)
+from replicax.collectives._options import RunOptions
 from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy, Strategy
 from replicax.compat.v1.distribute import experimental
 from replicax.context._current import (
@@ -17,15 +27,27 @@ from replicax.context._current import (
     in_cross_replica_context,
 )
 from replicax.context._replica import ReplicaContext
+from replicax.input._options import InputContext, InputReplicationMode
 from replicax.strategy._extended import StrategyExtended
 
+if TYPE_CHECKING:
+    from replicax.distribute import cluster_resolver
+
 __all__ = [
+    "CrossDeviceOps",
+    "HierarchicalCopyAllReduce",
+    "InputContext",
+    "InputReplicationMode",
     "MirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
+    "RunOptions",
     "Strategy",
     "StrategyExtended",
+    "cluster_resolver",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",
@@ -35,3 +57,15 @@ __all__ = [
 ]
 
 __dir__ = __all__.copy
+
+_ABSENT = {
+    **ASYNCHRONOUS,
+    "get_loss_reduction": (
+        "There is no global choice of it: name the reduction, as in"
+        ' `strategy.reduce("SUM", loss, axis=None)`, and divide by the global batch size with'
+        " `rx.nn.compute_average_loss`."
+    ),
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {"cluster_resolver": "replicax.distribute"}, _ABSENT)

@@ -6,9 +6,29 @@ Example:
     1
 """
 
+from typing import TYPE_CHECKING
+
+from replicax._lazy import ASYNCHRONOUS, on_demand
+from replicax.collectives._options import (
+    CollectiveHints,
+    CommunicationImplementation,
+    CommunicationOptions,
+)
 from replicax.compat.v1._multi_worker import MultiWorkerMirroredStrategy
 from replicax.compat.v1._tpu import TPUStrategy
 
-__all__ = ["MultiWorkerMirroredStrategy", "TPUStrategy"]
+CollectiveCommunication = CommunicationImplementation
+
+__all__ = [
+    "CollectiveCommunication",
+    "CollectiveHints",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
+    "TPUStrategy",
+]
 
 __dir__ = __all__.copy
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, ASYNCHRONOUS)

@@ -3,7 +3,7 @@ import pytest
 
 from replicax.cluster._errors import ClusterError, ClusterTypeError
 from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._tpu import TPUClusterResolver
+from replicax.topology._system import TPUClusterResolver
 
 
 @pytest.mark.parametrize("tpu", [None, "", "local"])
