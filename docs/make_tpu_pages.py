@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from replicax.preflight._hlo import Collective
+from replicax.preflight._costs import Collective
 from replicax.preflight._report import Memory, PreflightReport
 from replicax.preflight._sweep import Sweep
 from replicax.preflight._tables import as_text, show_bytes

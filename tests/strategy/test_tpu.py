@@ -273,10 +273,10 @@ def test_the_environment_names_the_slice_and_its_devices_are_made():
         strategy = rx.distribute.TPUStrategy(experimental_device_assignment=two)
         print(topology.mesh_shape.tolist(), strategy)
         """,
-        REPLICAX_TPU_TOPOLOGY="v4:2x2x2",
+        REPLICAX_TPU_TOPOLOGY="v3:4x2",
     )
 
-    assert "[2, 2, 2, 2] <TPUStrategy of 2 replicas of 8 logical devices>" in result.stdout
+    assert "[4, 2, 1, 2] <TPUStrategy of 2 replicas of 8 logical devices>" in result.stdout
 
 
 def test_a_slice_that_does_not_exist_is_refused_with_those_that_do():

@@ -8,8 +8,8 @@ from replicax.topology._generations import GENERATIONS, SliceShape
     [
         ("v2:2x2", 8, (2, 2, 1, 2)),
         ("v3:4x4", 32, (4, 4, 1, 2)),
-        ("v4:2x2x1", 8, (2, 2, 1, 2)),
-        ("v4:8x8x8", 1024, (8, 8, 8, 2)),
+        ("v4:2x2x1", 4, (2, 2, 1, 1)),
+        ("v4:8x8x8", 512, (8, 8, 8, 1)),
         ("v5e:1x1", 1, (1, 1, 1, 1)),
         ("v5e:16x16", 256, (16, 16, 1, 1)),
         ("v5p:2x2x2", 8, (2, 2, 2, 1)),
@@ -48,9 +48,10 @@ def test_a_slice_that_does_not_exist_lists_those_that_do(name, reason):
 
 
 def test_the_figures_of_a_device_are_its_share_of_the_chip():
-    v4 = GENERATIONS["v4"]
+    v3, v4 = GENERATIONS["v3"], GENERATIONS["v4"]
 
-    assert v4.hbm == 16 * 2**30
-    assert v4.flops == pytest.approx(137.5e12)
-    assert v4.hbm_bytes == pytest.approx(614e9)
-    assert v4.ici_bytes == pytest.approx(150e9)
+    assert v3.hbm == 15.48 * 2**30
+    assert v3.flops == pytest.approx(61.5e12)
+    assert v3.hbm_bytes == pytest.approx(450e9)
+    assert v3.ici_bytes == pytest.approx(164e9)
+    assert (v4.hbm, v4.flops) == (30.75 * 2**30, 275e12)  # both cores are one device

@@ -72,7 +72,7 @@ def test_sixteen_devices_as_two_replicas_of_eight_learn_as_one():
             np.testing.assert_allclose(w, e, rtol=1e-4, atol=5e-6)
         print("equal")
         """,
-        REPLICAX_TPU_TOPOLOGY="v4:2x2x2",
+        REPLICAX_TPU_TOPOLOGY="v3:4x2",
     )
 
     assert result.stdout.strip() == "equal", result.stderr

@@ -9,12 +9,12 @@ import jax
 from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
-from replicax.preflight._preflight import compile_step, require_compiler
+from replicax.preflight._preflight import compile_steps, require_compiler
 from replicax.preflight._report import PreflightReport
 from replicax.preflight._script import preflight_script
 from replicax.preflight._sweep import Sweep
+from replicax.preflight._targets import Target
 from replicax.preflight._trace import Step
-from replicax.topology._generations import SliceShape
 from replicax.topology._virtual import planned_cpu_devices
 from replicax.variables._planned import planning
 
@@ -46,18 +46,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Catch the step of the script, compile it for each slice, print what came out."""
     names = options.topology or ["v5e:16x16"]
-    for name in names:
-        SliceShape.parse(name)
+    targets = [Target.parse(name) for name in names]
     if not Path(options.script).is_file():
         raise FileNotFoundError(f"There is no script {options.script!r}.")
-    require_compiler()
+    for platform in {target.platform for target in targets}:
+        require_compiler(platform)
     _choose_devices(options.devices)
     console = Console()
 
     def compiled(step: Step) -> list[PreflightReport]:
-        reports = [compile_step(step, name) for name in names]
-        for report in reports:
+        reports = []
+        for report in compile_steps(step, targets):
             console.print(report)
+            reports.append(report)
         return reports
 
     with planning() if options.plan else nullcontext():

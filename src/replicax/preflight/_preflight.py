@@ -1,4 +1,4 @@
-"""preflight: compile a step for a slice that is not here, with the real TPU compiler."""
+"""preflight: compile a step for devices that are not here, with the real compiler."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from replicax.preflight._costs import Cost, Costs
 from replicax.preflight._hlo import Hlo
 from replicax.preflight._report import Memory, PreflightReport
 from replicax.preflight._sweep import Sweep
+from replicax.preflight._targets import Target
 from replicax.preflight._trace import Step, Traced, trace
-from replicax.topology._generations import SliceShape
 
 _LONGEST_SECONDS = 1800
 _USED = re.compile(r"(?:Used |temporaries \(|required[^(]*\()([\d.]+)([KMGT])")
@@ -64,9 +67,9 @@ def preflight(
         >>> report.fits, report.num_replicas  # doctest: +SKIP
         (True, 16)
     """
-    SliceShape.parse(topology)
-    require_compiler()
-    return compile_step(Step.of(step, args, kwargs or {}), topology)
+    target = Target.parse(topology)
+    require_compiler(target.platform)
+    return compile_step(Step.of(step, args, kwargs or {}), target)
 
 
 def preflight_sweep(
@@ -90,44 +93,94 @@ def preflight_sweep(
         >>> sweep = rx.tpu.preflight_sweep(step, (batch,), ["v5e:2x4"])  # doctest: +SKIP
         >>> sweep.plot("scaling.svg")  # doctest: +SKIP
     """
-    for name in topologies:
-        SliceShape.parse(name)
-    return Sweep(tuple(preflight(step, args, name, kwargs) for name in topologies))
+    targets = [Target.parse(name) for name in topologies]
+    for platform in {target.platform for target in targets}:
+        require_compiler(platform)
+    call = Step.of(step, args, kwargs or {})
+    return Sweep(tuple(compile_steps(call, targets)))
 
 
-def compile_step(step: Step, topology: str) -> PreflightReport:
-    """Compile a call for a slice."""
-    shape = SliceShape.parse(topology)
-    return _compiled(trace(step, shape), shape)
+def compile_step(step: Step, target: Target) -> PreflightReport:
+    """Compile a call for some devices."""
+    return _compiled(trace(step, target), target)
 
 
-def require_compiler() -> None:
-    """Refuse to go on without the TPU compiler.
+def compile_steps(step: Step, targets: Sequence[Target]) -> Iterator[PreflightReport]:
+    """Compile a call for several, as many at a time as cores and memory allow; each when done."""
+    traced = [trace(step, target) for target in targets]
+    with ThreadPoolExecutor(_at_a_time()) as pool:
+        yield from pool.map(_compiled, traced, targets)
+
+
+def _at_a_time() -> int:
+    """How many compilers may run side by side: one for each core, and for each 8 GiB."""
+    try:
+        free = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
+    except OSError:
+        free = None
+    rooms = int(free[1]) // (8 << 20) if free else 1
+    return max(1, min(os.cpu_count() or 1, rooms))
+
+
+def require_compiler(platform: str = "tpu") -> None:
+    """Refuse to go on without the compiler.
 
     Raises:
         ImportError: It is not installed.
     """
-    missing = [n for n in ("libtpu", "flatbuffers") if importlib.util.find_spec(n) is None]
+    compiler = _COMPILERS[platform]
+    missing = [n for n in compiler.modules if not _is_installed(n)]
     if missing:
         raise ImportError(
-            f"Preflight needs the TPU compiler, and {' and '.join(missing)} is not installed. It"
-            " runs on any Linux machine, without TPUs:\n\n    pip install 'replicax[tpu]'\n"
+            f"Preflight needs the {compiler.title}, and {' and '.join(missing)} is not installed."
+            f" It runs on any Linux machine, without {compiler.devices}:\n\n"
+            f"    pip install 'replicax[{compiler.extra}]'\n"
         )
 
 
-def _compiled(traced: Traced, shape: SliceShape) -> PreflightReport:
+@dataclass(frozen=True)
+class _Compiler:
+    title: str
+    devices: str
+    extra: str
+    modules: tuple[str, ...]
+
+
+_COMPILERS = {
+    "tpu": _Compiler("TPU compiler", "TPUs", "tpu", ("libtpu", "flatbuffers")),
+    "cuda": _Compiler(
+        "compiler for NVIDIA GPUs",
+        "GPUs",
+        "preflight-cuda",
+        ("jax_plugins.xla_cuda12", "nvidia.cuda_nvcc", "flatbuffers"),
+    ),
+}
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that would hold it
+        return False
+
+
+def _compiled(traced: Traced, target: Target) -> PreflightReport:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="replicax-preflight-") as name:
         folder = Path(name)
-        request = {"topology": shape.name, "axes": traced.axes, "donates": traced.donates}
-        if max(shape.chips) == 1:  # libtpu takes a slice to be made of whole machines
-            request["options"] = {"chips_per_host_bounds": (1, 1, 1)}
-        (folder / "request.json").write_text(json.dumps({"options": {}} | request))
+        request = {
+            "platform": target.platform,
+            "options": target.request,
+            "places": traced.places,
+            "axes": traced.axes,
+            "donates": traced.donates,
+        }
+        (folder / "request.json").write_text(json.dumps(request))
         (folder / "program.bin").write_bytes(traced.program)
         facts = _run_compiler(folder)
         seconds = time.monotonic() - started
-        hlo = Hlo((folder / "hlo.txt").read_text()) if "error" not in facts else Hlo("")
-    return _reported(traced, shape, facts, hlo, seconds)
+        text = (folder / "hlo.txt").read_text() if "error" not in facts else ""
+    return _reported(traced, target, facts, text, seconds)
 
 
 def _run_compiler(folder: Path) -> dict[str, Any]:
@@ -165,29 +218,45 @@ def _environment() -> dict[str, str]:
 
 
 def _reported(
-    traced: Traced, shape: SliceShape, facts: dict[str, Any], hlo: Hlo, seconds: float
+    traced: Traced, target: Target, facts: dict[str, Any], text: str, seconds: float
 ) -> PreflightReport:
     error = facts.get("error", "")
-    memory, hbm = _memory(facts), round(shape.generation.hbm)
+    memory, hbm = _memory(facts), round(facts.get("limit", 0) or target.hbm)
     is_full = "RESOURCE_EXHAUSTED" in error
     if is_full:
         used, limit = _amount(_USED, error), _amount(_LIMIT, error)
         memory, hbm = Memory(total=used or hbm + 1), limit or hbm
+    # What the TPU compiler made fits, as it refuses the rest; that for GPUs makes anything.
+    fits = not is_full and (target.platform == "tpu" or memory.total <= hbm)
+    near = target.limits.near if target.num_devices > target.limits.near else 0
+    cost = Costs(Hlo(text), near).of_step()
     return PreflightReport(
         step=traced.name,
-        topology=shape.name,
-        num_devices=shape.num_devices,
+        topology=target.name,
+        num_devices=target.num_devices,
         num_replicas=traced.num_replicas,
         compiles=not error,
-        fits=not is_full and memory.total <= hbm,
+        fits=fits,
         error=error,
         memory=memory,
         hbm=hbm,
-        collectives=tuple(hlo.collectives()),
-        flops=hlo.flops(),
-        bytes_accessed=facts.get("bytes_accessed", 0.0),
+        collectives=tuple(cost.merged()),
+        flops=cost.flops,
+        bytes_accessed=_traffic(facts, cost),
         compile_seconds=seconds,
+        notes=tuple(_counted(cost.notes)),
+        limits=target.limits,
     )
+
+
+def _traffic(facts: dict[str, Any], cost: Cost) -> float:
+    """Memory traffic as XLA estimates it, and what loops add to that."""
+    return (facts.get("bytes_accessed") or cost.bytes_once) + cost.bytes - cost.bytes_once
+
+
+def _counted(notes: Mapping[str, int]) -> Iterator[str]:
+    for note, count in notes.items():
+        yield f"{count} x {note}"
 
 
 def _memory(facts: dict[str, Any]) -> Memory:

@@ -8,8 +8,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from replicax.preflight._hlo import Collective
-from replicax.topology._generations import GENERATIONS, Generation
+from replicax.preflight._costs import Collective
+from replicax.preflight._targets import Limits, Target
 
 FORMULA = (
     "step time = max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
@@ -57,9 +57,11 @@ class PreflightReport:
         collectives: What the devices send each other.
         flops: Multiplications and additions of matrix products and convolutions, of one device in
             one step, loops counted through.
-        bytes_accessed: What one device reads and writes in its memory in one step, by XLA's
-            estimate, which counts the body of a loop once: a lower bound.
+        bytes_accessed: What one device reads and writes in its memory in one step: XLA's estimate,
+            and what further turns of loops add to it.
         compile_seconds: How long the compiler took.
+        notes: What could not be counted, or was taken to be the worst.
+        limits: What a device can do in a second; by default, what is known of the name.
 
     Example:
         >>> from replicax.preflight._report import Memory
@@ -85,11 +87,13 @@ class PreflightReport:
     flops: float
     bytes_accessed: float
     compile_seconds: float
+    notes: tuple[str, ...] = ()
+    limits: Limits | None = None
 
     @property
-    def generation(self) -> Generation:
-        """The generation of TPUs, with its limits."""
-        return GENERATIONS[self.topology.split(":")[0]]
+    def chip(self) -> Limits:
+        """What a device can do in a second."""
+        return self.limits or Target.parse(self.topology).limits
 
     @property
     def headroom(self) -> int:
@@ -104,17 +108,18 @@ class PreflightReport:
     @property
     def compute_seconds(self) -> float:
         """The time of the flops at the peak."""
-        return self.flops / self.generation.flops
+        return self.flops / self.chip.flops
 
     @property
     def memory_seconds(self) -> float:
         """The time of the memory traffic at full bandwidth."""
-        return self.bytes_accessed / self.generation.hbm_bytes
+        return self.bytes_accessed / self.chip.hbm_bytes
 
     @property
     def communication_seconds(self) -> float:
         """The time of the collectives with all links of a device in use."""
-        return self.communication_bytes / self.generation.ici_bytes
+        chip = self.chip
+        return sum(chip.seconds(c.wire_bytes, c.group, c.hosts) for c in self.collectives)
 
     @property
     def step_seconds(self) -> float:

@@ -51,7 +51,7 @@ class Sweep:
         done = sorted(self.reports, key=lambda r: r.num_devices)
         devices = [r.num_devices for r in done]
         left.plot(devices, [r.memory.total / 2**30 for r in done], "o-", color=_BLUE)
-        for limit in sorted({(r.hbm / 2**30, r.generation.name) for r in done}):
+        for limit in sorted({(r.hbm / 2**30, r.topology.split(":")[0]) for r in done}):
             left.axhline(limit[0], color=_GREY, linestyle="--", linewidth=1)
             left.annotate(f"memory of a {limit[1]} device", (devices[0], limit[0]), va="top")
         _finish(left, devices, "GiB", "memory of a device")

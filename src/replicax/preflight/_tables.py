@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replicax.preflight._hlo import Collective
+from replicax.preflight._costs import Collective
 from replicax.preflight._report import FORMULA, PreflightReport
 from replicax.preflight._sweep import Sweep
 
@@ -69,6 +69,7 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         ("", parts),
         ("collectives of a step", "\n".join(map(_described, r.collectives)) or "none"),
         ("flops of a device", f"{r.flops:.3g}"),
+        *([("counted with care", "\n".join(r.notes))] if r.notes else []),
         ("step time, roofline", _estimate(r)),
         ("", FORMULA),
         ("compiled in", f"{r.compile_seconds:.1f} s"),
@@ -91,7 +92,8 @@ def _estimate(r: PreflightReport) -> str:
 
 
 def _described(c: Collective) -> str:
-    return f"{c.count} x {c.kind} over {c.group:,} devices, {show_bytes(c.bytes)} together"
+    hosts = f" of {c.hosts:,} machines" if c.hosts > 1 else ""
+    return f"{c.count} x {c.kind} over {c.group:,} devices{hosts}, {show_bytes(c.bytes)} together"
 
 
 def show_bytes(count: float) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,18 +12,22 @@ import numpy as np
 from jax import export
 from jax.sharding import NamedSharding
 
+from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError, TracingError
 from replicax.function._function import BoundFunction, Function
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
 from replicax.function._signature import Arguments, take_apart
+from replicax.preflight._targets import Target
 from replicax.topology._aim import PlannedTopology, aimed_at
-from replicax.topology._generations import SliceShape
 from replicax.topology._mesh import Topology
+from replicax.values._cut import SPEC, is_cut
 from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._placement import WHOLE
 from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel
+from replicax.variables._variable import Variable, live_variables, policy_for
 
 
 @dataclass(frozen=True)
@@ -34,12 +39,14 @@ class Traced:
         program: As `jax.export` serializes it.
         axes: The names and sizes of the mesh axes.
         donates: Whether the program consumes the variables that it changes.
+        places: The coordinates of the devices in the order of the mesh; empty for the usual order.
     """
 
     name: str
     program: bytes
     axes: dict[str, int]
     donates: bool
+    places: tuple[tuple[int, ...], ...] = ()
 
     @property
     def num_replicas(self) -> int:
@@ -64,19 +71,50 @@ class Step:
         return cls(function, take_apart(tuple(args), dict(kwargs)))
 
 
-def trace(step: Step, shape: SliceShape) -> Traced:
+def trace(step: Step, devices: Target) -> Traced:
     """A call for a whole slice: as many replicas as fit, each with its batch."""
-    target = _target(step.function, step.arguments, shape)
-    with aimed_at(target):
+    target = _target(step.function, step.arguments, devices)
+    with _declared_for(target), aimed_at(target):
         program, avals = _program(step.function, step.arguments, target)
-        exported = _exported(program, avals)
+        exported = _exported(program, avals, devices.platform)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     return Traced(program.name, bytes(exported.serialize()), axes, donates=program.donates)
 
 
-def _exported(program: Program, avals: tuple[Any, ...]) -> export.Exported:
+@contextmanager
+def _declared_for(target: Topology) -> Iterator[None]:
+    """Every variable as its declaration makes it for one replica, or for several.
+
+    A script with one replica has ordinary variables, and the same script on a slice has not.
+    """
+    several = target.num_replicas > 1
+    found = [(v, v.topology) for v in live_variables if v.whole is v]
+    others = [v for v, where in found if where is not None and (where.num_replicas > 1) != several]
+    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in others]
+    for variable in others:
+        _declare(variable, several=several)
     try:
-        return export.export(program.jitted, platforms=["tpu"])(*avals)
+        yield
+    finally:
+        for variable, cell, policy, per_replica, spec in old:
+            vars(variable)["_policy"] = policy
+            cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
+
+
+def _declare(variable: Variable, *, several: bool) -> None:
+    cell, strategy = variable.cell, variable.distribute_strategy
+    on_read = variable.synchronization is VariableSynchronization.ON_READ
+    cell.per_replica = on_read and several
+    cell.sharded = several and not on_read and is_cut(cell, strategy.variable_policy)
+    if cell.sharded or cell.spec == SPEC:
+        cell.spec = SPEC if cell.sharded else WHOLE
+    policy = policy_for(cell, strategy, variable.aggregation, several=several)
+    vars(variable)["_policy"] = policy
+
+
+def _exported(program: Program, avals: tuple[Any, ...], platform: str) -> export.Exported:
+    try:
+        return export.export(program.jitted, platforms=[platform])(*avals)
     except (NotImplementedError, ValueError) as error:
         if "devices to be present" not in str(error) and "callback" not in str(error):
             raise
@@ -87,7 +125,7 @@ def _exported(program: Program, avals: tuple[Any, ...]) -> export.Exported:
         ) from error
 
 
-def _target(step: Callable[..., Any], arguments: Arguments, shape: SliceShape) -> PlannedTopology:
+def _target(step: Callable[..., Any], arguments: Arguments, devices: Target) -> PlannedTopology:
     """The slice, with as many logical devices for each replica as the step's strategy has."""
     level = TraceLevel(in_replica=False)
     _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
@@ -95,14 +133,14 @@ def _target(step: Callable[..., Any], arguments: Arguments, shape: SliceShape) -
     if found is None:
         raise TracingError(
             f"{_name(step)} uses no strategy, so that there is nothing to spread over"
-            f" {shape.name}. Preflight the function that calls `strategy.run`."
+            f" {devices.name}. Preflight the function that calls `strategy.run`."
         )
-    if shape.num_devices % found.cores:
+    if devices.num_devices % found.cores:
         raise PlacementError(
-            f"{shape.name} has {shape.num_devices} devices, which replicas of {found.cores} logical"
-            " devices cannot fill. Choose a larger slice, or another device assignment."
+            f"{devices.name} has {devices.num_devices} devices, which replicas of {found.cores}"
+            " logical devices cannot fill. Choose a larger slice, or another device assignment."
         )
-    return PlannedTopology.of(shape.num_devices, found.cores)
+    return PlannedTopology.of(devices.num_devices, found.cores)
 
 
 def _program(

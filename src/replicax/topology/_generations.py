@@ -1,9 +1,10 @@
 """Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
 
-The figures are those of one chip, divided by the devices that JAX makes of it. Those of v5e, v5p,
-v6e and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x; links are
-half of the bidirectional bandwidth given there). Of v4 the flops and the memory were looked up; its
-links, and all of v2 and v3, were not: take step times for these with care.
+Flops and bandwidths are those of one chip, divided by the devices that JAX makes of it. Those of
+v5e, v5p, v6e and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x;
+links are half of the bidirectional bandwidth given there). Of v4 the flops and the memory were
+looked up; its links, and all of v2 and v3, were not: take step times for these with care. The
+memory is what libtpu 0.0.42 lets a program use of a device.
 """
 
 import math
@@ -22,28 +23,30 @@ class Generation:
 
     Attributes:
         name: As in the name of a slice.
-        devices_per_chip: How many devices JAX makes of a chip.
+        devices_per_chip: How many devices JAX makes of a chip; one of the two cores of v4 and v5p.
         host: The chips of one machine, along each axis.
         largest: The largest slice, in chips along each axis.
-        chip_hbm_gib: Memory of a chip.
+        hbm_gib: Memory of a device that a program may use.
         chip_flops: Peak operations on bfloat16 in a second, of a chip.
         chip_hbm_bytes: What a chip reads from its memory in a second.
         chip_ici_bytes: What a chip sends to its neighbours in a second, over all links together.
+        config: How the compiler calls such a chip, if the name of the generation is not enough.
     """
 
     name: str
     devices_per_chip: int
     host: tuple[int, ...]
     largest: tuple[int, ...]
-    chip_hbm_gib: float
+    hbm_gib: float
     chip_flops: float
     chip_hbm_bytes: float
     chip_ici_bytes: float
+    config: str = ""
 
     @property
     def hbm(self) -> float:
         """Memory of a device, in bytes."""
-        return self.chip_hbm_gib * _GIB / self.devices_per_chip
+        return self.hbm_gib * _GIB
 
     @property
     def flops(self) -> float:
@@ -64,13 +67,13 @@ class Generation:
 GENERATIONS = {
     g.name: g
     for g in (
-        Generation("v2", 2, (2, 2), (16, 16), 16, 45e12, 700e9, 248e9),
-        Generation("v3", 2, (2, 2), (32, 32), 32, 123e12, 900e9, 328e9),
-        Generation("v4", 2, (2, 2, 1), (16, 16, 16), 32, 275e12, 1228e9, 300e9),
-        Generation("v5e", 1, (2, 2), (16, 16), 16, 197e12, 819e9, 200e9),
-        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95, 459e12, 2765e9, 600e9),
-        Generation("v6e", 1, (2, 2), (16, 16), 32, 918e12, 1638e9, 400e9),
-        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 192, 2307e12, 7380e9, 600e9),
+        Generation("v2", 2, (2, 2), (16, 16), 7.48, 45e12, 700e9, 248e9),
+        Generation("v3", 2, (2, 2), (32, 32), 15.48, 123e12, 900e9, 328e9),
+        Generation("v4", 1, (2, 2, 1), (16, 16, 16), 30.75, 275e12, 1228e9, 300e9, "megacore"),
+        Generation("v5e", 1, (2, 2), (16, 16), 15.75, 197e12, 819e9, 200e9),
+        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95.74, 459e12, 2765e9, 600e9, "megacore"),
+        Generation("v6e", 1, (2, 2), (16, 16), 31.25, 918e12, 1638e9, 400e9),
+        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 94.75, 2307e12, 7380e9, 600e9),
     )
 }
 
@@ -83,7 +86,7 @@ class SliceShape:
         >>> from replicax.topology._generations import SliceShape
         >>> shape = SliceShape.parse("v4:2x2x2")
         >>> shape.num_devices, shape.mesh_shape
-        (16, (2, 2, 2, 2))
+        (8, (2, 2, 2, 1))
     """
 
     generation: Generation

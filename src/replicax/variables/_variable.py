@@ -119,7 +119,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
                 spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         cell.trainable = self._trainable
-        self._policy: Policy = _policy(cell, strategy, aggregation, several=several)
+        self._policy: Policy = policy_for(cell, strategy, aggregation, several=several)
         live_variables.add(self)
         where = level()
         if traced is not None and isinstance(where, TraceLevel):
@@ -359,9 +359,10 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             return getattr(self._policy.read(), name)
 
 
-def _policy(
+def policy_for(
     cell: Cell, strategy: Any, aggregation: VariableAggregation, *, several: bool
 ) -> Policy:
+    """What a declaration means for one replica, or for several."""
     if not several:
         return PlainPolicy(cell)
     kind = OnReadPolicy if cell.per_replica else MirroredPolicy

@@ -1,0 +1,408 @@
+"""What one step costs a device: arithmetic, memory traffic and collectives, loops run through."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from replicax.preflight._hlo import Computation, Hlo, Instruction, Values
+
+KINDS = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "collective-permute",
+    "all-to-all",
+    "ragged-all-to-all",
+    "collective-broadcast",
+    "send",
+)
+_SLICES = ("dynamic-slice", "slice", "gather")
+# What moves nothing by itself: names for what is there, or the second half of what was begun.
+_STILL = (
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
+    *("partition-id", "replica-id", "optimization-barrier", "while", "call", "conditional"),
+    *("async-start", "async-update", "recv"),
+)
+_PRODUCTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cudnn$conv")
+# Custom calls that compute nothing: they reserve memory, or say something to the compiler.
+_NO_WORK = (
+    "AllocateBuffer",
+    "AssumeGatherIndicesInBound",
+    "ConcatBitcast",
+    "Sharding",
+    "SPMD",
+    "annotate",
+    "Pin",
+)
+# To compare branches: about the operations and bytes of one second of a chip.
+_FLOPS, _BYTES, _SENT = 2e14, 1e12, 1e11
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind and group size in one step.
+
+    Attributes:
+        kind: Such as ``all-reduce``.
+        count: How often a step does it.
+        bytes: What one device puts in or takes out, whichever is more, in one step.
+        group: How many devices take part in each.
+        hosts: Over how many machines they are spread, where machines have slower links between
+            them than inside; slices, for TPUs.
+        source: The line of the program that it comes from.
+    """
+
+    kind: str
+    count: int
+    bytes: int
+    group: int
+    hosts: int = 1
+    source: str = ""
+
+    @property
+    def wire_bytes(self) -> float:
+        """What one device sends, with the best known algorithm: a ring."""
+        share = (self.group - 1) / self.group if self.group > 1 else 0.0
+        whole = {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}
+        return self.bytes * whole.get(self.kind, share)
+
+
+@dataclass
+class Cost:
+    """Of a computation, or of a part of it.
+
+    Attributes:
+        flops: Multiplications and additions of matrix products and convolutions.
+        bytes: What is read from memory and written to it.
+        bytes_once: The same with every loop's body counted once, as XLA counts.
+        collectives: By kind, group, machines and line: how often, and how many bytes.
+        notes: What could not be counted, in words, and how often it was met.
+    """
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    bytes_once: float = 0.0
+    collectives: dict[tuple[str, int, int, str], tuple[int, int]] = field(default_factory=dict)
+    notes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Cost, times: int = 1) -> None:
+        """Take in another, as often as it happens."""
+        self.flops += times * other.flops
+        self.bytes += times * other.bytes
+        self.bytes_once += other.bytes_once
+        for key, (count, size) in other.collectives.items():
+            had = self.collectives.get(key, (0, 0))
+            self.collectives[key] = had[0] + times * count, had[1] + times * size
+        self.notes.update(other.notes)
+
+    @property
+    def weight(self) -> float:
+        """About how long it takes, to compare branches of one program."""
+        sent = sum(size for _, size in self.collectives.values())
+        return self.flops / _FLOPS + self.bytes / _BYTES + sent / _SENT
+
+    def merged(self, *, by_line: bool = False) -> list[Collective]:
+        """The collectives of one step, largest first."""
+        sums: dict[tuple[Any, ...], list[int]] = {}
+        for (kind, group, hosts, line), (count, size) in self.collectives.items():
+            held = sums.setdefault((kind, group, hosts, line if by_line else ""), [0, 0])
+            held[0] += count
+            held[1] += size
+        made = [Collective(k, n, size, g, h, line) for (k, g, h, line), (n, size) in sums.items()]
+        return sorted(made, key=lambda c: -c.bytes)
+
+
+class Costs:
+    """Counts a program.
+
+    Args:
+        hlo: The program.
+        near: How many devices, counted in their order, one machine joins by fast links; 0 for all.
+    """
+
+    def __init__(self, hlo: Hlo, near: int = 0) -> None:
+        self._hlo, self._near = hlo, near
+        self._known: dict[tuple[str, str], Cost] = {}
+
+    def of_step(self) -> Cost:
+        """The whole program."""
+        return self._cost(self._hlo.entry, ()) if self._hlo.entry else Cost()
+
+    def _cost(self, name: str, arguments: Sequence[Any]) -> Cost:
+        key = name, repr(arguments)
+        if key not in self._known:
+            computation = self._hlo.computations.get(name, Computation())
+            values = Values(self._hlo, computation, arguments)
+            total = self._known[key] = Cost()
+            for one in computation.instructions.values():
+                total.add(self._instruction(one, computation, values))
+        return self._known[key]
+
+    def _instruction(self, one: Instruction, computation: Computation, values: Values) -> Cost:
+        match one.opcode:
+            case "while":
+                return self._loop(one, values)
+            case "conditional":
+                return self._branches(one, values)
+            case "fusion":
+                cost = self._inside(one)
+                cost.bytes = cost.bytes_once = self._fusion_bytes(one, computation)
+                return cost
+            case "call" | "async-start":
+                cost = Cost()
+                for name in one.called:
+                    cost.add(self._cost(name, [values.of(x) for x in one.operands]))
+                return cost
+        return self._own(one, computation)
+
+    def _inside(self, fusion: Instruction) -> Cost:
+        """The products of a fusion, whose values stay on the chip."""
+        cost = Cost()
+        for name in fusion.called:
+            cost.add(self._cost(name, ()))
+        return cost
+
+    def _loop(self, loop: Instruction, values: Values) -> Cost:
+        body, turns = loop.called[0], self._hlo.turns(loop, values)
+        cost = Cost()
+        if turns is None:
+            cost.add(self._cost(body, ()))
+            cost.notes["loop whose turns depend on data, counted once"] += 1
+        elif not self._depends(body):
+            cost.add(self._cost(body, ()), len(turns))
+        else:
+            for state in turns:
+                cost.add(self._cost(body, [[x if isinstance(x, int) else None for x in state]]))
+            cost.bytes_once = self._cost(body, ()).bytes_once
+        return cost
+
+    def _depends(self, name: str) -> bool:
+        """Whether what a computation costs depends on what it is given."""
+        computation = self._hlo.computations.get(name, Computation())
+        blind = Values(self._hlo, computation, ())
+        return any(
+            (i.opcode == "while" and self._hlo.turns(i, blind) is None)
+            or (i.opcode != "fusion" and any(map(self._depends, i.called)))
+            for i in computation.instructions.values()
+        )
+
+    def _branches(self, one: Instruction, values: Values) -> Cost:
+        found = [self._cost(name, ()) for name in one.called]
+        cost = Cost()
+        if found:
+            cost.add(max(found, key=lambda c: c.weight))
+            if len({(c.flops, c.bytes, str(c.collectives)) for c in found}) > 1:
+                cost.notes["branch taken to be the costliest of its conditional"] += 1
+        return cost
+
+    def _own(self, one: Instruction, computation: Computation) -> Cost:
+        cost = Cost()
+        kind = one.opcode.removesuffix("-start")
+        if kind in KINDS:
+            group, hosts = _group(one, self._near)
+            key = kind, group, hosts, _line(one)
+            cost.collectives[key] = 1, _moved_bytes(one, computation)
+        elif one.opcode == "custom-call":
+            _count_custom(one, computation, cost)
+        elif one.opcode in ("convolution", "dot"):
+            cost.flops = _product_flops(one, computation)
+        cost.bytes = cost.bytes_once = _traffic(one, computation)
+        return cost
+
+    def _fusion_bytes(self, one: Instruction, computation: Computation) -> float:
+        """What a fusion reads and writes: of what it cuts, only the part."""
+        inside = self._hlo.computations.get(one.called[0]) if one.called else None
+        if inside is None:
+            return _plain_bytes(one, computation)
+        total = sum(
+            _read_bytes(inside, parameter, operand.bytes)
+            for parameter, operand in zip(
+                inside.parameters, computation.operands(one), strict=False
+            )
+        )
+        return total + _written_bytes(inside, one.bytes)
+
+
+def _plain_bytes(one: Instruction, computation: Computation) -> float:
+    return one.bytes + sum(operand.bytes for operand in computation.operands(one))
+
+
+def _traffic(one: Instruction, computation: Computation) -> float:
+    if one.opcode in _STILL or one.opcode.endswith("-done"):
+        return 0.0
+    if one.opcode == "custom-call" and _target(one).startswith(_NO_WORK):
+        return 0.0
+    if one.opcode.removesuffix("-start") in _SLICES:
+        return 2.0 * (one.bytes if one.opcode in _SLICES else one.shapes[1].bytes)
+    if one.opcode == "dynamic-update-slice":
+        return 2.0 * computation.operands(one)[1].bytes
+    if one.opcode in ("copy-start", "collective-permute-start", "all-gather-start"):
+        return float(_moved_bytes(one, computation) + _operand_bytes(one, computation))
+    return _plain_bytes(one, computation)
+
+
+def _read_bytes(inside: Computation, parameter: str, whole: int) -> float:
+    """What a fusion reads of one operand: for each use, as XLA counts."""
+    total = 0.0
+    for user in inside.users.get(parameter, []):
+        if user.opcode in _SLICES and user.operands[0] == parameter:
+            total += min(whole, user.bytes)
+        elif user.opcode != "dynamic-update-slice" or user.operands[0] != parameter:
+            total += whole  # else it is written in its place
+    return total
+
+
+def _written_bytes(inside: Computation, whole: int) -> float:
+    root = inside.instructions.get(inside.root)
+    while root is not None and root.opcode in ("bitcast", "copy"):
+        root = inside.instructions.get(root.operands[0])
+    if root is not None and root.opcode == "dynamic-update-slice":
+        return inside.operands(root)[1].bytes
+    return whole
+
+
+def _operand_bytes(one: Instruction, computation: Computation) -> int:
+    return sum(operand.bytes for operand in computation.operands(one))
+
+
+def _moved_bytes(one: Instruction, computation: Computation) -> int:
+    """What goes in or comes out, whichever is more."""
+    into = _operand_bytes(one, computation)
+    if one.opcode == "send":
+        return into
+    out = one.bytes
+    if one.opcode.endswith("-start") and len(one.shapes) > len(one.operands):
+        # A start gives what went in, what comes out, and sometimes some marks.
+        out = sum(s.bytes for s in one.shapes if s.sizes or s.dtype[0] not in "su") - into
+    return max(out, into)
+
+
+def _line(one: Instruction) -> str:
+    """Where it comes from: the frame's number, or the name of the operation."""
+    frame = re.search(r"stack_frame_id=(\d+)", one.tail)
+    name = re.search(r'op_name="([^"]*)"', one.tail)
+    return f"{frame[1] if frame else ''}|{name[1] if name else ''}"
+
+
+def _group(one: Instruction, near: int) -> tuple[int, int]:
+    """How many devices one collective joins, and over how many machines they are."""
+    if one.opcode == "send":
+        return 2, 2
+    members = _members(one.tail)
+    if not members:
+        return 1, 1
+    hosts = max(len({m // near for m in group}) for group in members) if near else 1
+    return max(map(len, members)), hosts
+
+
+def _members(tail: str) -> list[list[int]]:
+    """The groups of devices, from any of the ways in which XLA writes them."""
+    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", tail):
+        return _listed(pairs[1])
+    if listed := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", tail):
+        return _listed(listed[1])
+    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", tail)
+    if tiled:
+        sizes = _numbers(tiled[3])
+        order = _numbers(tiled[4]) if tiled[4] else list(range(len(sizes)))
+        ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+        groups: list[list[int]] = ids.reshape(int(tiled[1]), int(tiled[2])).tolist()
+        return groups
+    meshed = re.search(r"replica_groups=(?:mesh|@?\w*)?\[([^\]]*=[^\]]*)\] ?\{([^}]*)\}", tail)
+    return _of_mesh(meshed[1], meshed[2]) if meshed else []
+
+
+def _of_mesh(mesh: str, axes: str) -> list[list[int]]:
+    named = re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", mesh)
+    sizes, joined = [int(n) for _, n in named], re.findall(r"['\"]?([\w.]+)['\"]?", axes)
+    inner = [i for i, (name, _) in enumerate(named) if name in joined]
+    outer = [i for i in range(len(named)) if i not in inner]
+    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose([*outer, *inner])
+    groups: list[list[int]] = ids.reshape(-1, math.prod(sizes[i] for i in inner)).tolist()
+    return groups
+
+
+def _listed(text: str) -> list[list[int]]:
+    return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n]
+
+
+def _target(one: Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', one.tail)
+    return found[1] if found else "?"
+
+
+def _count_custom(one: Instruction, computation: Computation, cost: Cost) -> None:
+    target = _target(one)
+    if target.startswith(_PRODUCTS):
+        cost.flops = _product_flops(one, computation)
+    elif not target.startswith(_NO_WORK):
+        cost.notes[f"custom call {target}, whose arithmetic is not counted"] += 1
+
+
+def _product_flops(one: Instruction, computation: Computation) -> float:
+    operands, out = computation.operands(one)[:2], one.shapes[0].sizes
+    if len(operands) < 2:
+        return 0.0
+    left, right = (operand.shapes[0].sizes for operand in operands)
+    if labels := re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", one.tail):
+        return _convolution_flops(one.tail, labels, left, right, out)
+    contracted = re.search(
+        r'rhs_contracting_dim(?:s=\{|ension(?:_numbers|s)"?:\[)([\d,"]*)', one.tail
+    )
+    axes = _numbers(contracted[1].replace('"', "")) if contracted else []
+    return 2.0 * math.prod(out) * math.prod(right[axis] for axis in axes)
+
+
+def _convolution_flops(
+    tail: str,
+    labels: re.Match[str],
+    left: Sequence[int],
+    right: Sequence[int],
+    out: Sequence[int],
+) -> float:
+    """Products of a convolution, without those with padding.
+
+    The TPU compiler writes every matrix product as a convolution, and a batch of them as one whose
+    windows meet padding nearly everywhere.
+    """
+    of_left, of_right, of_out = labels.groups()
+    total = 2.0 * out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
+    window = _window(tail)
+    for axis in sorted(filter(str.isdigit, of_out)):
+        sizes = left[of_left.index(axis)], right[of_right.index(axis)], out[of_out.index(axis)]
+        total *= _meetings(*sizes, {k: v[int(axis)] for k, v in window.items()})
+    return total
+
+
+def _window(tail: str) -> dict[str, list[int]]:
+    """Stride, padding and dilations of a convolution's window, by axis; only those that are set."""
+    text = re.search(r"window=\{([^}]*)\}", tail)
+    found: dict[str, list[int]] = {}
+    for part in text[1].split() if text else ():
+        key, _, value = part.partition("=")
+        found[key] = [int(v.split("_")[0]) for v in value.split("x")]
+    return found
+
+
+def _meetings(size: int, kernel: int, out: int, window: dict[str, int]) -> int:
+    """How many pairs of an output and a kernel position on one axis meet an input."""
+    stride, low = window.get("stride", 1), window.get("pad", 0)
+    stretch, reach = window.get("lhs_dilate", 1), window.get("rhs_dilate", 1)
+    count = 0
+    for k in range(kernel):
+        # Output o and kernel position k meet the input at stride * o + start, if there is one.
+        start = k * reach - low
+        met = range(start, start + stride * out, stride)
+        count += sum(1 for at in met if 0 <= at <= (size - 1) * stretch and not at % stretch)
+    return count

@@ -1,0 +1,271 @@
+"""Targets: the name of a slice or of GPU machines -> what the compiler needs, and the limits.
+
+The figures of GPUs are NVIDIA's: flops are bfloat16 without sparsity, memory is in units of 10^9
+bytes, links are one direction of NVLink (PCIe for l4), networks those of the machine named here.
+
+* a100: A100 80GB SXM datasheet; DGX A100 (eight of 200 Gb/s).
+* h100, h200: H100 SXM and H200 SXM datasheets; DGX H100 and H200 (eight of 400 Gb/s).
+* b200: DGX B200 datasheet, an eighth of it; eight of 400 Gb/s.
+* l4: L4 datasheet; Google Cloud's g2-standard-96 (eight GPUs, 100 Gb/s).
+
+Cores, caches and registers, which the compiler asks for, are those of the architecture papers and
+of the CUDA programming guide's table of compute capabilities.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replicax._errors import PlacementError
+from replicax.topology._generations import GENERATIONS, SliceShape
+
+_SLICES = re.compile(r"(?:(?P<count>[1-9]\d*)x ?)?(?P<slice>\w+[:-][\dx]+)")
+_CORES = re.compile(r"(?P<kind>v\w+)-(?P<number>[1-9]\d*)")
+_MACHINES = re.compile(r"(?P<gpu>.+):(?:(?P<hosts>[1-9]\d*)x)?(?P<each>[1-9]\d*)")
+_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+# What a chip sends to other slices in a second: the pages' bandwidth of a pod, by its 256 chips.
+_BETWEEN_SLICES = {"v5e": 6.4e12 / 8 / 256, "v6e": 25.6e12 / 8 / 256}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one device can do in a second.
+
+    Attributes:
+        flops: Operations on bfloat16.
+        hbm_bytes: What it reads from its memory.
+        link_bytes: What it sends to others of its machine; for TPUs, of its slice.
+        far_bytes: What one machine, or slice, sends to others; 0 if that is not known.
+        near: How many devices a machine or slice has.
+
+    Example:
+        >>> from replicax.preflight._targets import Limits
+        >>> Limits(flops=1e15, hbm_bytes=3e12, link_bytes=4e11).flops
+        1000000000000000.0
+    """
+
+    flops: float
+    hbm_bytes: float
+    link_bytes: float
+    far_bytes: float = 0.0
+    near: int = 0
+
+    def seconds(self, sent: float, group: int, hosts: int) -> float:
+        """How long a device takes to send so much to a group of devices on so many machines."""
+        near = sent / self.link_bytes
+        if hosts == 1 or not self.far_bytes:
+            return near
+        # The members of a group that one machine holds share its network with the other groups'.
+        share = self.far_bytes * (group / hosts) / self.near
+        return max(near, sent / share)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Devices to compile for, none of which is here.
+
+    Attributes:
+        name: As it was given.
+        platform: ``tpu`` or ``cuda``.
+        kind: The name of the chip.
+        num_devices: How many there are.
+        hbm: Memory of a device that a program may use, in bytes.
+        limits: What a device can do in a second.
+        request: What JAX's description of the topology takes.
+        mesh_shape: Chips along x, y and z, and devices on each chip; none for GPUs.
+    """
+
+    name: str
+    platform: str
+    kind: str
+    num_devices: int
+    hbm: int
+    limits: Limits
+    request: dict[str, Any] = field(default_factory=dict)
+    mesh_shape: tuple[int, ...] = ()
+
+    @classmethod
+    def parse(cls, name: str) -> Target:
+        """The devices called ``name``.
+
+        Raises:
+            PlacementError: There are none; the message lists those that there are.
+
+        Example:
+            >>> from replicax.preflight._targets import Target
+            >>> [Target.parse(n).num_devices for n in ("v5e:4x4", "v5p-128", "h100:2x8")]
+            [16, 64, 16]
+        """
+        machines = _MACHINES.fullmatch(str(name))
+        gpu = _gpu(machines["gpu"]) if machines else None
+        if machines and gpu:
+            return _of_gpus(str(name), gpu, int(machines["hosts"] or 1), int(machines["each"]))
+        slices = _SLICES.fullmatch(str(name))
+        try:
+            shape = SliceShape.parse(_spelled(slices["slice"]) if slices else name)
+        except PlacementError as error:
+            raise PlacementError(
+                f"{error} Several slices are '2x v5e:16x16'. GPUs are machines x GPUs of each, such"
+                f" as 'h100:2x8'; known are {', '.join(_GPUS)}, and files 'mine.json:2x8'."
+            ) from None
+        count = slices["count"] if slices else None
+        return _of_slice(str(name), shape, int(count or 1))
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    name: str
+    memory: float
+    limits: tuple[float, float, float, float]  # flops, memory, links, the network of each GPU
+    config: str
+
+
+def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
+    chip = shape.generation
+    far = _BETWEEN_SLICES.get(chip.name, 0.0) * shape.num_devices if count > 1 else 0.0
+    request: dict[str, Any] = {"topology_name": shape.name}
+    if chip.config:
+        request["chip_config_name"] = chip.config
+    if max(shape.chips) == 1:  # libtpu takes a slice to be made of whole machines
+        request["chips_per_host_bounds"] = (1, 1, 1)
+    if count > 1:
+        request["num_slices"] = count
+    limits = Limits(chip.flops, chip.hbm_bytes, chip.ici_bytes, far, shape.num_devices)
+    mesh = shape.mesh_shape if count == 1 else ()
+    devices = count * shape.num_devices
+    return Target(name, "tpu", chip.name, devices, round(chip.hbm), limits, request, mesh)
+
+
+def _spelled(name: str) -> str:
+    """``v5p-128`` as ``v5p:4x4x4``: TensorCores, two to a chip, or chips where a chip has one."""
+    match = _CORES.fullmatch(name.replace("v5litepod", "v5e"))
+    chip = GENERATIONS.get(match["kind"]) if match else None
+    if match is None or chip is None:
+        return name
+    cores = 1 if chip.name in ("v5e", "v6e") else 2
+    chips, rest = divmod(int(match["number"]), cores)
+    if rest or chips & (chips - 1) or not chips:
+        raise PlacementError(
+            f"There is no slice {name!r} with a usual shape. Give its chips along each axis, such"
+            f" as '{chip.name}:{'x'.join(map(str, chip.host))}'."
+        )
+    sides = [1] * len(chip.largest)
+    while math.prod(sides) < chips:
+        sides[-1] *= 2
+        sides.sort(reverse=True)
+    sides = sorted(sides) if chips > 4 else sides
+    return f"{chip.name}:{'x'.join(map(str, sides))}"
+
+
+def _of_gpus(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
+    flops, memory, links, network = gpu.limits
+    # As much as JAX takes of a GPU's memory when it starts, unless it is told otherwise.
+    usable = gpu.memory * float(os.environ.get(_FRACTION) or 0.75)
+    far = network * each if hosts > 1 else 0.0
+    request = {"target_config": gpu.config, "topology": f"1x{hosts}x{each}"}
+    limits = Limits(flops, memory, links, far, each)
+    return Target(name, "cuda", gpu.name, hosts * each, round(usable), limits, request)
+
+
+def _gpu(name: str) -> _Gpu | None:
+    return _own(Path(name)) if name.endswith(".json") else _GPUS.get(name)
+
+
+def _own(path: Path) -> _Gpu:
+    """A description of one's own: see `docs/preflight.md`."""
+    needed = ("memory", "flops", "hbm_bytes", "link_bytes", "network_bytes", "target_config")
+    try:
+        facts = json.loads(path.read_text())
+        memory, *limits, config = (facts[key] for key in needed)
+        numbers = [float(x) for x in (memory, *limits)]
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise PlacementError(
+            f"{path} does not describe a GPU ({type(error).__name__}: {error}). It is a JSON file"
+            f" with {', '.join(needed)}; bytes and operations are those of one second, the last is"
+            " XLA's GpuTargetConfig as text."
+        ) from error
+    return _Gpu(path.stem, numbers[0], tuple(numbers[1:]), str(config))  # type: ignore[arg-type]
+
+
+def _config(description: str, capability: tuple[int, int], chip: dict[str, float]) -> str:
+    """XLA's GpuTargetConfig, as text."""
+    info = {
+        "threads_per_block_limit": 1024,
+        "threads_per_warp": 32,
+        "shared_memory_per_block": 49152,
+        "threads_per_core_limit": 2048,
+        "fpus_per_core": 128,
+        "block_dim_limit_x": 2147483647,
+        "block_dim_limit_y": 65535,
+        "block_dim_limit_z": 65535,
+        "registers_per_core_limit": 65536,
+        "registers_per_block_limit": 65536,
+    } | chip
+    lines = " ".join(f"{key}: {value}" for key, value in info.items())
+    major, minor = capability
+    return (
+        f"gpu_device_info {{ {lines} cuda_compute_capability {{ major: {major} minor: {minor} }} }}"
+        ' platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 }'
+        f' runtime_version {{ major: 12 minor: 8 }} device_description_str: "{description}"'
+    )
+
+
+def _shaped(cores: int, shared: int, cache: int, clock: float, **others: int) -> dict[str, float]:
+    return {
+        "core_count": cores,
+        "shared_memory_per_core": shared,
+        "shared_memory_per_block_optin": shared - 1024,
+        "l2_cache_size": cache,
+        "clock_rate_ghz": clock,
+    } | others
+
+
+def _described(
+    name: str,
+    title: str,
+    capability: tuple[int, int],
+    figures: tuple[float, tuple[float, float, float, float]],
+    chip: dict[str, float],
+) -> _Gpu:
+    memory, limits = figures
+    sizes = {"device_memory_size": int(memory), "memory_bandwidth": int(limits[1])}
+    return _Gpu(name, memory, limits, _config(title, capability, chip | sizes))
+
+
+_HOPPER = _shaped(132, 233472, 52428800, 1.98)
+_GPUS = {
+    gpu.name: gpu
+    for gpu in (
+        _described(
+            *("a100", "NVIDIA A100-SXM4-80GB", (8, 0)),
+            (80e9, (312e12, 2039e9, 300e9, 25e9)),
+            _shaped(108, 167936, 41943040, 1.41, fpus_per_core=64),
+        ),
+        _described(
+            *("h100", "NVIDIA H100 80GB HBM3", (9, 0)),
+            (80e9, (989e12, 3350e9, 450e9, 50e9)),
+            _HOPPER,
+        ),
+        _described(
+            *("h200", "NVIDIA H200", (9, 0)),
+            (141e9, (989e12, 4800e9, 450e9, 50e9)),
+            _HOPPER,
+        ),
+        _described(
+            *("b200", "NVIDIA B200", (10, 0)),
+            (180e9, (2250e12, 8000e9, 900e9, 50e9)),
+            _shaped(148, 233472, 132120576, 1.965),
+        ),
+        _described(
+            *("l4", "NVIDIA L4", (8, 9)),
+            (24e9, (121e12, 300e9, 32e9, 12.5e9 / 8)),
+            _shaped(58, 102400, 50331648, 2.04, threads_per_core_limit=1536),
+        ),
+    )
+}
