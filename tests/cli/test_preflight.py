@@ -95,10 +95,20 @@ def test_a_step_that_does_not_fit_fails_the_command(script):
 def test_a_script_without_a_step_says_what_it_traced(script):
     done = replicax_command("preflight", script, "--function", "fit", "--", "8")
 
-    assert done.returncode == 2
+    assert done.returncode == 5
     assert "without a function 'fit'. It traced evaluate, train_step." in " ".join(
         done.stderr.split()
     )
+
+
+@needs_compiler
+def test_a_script_that_fails_shows_its_traceback(script):
+    done = replicax_command("preflight", script, "--topology", "v5e:2x2", "--", "many")
+
+    assert done.returncode == 4
+    assert "weight = rx.Variable(lambda: jnp.zeros((int(sys.argv[1]), 128)))" in done.stderr
+    assert "ValueError: invalid literal for int() with base 10: 'many'" in done.stderr
+    assert "runpy" not in done.stderr
 
 
 def test_a_slice_that_does_not_exist_is_refused(script):

@@ -2,6 +2,8 @@
 
 import argparse
 import os
+import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,12 +13,15 @@ from rich.console import Console
 from replicax._jax_private import backend_is_initialized
 from replicax.preflight._preflight import compile_steps, require_compiler
 from replicax.preflight._report import PreflightReport
-from replicax.preflight._script import preflight_script
+from replicax.preflight._script import NoStepError, ScriptError, preflight_script
 from replicax.preflight._sweep import Sweep
 from replicax.preflight._targets import Target
 from replicax.preflight._trace import Step
 from replicax.topology._virtual import planned_cpu_devices
 from replicax.variables._planned import planning
+
+# The exit statuses; 2 is that of a command which makes no sense.
+OK, DOES_NOT_FIT, DOES_NOT_COMPILE, SCRIPT_FAILED, NO_STEP = 0, 1, 3, 4, 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +61,30 @@ def run(options: argparse.Namespace) -> int:
 
     def compiled(step: Step) -> list[PreflightReport]:
         reports = []
-        for report in compile_steps(step, targets):
-            console.print(report)
-            reports.append(report)
+        waiting = f"compiling for {', '.join(names)}"
+        with console.status(waiting) if console.is_terminal else nullcontext():
+            for report in compile_steps(step, targets):
+                console.print(report)
+                reports.append(report)
         return reports
 
-    with planning() if options.plan else nullcontext():
-        reports = preflight_script(options.script, options.rest, options.function, compiled)
+    try:
+        with planning() if options.plan else nullcontext():
+            reports = preflight_script(options.script, options.rest, options.function, compiled)
+    except ScriptError as error:
+        sys.stderr.write(f"{error}\n")
+        return SCRIPT_FAILED
+    except NoStepError as error:
+        sys.stderr.write(f"replicax preflight: {error}\n")
+        return NO_STEP
     _deliver(Sweep(tuple(reports)), options, console)
-    return 0 if all(report.fits and report.compiles for report in reports) else 1
+    return _status(reports)
+
+
+def _status(reports: Sequence[PreflightReport]) -> int:
+    if any(not report.compiles and report.fits for report in reports):
+        return DOES_NOT_COMPILE
+    return OK if all(report.fits for report in reports) else DOES_NOT_FIT
 
 
 def _choose_devices(count: int) -> None:

@@ -244,7 +244,7 @@ def _reported(
         flops=cost.flops,
         bytes_accessed=_traffic(facts, cost),
         compile_seconds=seconds,
-        notes=tuple(_counted(cost.notes)),
+        notes=(*traced.notes, *_counted(cost.notes)),
         limits=target.limits,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,14 @@ from typing import Any
 from replicax._errors import TracingError
 from replicax.function._watch import watched_by
 from replicax.preflight._trace import Step
+
+
+class ScriptError(Exception):
+    """The script failed; the text has its traceback."""
+
+
+class NoStepError(TracingError):
+    """The script ended, and nothing that it traced was the step."""
 
 
 class _Stop(BaseException):
@@ -32,7 +41,8 @@ def preflight_script(
         use: Called with the step, where the script would have run it. The script ends then.
 
     Raises:
-        TracingError: If the script ends without such a function.
+        NoStepError: The script ended without such a function.
+        ScriptError: It failed.
     """
     results: list[Any] = []
     seen: list[str] = []
@@ -60,15 +70,26 @@ def _run(path: str, args: Sequence[str]) -> None:
         runpy.run_path(path, run_name="__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise
+            raise ScriptError(f"{path} ended with the exit status {end.code!r}.") from end
+    except Exception as error:
+        raise ScriptError(_told(path, error)) from error
     finally:
         sys.argv, sys.path[0] = argv, first
 
 
-def _nothing_found(path: str, function: str | None, seen: Sequence[str]) -> TracingError:
+def _told(path: str, error: Exception) -> str:
+    """The traceback of a script, from its own first line on."""
+    where = error.__traceback__
+    while where is not None and where.tb_frame.f_code.co_filename != path:
+        where = where.tb_next
+    lines = traceback.format_exception(type(error), error, where or error.__traceback__)
+    return f"{path} failed before its training step was traced.\n\n{''.join(lines)}"
+
+
+def _nothing_found(path: str, function: str | None, seen: Sequence[str]) -> NoStepError:
     wanted = f"a function {function!r}" if function else "a training step"
     traced = f"It traced {', '.join(dict.fromkeys(seen))}." if seen else "It traced no function."
-    return TracingError(
+    return NoStepError(
         f"{path} ended without {wanted}. {traced} A training step is an rx.function that calls"
         " `strategy.run` and changes variables; `--function NAME` chooses another."
     )

@@ -29,6 +29,8 @@ from replicax.variables._cell import Cell
 from replicax.variables._levels import TraceLevel
 from replicax.variables._variable import Variable, live_variables, policy_for
 
+Places = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -40,13 +42,15 @@ class Traced:
         axes: The names and sizes of the mesh axes.
         donates: Whether the program consumes the variables that it changes.
         places: The coordinates of the devices in the order of the mesh; empty for the usual order.
+        notes: What is not as the script has it.
     """
 
     name: str
     program: bytes
     axes: dict[str, int]
     donates: bool
-    places: tuple[tuple[int, ...], ...] = ()
+    places: Places = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def num_replicas(self) -> int:
@@ -73,12 +77,29 @@ class Step:
 
 def trace(step: Step, devices: Target) -> Traced:
     """A call for a whole slice: as many replicas as fit, each with its batch."""
-    target = _target(step.function, step.arguments, devices)
+    found = _used(step.function, step.arguments, devices)
+    target = PlannedTopology.of(devices.num_devices, found.cores)
+    places, notes = _places(found, devices)
     with _declared_for(target), aimed_at(target):
         program, avals = _program(step.function, step.arguments, target)
         exported = _exported(program, avals, devices.platform)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
-    return Traced(program.name, bytes(exported.serialize()), axes, donates=program.donates)
+    serialized = bytes(exported.serialize())
+    return Traced(program.name, serialized, axes, program.donates, places, notes)
+
+
+def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
+    """Where the devices of the mesh lie, as the strategy's device assignment has it."""
+    if found.assignment is None or not devices.mesh_shape:
+        return (), ()
+    assignment = found.assignment.on_another(devices.mesh_shape)
+    if assignment is None:
+        shape = "x".join(map(str, devices.mesh_shape))
+        return (), (
+            f"the device assignment cannot be laid over {shape} (x, y, z, cores of a chip), so that"
+            " replicas take the devices in their order",
+        )
+    return tuple(map(tuple, assignment.core_assignment.reshape(-1, 4).tolist())), ()
 
 
 @contextmanager
@@ -125,8 +146,8 @@ def _exported(program: Program, avals: tuple[Any, ...], platform: str) -> export
         ) from error
 
 
-def _target(step: Callable[..., Any], arguments: Arguments, devices: Target) -> PlannedTopology:
-    """The slice, with as many logical devices for each replica as the step's strategy has."""
+def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> Topology:
+    """What the step's strategy has here."""
     level = TraceLevel(in_replica=False)
     _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
     found = max(level.topologies, key=lambda t: len(t.devices), default=None)
@@ -140,7 +161,7 @@ def _target(step: Callable[..., Any], arguments: Arguments, devices: Target) -> 
             f"{devices.name} has {devices.num_devices} devices, which replicas of {found.cores}"
             " logical devices cannot fill. Choose a larger slice, or another device assignment."
         )
-    return PlannedTopology.of(devices.num_devices, found.cores)
+    return found
 
 
 def _program(

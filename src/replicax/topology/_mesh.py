@@ -1,8 +1,9 @@
 """Topology: devices -> a mesh of replicas and their logical devices -> shardings."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import jax
 import numpy as np
@@ -21,6 +22,7 @@ class Topology:
         devices: The devices of all replicas of all processes, replica by replica.
         cores: How many of them make one replica.
         kind: What they stand in for, ``"TPU"`` in a simulated slice; empty for what they are.
+        assignment: The device assignment that laid them out, if one did.
 
     Example:
         >>> from replicax.topology._mesh import Topology
@@ -31,6 +33,7 @@ class Topology:
     devices: tuple[jax.Device, ...]
     cores: int = 1
     kind: str = ""
+    assignment: Any = field(default=None, compare=False)
 
     @classmethod
     def local(cls, devices: Sequence[str | jax.Device] | None = None) -> "Topology":

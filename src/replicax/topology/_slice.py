@@ -68,7 +68,7 @@ class Slice:
         at = dict(zip(_places(self.topology), self.devices, strict=True))
         cores = assignment.core_assignment.reshape(-1, 4).tolist()
         devices = tuple(at[tuple(core)] for core in cores)
-        return Topology(devices, assignment.num_cores_per_replica, kind)
+        return Topology(devices, assignment.num_cores_per_replica, kind, assignment)
 
 
 def current_slice() -> Slice:
