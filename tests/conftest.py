@@ -1,9 +1,19 @@
 """Strategies that many tests take: made once, as they hold no state of their own."""
 
+import signal
+
 import pytest
 
 import replicax as rx
 from tests.replicas import mirrored
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hears_ctrl_c():
+    """A shell starts what runs in the background with SIGINT ignored, and so are its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

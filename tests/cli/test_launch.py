@@ -1,5 +1,6 @@
 """The launcher starts a gang, shows what it says, and tells which worker failed first."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ import pytest
 
 import replicax
 from replicax.cli._main import main
+from replicax.workers import _wire
 from replicax.workers._wire import free_ports
+from tests.multi_process.gang import left_behind
 from tests.multi_process.hosts import can_make_hosts, two_hosts
 
 slow = pytest.mark.slow
@@ -37,6 +40,8 @@ TOY = """
                 raise ValueError("a wrong turn")
             if fault == "killed":
                 os.kill(os.getpid(), 9)
+            if fault == "stopped":
+                os.kill(os.getpid(), 19)
             if fault == "once" and os.environ["REPLICAX_RESTART"] == "0":
                 sys.exit(5)
     if fault == "sleeps":
@@ -164,7 +169,7 @@ def test_no_worker_outlives_the_launcher(toy, number, tmp_path):
         assert len(children) >= 2
         assert not any(map(_is_alive, children))
         if number != signal.SIGKILL:
-            assert launcher.returncode == 130
+            assert launcher.returncode == 128 + number
 
 
 def _children(pid):
@@ -181,6 +186,122 @@ def _is_alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+STUBBORN = """
+    import os, signal, subprocess, sys, time
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"])
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"], process_group=0)
+    print("asleep", flush=True)
+    if sys.argv[1] == "dies" and "index\\": 1" in os.environ["TF_CONFIG"]:
+        os.kill(os.getpid(), 9)
+    time.sleep(300)
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+@contextlib.contextmanager
+def launched(tmp_path, *arguments):
+    """A launcher that runs; at the end, whatever is left of it is an error."""
+    mark = f"TMPDIR={tmp_path}/tmp"
+    (tmp_path / "tmp").mkdir()
+    with subprocess.Popen(
+        command(*arguments),
+        env=environment() | {"TMPDIR": f"{tmp_path}/tmp"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as launcher:
+        try:
+            yield launcher
+            launcher.stdout.read()
+            launcher.wait(30)
+            assert left_behind(mark, 20) == []
+            assert list((tmp_path / "tmp").iterdir()) == []
+        finally:
+            for pid, _ in left_behind(mark, 0):
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_program_that_ends_early_leaves_no_hub_and_its_port_is_free(tmp_path):
+    program = written(tmp_path, "import nothing_of_this_name")
+    port = str(free_ports(1)[0])
+
+    with launched(tmp_path, "--workers", "2", "--port", port, "--max-restarts", "1", program) as it:
+        said = it.stderr.read()
+
+    assert it.returncode == 1
+    assert "starting all workers again (restart 1 of 1)" in said
+    assert said.count("ModuleNotFoundError: No module named 'nothing_of_this_name'") == 2
+    _wire.listen(f"127.0.0.1:{port}").close()
+
+
+def test_a_log_folder_that_is_a_file_is_refused_before_anything_starts(tmp_path):
+    program = written(tmp_path, "print('here')")
+
+    with launched(tmp_path, "--workers", "2", "--log-dir", program, program) as it:
+        said = it.stderr.read()
+
+    assert it.returncode == 2
+    assert said.startswith(
+        f"replicax launch: --log-dir {program} cannot be written to: File exists"
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_stubborn_workers_and_their_helpers_end_with_the_launcher(tmp_path, number):
+    program = written(tmp_path, STUBBORN)
+
+    with launched(tmp_path, "--workers", "2", "--grace", "0.5", program, "sleeps") as launcher:
+        lines = [launcher.stdout.readline() for _ in range(2)]
+        launcher.send_signal(number)
+
+    assert all("asleep" in line for line in lines)
+    assert launcher.returncode == (-9 if number == signal.SIGKILL else 128 + number)
+
+
+def test_the_helpers_of_a_worker_that_was_killed_end_too(tmp_path):
+    program = written(tmp_path, STUBBORN)
+
+    with launched(tmp_path, "--workers", "2", "--grace", "0.5", program, "dies") as launcher:
+        said = launcher.stderr.read()
+
+    assert launcher.returncode == 137
+    assert "was killed by SIGKILL; it is the first that failed." in said
+    assert "pid " in said
+    assert "had not ended 0.5 s after another, and was killed by the launcher." in said
+
+
+def test_the_launcher_can_be_ended_at_any_moment_of_its_start(tmp_path):
+    program = written(tmp_path, "import time; time.sleep(300)")
+    for delay in (0.05, 0.2, 0.4):
+        folder = tmp_path / str(delay)
+        folder.mkdir()
+        with launched(folder, "--workers", "2", "--grace", "0.5", program) as launcher:
+            time.sleep(delay)
+            launcher.send_signal(signal.SIGTERM)
+        assert launcher.returncode in (143, -15)
+
+
+@pytest.mark.multi_process
+def test_a_stopped_worker_is_named_and_not_the_kill_of_the_launcher(toy):
+    done = launch(
+        *("--workers", "2", "--env", "REPLICAX_PING_TIMEOUT=4", "--grace", "60", toy, "stopped")
+    )
+
+    assert done.returncode == 1
+    first, second, third = done.stderr.splitlines()[:3]
+    assert first.startswith("replicax launch: worker 1 (127.0.0.1:")
+    assert first.endswith("was stopped, and killed by the launcher.")
+    assert second.startswith("Worker 0 (127.0.0.1:")
+    assert "it has not answered for 4 s, so that its process is stopped" in third
 
 
 def test_a_dry_run_shows_the_commands_and_starts_nothing(capsys):

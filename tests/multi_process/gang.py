@@ -18,6 +18,28 @@ ROOT = Path(__file__).parents[2]
 QUICK = {"REPLICAX_JOIN_TIMEOUT": "60", "REPLICAX_PING_TIMEOUT": "4", "REPLICAX_STEP_TIMEOUT": "4"}
 
 
+def left_behind(mark, seconds=10):
+    """The commands of processes with ``mark`` in their environment that stay for so long."""
+    deadline = time.monotonic() + seconds
+    while (found := _with_mark(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
+
+
+def _with_mark(mark):
+    found = []
+    for path in Path("/proc").iterdir():
+        if path.name.isdigit() and int(path.name) != os.getpid():
+            try:
+                is_ours = mark.encode() in (path / "environ").read_bytes()
+                command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if is_ours and command:  # a zombie has none
+                found.append((int(path.name), command))
+    return found
+
+
 @dataclass
 class Worker:
     """One worker: its process, and where its output goes."""

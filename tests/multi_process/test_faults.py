@@ -21,6 +21,7 @@ GONE = [
     pytest.param("terminated", "its process was killed, or crashed", SOON, marks=slow),
     pytest.param("crashed", "its process was killed, or crashed", SOON, marks=slow),
     pytest.param("vanishes", "its process was killed, or crashed", SOON, marks=slow),
+    pytest.param("forks and is killed", "its process was killed, or crashed", SOON),
     pytest.param("raises", "it raised ValueError: a wrong turn", SOON),
     pytest.param("interrupted", "it raised KeyboardInterrupt", SOON, marks=slow),
     pytest.param(
@@ -73,6 +74,28 @@ def test_workers_that_end_together_leave_nothing(tmp_path):
         gang.wait(seconds=90)
 
         assert [w.code for w in gang.workers] == [0, 0]
+        assert gang.is_gone()
+
+
+def test_a_forked_child_that_exits_disturbs_nobody(tmp_path):
+    with Gang(tmp_path, 2) as gang:
+        for index in range(2):
+            gang.start(index, "forks", 1)
+        gang.wait(seconds=90)
+
+        assert [w.code for w in gang.workers] == [0, 0]
+
+
+def test_all_workers_say_that_the_process_of_jax_s_service_is_gone(tmp_path):
+    with Gang(tmp_path, 2) as gang:
+        for index in range(2):
+            gang.start(index, "keeper killed", 1)
+        gang.wait(seconds=90)
+
+        for worker in gang.workers:
+            assert worker.code == 1
+            assert "The process that keeps JAX's coordination service" in worker.error
+            assert "is gone: it was killed, or crashed" in worker.error
         assert gang.is_gone()
 
 

@@ -7,6 +7,8 @@ import os
 import signal
 import sys
 import time
+import warnings
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -86,6 +88,30 @@ def _signal_to_hub(number):
     return lambda _: os.kill(_group.required()._hub_pid, number)
 
 
+def _kill_keeper(_):
+    hub = _group.required()._hub_pid
+    (keeper,) = Path(f"/proc/{hub}/task/{hub}/children").read_text().split()
+    os.kill(int(keeper), signal.SIGKILL)
+
+
+def _fork(then):
+    """Fork a child that does ``then``; with JAX's threads, it can do little more."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        child = os.fork()
+    if child == 0:
+        then()
+
+
+def _fork_and_exit(_):
+    _fork(lambda: sys.exit(0))
+
+
+def _fork_and_die(_):
+    _fork(lambda: time.sleep(30))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _busy(_):
     while True:
         pass
@@ -115,6 +141,9 @@ HAPPENINGS = {
     "leaves": lambda _: sys.exit(0),
     "fails": lambda _: sys.exit(3),
     "vanishes": lambda _: os._exit(0),
+    "forks": _fork_and_exit,
+    "forks and is killed": _fork_and_die,
+    "keeper killed": _kill_keeper,
     "hub killed": _signal_to_hub(signal.SIGKILL),
     "hub stopped": _signal_to_hub(signal.SIGSTOP),
     "other": _other,

@@ -1,8 +1,6 @@
 """Gang: the worker processes that a launcher starts, watches and ends."""
 
-import contextlib
 import ctypes
-import os
 import re
 import signal
 import subprocess
@@ -12,14 +10,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO
 
-_NOISE = re.compile(rb"\[Gloo\] Rank \d+ is connected")
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+")
+from replicax.cli._output import Console, Log, Speaker, pump
+from replicax.workers import _sessions
+from replicax.workers._sessions import Guard
+
 _KEPT = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
+_BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,21 @@ class Plan:
 
 @dataclass
 class Worker:
-    """A worker that was started."""
+    """A worker that was started.
+
+    Attributes:
+        plan: How.
+        process: Its process, which leads a session.
+        lines: The last that it wrote.
+        ended: When it was seen to have ended.
+        made_to_end: Why the launcher itself killed it, if it did.
+    """
 
     plan: Plan
     process: subprocess.Popen[bytes]
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
     ended: float | None = None
+    made_to_end: str = ""
 
     @property
     def code(self) -> int:
@@ -48,34 +56,36 @@ class Worker:
         return 128 - code if code < 0 else code
 
     @property
-    def is_bystander(self) -> bool:
-        """Whether it failed only because another worker did."""
-        return bool(self.blames)
-
-    @property
     def blames(self) -> str:
         """What it says of the worker because of which it failed, if it did not fail by itself."""
         last = list(self.lines)[-5:]
         return next((line for line in last if "WorkerLostError" in line), "")
 
+    @property
+    def blamed(self) -> int | None:
+        """Which worker that is, if it is one."""
+        found = _BLAMED.search(self.blames)
+        return int(found[1]) if found else None
+
     def story(self) -> str:
         """What became of it, in one line."""
         code = self.process.returncode
         how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        how = self.made_to_end or how
         return f"worker {self.plan.index} ({self.plan.address}, pid {self.process.pid}) {how}"
 
 
 class Gang:
     """Workers that live and end together."""
 
-    def __init__(self, plans: Sequence[Plan], log_dir: Path | None, out: IO[str]) -> None:
-        self._out = out
-        self._lock = threading.Lock()
+    def __init__(self, plans: Sequence[Plan], logs: Sequence[Log], guard: Guard) -> None:
+        self._guard = guard
+        self._console = Console(sys.stdout)
         self._pumps: list[threading.Thread] = []
         self.workers: list[Worker] = []
         try:
-            for plan in plans:
-                self._start(plan, log_dir)
+            for plan, log in zip(plans, logs, strict=True):
+                self._start(plan, log)
         except BaseException:
             self.end(0.0)
             raise
@@ -83,35 +93,29 @@ class Gang:
     def wait(self, grace: float) -> Worker | None:
         """Wait until all have ended; the one that failed first, and took the others along."""
         deadline: float | None = None
-        while any(w.process.poll() is None for w in self.workers):
+        while self._running():
             now = time.monotonic()
-            self._note(now)
             if deadline is None and any(w.process.poll() for w in self.workers):
                 deadline = now + grace
-            if deadline is not None and now > deadline:
-                break
+            if deadline is not None:
+                self._end_stopped()
+                if now > deadline:
+                    break
             time.sleep(_POLL)
-        self.end(0.0)
+        self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
         failed = [w for w in self.workers if w.process.returncode != 0]
-        return min(failed, key=lambda w: (w.is_bystander, w.ended or 0.0), default=None)
+        return min(failed, key=lambda w: (bool(w.made_to_end or w.blames), w.ended), default=None)
 
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Ask all that still run to end, and after ``grace`` seconds make them."""
         if grace:
-            self._send(number)
+            _sessions.send(number, [w.process.pid for w in self._running()])
             deadline = time.monotonic() + grace
-            while any(w.process.poll() is None for w in self.workers):
-                if time.monotonic() > deadline:
-                    break
+            while self._running() and time.monotonic() < deadline:
                 time.sleep(_POLL)
-        self._send(signal.SIGKILL)
-        for worker in self.workers:
-            worker.process.wait()
-        self._note(time.monotonic())
-        for pump in self._pumps:
-            pump.join(timeout=2.0)
+        self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
 
-    def _start(self, plan: Plan, log_dir: Path | None) -> None:
+    def _start(self, plan: Plan, log: Log) -> None:
         process = subprocess.Popen(
             plan.command,
             env=plan.environment,
@@ -121,46 +125,45 @@ class Gang:
             start_new_session=True,  # the terminal's Ctrl-C reaches it through us, once
             preexec_fn=_end_with_launcher,
         )
+        self._guard.watch(process.pid)
         worker = Worker(plan, process)
         self.workers.append(worker)
-        log = (log_dir / f"worker-{plan.index}.log").open("wb") if log_dir else None
-        pump = threading.Thread(target=self._pump, args=(worker, log), daemon=True)
-        self._pumps.append(pump)
-        pump.start()
+        assert process.stdout is not None
+        says = Speaker(self._console, f"[worker {plan.index}] ", log, worker.lines.append)
+        thread = threading.Thread(target=pump, args=(process.stdout, says, log), daemon=True)
+        self._pumps.append(thread)
+        thread.start()
 
-    def _pump(self, worker: Worker, log: IO[bytes] | None) -> None:
-        stream = worker.process.stdout
-        assert stream is not None
-        prefix = f"[worker {worker.plan.index}] "
-        with stream, contextlib.closing(log) if log else contextlib.nullcontext():
-            while data := os.read(stream.fileno(), 65536):
-                while data[-1:] not in (b"\n", b"\r") and (more := os.read(stream.fileno(), 65536)):
-                    data += more
-                if log:
-                    log.write(data)
-                    log.flush()
-                self._show(worker, prefix, data)
-
-    def _show(self, worker: Worker, prefix: str, data: bytes) -> None:
-        for line in _LINE.findall(data):
-            if _NOISE.search(line) or not line.strip():
-                continue
-            text = line.decode(errors="replace")
-            worker.lines.append(text.rstrip())
-            with self._lock:
-                self._out.write(prefix + text)
-                self._out.flush()
-
-    def _send(self, number: int) -> None:
-        for worker in self.workers:
-            if worker.process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(worker.process.pid, number)
-
-    def _note(self, now: float) -> None:
+    def _running(self) -> list[Worker]:
+        """Those that still run; the helpers of the others are ended."""
         for worker in self.workers:
             if worker.ended is None and worker.process.poll() is not None:
-                worker.ended = now
+                worker.ended = time.monotonic()
+                self._finish(worker)
+        return [w for w in self.workers if w.ended is None]
+
+    def _end_stopped(self) -> None:
+        for worker in self._running():
+            if _sessions.is_stopped(worker.process.pid):
+                self._kill_one(worker, "was stopped, and killed by the launcher")
+
+    def _kill(self, why: str) -> None:
+        for worker in self._running():
+            self._kill_one(worker, why)
+        for thread in self._pumps:
+            thread.join(timeout=2.0)
+        self._console.finish()
+
+    def _kill_one(self, worker: Worker, why: str) -> None:
+        worker.made_to_end = why
+        _sessions.send(signal.SIGKILL, [worker.process.pid])
+        worker.process.wait()
+        worker.ended = time.monotonic()
+        self._finish(worker)
+
+    def _finish(self, worker: Worker) -> None:
+        _sessions.send(signal.SIGKILL, [worker.process.pid])
+        self._guard.forget(worker.process.pid)
 
 
 def _signal_name(number: int) -> str:
@@ -171,7 +174,7 @@ def _signal_name(number: int) -> str:
 
 
 def _end_with_launcher() -> None:
-    """Have the system end this worker if the launcher is killed; on Linux only."""
+    """Have the system end this worker if the launcher and its guard are killed; on Linux only."""
     if _libc is not None:
         _libc.prctl(_DIE_WITH_PARENT, signal.SIGTERM)
 

@@ -8,20 +8,25 @@ import shlex
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from replicax.cli._gang import Gang, Plan, Worker
+from replicax.cli._output import Log
 from replicax.cluster._errors import ClusterError
 from replicax.cluster._facts import ClusterFacts
-from replicax.workers._join import hub_options, start_hub
+from replicax.workers._join import HubProcess, hub_options
+from replicax.workers._sessions import Guard
 from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings
 from replicax.workers._wire import free_ports
 
 _SHOWN = 20
-_INTERRUPTED = 130
+_QUICK_FAILURE = 10.0  # seconds; if workers fail sooner, restarts wait longer each time
+_LONGEST_PAUSE = 30.0
+_OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
 _LOOPBACK = "127.0.0.1"
 
 
@@ -47,43 +52,90 @@ def run(options: argparse.Namespace) -> int:
     """Launch, and restart if asked to.
 
     Returns:
-        The exit code of the worker that failed first, or 0.
+        The exit code of the worker that failed first, or 0; 128 and the number of a signal that
+        ended the launcher.
     """
     _check(options)
-    attempt = 0
+    if options.dry_run:
+        _show(_plans(options, 0, Path("TOKEN")))
+        return 0
+    try:
+        with _signals_as_interrupts(), _guarded(options.grace) as (guard, folder):
+            _write_token(options, folder / "token")
+            return _attempts(options, guard, folder)
+    except KeyboardInterrupt as interrupt:
+        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+@contextmanager
+def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
+    """A guard, and a folder; whatever ends the launcher, no worker and no folder stays."""
+    guard = Guard(grace)
+    try:
+        # The guard knows of the folder before it is there.
+        folder = Path(tempfile.gettempdir()) / f"replicax-launch-{secrets.token_hex(8)}"
+        guard.remove_later(folder)
+        folder.mkdir(mode=0o700)
+        yield guard, folder
+    finally:
+        guard.end()
+
+
+def _attempts(options: argparse.Namespace, guard: Guard, folder: Path) -> int:
+    failures, attempt = 0, 0
     while True:
-        with tempfile.TemporaryDirectory(prefix="replicax-launch-") as folder:
-            code = _attempt(options, attempt, Path(folder))
-        if code in (0, _INTERRUPTED) or attempt == options.max_restarts:
+        began = time.monotonic()
+        code = _attempt(options, attempt, guard, folder)
+        if code == 0 or attempt == options.max_restarts:
             return code
         attempt += 1
-        _say(f"starting all workers again (restart {attempt} of {options.max_restarts})")
+        failures = failures + 1 if time.monotonic() - began < _QUICK_FAILURE else 0
+        pause = min(_LONGEST_PAUSE, 2.0 ** (failures - 1) - 1) if failures else 0.0
+        after = f" in {pause:g} s" if pause else ""
+        _say(f"starting all workers again{after} (restart {attempt} of {options.max_restarts})")
+        time.sleep(pause)
 
 
-def _attempt(options: argparse.Namespace, attempt: int, folder: Path) -> int:
-    token = folder / "token"
-    token.touch(mode=0o600)
-    token.write_text(os.environ.get("REPLICAX_TOKEN") or _token(options))
-    plans = _plans(options, attempt, token)
-    if options.dry_run:
-        _show(plans)
-        return 0
-    if options.host_index == 0:
-        _start_hub(plans[0])
-    if options.log_dir:
-        options.log_dir.mkdir(parents=True, exist_ok=True)
-    gang = Gang(plans, options.log_dir, sys.stdout)
+def _attempt(options: argparse.Namespace, attempt: int, guard: Guard, folder: Path) -> int:
+    plans = _plans(options, attempt, folder / "token")
+    logs = _logs(options.log_dir, plans, attempt)
+    hub = _start_hub(plans[0]) if options.host_index == 0 and options.workers > 1 else None
     try:
-        with _terminated_as_interrupt():
+        gang = Gang(plans, logs, guard)
+        try:
             culprit = gang.wait(options.grace)
-    except KeyboardInterrupt as interrupt:
-        _say("ending all workers")
-        gang.end(options.grace, interrupt.args[0] if interrupt.args else signal.SIGINT)
-        return _INTERRUPTED
-    if culprit is None:
-        return 0
-    _report(culprit, gang.workers)
-    return culprit.code
+        except KeyboardInterrupt as interrupt:
+            _say("ending all workers; a second signal ends them at once")
+            _end(gang, options.grace, interrupt)
+            raise
+        if hub is not None and options.hosts:
+            hub.wait(_OTHER_HOSTS if culprit else None)  # the workers of other machines need it
+    finally:
+        if hub is not None:
+            hub.end()
+    return _report(culprit, gang.workers) if culprit else 0
+
+
+def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
+    try:
+        gang.end(grace, interrupt.args[0] if interrupt.args else signal.SIGINT)
+    except KeyboardInterrupt:
+        gang.end(0.0)
+
+
+def _logs(folder: Path | None, plans: list[Plan], attempt: int) -> list[Log]:
+    """A file for each worker; what an attempt that failed wrote stays."""
+    if folder is None:
+        return [Log(None)] * len(plans)
+    suffix = f".restart-{attempt}" if attempt else ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [Log(folder / f"worker-{plan.index}{suffix}.log") for plan in plans]
+    except OSError as error:
+        raise ClusterError(
+            f"--log-dir {folder} cannot be written to: {error.strerror}. Give a folder of your own,"
+            " or one that does not exist yet."
+        ) from error
 
 
 def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]:
@@ -132,24 +184,28 @@ def _tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _token(options: argparse.Namespace) -> str:
-    # Launchers on several machines have no secret in common unless they are given one.
-    return f"{options.hosts} {options.port}" if options.hosts else secrets.token_hex(32)
+def _write_token(options: argparse.Namespace, path: Path) -> None:
+    token = os.environ.get("REPLICAX_TOKEN")
+    if not token:
+        # Launchers on several machines have no secret in common unless they are given one.
+        token = f"{options.hosts} {options.port}" if options.hosts else secrets.token_hex(32)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(token)
 
 
-def _start_hub(plan: Plan) -> None:
+def _start_hub(plan: Plan) -> HubProcess:
     config = json.loads(plan.environment["TF_CONFIG"])
     facts = ClusterFacts.of_processes(
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
     )
     settings = Settings.read(facts, plan.environment)
-    if len(facts.addresses) > 1 and (
-        fault := start_hub(hub_options(facts, settings, plan.address))
-    ):
+    hub = HubProcess(hub_options(facts, settings, plan.address, "the launcher"))
+    if hub.fault:
         raise ClusterError(
-            f"The launcher cannot listen at {plan.address}: {fault}. Choose another --port, or"
+            f"The launcher cannot listen at {plan.address}: {hub.fault}. Choose another --port, or"
             " check that the first of --hosts is this machine."
         )
+    return hub
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -187,17 +243,24 @@ def _show(plans: list[Plan]) -> None:
         sys.stdout.write(f"[worker {plan.index}] {' '.join(words)} {shlex.join(plan.command)}\n")
 
 
-def _report(culprit: Worker, workers: list[Worker]) -> None:
+def _report(first: Worker, workers: list[Worker]) -> int:
+    """Say which worker failed first; the exit code."""
+    blamed = next((w for w in workers if w.plan.index == first.blamed and w.made_to_end), None)
+    culprit = blamed or first
     last = list(culprit.lines)[-_SHOWN:]
-    if culprit.is_bystander:
-        lines = [f"no worker of this machine failed by itself. {culprit.story().capitalize()}:"]
-        lines += [f"    {culprit.blames}"]
+    if blamed:
+        lines = [f"{blamed.story()}.", f"{first.story().capitalize()}:", f"    {first.blames}"]
+    elif first.blames:
+        lines = [f"no worker of this machine failed by itself. {first.story().capitalize()}:"]
+        lines += [f"    {first.blames}"]
     else:
-        lines = [f"{culprit.story()}; it is the first that failed."]
+        lines = [f"{first.story()}; it is the first that failed."]
         lines += ["Its last lines:" if last else "It wrote nothing."]
         lines += [f"    {line}" for line in last]
-    lines += [f"Then {w.story()}." for w in workers if w is not culprit and w.process.returncode]
+    others = [w for w in workers if w not in (culprit, first) and w.process.returncode]
+    lines += [f"Then {w.story()}." for w in others]
     _say("\n".join(lines))
+    return first.code
 
 
 def _say(text: str) -> None:
@@ -206,13 +269,16 @@ def _say(text: str) -> None:
 
 
 @contextmanager
-def _terminated_as_interrupt() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C, and hand the same signal on to the workers."""
+def _signals_as_interrupts() -> Iterator[None]:
+    """Treat SIGTERM and a closed terminal like Ctrl-C; the same signal is handed to the workers."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    before = {n: signal.signal(n, interrupt) for n in (signal.SIGTERM, signal.SIGINT)}
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # as `nohup` sets it
+            signal.signal(number, interrupt)
     try:
         yield
     finally:

@@ -126,4 +126,12 @@ def parse_address(text: str, where: str) -> Address:
             f"{where} has the address {show(text)} with port {port};"
             f" a port is a number from 1 to {_LARGEST_PORT}."
         )
-    return Address(match[1].strip("[]"), port)
+    host = match[1].strip("[]")
+    try:
+        host.encode("idna")  # as the look-up of the name will
+    except UnicodeError as error:
+        raise ClusterError(
+            f"{where} has the address {show(text)}, whose host is no name that a network knows:"
+            f" {error}. The parts of a name between dots have 1 to 63 letters."
+        ) from error
+    return Address(host, port)

@@ -16,6 +16,7 @@ from typing import Any
 
 from replicax._errors import ReplicaxError
 from replicax.workers._errors import WorkerLostError
+from replicax.workers._sessions import Guard, send
 from replicax.workers._wire import free_ports
 
 _GRACE = 10.0  # seconds that the others have to notice that one has failed
@@ -64,14 +65,19 @@ def run_in_processes(  # noqa: PLR0913 - four of them have a default
         common = {**_environment(devices_per_process), **(env or {})}
         common.setdefault("REPLICAX_TOKEN", secrets.token_hex(16))
         processes: list[subprocess.Popen[bytes]] = []
+        guard = Guard(0.0)
         try:
+            guard.remove_later(folder)
             for index in range(n):
                 own = {**common, **_place(index, addresses)}
                 processes.append(_started(folder, index, own))
+                guard.watch(processes[-1].pid)
             _wait(processes, folder, time.monotonic() + timeout, timeout)
+            _end(processes)
+            return _results(processes, folder)
         finally:
             _end(processes)
-        return _results(processes, folder)
+            guard.end()
 
 
 def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
@@ -147,9 +153,10 @@ def _stacks(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: flo
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    """End all, and what they have started."""
     for process in processes:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            send(signal.SIGKILL, [process.pid])
         process.wait()
 
 
@@ -178,7 +185,9 @@ def _error(told: Any, index: int, code: int, folder: Path) -> BaseException:
             f"Worker {index} ended {how} and returned nothing. Its last output:\n"
             + _output(folder, index)
         )
-    error: BaseException = told["error"] or ReplicaxError(f"Worker {index} raised {told['text']}")
+    error: BaseException = told["error"]
+    if not isinstance(error, Exception):  # one that cannot travel, or that would end the caller
+        error = ReplicaxError(f"Worker {index} raised {told['text']}")
     error.add_note(f"Raised in worker {index}:\n{told['traceback']}")
     return error
 

@@ -35,6 +35,11 @@ _SHOWN = 32
 _LAST_RESORT = 8.0  # how long a collective may go on whose connections are cut
 _MOVE_ON = 5.0  # how long a stuck worker has to end by itself
 _log = logging.getLogger("replicax")
+_FORKED = (
+    "This process was forked from a worker, and is none itself: JAX and the connections to the"
+    " other workers are its parent's. Start processes of your own with the method 'spawn', and"
+    " let them compute with NumPy only."
+)
 
 
 class Cancelled(Exception):  # noqa: N818 - a signal, not an error
@@ -76,6 +81,7 @@ class Group:
         for thread in self._threads:
             thread.start()
         atexit.register(self.leave)
+        os.register_at_fork(after_in_child=self._be_forked)
         before = sys.excepthook
 
         def hook(
@@ -88,6 +94,14 @@ class Group:
                 sys.stderr.write(f"The cause: {news.text}\n")
 
         sys.excepthook = hook
+
+    def _be_forked(self) -> None:
+        """In a forked child: the connection, and what is said over it, is the parent's."""
+        self._is_leaving = True
+        self._wire.forget()
+        self._news = threading.Condition()
+        self._lock = threading.Lock()
+        self._report = Report("fork", None, _FORKED)
 
     def watch_sockets(self, ports: list[int]) -> None:
         """Know the ports of all workers' collectives, to be able to end one that waits."""
@@ -165,6 +179,8 @@ class Group:
             return
         lines = traceback.format_exception_only(type(error), error)
         text = lines[0].strip() if lines else type(error).__name__
+        if isinstance(error, SyntaxError):  # it begins with where it is
+            text = f"{type(error).__name__}: {error}"
         self._wire.send({"raised": text[:1000], "progress": self._progress()})
 
     def leave(self) -> None:
@@ -287,7 +303,7 @@ class Group:
 
     def _error(self) -> Exception:
         report = self._report or self._departed[0]
-        if report.kind == "mismatch":
+        if report.kind in ("mismatch", "fork"):
             return ReplicaError(report.text)
         return WorkerLostError(report.text, report.index)
 

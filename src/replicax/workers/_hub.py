@@ -7,23 +7,26 @@ all what became of one. It ends by itself when the last worker has left.
 
 import json
 import os
-import selectors
+import select
 import signal
-import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from replicax.workers import _reports, _roll, _watch, _wire
-from replicax.workers._keeper import start_keeper
+from replicax.workers import _reports, _watch, _wire
+from replicax.workers._door import Door, Visitor, allow_visitors
+from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
-from replicax.workers._wire import Message, Wire
+from replicax.workers._wire import Message
 
 _TICK = 0.1
 _LINGER = 1.0  # seconds that the hub outlives its last worker
 _PATIENCE = 10.0  # seconds that one which was given up has to end by itself
 _TELL_EVERY = 5.0
+_MOST_QUESTIONS = 10_000
+AFTER_REFUSAL = 30.0  # seconds that the roll-call goes on after a worker was refused
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,7 @@ class HubOptions:
         size: How many workers are to come.
         token: What they must know.
         addresses: Where they live, None where that is not known.
+        owner: Who starts it, in words.
         join_timeout: Seconds that they may take to come.
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which one that others wait for is given up.
@@ -44,20 +48,10 @@ class HubOptions:
     size: int
     token: str
     addresses: tuple[str | None, ...]
+    owner: str
     join_timeout: float
     ping_timeout: float
     step_timeout: float
-
-
-@dataclass
-class Visitor:
-    """A connection: a stranger first, then one that knows the token, then a worker."""
-
-    wire: Wire
-    challenge: str
-    trusted: bool = False
-    index: int | None = None
-    since: float = field(default_factory=time.monotonic)
 
 
 @dataclass
@@ -73,141 +67,167 @@ class Member:
 class Hub:
     """The state of one run, changed by messages and by time."""
 
-    def __init__(self, options: HubOptions, listener: socket.socket, service: str) -> None:
+    def __init__(self, options: HubOptions, door: Door, keeper: Keeper | None = None) -> None:
         self._options = options
-        self._service = service
-        self._listener = listener
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._is_open = True
-        self._visitors: dict[socket.socket, Visitor] = {}
+        self._door = door
+        self._keeper = keeper
         self._members: dict[int, Member] = {}
+        self._refused: list[str] = []
         self._offers: dict[str, dict[int, Any]] = {}
         self._asked: dict[str, float] = {}
-        self._began = time.monotonic()
-        self._told = self._began
+        self._began = self._told = time.monotonic()
+        self._deadline = self._began + options.join_timeout
         self._started = False
-        self._is_broken = False
+        self._is_broken = self._is_ending = False
         self._gone: set[int] = set()
         self._empty_since: float | None = None
 
-    def serve(self) -> None:
-        """Work until the last worker has left, or the roll-call has failed."""
+    def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
+        """Work until the last worker has left, the roll-call has failed, or there is a reason."""
         while not self._is_over():
-            for key, _ in self._selector.select(_TICK):
-                # What was closed a moment ago has no news.
-                if key.fileobj is self._listener and self._is_open:
-                    self._accept()
-                elif visitor := self._visitors.get(key.fileobj):  # type: ignore[call-overload]
-                    self._hear(visitor)
+            for visitor in self._door.arrivals(_TICK):
+                self._hear(visitor)
+            self._door.tidy()
+            if why := why_end():
+                self._end(why)
+            elif self._keeper is not None and self._keeper.is_lost():
+                self._break("hub", _reports.keeper_gone(self._keeper.pid))
             if self._started:
                 self._look_after()
             else:
                 self._call_roll()
+        self._door.close()
+
+    @property
+    def has_started(self) -> bool:
+        """Whether all workers had come, or it is known that they will not."""
+        return self._started
+
+    def is_deserted(self) -> bool:
+        """Whether no worker is connected."""
+        return not any(v.index is not None for v in self._door.visitors.values())
 
     # Connections.
-
-    def _accept(self) -> None:
-        sock, _ = self._listener.accept()
-        visitor = Visitor(Wire(sock), _wire.nonce())
-        self._visitors[sock] = visitor
-        self._selector.register(sock, selectors.EVENT_READ)
-        visitor.wire.send({"challenge": visitor.challenge})
 
     def _hear(self, visitor: Visitor) -> None:
         try:
             messages = visitor.wire.arrived()
-            if messages is None:
-                self._left(visitor)
-                return
-            for message in messages:
-                self._take(visitor, message)
-        except (_wire.WireError, KeyError, TypeError, ValueError):
-            self._left(visitor)  # no worker of ours speaks like that
+            for message in messages or ():
+                if visitor.wire.socket in self._door.visitors:  # not shown out meanwhile
+                    self._take(visitor, message)
+        except Exception as error:  # whatever it was about, it does not end the hub
+            self._left(visitor, f"it sent what no worker sends ({error})")
+            return
+        if messages is None:
+            self._left(
+                visitor,
+                "its connection closed without a goodbye: its process was killed, or crashed",
+            )
 
     def _take(self, visitor: Visitor, message: Message) -> None:
         if not visitor.trusted:
-            self._trust(visitor, message)
+            self._door.prove(visitor, message)
         elif visitor.index is None:
-            self._join(visitor, message["join"])
-        else:
+            self._join(visitor, _reports.checked_facts(message.get("join")))
+        elif visitor.index in self._members:
             self._talk(self._members[visitor.index], visitor.index, message)
 
-    def _trust(self, visitor: Visitor, message: Message) -> None:
-        theirs = str(message["nonce"])
-        token, mine = self._options.token, visitor.challenge
-        if not _wire.is_proof(message["proof"], token, "worker", mine, theirs):
-            visitor.wire.send({"refused": "token"})
-            raise _wire.WireError("a wrong proof")
-        visitor.trusted = True
-        visitor.wire.send({"proof": _wire.proof(token, "hub", theirs, mine)})
-
-    def _close(self, visitor: Visitor) -> None:
-        sock = visitor.wire.socket
-        if self._visitors.pop(sock, None) is not None:
-            self._selector.unregister(sock)
-        visitor.wire.close()
-
-    def _left(self, visitor: Visitor) -> None:
-        self._close(visitor)
+    def _left(self, visitor: Visitor, why: str) -> None:
+        self._door.show_out(visitor)
         index = visitor.index
         if index is None or index not in self._members:
             return
-        member = self._members[index]
         if not self._started:
             del self._members[index]
             return
-        why = (
-            f"it raised {member.raised}"
-            if member.raised
-            else "its connection closed without a goodbye: its process was killed, or crashed"
-        )
-        self._give_up(index, why)
+        raised = self._members[index].raised
+        self._give_up(index, f"it raised {raised}" if raised else why)
 
     # The roll.
 
     def _join(self, visitor: Visitor, facts: Message) -> None:
-        index = int(facts["index"])
         present = {i: m.facts for i, m in self._members.items()}
-        fault = _roll.refusal(facts, present, self._options.size, is_over=self._started)
+        fault = _reports.refusal(facts, present, self._options.size, is_over=self._started)
         if fault:
             visitor.wire.send({"refused": fault})
-            self._close(visitor)
+            self._door.show_out(visitor)
+            self._note_refusal(fault)
             return
-        visitor.index = index
-        self._members[index] = Member(visitor, facts)
+        visitor.index = facts["index"]
+        self._members[facts["index"]] = Member(visitor, facts)
         if len(self._members) == self._options.size:
             self._start()
+
+    def _note_refusal(self, fault: str) -> None:
+        """Tell those who wait: the place of one that was refused may well stay empty."""
+        if self._started:
+            return
+        self._refused = [*self._refused[-4:], fault]
+        self._deadline = min(self._deadline, time.monotonic() + AFTER_REFUSAL)
+        left = self._deadline - time.monotonic()
+        self._door.tell_workers({"waiting": f"refused: {fault} Waiting for {left:.0f} s more."})
 
     def _call_roll(self) -> None:
         now = time.monotonic()
         waited = now - self._began
-        if waited > self._options.join_timeout:
-            self._fail(waited)
+        if now > self._deadline:
+            self._fail(
+                f"{self._options.size - len(self._members)} of {self._options.size} workers did not"
+                f" join within {waited:.0f} s: {self._absent()}. Joined: {self._present()}."
+                f"{self._incidents()} Start the missing workers, look at their output, and check"
+                f" that they can reach {self._options.address}; REPLICAX_JOIN_TIMEOUT sets the"
+                " seconds to wait."
+            )
         elif now - self._told > _TELL_EVERY:
             self._told = now
-            self._tell_all({"waiting": f"waiting for {self._absent()}, {waited:.0f} s"})
+            text = f"waiting for {self._absent()}, {waited:.0f} s"
+            self._door.tell_workers({"waiting": text + self._incidents()})
 
     def _absent(self) -> str:
         places = enumerate(self._options.addresses)
         return ", ".join(_reports.name(i, a) for i, a in places if i not in self._members)
 
-    def _fail(self, waited: float) -> None:
-        size = self._options.size
-        present = ", ".join(self._name(i) for i in sorted(self._members)) or "nobody"
-        self._tell_all(
-            {
-                "refused": f"{size - len(self._members)} of {size} workers did not join within"
-                f" {waited:.0f} s: {self._absent()}. Joined: {present}. Start the missing workers,"
-                f" look at their output, and check that they can reach {self._options.address};"
-                " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
-            }
-        )
-        for visitor in list(self._visitors.values()):
-            self._close(visitor)
-        self._close_door()
+    def _present(self) -> str:
+        return ", ".join(self._name(i) for i in sorted(self._members)) or "nobody"
+
+    def _incidents(self) -> str:
+        told = [f" Refused: {fault}" for fault in self._refused]
+        if places := self._door.turned_away:
+            told += [
+                f" Somebody at {places[-1]} did not know the token of this run: it is of another"
+                " run, or was given another REPLICAX_TOKEN."
+            ]
+        return "".join(told)
+
+    def _fail(self, why: str) -> None:
+        for visitor in list(self._door.visitors.values()):
+            if visitor.trusted:
+                visitor.wire.send({"refused": why})
+            self._door.show_out(visitor)
+        self._door.close()
         self._members.clear()
         self._started = True  # over: it ends when it is empty
+
+    def _end(self, why: str) -> None:
+        """Somebody wants the hub to end."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if not self._started:
+            self._fail(
+                f"The coordinator of all workers ended before all had come: {why}. Missing:"
+                f" {self._absent()}. Joined: {self._present()}. Start all workers again."
+            )
+        elif self._members:
+            self._break("hub", _reports.hub_ended(os.getpid(), why))
+            self._members.clear()
+        self._empty_since = time.monotonic() - _PATIENCE + _LINGER  # so long they may read it
+
+    def _break(self, kind: str, text: str) -> None:
+        """Tell all why nobody can go on, if they do not know yet."""
+        self._door.close()
+        self._door.tell_workers(Report(kind, None, text).to_message())
+        self._is_broken = True
 
     def _start(self) -> None:
         self._started = True
@@ -216,10 +236,10 @@ class Hub:
         now = time.monotonic()
         for member in self._members.values():
             member.progress.heard = member.progress.moved = now
-        self._tell_all(
+        self._door.tell_workers(
             {
                 "go": {
-                    "service": self._service,
+                    "service": self._keeper.address if self._keeper else "",
                     "hub_pid": os.getpid(),
                     "ping_timeout": self._options.ping_timeout,
                     "members": [{k: m.get(k) for k in ("address", "pid", "host")} for m in members],
@@ -235,7 +255,7 @@ class Hub:
             case {"ping": ping}:
                 member.progress.note(ping)
                 member.visitor.wire.send({"pong": member.progress.count})
-            case {"offer": key, "value": value}:
+            case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
                 self._offer(str(key), index, value)
             case {"withdraw": key}:
                 self._offers.pop(str(key), None)
@@ -252,6 +272,8 @@ class Hub:
                     " all workers must take the same number of steps",
                     quietly=True,
                 )
+            case _:
+                raise _wire.WireError("a message of no known kind")
 
     def _offer(self, key: str, index: int, value: Any) -> None:
         offers = self._offers.setdefault(key, {})
@@ -259,9 +281,9 @@ class Hub:
         offers[index] = value
         if len(offers) == self._options.size:
             del self._offers[key], self._asked[key]
-            self._tell_all({"answer": key, "values": [offers[i] for i in sorted(offers)]})
+            self._door.tell_workers({"answer": key, "values": [offers[i] for i in sorted(offers)]})
         elif self._gone - offers.keys():
-            self._tell_all({"never": key})
+            self._door.tell_workers({"never": key})
 
     def _look_after(self) -> None:
         workers = {i: m.progress for i, m in self._members.items()}
@@ -291,7 +313,7 @@ class Hub:
 
     def _report_stuck(self, late: int, waiting: int, seconds: float) -> None:
         ahead = self._members[waiting].progress
-        self._tell_all({"stacks": late})
+        self._door.tell_workers({"stacks": late})
         self._give_up(
             late,
             f"it is alive but stuck: it has not moved for {seconds:.0f} s, while"
@@ -302,53 +324,31 @@ class Hub:
     def _report_different(self, number: int, a: int, b: int) -> None:
         first = self._members[a].progress.journal[number][0]
         second = self._members[b].progress.journal[number][0]
-        when = "as" if first != second else "some time before"
-        text = (
-            f"The workers run different programs: {when} collective {number}. There,"
-            f" {self._name(a)} calls {first}, and {self._name(b)} calls {second}. All workers must"
-            " call the same functions, reductions and variable creations, with the same shapes and"
-            " the same Python numbers, in the same order; do not put them under an `if` that"
-            " depends on the worker."
-        )
-        self._close_door()
-        self._tell_all(Report("mismatch", None, text).to_message())
-        self._is_broken = True
-
-    def _close_door(self) -> None:
-        """Let nobody in any more: the address is free for the next run."""
-        if self._is_open:
-            self._is_open = False
-            self._selector.unregister(self._listener)
-            self._listener.close()
+        calls = {self._name(a): first, self._name(b): second}
+        self._break("mismatch", _reports.different(number, calls))
 
     def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
         """Tell all that a worker is gone; only the first such news counts."""
-        self._close_door()
+        self._door.close()
         member = self._members[index]
         count = member.progress.count
         step = _reports.at_step(count, member.progress.what)
         text = _reports.gone(self._name(index).capitalize(), step, why)
-        self._tell_all(Report("left" if quietly else "lost", index, text, count).to_message())
+        self._door.tell_workers(
+            Report("left" if quietly else "lost", index, text, count).to_message()
+        )
         del self._members[index]
         self._gone.add(index)
         self._is_broken |= not quietly
         for key in [k for k, offers in self._offers.items() if index not in offers]:
-            self._tell_all({"never": key})
-
-    def _tell_all(self, message: Message) -> None:
-        for visitor in list(self._visitors.values()):
-            if visitor.index is not None:
-                visitor.wire.send(message)
+            self._door.tell_workers({"never": key})
 
     def _name(self, index: int) -> str:
-        return _roll.name_of(self._members[index].facts)
+        return _reports.name_of(self._members[index].facts)
 
     def _is_over(self) -> bool:
         now = time.monotonic()
-        for visitor in list(self._visitors.values()):
-            if visitor.index is None and now - visitor.since > self._options.ping_timeout:
-                self._close(visitor)
-        someone = any(v.index is not None for v in self._visitors.values())
+        someone = not self.is_deserted()
         is_over = self._is_broken and not self._members  # one that was given up may stay for ever
         if not self._started or (someone and not is_over):
             self._empty_since = None
@@ -357,18 +357,41 @@ class Hub:
         return now - self._empty_since > (_PATIENCE if someone else _LINGER)
 
 
+class _Owner:
+    """Whoever started the hub, and holds the other end of its standard input."""
+
+    def __init__(self, who: str) -> None:
+        self._who = who
+        self._why = ""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def why_end(self, hub: Hub) -> str:
+        """Why the hub must end now; nothing if it need not."""
+        if not self._why and not hub.has_started and select.select([0], [], [], 0)[0]:
+            return f"{self._who}, which had started it, has ended"
+        return self._why
+
+    def _note(self, number: int, _: Any) -> None:
+        self._why = f"it was sent {signal.Signals(number).name}"
+
+
 def main() -> None:
     """Be the hub that standard input describes; say on standard output whether it listens."""
     options = HubOptions(**json.loads(sys.stdin.readline()))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the workers leave first
+    allow_visitors(options.size)
     try:
         listener = _wire.listen(options.address)
     except OSError as error:
         _say({"failed": error.strerror or str(error)})
         return
+    owner = _Owner(options.owner)
     _say({"listening": os.getpid()})
-    service = start_keeper(_wire.split_address(options.address)[0], options.size, listener)
-    Hub(options, listener, service).serve()
+    keeper = Keeper(_wire.split_address(options.address)[0], options.size, listener)
+    hub = Hub(options, Door(listener, options.token), keeper)
+    hub.serve(lambda: owner.why_end(hub))
+    if hub.is_deserted():
+        keeper.end()
 
 
 def _say(message: Message) -> None:

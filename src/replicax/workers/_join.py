@@ -1,5 +1,6 @@
 """Joining: a worker finds the hub, proves itself, and waits until all are there."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -18,20 +19,12 @@ from replicax.cluster._facts import ClusterFacts
 from replicax.workers import _wire
 from replicax.workers._errors import RollCallError
 from replicax.workers._hub import HubOptions
+from replicax.workers._sessions import bare_python
 from replicax.workers._settings import Settings
 from replicax.workers._wire import Message, Wire
 
 _log = logging.getLogger("replicax")
 
-# The package is entered without its ``__init__``, so that the hub starts without JAX's Python.
-_HUB_PROGRAM = """
-import sys, types
-package = types.ModuleType("replicax")
-package.__path__ = [sys.argv[1]]
-sys.modules["replicax"] = package
-from replicax.workers._hub import main
-main()
-"""
 _RETRY = 0.05
 _ANSWER_PATIENCE = 10.0
 _FEWEST_SECONDS = 15.0  # of silence; the hub speaks every 5
@@ -50,7 +43,11 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     assert address is not None
     fault = ""
     if facts.index == 0 and settings.hub is None:
-        fault = start_hub(hub_options(facts, settings, address))
+        hub = HubProcess(hub_options(facts, settings, address, "worker 0"))
+        fault = hub.fault
+        hub.disown()
+        _own_hub.append(hub)
+        os.register_at_fork(after_in_child=hub.let_go)
     deadline = time.monotonic() + settings.join_timeout
     wire = _connect(facts, settings, address, fault, deadline)
     try:
@@ -62,41 +59,78 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
         raise
 
 
-def hub_options(facts: ClusterFacts, settings: Settings, address: str) -> HubOptions:
+def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: str) -> HubOptions:
     """What a hub for this cluster must know."""
     return HubOptions(
         address=address,
         size=facts.num_workers,
         token=settings.token,
         addresses=facts.addresses or (None,) * facts.num_workers,
+        owner=owner,
         join_timeout=settings.join_timeout,
         ping_timeout=settings.ping_timeout,
         step_timeout=settings.step_timeout,
     )
 
 
-def start_hub(options: HubOptions) -> str:
-    """Start the hub in a process of its own; why it could not listen, or nothing."""
-    package = str(Path(__file__).parents[1])
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _HUB_PROGRAM, package],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,  # it outlives the worker that started it
-        env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(asdict(options)).encode() + b"\n")
-    process.stdin.close()
-    with process.stdout as told:
-        line = told.readline()
-    answer: Message = json.loads(line) if line else {"failed": "its process ended at once"}
-    if "failed" in answer:
-        process.wait(_ANSWER_PATIENCE)
-    process.returncode = 0  # it is nobody's child to wait for
-    return str(answer.get("failed", ""))
+class HubProcess:
+    """The hub, in a process of its own, seen from whoever starts it.
+
+    Its standard input stays open as long as the starter lives. If that ends before all workers have
+    come, the hub ends too; later it stays until the last worker has left.
+
+    Attributes:
+        fault: Why it could not listen, or nothing.
+    """
+
+    def __init__(self, options: HubOptions) -> None:
+        self._process = subprocess.Popen(
+            bare_python("replicax.workers._hub"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # it outlives the worker that started it
+            env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._input = self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._input.write(json.dumps(asdict(options)).encode() + b"\n")
+            self._input.flush()
+        with self._process.stdout as told:
+            line = told.readline()
+        answer: Message = json.loads(line) if line else {"failed": "its process ended at once"}
+        self.fault = str(answer.get("failed", ""))
+        if self.fault:
+            self.end()
+
+    def end(self) -> None:
+        """End it now, and wait until it has ended."""
+        self._process.terminate()
+        self.wait(_ANSWER_PATIENCE)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait until it has ended by itself, and end it if it takes too long, if that is given."""
+        self.let_go()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def let_go(self) -> None:
+        """Have it go on by itself, if all workers have come; else it ends."""
+        self._process.poll()
+        with contextlib.suppress(OSError):
+            self._input.close()
+
+    def disown(self) -> None:
+        """Let the interpreter end without it."""
+        self._process.returncode = 0  # it is nobody's child to wait for
+
+
+_own_hub: list[HubProcess] = []  # kept, as its end of the hub's standard input must stay open
 
 
 def _connect(

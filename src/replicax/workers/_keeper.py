@@ -5,59 +5,104 @@ that nothing else can bring down, and that ends when no worker is connected to i
 hub is lost, the workers can still say so, save what they have, and end in good order.
 """
 
+import contextlib
 import importlib
 import os
 import signal
+import socket
 import time
 from typing import Any
 
 from replicax.workers import _sockets, _wire
 
 _LINGER = 3.0  # seconds without hub and without workers
+_LOOK_EVERY = 0.2
+_OVER = b"."
 
 
-def start_keeper(host: str, size: int, *inherited: Any) -> str:
-    """Start the service on a free port of ``host``, in a process of its own; its address.
+class Keeper:
+    """The keeper, seen from the hub, which is its parent."""
 
-    Args:
-        host: Where workers reach it.
-        size: How many they are.
-        *inherited: Sockets of the caller's that the new process must not keep.
-    """
-    heard, says = os.pipe()
-    watched, held = os.pipe()  # the keeper sees the end of it when the hub ends
-    if os.fork() == 0:
-        for sock in inherited:
-            sock.close()
-        os.close(heard)
-        os.close(held)
-        _keep(host, size, says, watched)
-    os.close(says)
-    os.close(watched)
-    with os.fdopen(heard) as reader:
-        return reader.read()
+    def __init__(self, host: str, size: int, *inherited: socket.socket) -> None:
+        """Start the service on a free port of ``host``, in a process of its own.
+
+        Args:
+            host: Where workers reach it.
+            size: How many they are.
+            *inherited: Sockets of the caller's that the new process must not keep.
+        """
+        self._pipe, far = socket.socketpair()
+        self._copies: list[int] = []
+        self.pid = os.fork()
+        if self.pid == 0:
+            for sock in (*inherited, self._pipe):
+                sock.close()
+            _keep(host, size, far)
+        far.close()
+        self.address = self._pipe.recv(1024).decode()  # nothing where JAX has no such service
+        self._is_alive = bool(self.address)
+        self._pipe.setblocking(False)
+
+    def is_lost(self) -> bool:
+        """Whether it was there and has ended; called often.
+
+        The keeper hands over a copy of each of its connections. While the hub holds them, they do
+        not close when the keeper is killed, and JAX does not abort the workers: they can be told.
+        """
+        with contextlib.suppress(OSError):
+            while True:
+                data, copies, _, _ = socket.recv_fds(self._pipe, 64, 16)
+                self._copies += copies
+                if not data:
+                    break
+        if not self._is_alive:
+            return False
+        self._is_alive = os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        return not self._is_alive
+
+    def end(self) -> None:
+        """End it now: no worker is left."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(_OVER)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
 
 
-def _keep(host: str, size: int, says: int, watched: int) -> None:
+def _keep(host: str, size: int, hub: socket.socket) -> None:
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the workers leave first
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)
     try:
         service, address = _service(host, size)
-        os.write(says, address.encode())
-        os.close(says)
-        os.read(watched, 1)  # until the hub ends
-        last_seen = time.monotonic()
+        hub.send(address.encode())
         port = _wire.split_address(address)[1]
+        if _serve_hub(hub, port, size):
+            return
+        last_seen = time.monotonic()
         while time.monotonic() - last_seen < _LINGER:
             if _sockets.connections(port):  # one whose other end is silent is closed in time
                 last_seen = time.monotonic()
-            time.sleep(0.2)
+            time.sleep(_LOOK_EVERY)
         del service
     finally:
         os._exit(0)  # the service's threads need no farewell
+
+
+def _serve_hub(hub: socket.socket, port: int, size: int) -> bool:
+    """Hand copies of all connections to the hub until it ends; whether it said that all is over."""
+    given: set[int] = set()
+    while True:
+        hub.settimeout(_LOOK_EVERY if len(given) < size else 10 * _LOOK_EVERY)
+        with contextlib.suppress(TimeoutError):
+            return hub.recv(1) == _OVER
+        for inode, copy in _sockets.copies(port):
+            with os.fdopen(copy, "rb", buffering=0):
+                if inode not in given:
+                    socket.send_fds(hub, [b"c"], [copy])
+                    given.add(inode)
 
 
 def _service(host: str, size: int) -> tuple[Any, str]:

@@ -1,7 +1,9 @@
-"""Reports: what became of a worker, in the words in which the others raise it."""
+"""Reports: who may join and why not, and what became of a worker, in the words that are raised."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
+
+from replicax.workers._wire import Message, WireError
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,95 @@ def gone(who: str, step: str, why: str) -> str:
     )
 
 
+def keeper_gone(pid: int) -> str:
+    """The process that holds JAX's coordination service is gone."""
+    return (
+        f"The process that keeps JAX's coordination service for all workers (pid {pid}, beside the"
+        " coordinator) is gone: it was killed, or crashed. Start all workers again, from the last"
+        " checkpoint."
+    )
+
+
+def hub_ended(pid: int, why: str) -> str:
+    """The hub was made to end."""
+    return (
+        f"The coordinator of all workers (pid {pid}) has ended: {why}. Start all workers again,"
+        " from the last checkpoint."
+    )
+
+
+def different(number: int, calls: dict[str, str]) -> str:
+    """Two workers call different things as the collective ``number``."""
+    (a, first), (b, second) = calls.items()
+    when = "as" if first != second else "some time before"
+    return (
+        f"The workers run different programs: {when} collective {number}. There, {a} calls {first},"
+        f" and {b} calls {second}. All workers must call the same functions, reductions and"
+        " variable creations, with the same shapes and the same Python numbers, in the same order;"
+        " do not put them under an `if` that depends on the worker."
+    )
+
+
 def at_step(count: int, what: str) -> str:
     """How far a worker came."""
     if not count:
         return "before its first step"
     return f"last seen at collective {count}" + (f", {what}" if what else "")
+
+
+def name_of(facts: Message) -> str:
+    """A worker, by what it said of itself."""
+    return name(facts["index"], facts.get("address"), facts.get("pid"))
+
+
+def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: bool) -> str:
+    """Why a worker cannot join; nothing if it can.
+
+    Args:
+        facts: What it says of itself.
+        present: What those said that have joined, by their index.
+        size: How many workers there are to be.
+        is_over: Whether all had come already.
+    """
+    who = name_of(facts)
+    if facts["size"] != size:
+        return (
+            f"{who} was started for a cluster of {facts['size']} workers, and worker 0 for one"
+            f" of {size}: all workers must be given the same cluster."
+        )
+    if facts["index"] >= size:
+        return f"{who} is not one of the workers 0 to {size - 1} of this cluster."
+    if other := present.get(facts["index"]):
+        return (
+            f"The index {facts['index']} is claimed twice: by {name_of(other)} and by {who}. Give"
+            " every worker an index of its own (the task index in TF_CONFIG)."
+        )
+    if is_over:
+        return f"{who} came when all {size} workers had already joined, or one had left again."
+    for _, other in sorted(present.items()):
+        for what, mine in facts["versions"].items():
+            theirs = other["versions"].get(what)
+            if mine != theirs:
+                return (
+                    f"{who} runs {what} {mine}, and {name_of(other)} runs {what} {theirs}. All"
+                    " workers must run the same versions."
+                )
+    return ""
+
+
+def checked_facts(facts: Any) -> Message:
+    """What a worker says of itself, if it is what workers say.
+
+    Raises:
+        WireError: If it is not.
+    """
+    match facts:
+        case {
+            "index": int(index),
+            "size": int(size),
+            "address": str() | None,
+            "pid": int(),
+            "versions": dict(versions),
+        } if index >= 0 and size > 0 and all(isinstance(v, str) for v in versions.values()):
+            return dict(facts)
+    raise WireError("what it says of itself is not what workers say")

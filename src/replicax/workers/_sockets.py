@@ -30,6 +30,13 @@ def connections(port: int) -> int:
     return count
 
 
+def copies(port: int) -> Iterator[tuple[int, int]]:
+    """The connections of `connections`: a number of each, and a new descriptor of it."""
+    for s in _own_sockets():
+        if not _listens(s) and s.getsockname()[1] == port:
+            yield os.fstat(s.fileno()).st_ino, os.dup(s.fileno())
+
+
 def _keep_alive(s: socket.socket) -> None:
     """Have the system close the connection if the other end does not answer any more."""
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -33,14 +33,15 @@ class Progress:
     def note(self, ping: dict[str, Any]) -> None:
         """Take in what the worker says."""
         now = time.monotonic()
+        count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
+        calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
         self.heard = now
-        count, inside = int(ping["count"]), bool(ping["inside"])
         if (count, inside) != (self.count, self.inside):
             self.moved = now
-        self.count, self.inside, self.pace = count, inside, float(ping["pace"])
-        for number, what, chain in ping["journal"]:
-            self.what = str(what)
-            self.journal[int(number)] = (self.what, int(chain))
+        self.count, self.inside, self.pace = count, inside, pace
+        for number, what, chain in calls:
+            self.what = what
+            self.journal[number] = (what, chain)
         for number in sorted(self.journal)[:-_REMEMBERED]:
             del self.journal[number]
 

@@ -9,9 +9,10 @@ import hashlib
 import hmac
 import json
 import secrets
-import select
+import selectors
 import socket
 import threading
+import time
 from typing import Any
 
 LONGEST_LINE = 4 * 1024 * 1024
@@ -27,8 +28,10 @@ class WireError(Exception):
 class Lines:
     """Bytes as they come -> messages, one for each line."""
 
-    def __init__(self) -> None:
-        self._left = b""
+    def __init__(self, longest: int = LONGEST_LINE) -> None:
+        self.longest = longest
+        self._left: list[bytes] = []
+        self._size = 0
 
     def feed(self, data: bytes) -> list[Message]:
         """The messages that ``data`` completes.
@@ -36,15 +39,19 @@ class Lines:
         Raises:
             WireError: If a line is too long, or is not a JSON object.
         """
-        *lines, self._left = (self._left + data).split(b"\n")
-        if len(self._left) > LONGEST_LINE:
+        first, *more = data.split(b"\n")
+        self._size += len(first)
+        if self._size > self.longest or any(len(line) > self.longest for line in more):
             raise WireError("a line without end")
-        return [_parsed(line) for line in lines]
+        self._left.append(first)
+        if not more:
+            return []
+        *whole, last = b"".join(self._left), *more
+        self._left, self._size = [last], len(last)
+        return [_parsed(line) for line in whole]
 
 
 def _parsed(line: bytes) -> Message:
-    if len(line) > LONGEST_LINE:
-        raise WireError("a line that is too long")
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -57,9 +64,9 @@ def _parsed(line: bytes) -> Message:
 class Wire:
     """One end of a connection; `send` may be called from several threads."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, longest: int = LONGEST_LINE) -> None:
         self.socket = sock
-        self._lines = Lines()
+        self.lines = Lines(longest)
         self._ready: list[Message] = []
         self._lock = threading.Lock()
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -85,7 +92,7 @@ class Wire:
             data = self._read()
             if not data:
                 return None
-            self._ready += self._lines.feed(data)
+            self._ready += self.lines.feed(data)
         return self._ready.pop(0)
 
     def receive_within(self, seconds: float) -> Message | None:
@@ -94,9 +101,17 @@ class Wire:
         Raises:
             WireError: If it is no message.
         """
-        if not self._ready and not select.select([self.socket], [], [], seconds)[0]:
-            return None
-        return self.receive()
+        deadline = time.monotonic() + seconds
+        # Not `select`, which knows 1,024 file descriptors only.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            while not self._ready:
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    return None
+                if not (data := self._read()):
+                    return None
+                self._ready += self.lines.feed(data)
+        return self._ready.pop(0)
 
     def arrived(self) -> list[Message] | None:
         """The messages that can be read now; None when the other end is gone.
@@ -105,7 +120,7 @@ class Wire:
             WireError: If one is no message.
         """
         data = self._read()
-        return self._lines.feed(data) if data else None
+        return self.lines.feed(data) if data else None
 
     def _read(self) -> bytes:
         while True:
@@ -115,6 +130,10 @@ class Wire:
                 continue
             except OSError:
                 return b""
+
+    def forget(self) -> None:
+        """Close this process's end of it only: it is another process's connection."""
+        self.socket.close()
 
     def close(self) -> None:
         """End the connection; a thread that waits in `receive` wakes up."""

@@ -1,0 +1,331 @@
+"""The hub hears strangers, fools and workers, and only workers move it."""
+
+import contextlib
+import json
+import math
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from replicax.workers import _door, _hub, _wire
+from replicax.workers._door import Door
+from replicax.workers._hub import Hub, HubOptions
+from replicax.workers._join import HubProcess, _prove
+from replicax.workers._sessions import bare_python
+from replicax.workers._wire import Wire
+
+TOKEN = "the token of this run"
+PING = {"count": 1, "inside": False, "pace": 0.0, "journal": [[1, "a step", 7]]}
+
+
+def options(size, **more):
+    usual = {
+        "address": f"127.0.0.1:{_wire.free_ports(1)[0]}",
+        "size": size,
+        "token": TOKEN,
+        "addresses": (None,) * size,
+        "owner": "the test",
+        "join_timeout": 60.0,
+        "ping_timeout": 60.0,
+        "step_timeout": 60.0,
+    }
+    return HubOptions(**usual | more)
+
+
+@contextlib.contextmanager
+def hub(size, **more):
+    """A hub in a thread; gives its address. That its thread fails is an error."""
+    told = options(size, **more)
+    errors, reasons = [], []
+
+    def serve():
+        try:
+            door = Door(_wire.listen(told.address), TOKEN)
+            listening.set()
+            Hub(told, door).serve(lambda: reasons[0] if reasons else "")
+            for visitor in list(door.visitors.values()):
+                door.show_out(visitor)
+            door.selector.close()
+        except BaseException as error:
+            errors.append(error)
+
+    listening = threading.Event()
+    thread = threading.Thread(target=serve)
+    thread.start()
+    assert listening.wait(30)
+    try:
+        yield told.address
+    finally:
+        reasons.append("the test is over")
+        thread.join(30)
+    assert not errors
+    assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def stranger(address):
+    with socket.create_connection(_wire.split_address(address), timeout=30) as sock:
+        yield sock
+
+
+@contextlib.contextmanager
+def trusted(address):
+    """A connection that has proved to know the token."""
+    with stranger(address) as sock:
+        wire = Wire(sock)
+        _prove(wire, TOKEN, address, "")
+        yield wire
+
+
+def facts(index, size, **more):
+    known = {"address": None, "pid": os.getpid(), "versions": {"jax": "1"}, "program": None}
+    return {"index": index, "size": size, **known, **more}
+
+
+@contextlib.contextmanager
+def worker(address, index, size, **more):
+    with trusted(address) as wire:
+        wire.send({"join": facts(index, size, **more)})
+        yield wire
+
+
+def heard(wire, kind):
+    """The next message of a kind."""
+    while (message := wire.receive_within(30)) is not None:
+        if kind in message:
+            return message[kind]
+    raise AssertionError(f"no message {kind!r} came")
+
+
+def test_workers_come_and_go_in_peace():
+    with hub(2) as address, worker(address, 0, 2) as a, worker(address, 1, 2) as b:
+        assert heard(a, "go")["same_program"]
+        heard(b, "go")
+        a.send({"ping": PING})
+        assert heard(a, "pong") == 1
+
+
+# Strangers.
+
+
+def test_idle_strangers_do_not_keep_workers_out():
+    with hub(2) as address, contextlib.ExitStack() as stack:
+        for _ in range(3 * _door.MOST_STRANGERS):
+            stack.enter_context(stranger(address))
+        a, b = (stack.enter_context(worker(address, i, 2)) for i in range(2))
+
+        assert heard(a, "go")
+        assert heard(b, "go")
+
+
+def test_a_hub_without_file_descriptors_serves_its_workers():
+    """With a limit that strangers reach before the number of them does."""
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40));"
+        "from replicax.workers._hub import main; main()"
+    )
+    told = options(2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        process.stdin.write(json.dumps(asdict(told)).encode() + b"\n")
+        process.stdin.flush()
+        assert b"listening" in process.stdout.readline()
+        with contextlib.ExitStack() as stack:
+            a, b = (stack.enter_context(worker(told.address, i, 2)) for i in range(2))
+            assert heard(a, "go")
+            for _ in range(120):
+                stack.enter_context(stranger(told.address))
+            for _ in range(3):
+                for wire in (a, b):
+                    assert wire.send({"ping": PING})
+                    assert heard(wire, "pong") == 1
+                time.sleep(0.2)
+        process.stdin.close()
+        process.wait(30)
+
+    assert process.returncode == 0
+
+
+def test_a_stranger_that_says_nothing_is_shown_out_in_time(monkeypatch):
+    monkeypatch.setattr(_door, "PROVE_WITHIN", 0.2)
+    with hub(2) as address, stranger(address) as sock:
+        assert b"challenge" in sock.recv(1000)
+        assert sock.recv(1000) == b""
+
+
+def test_a_stranger_cannot_send_much():
+    with hub(2) as address, stranger(address) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(b"x" * (2 * _door.LONGEST_PROOF))
+            while sock.recv(1000):
+                pass
+        with worker(address, 0, 2) as a, worker(address, 1, 2):
+            assert heard(a, "go")
+
+
+def test_those_who_wait_hear_of_one_with_a_wrong_token(monkeypatch):
+    monkeypatch.setattr(_hub, "_TELL_EVERY", 0.1)
+    with hub(2) as address, worker(address, 0, 2) as a, stranger(address) as sock:
+        Wire(sock).send({"nonce": "x", "proof": "y"})
+        while "did not know the token" not in (text := heard(a, "waiting")):
+            pass
+
+        assert "Somebody at 127.0.0.1 did not know the token of this run" in text
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=5)
+    | st.sampled_from([math.inf, -1, 10**30, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=8,
+)
+KEYS = ["join", "ping", "offer", "value", "withdraw", "raised", "progress", "bye", "nonce", "proof"]
+MESSAGES = st.dictionaries(
+    st.sampled_from(KEYS),
+    JSON
+    | st.fixed_dictionaries(
+        {},
+        optional=dict.fromkeys(
+            ("index", "size", "pid", "versions", "count", "inside", "pace", "journal"), JSON
+        ),
+    ),
+    max_size=3,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(MESSAGES, max_size=4))
+def test_no_message_of_a_trusted_one_ends_the_hub(served, messages):
+    with trusted(served) as wire:
+        for message in messages:
+            wire.send(message)
+    _still_serves(served)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=300))
+def test_no_bytes_of_a_stranger_end_the_hub(served, data):
+    with stranger(served) as sock, contextlib.suppress(ConnectionError):
+        sock.sendall(data + b"\n")
+    _still_serves(served)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MESSAGES, max_size=4))
+def test_no_message_of_a_worker_ends_the_hub(messages):
+    with hub(2) as address, worker(address, 0, 2) as a, worker(address, 1, 2) as b:
+        heard(b, "go")
+        for message in messages:
+            a.send(message)
+        b.send({"ping": PING})
+        assert heard(b, "pong") == 1
+
+
+@pytest.fixture(scope="module")
+def served():
+    with hub(100_000) as address:
+        yield address
+
+
+def _still_serves(address):
+    with trusted(address) as wire:
+        wire.send({"join": facts(0, 1)})
+        assert "for a cluster of 1 workers" in heard(wire, "refused")
+
+
+# The roll.
+
+
+@pytest.mark.parametrize(
+    ("other", "fault"),
+    [
+        (facts(0, 3), "The index 0 is claimed twice"),
+        (facts(1, 2), "was started for a cluster of 2 workers, and worker 0 for one of 3"),
+        (facts(7, 3), "worker 7 (pid"),
+        (facts(1, 3, versions={"jax": "2"}), "runs jax 2, and worker 0"),
+    ],
+)
+def test_a_refusal_is_told_to_all_and_they_wait_only_a_little_longer(monkeypatch, other, fault):
+    monkeypatch.setattr(_hub, "AFTER_REFUSAL", 0.5)
+    with hub(3) as address, worker(address, 0, 3) as a, trusted(address) as b:
+        b.send({"join": other})
+
+        assert fault in heard(b, "refused")
+        assert fault in heard(a, "waiting")
+        final = heard(a, "refused")
+        assert "2 of 3 workers did not join" in final
+        assert f"Refused: {fault}" in final or fault in final
+
+
+def test_a_roll_call_whose_starter_ends_is_over_for_all():
+    told = options(2)
+    process = HubProcess(told)
+    with worker(told.address, 1, 2) as b, worker(told.address, 1, 2) as twin:
+        heard(twin, "refused")  # so that the first has joined
+        process.let_go()
+        text = heard(b, "refused")
+    process.wait(30)
+
+    assert "ended before all had come: the test, which had started it, has ended" in text
+    _wire.listen(told.address).close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_hub_that_is_told_to_end_says_so_and_ends(number):
+    told = options(2)
+    process = HubProcess(told)
+    with worker(told.address, 0, 2) as a, worker(told.address, 1, 2) as b:
+        pid = heard(a, "go")["hub_pid"]
+        heard(b, "go")
+        os.kill(pid, number)
+        for wire in (a, b):
+            text = heard(wire, "report")["text"]
+            assert f"(pid {pid}) has ended: it was sent {number.name}" in text
+    process.wait(30)
+
+
+def test_a_connection_is_read_beyond_1024_open_files():
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1300:
+        pytest.skip("this system allows fewer open files")
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull))
+        with socket.create_connection(server.getsockname()) as sock:
+            assert sock.fileno() > 1024
+            assert Wire(sock).receive_within(0.1) is None
+
+
+def test_half_a_line_is_not_waited_for_longer_than_allowed():
+    server = socket.create_server(("127.0.0.1", 0))
+    with server, socket.create_connection(server.getsockname()) as sock:
+        other, _ = server.accept()
+        with other:
+            other.sendall(b'{"half')
+            assert Wire(sock).receive_within(0.2) is None
+
+
+def test_the_programs_that_run_bare_need_no_jax():
+    for module in ("_hub", "_sessions"):
+        command = bare_python(f"replicax.workers.{module}")
+        script = command[3].replace(").main()", ")")
+        script += "print([m for m in ('jax', 'numpy') if m in sys.modules])"
+        done = subprocess.run(
+            [*command[:3], script, *command[4:]], capture_output=True, text=True, timeout=60
+        )
+        assert done.stdout == "[]\n", done.stderr
