@@ -36,7 +36,7 @@ lint: $(VENV)/.dev
 	pyright
 	lint-imports
 
-pytest: $(VENV)/.dev $(VENV)/.tpu
+pytest: $(VENV)/.dev $(VENV)/.preflight
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign"
 
 test-slow: $(VENV)/.dev
@@ -69,9 +69,9 @@ $(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)
 	touch $@
 
 # The TPU compiler (200 MB), for the tests of preflight; where it cannot be had they are skipped.
-$(VENV)/.tpu: pyproject.toml constraints.txt | $(VENV)/.dev
+$(VENV)/.preflight: pyproject.toml constraints.txt | $(VENV)/.dev
 	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check \
-	    -e '.[tpu,plot]' || echo "No TPU compiler here: the tests of preflight will be skipped."
+	    -e '.[preflight,plot]' || echo "No TPU compiler here: the tests of preflight will be skipped."
 	touch $@
 
 $(VENV)-foreign/.done: pyproject.toml

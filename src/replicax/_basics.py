@@ -1,11 +1,39 @@
 """One-liners over JAX under the names that the pages of tf.distribute use."""
 
+import sys
+import warnings
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from replicax._errors import user_frame
+
 Tensor = jax.Array
+
+
+def kept_dtype(dtype: Any) -> Any:
+    """The type that JAX keeps for the one that is asked for; a narrower one with a warning.
+
+    JAX would warn too, but point at a line of replicax.
+    """
+    if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return dtype
+    asked, kept = jnp.dtype(dtype), jax.dtypes.canonicalize_dtype(dtype)
+    if asked != kept:
+        text = (
+            f"dtype {asked.name} was asked for, and {kept.name} is what you get: JAX keeps 32 bits"
+            f" unless it is told otherwise. Write dtype={kept.name!r}, or call"
+            ' `jax.config.update("jax_enable_x64", True)` before anything else.'
+        )
+        where = user_frame(sys._getframe(1))  # noqa: SLF001
+        if where is None:
+            warnings.warn(text, UserWarning, stacklevel=3)
+        else:
+            seen = where.f_globals.setdefault("__warningregistry__", {})
+            file, line = where.f_code.co_filename, where.f_lineno
+            warnings.warn_explicit(text, UserWarning, file, line, registry=seen)
+    return kept
 
 
 def constant(
@@ -17,7 +45,7 @@ def constant(
         >>> rx.constant([1.0, 2.0])
         Array([1., 2.], dtype=float32)
     """
-    array = jnp.asarray(value, dtype=dtype)
+    array = jnp.asarray(value, dtype=kept_dtype(dtype))
     return array if shape is None else jnp.broadcast_to(array, shape)
 
 

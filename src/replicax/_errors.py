@@ -114,9 +114,15 @@ def user_line(frame: FrameType | None) -> str:
 
     Empty if there is none: then all of it is replicax, or libraries that are installed.
     """
+    found = user_frame(frame)
+    return "" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
+
+
+def user_frame(frame: FrameType | None) -> FrameType | None:
+    """Where the user's own code stands that ``frame`` was called from."""
     while frame is not None:
         file = frame.f_code.co_filename
         if not (file.startswith(_NOT_THE_USERS) or "site-packages" in file):
-            return f"{file}:{frame.f_lineno}"
+            break
         frame = frame.f_back
-    return ""
+    return frame

@@ -172,10 +172,12 @@ def _refuses_another_device_count() -> bool:
     return False
 
 
-def surround_cpu_start(surroundings: Callable[[], contextlib.AbstractContextManager[None]]) -> bool:
-    """Have JAX start its CPU client inside ``surroundings()``; False if this JAX offers no way."""
+def surround_start(
+    platform: str, surroundings: Callable[[], contextlib.AbstractContextManager[None]]
+) -> bool:
+    """Have JAX start a platform's client inside ``surroundings()``; False if it offers no way."""
     factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
-    registration: Any = factories.get("cpu")
+    registration: Any = factories.get(platform)
     if not hasattr(registration, "factory"):  # pragma: no cover - a JAX that moved it
         return False
     start = registration.factory
@@ -184,7 +186,7 @@ def surround_cpu_start(surroundings: Callable[[], contextlib.AbstractContextMana
         with surroundings():
             return start(**options)
 
-    factories["cpu"] = dataclasses.replace(registration, factory=start_inside)
+    factories[platform] = dataclasses.replace(registration, factory=start_inside)
     return True
 
 

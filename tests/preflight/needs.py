@@ -9,5 +9,5 @@ _MISSING = [n for n in ("libtpu", "flatbuffers") if importlib.util.find_spec(n) 
 needs_compiler = pytest.mark.skipif(
     bool(_MISSING),
     reason=f"the TPU compiler is not installed ({', '.join(_MISSING)}):"
-    " pip install 'replicax[tpu]'",
+    " pip install 'replicax[preflight]'",
 )

@@ -21,8 +21,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own, rest = _halves(sys.argv[1:] if argv is None else list(argv))
     parser = argparse.ArgumentParser(prog="replicax", description="The tools of replicax.")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    parser.add_argument("--version", action="store_true", help="Show which replicax this is.")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar=f"{{{','.join(VERBS)}}}")
     parsers = {name: verbs.add_parser(name, help=h, description=h) for name, h in VERBS.items()}
+    if own == ["--version"]:
+        found = importlib.import_module("replicax")
+        sys.stdout.write(f"replicax {found.__version__}\n")
+        return 0
     chosen = next((word for word in own[:1] if word in VERBS), None)
     if chosen is None:
         parser.parse_args(own)  # which says what is missing, or helps

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._basics import kept_dtype
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax.context._current import get_replica_context
 from replicax.data._errors import InvalidArgumentError
@@ -49,7 +50,7 @@ class Metric:
     def add_weight(self, name: str, shape: Any = ()) -> Variable:
         """A sum that begins at zero, of its own on every replica."""
         variable: Variable = Variable(
-            jnp.zeros(shape, self.dtype),
+            jnp.zeros(shape, kept_dtype(self.dtype)),
             name=f"{self.name}/{name}",
             trainable=False,
             synchronization=VariableSynchronization.ON_READ,

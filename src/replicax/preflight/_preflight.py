@@ -40,7 +40,7 @@ def preflight(
     The step is your own: it uses a strategy, which may run on virtual CPU devices here. It is
     traced as if that strategy had as many replicas as fill the slice, each with the batch and the
     number of logical devices that it has here, and compiled by the TPU compiler itself
-    (``pip install 'replicax[tpu]'``), in a process of its own. Nothing is run.
+    (``pip install 'replicax[preflight]'``), in a process of its own. Nothing is run.
 
     Args:
         step: A function that calls ``strategy.run``, plain or an `rx.function`.
@@ -147,7 +147,7 @@ class _Compiler:
 
 
 _COMPILERS = {
-    "tpu": _Compiler("TPU compiler", "TPUs", "tpu", ("libtpu", "flatbuffers")),
+    "tpu": _Compiler("TPU compiler", "TPUs", "preflight", ("libtpu", "flatbuffers")),
     "cuda": _Compiler(
         "compiler for NVIDIA GPUs",
         "GPUs",

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._basics import kept_dtype
 from replicax._enums import VariableAggregation
 from replicax.context._current import entered, get_replica_context
 from replicax.random._stateless import (
@@ -243,7 +244,7 @@ class Generator:
         """
         n, p = jnp.asarray(counts, jnp.float32), jnp.asarray(probs, jnp.float32)
         drawn: jax.Array = jax.random.binomial(self._key(), n, p, sizes(shape))
-        return drawn.astype(dtype)
+        return drawn.astype(kept_dtype(dtype))
 
     def make_seeds(self, count: int = 1) -> jax.Array:
         """Keys for functions without a state: two rows, and a column for each key.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._basics import kept_dtype
 from replicax.data._errors import InvalidArgumentError
 
 _WORD = 2**32
@@ -84,6 +85,7 @@ def sizes(shape: Any) -> tuple[int, ...]:
 def uniform_of(key: jax.Array, shape: Any, bounds: tuple[Any, Any], dtype: Any) -> jax.Array:
     """Numbers between two bounds; None for both, of integers, is their whole range."""
     low, high = bounds
+    dtype = kept_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.integer):
         top = 1 if high is None else high
         return jax.random.uniform(key, sizes(shape), dtype, low or 0, top)
@@ -121,7 +123,7 @@ def categorical_of(key: jax.Array, logits: Any, num_samples: int, dtype: Any) ->
             " `logits[None]` for one row."
         )
     drawn = jax.random.categorical(key, rows, axis=-1, shape=(int(num_samples), len(rows)))
-    return drawn.T.astype(jnp.int32 if dtype is None else dtype)
+    return drawn.T.astype(jnp.int32 if dtype is None else kept_dtype(dtype))
 
 
 def gamma_of(
@@ -137,7 +139,7 @@ def gamma_of(
 def poisson_of(key: jax.Array, shape: tuple[int, ...], lam: Any, dtype: Any) -> jax.Array:
     """Numbers of the Poisson distribution with a mean."""
     means = _broadcast(jnp.asarray(lam, jnp.float32), shape)
-    return jax.random.poisson(key, means).astype(dtype)
+    return jax.random.poisson(key, means).astype(kept_dtype(dtype))
 
 
 def _broadcast(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -159,7 +161,7 @@ def _floats(dtype: Any, verb: str, error: type[Exception] = TypeError) -> Any:
         raise error(
             f"{verb} draws floating-point numbers, and {jnp.dtype(dtype).name} is no such type."
         )
-    return dtype
+    return kept_dtype(dtype)
 
 
 # Draws of a seed.
@@ -314,7 +316,7 @@ def stateless_binomial(
         [0, 10]
     """
     n, p = (_broadcast(jnp.asarray(x, jnp.float32), sizes(shape)) for x in (counts, probs))
-    return jax.random.binomial(key_of(seed), n, p).astype(output_dtype)
+    return jax.random.binomial(key_of(seed), n, p).astype(kept_dtype(output_dtype))
 
 
 def stateless_shuffle(

@@ -8,8 +8,11 @@ import jax
 
 from replicax.topology._mesh import Topology
 from replicax.workers import _group
+from replicax.workers._sockets import GLOO_GREETING, unheard
 
 _Finish = Callable[[Any], Any]
+# Where workers have met: they connect, and say so, when they first do.
+_connected: set[Topology] = set()
 
 
 def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
@@ -28,9 +31,15 @@ def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
 
 @contextmanager
 def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
-    with _group.required().collective(what):
-        # Accelerators compute ahead, and are left to.
-        yield jax.block_until_ready if topology.devices[0].platform == "cpu" else _as_it_is
+    if topology.devices[0].platform != "cpu":
+        with _group.required().collective(what):
+            yield _as_it_is  # accelerators compute ahead, and are left to
+        return
+    is_first = topology not in _connected
+    quiet = unheard(1, GLOO_GREETING) if is_first else nullcontext()
+    with _group.required().collective(what), quiet:
+        yield jax.block_until_ready
+    _connected.add(topology)
 
 
 def _as_it_is(results: Any) -> Any:

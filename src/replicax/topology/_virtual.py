@@ -30,10 +30,11 @@ from replicax._jax_private import (
     backend_is_initialized,
     setting,
     surround_compiler,
-    surround_cpu_start,
+    surround_start,
 )
 from replicax.topology._devices import local_devices
 from replicax.topology._generations import SliceShape
+from replicax.workers._sockets import unheard
 
 COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
 TPU_VARIABLE = "REPLICAX_TPU_TOPOLOGY"
@@ -44,6 +45,10 @@ _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
 # needed cost time: a step of matrix products on 2 devices took 1.3 times as long with 16 as with 8.
 _THREADS_PER_DEVICE = 4
 _sharing: list[int] = [1]
+# What an installed libtpu prints, beside what it tells JAX, on a machine that has no TPU.
+_ABSENT_TPU = re.compile(
+    rb"could not determine TPU|before InitGoogle|Source Location Trace|libtpu_init_utils"
+)
 _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 
 
@@ -67,8 +72,10 @@ def prepare_environment() -> None:
         _warn_if_too_late(requested)
     elif requested is not None:
         jax.config.update("jax_num_cpu_devices", requested)
-    if not surround_cpu_start(_enough_threads):  # pragma: no cover - a JAX that moved it
+    if not surround_start("cpu", _enough_threads):  # pragma: no cover - a JAX that moved it
         os.environ.setdefault("NPROC", str(threads_needed(64)))
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # how JAX notes that it saw no TPU
+        surround_start("tpu", lambda: unheard(2, _ABSENT_TPU))
 
 
 def planned_cpu_devices() -> int | None:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._basics import kept_dtype
 from replicax._errors import TracingError, VariableError
 from replicax.context._current import current, entered
 from replicax.values._placement import is_traced, own_copy
@@ -122,7 +123,7 @@ def _as_array(value: Any, dtype: Any) -> jax.Array:
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
         return own_copy(value if dtype is None else value.astype(dtype))
     refuse_tree(value)
-    return jnp.asarray(value, dtype=dtype)
+    return jnp.asarray(value, dtype=kept_dtype(dtype))
 
 
 def refuse_tree(value: Any) -> None:

@@ -1,15 +1,50 @@
-"""Sockets of collectives: how to end a collective that waits for a worker that is gone.
+"""What collectives do below Python: the sockets that they wait on, and what they print.
 
 XLA's CPU collectives run over TCP connections that Gloo opens inside this process, and wait on them
 without a deadline. Closing them from another thread ends the wait with an error.
 """
 
 import os
+import re
 import socket
+import sys
+import tempfile
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 
 _LISTINGS = ("/proc/self/fd", "/dev/fd")
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 25_000}
+
+# What Gloo tells each worker when it has reached the others.
+GLOO_GREETING = re.compile(rb"\[Gloo\] Rank \d+ is connected")
+
+
+@contextmanager
+def unheard(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
+    """Leave out the lines that a library writes by itself to a stream while the block runs.
+
+    Args:
+        stream: 1 for the standard output, 2 for errors. All else that goes there in the meantime is
+            written when the block ends.
+        noise: What a line has in it that is left out.
+    """
+    with suppress(AttributeError, ValueError, OSError):  # a stream that is closed, or replaced
+        (sys.stdout if stream == 1 else sys.stderr).flush()
+    try:
+        usual = os.dup(stream)
+    except OSError:  # a program without that stream
+        yield
+        return
+    with open(usual, "wb") as true_one, tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), stream)
+        try:
+            yield
+        finally:
+            os.dup2(usual, stream)
+            kept.seek(0)
+            with suppress(OSError):  # nobody reads it
+                true_one.writelines(line for line in kept if not noise.search(line))
+                true_one.flush()
 
 
 def listening_ports() -> set[int]:
