@@ -452,3 +452,45 @@ def sharded_training(policy, folder):
         "refused": refused,
         "program": run.get_concrete_function().as_text(),
     }
+
+
+STATE = (66, 104)
+
+
+def state(policy):
+    """Variables of each kind; only what is the same on all workers is saved once for all."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy(variable_policy=policy)
+    with strategy.scope():
+        variables = {
+            "w": rx.Variable(jnp.zeros(STATE), name="w"),
+            "odd": rx.Variable(jnp.zeros((67, 101)), name="odd"),
+            "small": rx.Variable(jnp.zeros(3), name="small"),
+            "total": rx.Variable(
+                0, synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+            ),
+        }
+    return strategy, {**variables, "own": rx.Variable(0)}
+
+
+def save_state(policy, folder):
+    strategy, variables = state(policy)
+    rng = np.random.default_rng(5)
+    for name in ("w", "odd", "small"):
+        variables[name].assign(rng.normal(size=variables[name].shape).astype("f4"))
+    strategy.run(lambda: variables["total"].assign_add(1))
+    variables["own"].assign(jax.process_index())
+    # As programs do that were written for TensorFlow.
+    mine = folder if jax.process_index() == 0 else f"{folder}/workertemp_{jax.process_index()}"
+    checkpoint = rx.train.Checkpoint(**variables)
+    checkpoint.save(f"{mine}/ckpt", block=False)
+    checkpoint.sync()
+    return {name: np.asarray(v.read_value()).tolist() for name, v in variables.items()}
+
+
+def restore_state(policy, path):
+    _, variables = state(policy)
+    rx.train.Checkpoint(**variables).restore(path).assert_consumed()
+    rx.debug.check_in_sync()
+    held = sum(s.data.nbytes for s in variables["w"].cell.array().addressable_shards)
+    found = {name: np.asarray(v.read_value()).tolist() for name, v in variables.items()}
+    return found, held

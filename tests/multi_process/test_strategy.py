@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import replicax as rx
 from replicax.testing import run_in_processes
 from tests.multi_process import programs
 
@@ -241,3 +242,36 @@ def test_sharded_variables_are_one_value_of_all_workers(workers, devices, tmp_pa
         assert "'w'" in b["refused"]
         assert "reduce-scatter(" in b["program"]
         assert "all-reduce(" not in b["program"]
+
+
+@pytest.mark.parametrize(
+    ("before", "workers", "after"),
+    [
+        ("sharded", 2, [("sharded", 3)]),
+        pytest.param("mirrored", 2, [("sharded", 2)], marks=pytest.mark.slow),
+        pytest.param("sharded", 3, [("sharded", 2), ("mirrored", 2)], marks=pytest.mark.slow),
+    ],
+)
+def test_each_worker_writes_its_part_once_and_any_number_restores(tmp_path, before, workers, after):
+    saved = run_in_processes(programs.save_state, workers, args=(before, str(tmp_path)))
+    wanted = {**saved[0], "save_counter": 1}
+    assert all({**s, "own": 0} == saved[0] for s in saved)
+
+    path = tmp_path / "ckpt-1"
+    assert [p.name for p in tmp_path.iterdir()] == ["ckpt-1"]  # and no worker's own
+    reader = rx.train.load_checkpoint(path)
+    for name, value in wanted.items():
+        found = reader.get_tensor(f"{name}/.ATTRIBUTES/VARIABLE_VALUE")
+        np.testing.assert_array_equal(found, np.asarray(value, found.dtype))
+    sizes = [
+        sum(f.stat().st_size for f in path.glob(f"data-*/arrays-{w}/*/0*")) for w in range(workers)
+    ]
+    assert sum(sizes) == 4 * (66 * 104 + 67 * 101 + 3 + 3)
+    assert max(sizes) < 1.2 * sum(sizes) / workers
+    for policy, count in after:
+        for values, held in run_in_processes(
+            programs.restore_state, count, args=(policy, str(path))
+        ):
+            assert {**values, "save_counter": 1} == wanted
+            share = count if policy == "sharded" else 1
+            assert held == 4 * 66 * 104 // share

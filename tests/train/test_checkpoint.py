@@ -86,6 +86,42 @@ def test_a_checkpoint_is_restored_on_any_number_of_replicas(tmp_path, before, af
     assert int(total.read_value()) == 5 * before
 
 
+def variable_of(kind):
+    """A variable of 27 KiB that lies on devices in one of several ways."""
+    name, _, count = kind.partition(" ")
+    devices = [f"CPU:{i}" for i in range(int(count))]
+    shape = (66, 104)
+    if name == "plain":
+        return rx.Variable(jnp.zeros(shape))
+    if name == "cut":  # over logical devices
+        topology = rx.tpu.experimental.initialize_tpu_system()
+        dims = [1, 1, int(count)]
+        assignment = rx.tpu.experimental.DeviceAssignment.build(topology, dims, num_replicas=2)
+        strategy = rx.distribute.experimental.TPUStrategy(device_assignment=assignment)
+        with strategy.scope(), rx.tpu.LayoutMap({"w": [1, int(count)]}).scope():
+            return rx.Variable(jnp.zeros(shape), name="w")
+    strategy = rx.distribute.MirroredStrategy(devices, variable_policy=name)
+    with strategy.scope():
+        return rx.Variable(jnp.zeros(shape))
+
+
+KINDS = ["plain 1", "mirrored 2", "sharded 2", "sharded 3", "sharded 8", "cut 2"]
+
+
+@pytest.mark.parametrize("after", KINDS)
+@pytest.mark.parametrize("before", KINDS)
+def test_a_value_is_restored_however_it_lay_and_lies_on_devices(tmp_path, before, after):
+    value = np.random.default_rng(0).normal(size=(66, 104)).astype("f4")
+    old, new = variable_of(before), variable_of(after)
+    old.assign(value)
+    path = rx.train.Checkpoint(w=old).write(f"{tmp_path}/ckpt")
+
+    rx.train.Checkpoint(w=new).restore(path).assert_consumed()
+
+    assert new.numpy().tobytes() == value.tobytes()
+    assert rx.train.load_checkpoint(path).get_tensor("w" + SUFFIX).tobytes() == value.tobytes()
+
+
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(

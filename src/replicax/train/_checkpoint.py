@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,11 +15,12 @@ from replicax._enums import VariableAggregation
 from replicax._errors import CheckpointError, ScopeError, VariableError
 from replicax.context._current import current, entered
 from replicax.train import _store
-from replicax.train._object_graph import Match, graph_of, has_state, is_variable, matched, parts_of
+from replicax.train._object_graph import Match, graph_of, is_variable, matched, parts_of
 from replicax.train._options import is_async
-from replicax.train._reader import Source, log, opened
-from replicax.variables._checks import is_key
-from replicax.variables._held import read_global, variable_of
+from replicax.train._pieces import Value
+from replicax.train._reader import log
+from replicax.train._stored import Source, is_placed, opened, restore_from
+from replicax.variables._held import held_array, variable_of
 from replicax.variables._planned import newcomers
 from replicax.variables._variable import Variable
 from replicax.workers import _group
@@ -185,7 +186,7 @@ class _Restoring:
         new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
         if new:
             with jax.ensure_compile_time_eval(), entered(**_OUTSIDE):
-                _apply(self._source, new)
+                restore_from(self._source, new)
             self._done |= set(new)
         if not match.unused:
             self._forget()
@@ -338,52 +339,11 @@ def _value(x: Any, key: str) -> Any:
             " and a checkpoint holds one value for any number of replicas. Declare how to combine"
             " them (SUM, MEAN, ONLY_FIRST_REPLICA), or leave it out of the checkpoint."
         )
-    # Those that are held in parts might not all fit one device: they go to the host one by one.
-    return np.asarray(read_global(held)) if held.cell.sharded else read_global(held)
+    if not is_placed(held):
+        return held.read_value()
+    return Value(held_array(held), held.cell.cut)
 
 
 def _has_value(x: Any) -> bool:
     # Keras makes variables without one while it infers shapes, and gives them one afterwards.
     return variable_of(x) is not None or getattr(x, "_value", x) is not None
-
-
-def _apply(source: Source, pairs: Mapping[str, Any]) -> None:
-    """Restore all or nothing: values are read and compared first."""
-    values = [(x, key, source.read(key)) for key, x in pairs.items()]
-    fitted = [(x, _fitted(x, key, value)) for x, key, value in values]
-    for x, value in fitted:
-        held = variable_of(x)
-        if held is not None:
-            held.assign(value)
-        elif has_state(x):
-            x.restore_state(value)
-        else:
-            x.value = value
-
-
-def _fitted(x: Any, key: str, value: Any) -> Any:
-    if not is_variable(x):
-        return value
-    have, want = np.shape(value), tuple(x.shape)
-    if have != want:
-        raise VariableError(
-            f"The checkpoint has {key!r} with shape {have}, and the variable that it is for has"
-            f" shape {want}. Nothing was restored. Build the model as it was when it was saved."
-        )
-    if is_key(value) or np.dtype(value.dtype) == np.dtype(x.dtype):
-        return value
-    new = value.astype(x.dtype)
-    if value.dtype.kind != new.dtype.kind or not _same(new, value):
-        raise VariableError(
-            f"The checkpoint has {key!r} with dtype {value.dtype}, and the variable that it is for"
-            f" has {x.dtype}, which cannot hold it. Nothing was restored. Make the variable with"
-            f" dtype={str(value.dtype)!r}, or convert the value that"
-            " `rx.train.load_checkpoint(path).get_tensor(name)` gives."
-        )
-    return new
-
-
-def _same(new: np.ndarray, old: np.ndarray) -> bool:
-    # Without x64 JAX has no float64, and would have rounded it anyway; nothing else may be lost.
-    rounds = old.dtype == np.float64 and new.dtype == np.float32
-    return rounds or bool(((new == old) | ((new != new) & (old != old))).all())

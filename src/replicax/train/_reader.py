@@ -6,65 +6,22 @@ import logging
 import os
 import re
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from replicax.data._errors import DataLossError, NotFoundError
-from replicax.train._object_graph import Node
-from replicax.train._store import Stored, is_stored
-from replicax.train._tensor_bundle import TensorBundle, is_bundle
+from replicax.data._errors import DataLossError
+from replicax.train._files import is_stored
+from replicax.train._stored import Stored, opened
+from replicax.train._tensor_bundle import is_bundle
 
 log = logging.getLogger("replicax")
 
 _STATE_FILE = "checkpoint"  # TensorFlow's note of the newest one
 _LOOKING = 1.0  # seconds between two looks at a folder, as in TensorFlow
 _NEWEST = re.compile(r'^model_checkpoint_path: "((?:[^"\\]|\\.)*)"', re.MULTILINE)
-
-
-class Source(Protocol):
-    """One checkpoint that can be read."""
-
-    @property
-    @abstractmethod
-    def nodes(self) -> list[Node]:
-        """The graph of the saved objects, the root first."""
-
-    @abstractmethod
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array, by name."""
-
-    @abstractmethod
-    def dtype(self, key: str) -> np.dtype[Any]:
-        """The dtype of one array."""
-
-    @abstractmethod
-    def read(self, key: str) -> Any:
-        """The value of one array, or the state of an object."""
-
-    @abstractmethod
-    def find(self, live: Any, name: str) -> Any:
-        """The part of a live object that a saved name means."""
-
-
-def opened(path: str) -> Source:
-    """The checkpoint at ``path``.
-
-    Raises:
-        NotFoundError: If there is none.
-        DataLossError: If it is damaged.
-    """
-    if is_stored(path):
-        return Stored(path)
-    if is_bundle(path):
-        return TensorBundle(path)
-    raise NotFoundError(
-        f"There is no checkpoint {path!r}. `rx.train.latest_checkpoint(folder)` finds the newest"
-        " one of a folder."
-    )
 
 
 class CheckpointReader:
@@ -264,7 +221,7 @@ def stored_in(folder: str) -> Iterator[tuple[int, str]]:
         if is_stored(path):
             try:
                 stored = Stored(path)
-                stored.verify(contents=False)
+                stored.verify()
             except (DataLossError, OSError) as error:
                 log.warning("%s It is passed over.", error)
             else:

@@ -22,7 +22,9 @@ from replicax.data._errors import DataLossError
 from replicax.function._function import Function, function
 from replicax.function._lift import Lifted, lift
 from replicax.train import _store
+from replicax.train._files import is_stored
 from replicax.train._object_graph import graph_of, is_variable
+from replicax.train._stored import Stored
 from replicax.values._placement import is_array
 from replicax.variables._cell import Cell
 from replicax.variables._held import read_global, variable_of
@@ -124,7 +126,7 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
         >>> float(rx.saved_model.load(folder)(4.0))
         8.0
     """
-    stored = _store.Stored(os.fspath(export_dir))
+    stored = Stored(os.fspath(export_dir))
     if "saved_model" not in stored.states:
         raise DataLossError(
             f"{export_dir!r} is a checkpoint without functions. Restore it with"
@@ -152,7 +154,7 @@ def contains_saved_model(export_dir: str) -> bool:
         False
     """
     path = os.fspath(export_dir)
-    return _store.is_stored(path) and "saved_model" in _store.Stored(path).states
+    return is_stored(path) and "saved_model" in Stored(path).states
 
 
 class Loaded:

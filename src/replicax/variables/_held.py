@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 from replicax.context._current import current
+from replicax.variables._cell import changing
 from replicax.variables._levels import refuse_in_foreign_trace
 from replicax.variables._told import told
 from replicax.variables._variable import Variable
@@ -80,3 +81,16 @@ def read_global(held: Variable) -> jax.Array:
         whole = cell.array()
     seen: jax.Array = told(cell, whole)
     return seen
+
+
+def held_array(held: Variable) -> jax.Array:
+    """The array as the devices of all workers hold it, which stays as it is now.
+
+    Of a sharded variable it is the stored one, in parts; see `Cell.cut`.
+    """
+    cell = held.cell
+    refuse_in_foreign_trace(cell)
+    with jax.ensure_compile_time_eval(), changing:
+        array = cell.array()
+        cell.owned = False
+    return array

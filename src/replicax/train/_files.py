@@ -1,0 +1,318 @@
+"""Files of a checkpoint: named safely, kept for good, and believed only if their checksums agree.
+
+A file is known by its size and the CRC-32 of each of its blocks, so that any range of it can be
+read and checked without the rest, by several threads. Checkpoints of format 1 have the SHA-256 of
+whole files instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import stat
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+
+from replicax.data._errors import DataLossError, NotFoundError
+
+MANIFEST = "checkpoint.json"
+FORMAT = 2
+# Names of our own: a folder that somebody gives us may have others.
+DATA = re.compile(r"data-[0-9a-f]{16}")
+BLOCK = 1 << 20
+THREADS = min(8, os.cpu_count() or 1)
+_MAX_MANIFEST = 1 << 28
+_ALIGNMENT = 64  # of buffers that JAX takes as they are
+_NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
+
+
+def buffer(size: int) -> np.ndarray:
+    """So many bytes of new memory, which a device of the host can take without a copy."""
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    at = -room.ctypes.data % _ALIGNMENT
+    return room[at : at + size]
+
+
+def as_bytes(array: np.ndarray) -> np.ndarray:
+    """The memory of a contiguous array."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def checksums(*parts: Any) -> list[int]:
+    """The CRC-32 of every block of what ``parts`` are, one after the other."""
+    blocks: list[list[memoryview]] = []
+    room = 0
+    for part in parts:
+        view, at = memoryview(part), 0
+        while at < len(view):
+            if not room:
+                blocks.append([])
+                room = BLOCK
+            blocks[-1].append(view[at : at + room])
+            at += room
+            room = max(0, at - len(view))
+    if len(blocks) < 2:
+        return list(map(_checksum, blocks))
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(_checksum, blocks))
+
+
+def _checksum(block: list[memoryview]) -> int:
+    found = 0
+    for view in block:
+        found = zlib.crc32(view, found)
+    return found
+
+
+def files_below(place: str) -> Iterator[str]:
+    """The names of all files in a folder and its folders."""
+    for folder, _, files in os.walk(place):
+        for name in files:
+            yield os.path.relpath(os.path.join(folder, name), place).replace(os.sep, "/")
+
+
+def settle(place: str) -> None:
+    """Wait until the files and folders below ``place`` have reached the disk."""
+    files = [os.path.join(place, name) for name in files_below(place)]
+    with ThreadPoolExecutor(2 * THREADS) as pool:  # the disk serves those that wait together
+        list(pool.map(_sync, files))
+        list(pool.map(sync_folder, [folder for folder, _, _ in os.walk(place)]))
+
+
+def sync_folder(path: str) -> None:
+    """Wait until the names in a folder have reached the disk."""
+    _sync(path, os.O_DIRECTORY)
+
+
+def _sync(path: str, flags: int = 0) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | flags)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def opened_below(root: str, name: str) -> Iterator[int]:
+    """A file below ``root``, to read; links are not followed, and nothing but a file is opened.
+
+    Raises:
+        FileNotFoundError: If there is none.
+        DataLossError: If there is something else.
+    """
+    *above, last = name.split("/")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for folder in above:
+            fd = _step(fd, folder, os.O_DIRECTORY)
+        fd = _step(fd, last, os.O_NONBLOCK)  # a pipe must not make us wait
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise DataLossError(f"{os.path.join(root, name)!r} is not a file.")
+        yield fd
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise DataLossError(
+            f"{os.path.join(root, name)!r} is behind a link, which is not followed, or is no file."
+        ) from None
+    finally:
+        os.close(fd)
+
+
+def _step(folder: int, name: str, flags: int) -> int:
+    inner = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | flags, dir_fd=folder)
+    os.close(folder)
+    return inner
+
+
+def put_manifest(path: str, body: dict[str, Any]) -> None:
+    """Put the manifest of a checkpoint in its place, in one step, for good."""
+    text = json.dumps(body, allow_nan=False)
+    whole = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+    final = os.path.join(path, MANIFEST)
+    draft = f"{final}-{secrets.token_hex(8)}"
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+    try:
+        with os.fdopen(fd, "w") as file:
+            file.write(whole)
+            file.flush()
+            os.fsync(fd)
+        os.replace(draft, final)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(draft)
+        raise
+    sync_folder(path)
+    sync_folder(os.path.dirname(path))
+
+
+def is_stored(path: str) -> bool:
+    """Whether there is a checkpoint of ours at ``path``."""
+    return os.path.isfile(os.path.join(path, MANIFEST))
+
+
+def manifest(path: str) -> dict[str, Any]:
+    """What the manifest of a checkpoint says; its checksum is right.
+
+    Raises:
+        NotFoundError: If there is none.
+        DataLossError: If it is damaged.
+    """
+    name = os.path.join(path, MANIFEST)
+    try:
+        with opened_below(path, MANIFEST) as fd:
+            if os.fstat(fd).st_size > _MAX_MANIFEST:
+                raise DataLossError(f"{name!r} is too long for the manifest of a checkpoint.")
+            with os.fdopen(os.dup(fd), "rb") as file:
+                data = file.read()
+    except FileNotFoundError:
+        raise NotFoundError(f"There is no checkpoint {path!r}: it has no file {name!r}.") from None
+    with refused(name):
+        whole = json.loads(data)
+        text = whole["content"]
+        if hashlib.sha256(text.encode()).hexdigest() != whole["sha256"]:
+            raise ValueError("its checksum is wrong")
+        body: dict[str, Any] = json.loads(text)
+        if body["format"] not in (1, FORMAT):
+            raise ValueError(f"its format is {body['format']}, this replicax reads {FORMAT}")
+        if not DATA.fullmatch(body["folder"]):
+            raise ValueError(f"its folder is {body['folder']!r}")
+        return body | {"sha256": whole["sha256"]}
+
+
+@contextmanager
+def refused(name: str) -> Iterator[None]:
+    """Whatever is wrong with a manifest, it is a loss of data."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataLossError(f"{name!r} is damaged: {error}. Restore an older one.") from None
+
+
+class CheckedFiles:
+    """Files below one folder, with the sizes and checksums that they must have.
+
+    Args:
+        root: The folder.
+        known: What is known of each file, by its name: its size and checksums.
+
+    Raises:
+        ValueError: If a name is not one of a file below ``root``, or what is known makes no sense.
+    """
+
+    def __init__(self, root: str, known: dict[str, Any]) -> None:
+        self._root = root
+        self._last: tuple[str, int, np.ndarray] | None = None
+        self._known: dict[str, tuple[int, list[int] | str]] = {}
+        for name, (size, sums) in known.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not the name of a file of a checkpoint")
+            if type(size) is not int or size < 0:
+                raise ValueError(f"the size of {name!r} is {size!r}")
+            if not isinstance(sums, str) and len(sums) != -(-size // BLOCK):
+                raise ValueError(f"{name!r} has {len(sums)} checksums for {size} bytes")
+            self._known[name] = size, sums
+
+    def size(self, name: str) -> int:
+        """The size that a file must have; KeyError if none of that name is known."""
+        return self._known[name][0]
+
+    def verify(self) -> None:
+        """See that every file is there, with the right size; its contents are checked when read.
+
+        Raises:
+            DataLossError: If one is not; it is named.
+        """
+        for name in self._known:
+            with self._opened(name):
+                pass
+
+    def read(self, name: str, at: int, into: np.ndarray) -> None:
+        """Read a range of a file, and compare the blocks that it lies in with their checksums.
+
+        Args:
+            name: The file.
+            at: Where the range begins.
+            into: Bytes, to be filled.
+
+        Raises:
+            DataLossError: If the file is damaged or missing.
+        """
+        with self._opened(name) as fd:
+            size, sums = self._known[name]
+            if isinstance(sums, str):
+                into[:] = self._block(fd, name, 0, size)[at : at + len(into)]
+                return
+            until = at + len(into)
+            inner = []
+            for number in range(at // BLOCK, -(-until // BLOCK)):
+                begin, end = number * BLOCK, min((number + 1) * BLOCK, size)
+                if at <= begin and end <= until:
+                    inner.append((number, into[begin - at : end - at]))
+                    continue
+                low, high = max(at, begin), min(until, end)
+                block = self._block(fd, name, number, end - begin)
+                into[low - at : high - at] = block[low - begin : high - begin]
+            self._read_blocks(fd, name, inner)
+
+    def _read_blocks(self, fd: int, name: str, blocks: list[tuple[int, np.ndarray]]) -> None:
+        def one(block: tuple[int, np.ndarray]) -> None:
+            self._fill(fd, name, *block)
+
+        if len(blocks) < 2:
+            list(map(one, blocks))
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(one, blocks))
+
+    def _block(self, fd: int, name: str, number: int, size: int) -> np.ndarray:
+        """One block, kept until another is asked for: small values that are neighbours share it."""
+        last = self._last
+        if last is None or last[:2] != (name, number):
+            last = name, number, np.empty(size, np.uint8)
+            self._fill(fd, name, number, last[2])
+            self._last = last
+        return last[2]
+
+    def _fill(self, fd: int, name: str, number: int, into: np.ndarray) -> None:
+        view: Any = memoryview(into.data)
+        done, begin = 0, number * BLOCK
+        while done < len(view):
+            got = os.preadv(fd, [view[done:]], begin + done)
+            if not got:
+                self._refuse(name, "cut off")
+            done += got
+        sums = self._known[name][1]
+        is_right = (
+            hashlib.sha256(view).hexdigest() == sums
+            if isinstance(sums, str)
+            else zlib.crc32(view) == sums[number]
+        )
+        if not is_right:
+            self._refuse(name, "damaged")
+
+    @contextmanager
+    def _opened(self, name: str) -> Iterator[int]:
+        try:
+            with opened_below(self._root, name) as fd:
+                if os.fstat(fd).st_size != self._known[name][0]:
+                    self._refuse(name, "damaged: its size is another")
+                yield fd
+        except FileNotFoundError:
+            self._refuse(name, "missing")
+
+    def _refuse(self, name: str, how: str) -> None:
+        folder, inner = os.path.split(self._root)
+        raise DataLossError(
+            f"Checkpoint {folder!r} is not whole: its file {os.path.join(inner, name)!r} is {how}."
+            " Restore an older one."
+        )

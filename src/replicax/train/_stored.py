@@ -1,0 +1,215 @@
+"""One checkpoint, ours or TensorFlow's: what it holds, and how objects are restored from it."""
+
+from __future__ import annotations
+
+import os
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._errors import VariableError
+from replicax.data._errors import NotFoundError
+from replicax.train._files import MANIFEST, CheckedFiles, is_stored, manifest, refused
+from replicax.train._object_graph import Node, is_variable, part_of
+from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
+from replicax.train._tensor_bundle import TensorBundle, is_bundle
+from replicax.variables._checks import is_key
+from replicax.variables._held import variable_of
+from replicax.variables._variable import Variable
+
+
+class Source(Protocol):
+    """One checkpoint that can be read."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> list[Node]:
+        """The graph of the saved objects, the root first."""
+
+    @abstractmethod
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every array, by name."""
+
+    @abstractmethod
+    def dtype(self, key: str) -> np.dtype[Any]:
+        """The dtype of one array."""
+
+    @abstractmethod
+    def read(self, key: str) -> Any:
+        """The value of one array, or the state of an object."""
+
+    @abstractmethod
+    def find(self, live: Any, name: str) -> Any:
+        """The part of a live object that a saved name means."""
+
+
+class Stored:
+    """One checkpoint of ours.
+
+    Raises:
+        NotFoundError: If there is none.
+        DataLossError: If its manifest is damaged.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        body = manifest(path)
+        with refused(os.path.join(path, MANIFEST)):
+            self.time = int(body["time"])
+            self.states: dict[str, Any] = dict(body["states"])
+            self.nodes = [Node(children, values) for children, values in body["nodes"]]
+            self._arrays = saved_arrays(body)
+            self._files = CheckedFiles(os.path.join(path, body["folder"]), body["files"])
+            for saved in self._arrays.values():
+                saved.check(self._files)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The shape of every array, by key."""
+        return {key: saved.shape for key, saved in sorted(self._arrays.items())}
+
+    def dtype(self, key: str) -> np.dtype[Any]:
+        """The dtype of one array."""
+        return self._arrays[key].dtype
+
+    def read(self, key: str) -> Any:
+        """The value of one variable, or the state of an object.
+
+        Raises:
+            NotFoundError: If the checkpoint has none of that name.
+            DataLossError: If a file of the checkpoint is damaged.
+        """
+        if key in self.states:
+            return self.states[key]
+        saved = self._arrays.get(key)
+        if saved is None:
+            raise NotFoundError(
+                f"Checkpoint {self._path!r} has no value {key!r}; it has"
+                f" {', '.join(map(repr, list(self.shapes())[:20]))}."
+            )
+        value = saved.read(self._files, whole(saved.shape))
+        if saved.key_impl is not None:
+            return jax.random.wrap_key_data(jnp.asarray(value), impl=saved.key_impl)
+        return value
+
+    def read_parts(self, key: str, parts: Sequence[Part]) -> list[np.ndarray]:
+        """Parts of one array; no more is read than the blocks of the files that they lie in."""
+        if self._arrays[key].key_impl is not None:
+            raise VariableError(f"The checkpoint has random keys as {key!r}, not numbers.")
+        return [self._arrays[key].read(self._files, part) for part in parts]
+
+    def find(self, live: Any, name: str) -> Any:
+        """The part of a live object that has the saved name."""
+        return part_of(live, name)
+
+    def verify(self) -> None:
+        """See that all files are there, and of the right size; they are checked when read.
+
+        Raises:
+            DataLossError: If one is damaged or missing; it is named.
+        """
+        self._files.verify()
+
+
+def opened(path: str) -> Source:
+    """The checkpoint at ``path``.
+
+    Raises:
+        NotFoundError: If there is none.
+        DataLossError: If it is damaged.
+    """
+    if is_stored(path):
+        return Stored(path)
+    if is_bundle(path):
+        return TensorBundle(path)
+    raise NotFoundError(
+        f"There is no checkpoint {path!r}. `rx.train.latest_checkpoint(folder)` finds the newest"
+        " one of a folder."
+    )
+
+
+def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
+    """Restore objects, all or none: values are read and compared first.
+
+    Args:
+        source: The checkpoint.
+        pairs: The objects, by the keys of what they are restored from.
+
+    Raises:
+        DataLossError: If it is damaged.
+        VariableError: If a value does not fit its variable.
+    """
+    shapes = source.shapes()
+    put = [_read(source, key, x, shapes.get(key)) for key, x in pairs.items()]
+    for restore in put:
+        restore()
+
+
+def _read(source: Source, key: str, x: Any, shape: Any) -> Callable[[], Any]:
+    """Read what an object is restored from, and see that it fits; returns what puts it there."""
+    if is_variable(x) != (shape is not None):
+        saved, here = ("a value", "none") if shape is not None else ("none", "one")
+        raise VariableError(
+            f"The checkpoint has {saved} for {key!r}, and the {type(x).__name__} that it is for has"
+            f" {here}. Nothing was restored. Build the objects as they were when they were saved."
+        )
+    if not is_variable(x):
+        return partial(x.restore_state, source.read(key))
+    held = variable_of(x)
+    if held is not None and is_placed(held):
+        _check_shape(x, key, shape)
+        parts = own_parts(held.cell)
+        arrays = [_fitted(x, key, part) for part in _read_parts(source, key, parts)]
+        return partial(put_parts, held.cell, parts, arrays)
+    value = source.read(key)
+    _check_shape(x, key, np.shape(value))
+    value = _fitted(x, key, value)
+    return partial(setattr, x, "value", value) if held is None else partial(held.assign, value)
+
+
+def _read_parts(source: Source, key: str, parts: Sequence[Part]) -> list[np.ndarray]:
+    """Parts of one array, in memory of their own; of ours, no more is read than they need."""
+    if isinstance(source, Stored):
+        return source.read_parts(key, parts)
+    value = source.read(key)
+    return [(value.ravel() if p.is_flat else value)[p.slices()].copy() for p in parts]
+
+
+def is_placed(held: Variable) -> bool:
+    """Whether a variable's parts are put where they belong, and not assigned."""
+    cell = held.cell
+    is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
+    return not (is_keys or cell.per_replica or held.whole is not held)
+
+
+def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
+    if shape != tuple(x.shape):
+        raise VariableError(
+            f"The checkpoint has {key!r} with shape {shape}, and the variable that it is for has"
+            f" shape {tuple(x.shape)}. Nothing was restored. Build the model as it was when it was"
+            " saved."
+        )
+
+
+def _fitted(x: Any, key: str, value: Any) -> Any:
+    if is_key(value) or np.dtype(value.dtype) == np.dtype(x.dtype):
+        return value
+    new = value.astype(x.dtype)
+    if value.dtype.kind != new.dtype.kind or not _same(new, value):
+        raise VariableError(
+            f"The checkpoint has {key!r} with dtype {value.dtype}, and the variable that it is for"
+            f" has {x.dtype}, which cannot hold it. Nothing was restored. Make the variable with"
+            f" dtype={str(value.dtype)!r}, or convert the value that"
+            " `rx.train.load_checkpoint(path).get_tensor(name)` gives."
+        )
+    return new
+
+
+def _same(new: np.ndarray, old: np.ndarray) -> bool:
+    # Without x64 JAX has no float64, and would have rounded it anyway; nothing else may be lost.
+    rounds = old.dtype == np.float64 and new.dtype == np.float32
+    return rounds or bool(((new == old) | ((new != new) & (old != old))).all())
