@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from replicax._errors import ReplicaxError
 
 VERBS = {
+    "doctor": "Look at what this machine, and the cluster, have for a training program.",
     "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
     "preflight": "Compile the training step of a script for TPU slices, on a machine without TPUs.",
 }
