@@ -32,38 +32,34 @@ EXCEPTIONS = {
     " decides the layout; inside a scope it is refused",
 }
 
-# Files that need what the wheel does not have: TensorFlow, torch, or data of Keras's repository.
-LEFT_OUT = ("tf_dataset_adapter_test.py", "torch_data_loader_adapter_test.py")
-
 PYTEST = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider"]
 PYTEST += ["--import-mode=importlib"]
 
 
 def files(group: str) -> list[Path]:
     """The test files of a group."""
-    found = [path for pattern in GROUPS[group] for path in sorted(KERAS.glob(pattern))]
-    return [path for path in found if path.name not in LEFT_OUT]
+    return [path for pattern in GROUPS[group] for path in sorted(KERAS.glob(pattern))]
 
 
-def outcomes(path: Path, *, in_scope: bool, select: str = "") -> dict[str, str]:
-    """What became of each test of a file: passed, failed or skipped."""
+def outcomes(group: str, *, in_scope: bool) -> dict[str, str]:
+    """What became of each test of a group: passed, or why it failed or was skipped."""
     plugin = ["-p", "tests.foreign.keras_plugin"] if in_scope else []
-    chosen = ["-k", select] if select else []
     env = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
     env |= {"REPLICAX_CPU_DEVICES": "2", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
     with tempfile.TemporaryDirectory() as scratch:
         report = Path(scratch) / "report.xml"
-        subprocess.run(
+        told = subprocess.run(
             [
-                *(sys.executable, "-m", "pytest", *PYTEST, *plugin, *chosen),
-                *("--rootdir", scratch, f"--junitxml={report}", str(path)),
+                *(sys.executable, "-m", "pytest", *PYTEST, *plugin),
+                *("--rootdir", scratch, f"--junitxml={report}", *files(group)),
             ],
             env=env,
             cwd=scratch,
             capture_output=True,
+            text=True,
         )
         if not report.exists():
-            return {"the file itself": "failed"}
+            raise RuntimeError(f"pytest ended without a report:\n{told.stdout}{told.stderr}")
         cases = ElementTree.parse(report).iter("testcase")
         return {
             f"{c.get('classname')}.{c.get('name')}".rpartition("src.")[2]: _outcome(c)
@@ -72,27 +68,34 @@ def outcomes(path: Path, *, in_scope: bool, select: str = "") -> dict[str, str]:
 
 
 def _outcome(case: ElementTree.Element) -> str:
-    kinds = {child.tag for child in case}
-    if kinds & {"failure", "error"}:
-        return "failed"
-    return "skipped" if "skipped" in kinds else "passed"
+    for child in case:
+        if child.tag in ("failure", "error", "skipped"):
+            kind = "skipped" if child.tag == "skipped" else "failed"
+            why = (child.get("message") or "").strip().splitlines() or [""]
+            return f"{kind}: {why[0]}"
+    return "passed"
 
 
-def is_excepted(test: str) -> bool:
-    """Whether the list says why a test does not pass within a strategy."""
-    return any(name in test for name in EXCEPTIONS)
+def why_excepted(test: str) -> str | None:
+    """Why a test does not pass within a strategy, if the list says so."""
+    return next((why for name, why in EXCEPTIONS.items() if name in test), None)
 
 
 def main(groups: list[str]) -> None:
-    """Print the table."""
+    """Print the table, and below it why tests fail."""
+    rows, notes = [], []
     for group in groups or GROUPS:
-        for path in files(group):
-            within, without = (outcomes(path, in_scope=s) for s in (True, False))
-            counts = [list(r.values()).count("passed") for r in (within, without)]
-            lost = [t for t, r in without.items() if r == "passed" and within.get(t) != "passed"]
-            name = path.relative_to(KERAS)
-            sys.stdout.write(f"| {name} | {counts[0]} | {counts[1]} | {', '.join(lost)} |\n")
-            sys.stdout.flush()
+        both = [outcomes(group, in_scope=s) for s in (True, False)]
+        within, without = both
+        lost = [t for t, r in without.items() if r == "passed" and within.get(t) != "passed"]
+        failed = [t for t, r in without.items() if r.startswith("failed")]
+        counts = [list(r.values()).count("passed") for r in both]
+        rows.append(f"| {group} | {counts[0]} | {counts[1]} | {len(lost)} | {len(failed)} |")
+        notes += [f"* `{t}`, not in a scope: {why_excepted(t) or within.get(t)}" for t in lost]
+        notes += [f"* `{t}`, neither: {without[t].partition(': ')[2]}" for t in failed]
+    head = "| tests | passed in a scope | passed without | only without | failed without |"
+    lines = [head, "|---|---|---|---|---|", *rows, "", *notes]
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

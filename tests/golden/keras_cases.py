@@ -115,3 +115,47 @@ def loop(lib, strategy):
         accuracy.reset_state()
         test_loss.reset_state()
     return result
+
+
+def loop_workers(lib, strategy):
+    """'Multi-worker training with a custom training loop': each worker reads its own rows."""
+    keras = lib.keras
+    inputs, labels = images()
+
+    def dataset_fn(context):
+        rows = lib.data.Dataset.from_tensor_slices((inputs, labels))
+        rows = rows.shard(context.num_input_pipelines, context.input_pipeline_id)
+        return rows.repeat().batch(context.get_per_replica_batch_size(BATCH))
+
+    with strategy.scope():
+        loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        model = network(keras)
+        optimizer = keras.optimizers.Adam(learning_rate=0.01)
+        optimizer.build(model.trainable_variables)
+        spread = strategy.distribute_datasets_from_function(dataset_fn)
+
+    def step_fn(batch):
+        x, y = batch
+        with lib.GradientTape() as tape:
+            predictions = model(x, training=True)
+            loss = lib.nn.compute_average_loss(loss_object(y, predictions), global_batch_size=BATCH)
+            loss += lib.nn.scale_regularization_loss(sum(model.losses))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        accuracy.update_state(y, predictions)
+        return loss
+
+    @lib.function
+    def train_step(iterator):
+        per_replica = strategy.run(step_fn, args=(next(iterator),))
+        return strategy.reduce(lib.distribute.ReduceOp.SUM, per_replica, axis=None)
+
+    result = {"losses": [], "accuracy": [], "steps": []}
+    iterator = iter(spread)
+    for _ in range(2):
+        result["losses"] += [float(train_step(iterator)) for _ in range(ROWS // BATCH)]
+        result["accuracy"].append(float(accuracy.result()))
+        result["steps"].append(int(optimizer.iterations.numpy()))
+        accuracy.reset_state()
+    return result

@@ -20,17 +20,27 @@ def assert_as_tensorflow(result, name):
         np.testing.assert_allclose(result[key], values, **TOLERANCE, err_msg=key)
 
 
-@pytest.mark.parametrize("program", [keras_cases.fit, keras_cases.loop], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [keras_cases.fit, keras_cases.loop, keras_cases.loop_workers],
+    ids=lambda p: p.__name__,
+)
 def test_two_replicas_give_tensorflows_losses(program, two):
     assert_as_tensorflow(program(rx, two), program.__name__)
 
 
-def fit_as_worker():
-    result = keras_cases.fit(rx, rx.distribute.MultiWorkerMirroredStrategy())
-    return {name: [float(v) for v in values] for name, values in result.items()}
+def as_worker():
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    return {
+        program.__name__: {
+            name: [float(v) for v in values] for name, values in program(rx, strategy).items()
+        }
+        for program in (keras_cases.fit, keras_cases.loop_workers)
+    }
 
 
 @pytest.mark.multi_process
 def test_two_workers_give_tensorflows_losses():
-    for result in run_in_processes(fit_as_worker, 2, 1):
-        assert_as_tensorflow(result, "fit")
+    for results in run_in_processes(as_worker, 2, 1):
+        for name, result in results.items():
+            assert_as_tensorflow(result, name)

@@ -305,12 +305,21 @@ def test_parts_from_another_scope_are_refused_with_words(two, four):
             mixed.compile("sgd", "mse")
 
 
-def test_a_keras_distribution_inside_of_a_scope_is_refused(two):
-    devices = [f"cpu:{i}" for i in range(2)]
-    distribution = keras.distribution.DataParallel(devices=devices)
+def test_a_keras_distribution_inside_of_a_scope_has_to_be_of_its_devices(two):
+    parallel = keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(2)])
+    more = keras.distribution.DataParallel(devices=[f"cpu:{i}" for i in range(4)])
+    layouts = keras.distribution.LayoutMap(parallel.device_mesh)
+    layouts[".*kernel"] = ("batch", None)
+    over_replicas = keras.distribution.ModelParallel(layout_map=layouts)
 
-    with distribution.scope(), two.scope(), pytest.raises(ScopeError, match="two would decide"):
+    with more.scope(), two.scope(), pytest.raises(ScopeError, match="two would decide"):
         net()
+    with over_replicas.scope(), two.scope(), pytest.raises(ScopeError, match="of the replicas"):
+        net()
+    with parallel.scope(), two.scope():
+        model = compiled_net()
+        assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())
+    assert model.weights[0].value.sharding == two.topology.mirrored
 
 
 def test_a_keras_distribution_outside_of_scopes_does_what_it_does_alone():
@@ -350,20 +359,42 @@ def test_a_simulated_tpu_trains_with_weights_cut_over_logical_devices():
     assert part(momentum_of(model.weights[1], model)) == (5,)
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
-def test_a_layout_map_cuts_weights_by_their_paths_and_slots_like_their_weights(loop):
+def our_layouts(strategy):
+    return rx.tpu.LayoutMap({"hidden/kernel$": [2, 1], "out/kernel$": [1, 1]})
+
+
+def keras_layouts(strategy):
+    devices = [f"cpu:{d.id}" for d in strategy.mesh.devices.flat]
+    mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], devices)
+    layouts = keras.distribution.LayoutMap(mesh)
+    layouts[".*hidden/kernel"] = ("model", None)
+    layouts[".*hidden/output"] = ("batch", None)
+    return keras.distribution.ModelParallel(layout_map=layouts)
+
+
+@pytest.mark.parametrize(
+    ("layouts", "loop"),
+    [
+        (our_layouts, "fit"),
+        (our_layouts, "custom"),
+        (keras_layouts, "fit"),
+        (keras_layouts, "custom"),
+    ],
+)
+def test_a_layout_map_cuts_weights_by_their_paths_and_slots_like_their_weights(layouts, loop):
     strategy = slice_of(cores=2, replicas=2)
-    cuts = {"hidden/kernel$": [2, 1], "out/kernel$": [1, 1]}
-    with strategy.scope(), rx.tpu.LayoutMap(cuts).scope():
+    layouts = layouts(strategy)
+    with strategy.scope(), layouts.scope():
         model = compiled_net(names=("hidden", "out"))
     assert [part(w) for w in model.weights] == [(2, 5), (5,), (5, 1), (1,)]
 
     rows, stock = {**ARRAYS, "x": X[:16], "y": Y[:16]}, compiled_net()
     stock.fit(**rows, verbose=0)
-    if loop == "fit":
-        model.fit(**rows, verbose=0)
-    else:
-        train_by_hand(strategy, model, dataset().take(2))
+    with layouts.scope():
+        if loop == "fit":
+            model.fit(**rows, verbose=0)
+        else:
+            train_by_hand(strategy, model, dataset().take(2))
 
     for a, b in zip(weights(model), weights(stock), strict=True):
         np.testing.assert_allclose(a, b, **TOLERANCE)

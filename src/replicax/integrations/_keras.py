@@ -17,7 +17,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-import numpy as np
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.export.export_utils import get_input_signature
@@ -26,7 +25,7 @@ from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
-from replicax.integrations import _keras_flow, _keras_trainer
+from replicax.integrations import _keras_backend, _keras_trainer
 from replicax.integrations._hook import Hook, replicas
 from replicax.values._placement import is_traced
 from replicax.variables._held import read_global, trusted, variable_of
@@ -65,7 +64,8 @@ class HeldValue:
             if x is not None:  # the trainer's way to free memory
                 held.assign(x)
         elif x is not None and get_strategy().topology is not None:
-            v.__dict__["_rx"] = _variable(v, x)
+            with _keras_backend.laid_out(v):
+                v.__dict__["_rx"] = _variable(v, x)
         else:
             v.__dict__["_value"] = x
 
@@ -85,13 +85,6 @@ def _held(v: Any) -> Variable | None:
 
 
 def _variable(v: Any, x: Any) -> Variable:
-    if v._layout is not None and get_strategy().topology is not None:
-        raise ScopeError(
-            f"A keras.distribution gave variable {v.path!r} a layout inside a scope of"
-            f" {get_strategy()}: two would decide where it lives. Make the model without"
-            " `keras.distribution.set_distribution`; what cuts weights over the logical devices of"
-            " each replica is `rx.tpu.LayoutMap({'dense/kernel': [1, 2]}).scope()`."
-        )
     on_read = v._synchronization == "on_read"
     variable = Variable(
         x,
@@ -127,14 +120,6 @@ def _copied(v: Any, memo: dict[int, Any]) -> Any:
     with entered(strategy=home):
         _set_state(twin, copy.deepcopy(_state(v), memo))
     return twin
-
-
-def _initialized_at_once(original: Any) -> Any:
-    def initialize(self: Any, initializer: Any) -> None:
-        with jax.ensure_compile_time_eval():  # a constant, also while a function is traced
-            original(self, initializer)
-
-    return initialize
 
 
 # Where replicas act as one.
@@ -252,31 +237,6 @@ class Losses:
         layer.__dict__["_losses"] = losses
 
 
-def _synchronized_moments(original: Any) -> Any:
-    """The moments of all replicas' rows, however many each has."""
-
-    def moments(
-        x: Any,
-        axes: Any,
-        keepdims: bool = False,  # noqa: FBT001, FBT002 - Keras's signature
-        synchronized: bool = False,  # noqa: FBT001, FBT002
-    ) -> Any:
-        replica = replicas()
-        if not synchronized or replica is None:
-            return original(x, axes, keepdims, False)
-        dtype, x, axes = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32)), tuple(axes)
-        rows = jnp.asarray(np.prod([x.shape[a] for a in axes]), x.dtype)
-        total, count = replica.all_reduce("SUM", [x.sum(axes, keepdims=True), rows])
-        mean = total / count
-        squares = jnp.square(x - mean).sum(axes, keepdims=True)
-        variance = replica.all_reduce("SUM", squares) / count
-        return tuple(
-            (m if keepdims else jnp.squeeze(m, axes)).astype(dtype) for m in (mean, variance)
-        )
-
-    return moments
-
-
 def _synchronizable(original: Any) -> Any:
     """Keras refuses synchronized batch normalization on JAX; here it is there."""
     signature = inspect.signature(original)
@@ -291,11 +251,6 @@ def _synchronizable(original: Any) -> Any:
 
 
 HOOKS = (
-    Hook(
-        "backend.jax.core:JaxVariable._initialize_with_initializer",
-        "self, initializer",
-        _initialized_at_once,
-    ),
     Hook(
         "optimizers.base_optimizer:BaseOptimizer.apply",
         "self, grads, trainable_variables",
@@ -321,7 +276,6 @@ HOOKS = (
         " renorm_momentum, synchronized, kwargs",
         _synchronizable,
     ),
-    Hook("backend.jax.nn:moments", "x, axes, keepdims, synchronized", _synchronized_moments),
 )
 
 
@@ -338,7 +292,7 @@ def _forward(model: Any) -> tuple[Any, Any]:
     return functools.partial(model, training=False), specs
 
 
-ALL_HOOKS = (*HOOKS, *_keras_flow.HOOKS, *_keras_trainer.HOOKS)
+ALL_HOOKS = (*HOOKS, *_keras_backend.HOOKS, *_keras_trainer.HOOKS)
 
 
 def install() -> None:

@@ -220,6 +220,24 @@ def _placed(x: Any, topology: Topology) -> Any:
     return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
 
 
+def _own_batches(original: Any) -> Any:
+    """Batches are placed by the step, and by nothing before it."""
+
+    def get_iterator(self: Any) -> Any:
+        if get_strategy().topology is None:
+            return original(self)
+        return self.data_adapter.get_jax_iterator()
+
+    return get_iterator
+
+
+def _not_placed(original: Any) -> Any:
+    def distribute_data(data: Any, layouts: Any = None) -> Any:
+        return original(data, layouts) if get_strategy().topology is None else data
+
+    return distribute_data
+
+
 def _chiefs(original: Any) -> Any:
     """Of several workers, the first writes the files."""
 
@@ -352,6 +370,8 @@ HOOKS = (
         " metrics_variables, purge_model_variables",
         _stateless,
     ),
+    Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _own_batches),
+    Hook("backend.jax.trainer:_distribute_data", "data, layouts", _not_placed),
     Hook(f"{_TRAINER}make_train_function", "self, force", _making("train")),
     Hook(f"{_TRAINER}make_test_function", "self, force", _making("test")),
     Hook(f"{_TRAINER}make_predict_function", "self, force", _making("predict")),

@@ -1,0 +1,195 @@
+"""Keras's JAX backend in strategies: how variables begin, statistics, and control flow."""
+
+import contextlib
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.distribution.distribution_lib import distribution
+
+from replicax._errors import ScopeError
+from replicax.context._current import current, get_strategy
+from replicax.function._control import cond, scan, while_loop
+from replicax.integrations._hook import Hook, replicas
+from replicax.topology._partition import partition_spec
+from replicax.variables._layout import laid_out_like
+
+# Variables.
+
+
+def _initialized_at_once(original: Any) -> Any:
+    def initialize(self: Any, initializer: Any) -> None:
+        with jax.ensure_compile_time_eval():  # a constant, also while a function is traced
+            original(self, initializer)
+
+    return initialize
+
+
+def _without_layout(original: Any) -> Any:
+    """In a scope the strategy decides where a variable lives; `laid_out` says how it is cut."""
+
+    def initialize_layout(self: Any) -> None:
+        if get_strategy().topology is None:
+            original(self)
+
+    return initialize_layout
+
+
+def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
+    """What a keras.distribution says of a variable, for the logical devices of each replica."""
+    strategy, known = get_strategy(), distribution()
+    layout = v._layout if v._layout is not None or known is None else known.get_variable_layout(v)
+    if layout is None:
+        return contextlib.nullcontext()
+    sharding = getattr(layout, "backend_layout", layout)
+    parts = _parts(v, sharding, strategy)
+    v._layout = None
+    if math.prod(parts) == 1:
+        return contextlib.nullcontext()
+    spread, shape = strategy.topology, tuple(v.shape)
+    spec = partition_spec(spread, parts, shape, what=f"variable {v.path!r}", may_repeat=True)
+    return laid_out_like(SimpleNamespace(topology=spread, shape=shape, spec=spec))
+
+
+def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
+    """Into how many parts each axis of a variable is cut."""
+    mesh, spread, known = sharding.mesh, strategy.topology, distribution()
+    batch = mesh.axis_names[0] if known is None else known.batch_dim_name
+    if set(mesh.devices.flat) != set(spread.devices) or mesh.shape[batch] != spread.num_replicas:
+        raise ScopeError(
+            f"A keras.distribution gave variable {v.path!r} a place on a mesh {dict(mesh.shape)}"
+            f" inside a scope of {strategy}: two would decide where it lives. Take a mesh of the"
+            f" strategy's {len(spread.devices)} device(s) with {spread.num_replicas} along its axis"
+            f" {batch!r}, one for each replica; or make the model without"
+            " `keras.distribution.set_distribution`: what cuts weights over the logical devices of"
+            " each replica is `rx.tpu.LayoutMap({'dense/kernel': [1, 2]}).scope()` too."
+        )
+    names = [(a,) if isinstance(a, str) else tuple(a or ()) for a in sharding.spec]
+    if any(batch in axes for axes in names):
+        raise ScopeError(
+            f"A keras.distribution cuts variable {v.path!r} along the axis {batch!r} of its mesh,"
+            " which is that of the replicas: each has the whole variable. Cut it along the axes of"
+            " the logical devices; what cuts variables over replicas is"
+            " `MirroredStrategy(variable_policy='sharded')`."
+        )
+    names += [()] * (len(v.shape) - len(names))
+    return [math.prod(mesh.shape[a] for a in axes) for axes in names]
+
+
+def _unhinted(original: Any) -> Any:
+    """In a scope, XLA lays out what layers give."""
+
+    def get_tensor_layout(self: Any, path: str) -> Any:
+        return original(self, path) if get_strategy().topology is None else None
+
+    return get_tensor_layout
+
+
+# Statistics.
+
+
+def _synchronized_moments(original: Any) -> Any:
+    """The moments of all replicas' rows, however many each has."""
+
+    def moments(
+        x: Any,
+        axes: Any,
+        keepdims: bool = False,  # noqa: FBT001, FBT002 - Keras's signature
+        synchronized: bool = False,  # noqa: FBT001, FBT002
+    ) -> Any:
+        replica = replicas()
+        if not synchronized or replica is None:
+            return original(x, axes, keepdims, False)
+        dtype, x, axes = x.dtype, x.astype(jnp.promote_types(x.dtype, jnp.float32)), tuple(axes)
+        rows = jnp.asarray(np.prod([x.shape[a] for a in axes]), x.dtype)
+        total, count = replica.all_reduce("SUM", [x.sum(axes, keepdims=True), rows])
+        mean = total / count
+        squares = jnp.square(x - mean).sum(axes, keepdims=True)
+        variance = replica.all_reduce("SUM", squares) / count
+        return tuple(
+            (m if keepdims else jnp.squeeze(m, axes)).astype(dtype) for m in (mean, variance)
+        )
+
+    return moments
+
+
+# Control flow.
+
+
+def _carried(ours: Callable[..., Any]) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        def flow(*args: Any, **kwargs: Any) -> Any:
+            frame = current()
+            here = (frame.level or frame.strategy) is not None and not in_stateless_scope()
+            return (ours if here else original)(*args, **kwargs)
+
+        return flow
+
+    return make
+
+
+def _while_loop(cond: Any, body: Any, loop_vars: Any, maximum_iterations: int | None = None) -> Any:
+    several = isinstance(loop_vars, tuple | list)
+
+    def go_on(state: Any) -> Any:
+        turns, values = state
+        more = cond(*values)
+        return more if maximum_iterations is None else more & (turns < maximum_iterations)
+
+    def turn(state: Any) -> Any:
+        turns, values = state
+        new = body(*values)
+        return turns + 1, tuple(new) if several else (new,)
+
+    start = tuple(loop_vars) if several else (loop_vars,)
+    _, values = while_loop(go_on, turn, (jnp.int32(0), start))
+    return values if several else values[0]
+
+
+def _switch(index: Any, branches: Any, *operands: Any) -> Any:
+    if len(branches) == 1:
+        return branches[0](*operands)
+    rest = lambda *given: _switch(index - 1, branches[1:], *given)  # noqa: E731
+    return cond(jnp.asarray(index) <= 0, branches[0], rest, *operands)
+
+
+def _fori_loop(lower: Any, upper: Any, body_fun: Any, init_val: Any) -> Any:
+    if isinstance(lower, int) and isinstance(upper, int) and lower < upper:
+        steps = jnp.arange(lower, upper)  # a scan has gradients, a loop has not
+        return scan(lambda value, i: (body_fun(i, value), None), init_val, steps)[0]
+    return while_loop(
+        lambda state: state[0] < upper,
+        lambda state: (state[0] + 1, body_fun(*state)),
+        (jnp.asarray(lower), init_val),
+    )[1]
+
+
+def _map(f: Any, xs: Any) -> Any:
+    return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
+
+
+HOOKS = (
+    Hook(
+        "backend.jax.core:JaxVariable._initialize_with_initializer",
+        "self, initializer",
+        _initialized_at_once,
+    ),
+    Hook("backend.jax.core:JaxVariable._initialize_layout", "self", _without_layout),
+    Hook("distribution.distribution_lib:ModelParallel.get_tensor_layout", "self, path", _unhinted),
+    Hook("backend.jax.nn:moments", "x, axes, keepdims, synchronized", _synchronized_moments),
+    Hook("backend.jax.core:cond", "pred, true_fn, false_fn", _carried(cond)),
+    Hook("backend.jax.core:scan", "f, init, xs, length, reverse, unroll", _carried(scan)),
+    Hook(
+        "backend.jax.core:while_loop",
+        "cond, body, loop_vars, maximum_iterations",
+        _carried(_while_loop),
+    ),
+    Hook("backend.jax.core:switch", "index, branches, operands", _carried(_switch)),
+    Hook("backend.jax.core:fori_loop", "lower, upper, body_fun, init_val", _carried(_fori_loop)),
+    Hook("backend.jax.core:map", "f, xs", _carried(_map)),
+)
