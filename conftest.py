@@ -86,5 +86,10 @@ def _no_thread_left() -> Iterator[None]:
 
 
 def _own_threads() -> set[threading.Thread]:
-    # A thread of XLA that once called back into Python shows up as a dummy until XLA ends it.
-    return {t for t in threading.enumerate() if not isinstance(t, threading._DummyThread)}
+    # A thread of XLA that once called back into Python shows up as a dummy until XLA ends it; those
+    # of Grain end with its iterators, which Keras keeps.
+    return {
+        t
+        for t in threading.enumerate()
+        if not (isinstance(t, threading._DummyThread) or t.name.startswith("grain-"))
+    }

@@ -32,7 +32,7 @@ def test_the_plain_program_in_the_readme_learns_its_weights():
 
 
 def test_the_programs_of_the_page_about_keras_are_one_that_runs():
-    fit, loop, layouts = programs("docs/keras.md")
+    fit, loop, layouts, keras_layouts = programs("docs/keras.md")
     looks = """
 assert int(model.optimizer.iterations) == 3 and len(model.weights[0].value.devices()) == 2
 """
@@ -46,7 +46,11 @@ assert len(slots) == 2
 for v in (wide.kernel, *slots):
     assert v.value.addressable_shards[0].data.shape == (4, 3)
 """
-    program = "".join((fit, looks, loop, looks_again, layouts, looks_at_parts))
+    looks_at_keras = """
+assert layer.kernel.value.addressable_shards[0].data.shape == (4, 3)
+"""
+    parts = (fit, looks, loop, looks_again, layouts, looks_at_parts, keras_layouts, looks_at_keras)
+    program = "".join(parts)
 
     result = run_fresh(program, REPLICAX_CPU_DEVICES="8")
 

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from tests.integrations import test_keras_trainer as trainer
+from tests.integrations.test_keras_trainer import assert_same, compiled_net, in_scope, stock_fit
 
 pytestmark = pytest.mark.foreign
 
-ROWS = 10
-X = np.arange(ROWS * 2, dtype=np.float32).reshape(ROWS, 2)
-Y = np.arange(ROWS, dtype=np.int32)
+X = np.arange(20, dtype=np.float32).reshape(10, 2)
+Y = np.arange(10, dtype=np.int32)
 
 
 @pytest.fixture(scope="module")
@@ -22,70 +23,71 @@ def strategy():
     return rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 
-def torch_loader():
+def torch_loader(x=X, y=Y, size=4):
     torch = pytest.importorskip("torch")
-    data = torch.utils.data.TensorDataset(torch.from_numpy(X), torch.from_numpy(Y))
-    return torch.utils.data.DataLoader(data, batch_size=4)
+    data = torch.utils.data.TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+    return torch.utils.data.DataLoader(data, batch_size=size)
 
 
-def torch_dataset_of_batches():
+def torch_dataset_of_batches(x=X, y=Y, size=4):
     torch = pytest.importorskip("torch")
 
     class Batches(torch.utils.data.Dataset):
         def __len__(self):
-            return 3
+            return -(-len(x) // size)
 
         def __getitem__(self, i):
-            if i >= 3:
+            if i >= len(self):
                 raise IndexError(i)
-            return torch.from_numpy(X[4 * i : 4 * i + 4]), torch.from_numpy(Y[4 * i : 4 * i + 4])
+            rows = slice(size * i, size * i + size)
+            return torch.from_numpy(x[rows]), torch.from_numpy(y[rows])
 
     return Batches()
 
 
-def grain_map_dataset():
+def grain_map_dataset(x=X, y=Y, size=4):
     grain = pytest.importorskip("grain")
-    return grain.MapDataset.source(list(zip(X, Y, strict=True))).batch(4)
+    return grain.MapDataset.source(list(zip(x, y, strict=True))).batch(size)
 
 
-def grain_iter_dataset():
+def grain_iter_dataset(x=X, y=Y, size=4):
     grain = pytest.importorskip("grain")
-    return grain.MapDataset.source(list(zip(X, Y, strict=True))).to_iter_dataset().batch(4)
+    return grain.MapDataset.source(list(zip(x, y, strict=True))).to_iter_dataset().batch(size)
 
 
-def grain_loader():
+def grain_loader(x=X, y=Y, size=4):
     grain = pytest.importorskip("grain")
     return grain.DataLoader(
-        data_source=list(zip(X, Y, strict=True)),
-        sampler=grain.samplers.IndexSampler(ROWS, num_epochs=1, shuffle=False, seed=0),
-        operations=[grain.transforms.Batch(batch_size=4)],
+        data_source=list(zip(x, y, strict=True)),
+        sampler=grain.samplers.IndexSampler(len(x), num_epochs=1, shuffle=False, seed=0),
+        operations=[grain.transforms.Batch(batch_size=size)],
         worker_count=0,
     )
 
 
-def hugging_face_dataset():
+def hugging_face_dataset(x=X, y=Y, size=4):
     datasets = pytest.importorskip("datasets")
     pytest.importorskip("tqdm").tqdm.monitor_interval = 0  # its thread would outlive the test
-    whole = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()}).with_format("numpy")
-    return whole.batch(4)
+    whole = datasets.Dataset.from_dict({"x": x.tolist(), "y": y.tolist()}).with_format("numpy")
+    return whole.batch(size)
 
 
-def tensorflow_dataset():
+def tensorflow_dataset(x=X, y=Y, size=4):
     tf = pytest.importorskip("tensorflow")
-    return tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
 
 
-def keras_dataset():
+def keras_dataset(x=X, y=Y, size=4):
     os.environ.setdefault("KERAS_BACKEND", "jax")
     keras = pytest.importorskip("keras")
 
     class Batches(keras.utils.PyDataset):
         @property
         def num_batches(self):
-            return 3
+            return -(-len(x) // size)
 
         def __getitem__(self, i):
-            return X[4 * i : 4 * i + 4], Y[4 * i : 4 * i + 4]
+            return x[size * i :][:size], y[size * i :][:size]
 
     return Batches()
 
@@ -117,3 +119,67 @@ def test_every_row_arrives_once_and_in_order_in_each_of_two_epochs(strategy, mak
             ys.append(strategy.gather(labels, axis=0))
         np.testing.assert_array_equal(np.concatenate(xs), 2 * X)
         np.testing.assert_array_equal(np.concatenate(ys), Y)
+
+
+KERAS_TAKES = [
+    torch_loader,
+    grain_map_dataset,
+    grain_iter_dataset,
+    grain_loader,
+    tensorflow_dataset,
+    keras_dataset,
+]
+
+
+@pytest.mark.filterwarnings("default")
+@pytest.mark.parametrize("make", KERAS_TAKES, ids=lambda m: m.__name__)
+def test_a_model_fits_evaluates_and_predicts_from_it_as_on_one_device(strategy, make):
+    data = lambda: make(trainer.X, trainer.Y, trainer.BATCH)  # noqa: E731
+    model = in_scope(strategy, compiled_net)
+
+    history = model.fit(data(), shuffle=False, verbose=0)
+
+    stock, expected = stock_fit()
+    assert_same(model, history, stock, expected)
+    for got, wanted in (
+        (model.evaluate(data(), verbose=0), stock.evaluate(trainer.X, trainer.Y, verbose=0)),
+        (model.predict(data(), verbose=0), stock.predict(trainer.X, verbose=0)),
+    ):
+        np.testing.assert_allclose(got, wanted, **trainer.TOLERANCE)
+
+
+@pytest.mark.filterwarnings("default")
+def test_tensorboard_is_told_what_it_is_told_on_one_device(strategy, tmp_path):
+    pytest.importorskip("tensorflow")
+    told = []
+    for name, model in (("alone", compiled_net()), ("both", in_scope(strategy, compiled_net))):
+        board = rx.keras.callbacks.TensorBoard(tmp_path / name, histogram_freq=1, update_freq=1)
+        more = {"epochs": 2, "validation_data": (trainer.X, trainer.Y), "verbose": 0}
+        model.fit(**trainer.ARRAYS, **more, callbacks=[board])
+        told.append(
+            {
+                tag: v
+                for run in ("train", "validation")
+                for tag, v in scalars(tmp_path / name / run, run)
+            }
+        )
+
+    alone, both = told
+    assert both.keys() == alone.keys()
+    assert any("epoch_loss" in tag for tag in alone)
+    assert any("batch_loss" in tag for tag in alone)
+    for tag, value in alone.items():
+        np.testing.assert_allclose(both[tag], value, **trainer.TOLERANCE, err_msg=str(tag))
+
+
+def scalars(directory, run):
+    """What a log of TensorBoard has: (run, tag, step) and the number or the histogram."""
+    tf = pytest.importorskip("tensorflow")
+    for path in directory.iterdir():
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                if "per_second" not in value.tag and "keras" not in value.tag:
+                    yield (
+                        (run, value.tag.rstrip("_0123456789"), event.step),
+                        tf.make_ndarray(value.tensor),
+                    )

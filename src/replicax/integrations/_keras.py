@@ -213,6 +213,35 @@ def _built_once(original: Any) -> Any:
     return maybe_build
 
 
+def _chiefs(original: Any) -> Any:
+    """Of several workers, the first writes the files."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        home = _keras_trainer.home_of(self.model)
+        if home is None or home.is_chief:
+            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
+            # its variables would be a collective that the other workers do not come to.
+            with entered(strategy=None):
+                original(self, *args, **kwargs)
+
+    return method
+
+
+def _first_workers_board(original: Any) -> Any:
+    """Of several workers, the first tells TensorBoard; the others tell nobody."""
+
+    def set_model(self: Any, model: Any) -> None:
+        home = _keras_trainer.home_of(model)
+        if home is None or home.is_chief:
+            original(self, model)
+            return
+        self.write_graph, self.embeddings_freq, self._should_trace = False, 0, False
+        original(self, model)
+        self._writers = dict.fromkeys(("train", "val"), self.summary.create_noop_writer())
+
+    return set_model
+
+
 class Losses:
     """``_losses`` of a Keras layer: each replica and trace has its own, and none outlives it."""
 
@@ -276,6 +305,17 @@ HOOKS = (
         " renorm_momentum, synchronized, kwargs",
         _synchronizable,
     ),
+    Hook(
+        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
+        "self, epoch, batch, logs",
+        _chiefs,
+    ),
+    Hook("callbacks.backup_and_restore:BackupAndRestore._save_model", "self", _chiefs),
+    Hook("callbacks.backup_and_restore:BackupAndRestore.on_train_end", "self, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
+    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
 )
 
 

@@ -42,7 +42,8 @@ def _without_layout(original: Any) -> Any:
 
 def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
     """What a keras.distribution says of a variable, for the logical devices of each replica."""
-    strategy, known = get_strategy(), distribution()
+    strategy: Any = get_strategy()
+    known = distribution()
     layout = v._layout if v._layout is not None or known is None else known.get_variable_layout(v)
     if layout is None:
         return contextlib.nullcontext()

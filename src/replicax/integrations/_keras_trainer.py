@@ -17,7 +17,7 @@ from keras import tree
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax._errors import ScopeError
-from replicax.context._current import entered, get_strategy, is_default
+from replicax.context._current import get_strategy, is_default
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
 from replicax.function._function import function
@@ -35,7 +35,8 @@ from replicax.workers import _group
 _homes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
-def _home(model: Any) -> Any:
+def home_of(model: Any) -> Any:
+    """The strategy in whose scope a model was made, if there is one."""
     return _homes.get(model)
 
 
@@ -58,7 +59,7 @@ def _entering(name: str) -> Callable[[Any], Any]:
         signature = inspect.signature(original)
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            home, here = _home(self), get_strategy()
+            home, here = home_of(self), get_strategy()
             if not is_default(here) and home is not here:
                 raise ScopeError(_stranger(self, name, home, here))
             if home is None:
@@ -128,7 +129,7 @@ def _stateless(original: Any) -> Any:
     """The variables hold the state: there is none to hand around, to purge or to put back."""
 
     def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if _home(self) is None:
+        if home_of(self) is None:
             return original(self, *args, **kwargs)
         given = inspect.signature(original).bind(self, *args, **kwargs).arguments
         return tuple(
@@ -152,7 +153,7 @@ def _making(kind: str) -> Callable[[Any], Any]:
 
     def make(original: Any) -> Any:
         def make_function(self: Any, force: bool = False) -> None:  # noqa: FBT001, FBT002
-            home = _home(self)
+            home = home_of(self)
             if home is None or (getattr(self, attribute) is not None and not force):
                 original(self, force)
                 return
@@ -236,20 +237,6 @@ def _not_placed(original: Any) -> Any:
         return original(data, layouts) if get_strategy().topology is None else data
 
     return distribute_data
-
-
-def _chiefs(original: Any) -> Any:
-    """Of several workers, the first writes the files."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> None:
-        home = _home(self.model)
-        if home is None or home.is_chief:
-            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
-            # its variables would be a collective that the other workers do not come to.
-            with entered(strategy=None):
-                original(self, *args, **kwargs)
-
-    return method
 
 
 # Datasets of ours.
@@ -375,16 +362,6 @@ HOOKS = (
     Hook(f"{_TRAINER}make_train_function", "self, force", _making("train")),
     Hook(f"{_TRAINER}make_test_function", "self, force", _making("test")),
     Hook(f"{_TRAINER}make_predict_function", "self, force", _making("predict")),
-    Hook(
-        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
-        "self, epoch, batch, logs",
-        _chiefs,
-    ),
-    Hook("callbacks.backup_and_restore:BackupAndRestore._save_model", "self", _chiefs),
-    Hook("callbacks.backup_and_restore:BackupAndRestore.on_train_end", "self, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
     Hook(
         "trainers.data_adapters:get_data_adapter",
         "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",
