@@ -328,6 +328,20 @@ def test_several_hosts_share_one_cluster(capsys):
     assert all('["a:7000", "a:7001", "b:7000", "b:7001"]' in line for line in lines)
 
 
+def test_several_hosts_need_a_secret_and_are_told_how_to_make_one(tmp_path):
+    words = ["--workers", "2", "--hosts", "127.0.0.1", "--port", str(free_ports(1)[0])]
+    program = written(tmp_path, "print('here')")
+
+    refused = launch(*words, program)
+    assert refused.returncode == 2
+    assert "add `--token-file token`" in refused.stderr
+
+    (tmp_path / "token").write_text("known to all\n")
+    done = launch(*words, "--token-file", str(tmp_path / "token"), program)
+    assert done.returncode == 0, done.stderr
+    assert "[worker 1] here" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "fault"),
     [
@@ -358,7 +372,7 @@ def test_two_machines_start_again_when_a_worker_of_one_of_them_fails(toy):
                     *command("--workers", "4", "--hosts", names, "--host-index", str(index)),
                     *("--port", "7000", "--max-restarts", "1", toy, "once"),
                 ],
-                env=environment(),
+                env=environment() | {"REPLICAX_TOKEN": "known to both"},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 text=True,

@@ -41,6 +41,21 @@ def test_a_given_token_wins_and_a_file_may_hold_it(monkeypatch, tmp_path):
     assert Settings.read(FACTS).token == "given"
 
 
+def test_only_a_token_that_somebody_chose_is_a_secret(monkeypatch):
+    assert not Settings.read(FACTS).is_secret
+
+    monkeypatch.setenv("REPLICAX_TOKEN", "given")
+    assert Settings.read(FACTS).is_secret
+
+
+def test_an_empty_token_file_is_refused(monkeypatch, tmp_path):
+    (tmp_path / "token").write_text(" \n")
+    monkeypatch.setenv("REPLICAX_TOKEN_FILE", str(tmp_path / "token"))
+
+    with pytest.raises(ClusterError, match="it is empty"):
+        Settings.read(FACTS)
+
+
 def test_a_token_file_that_is_missing_is_named(monkeypatch):
     monkeypatch.setenv("REPLICAX_TOKEN_FILE", "/nowhere/token")
 

@@ -20,7 +20,7 @@ from replicax.cluster._errors import ClusterError
 from replicax.cluster._facts import ClusterFacts
 from replicax.workers._join import HubProcess, hub_options
 from replicax.workers._sessions import Guard
-from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings
+from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings, given_token
 from replicax.workers._wire import free_ports
 
 _SHOWN = 20
@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--hosts", metavar="H1,H2", help="the machines; run this command on each of them")
     add("--host-index", type=int, default=0, metavar="I", help="which of them this is, from 0")
     add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
+    add("--token-file", type=Path, metavar="F", help="what all machines know; needed with --hosts")
     add("--log-dir", type=Path, metavar="DIR", help="keep the output of each worker there")
     add("--grace", type=float, default=15.0, metavar="S", help="seconds to end by themselves")
     add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
@@ -185,12 +186,20 @@ def _tf_config(addresses: list[str], index: int) -> str:
 
 
 def _write_token(options: argparse.Namespace, path: Path) -> None:
-    token = os.environ.get("REPLICAX_TOKEN")
-    if not token:
-        # Launchers on several machines have no secret in common unless they are given one.
-        token = f"{options.hosts} {options.port}" if options.hosts else secrets.token_hex(32)
+    """Keep the secret of this run where only its workers find it."""
+    given = dict(os.environ)
+    if options.token_file:
+        given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
+    token = given_token(given)
+    if token is None and options.hosts:
+        raise ClusterError(
+            "The launchers of several machines need a secret in common, so that nobody else can"
+            " join or end the run. Make one, with `python -c 'import secrets;"
+            " print(secrets.token_hex())' > token`, copy it to each machine (`chmod 600 token`),"
+            " and add `--token-file token`; or set REPLICAX_TOKEN there."
+        )
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token)
+        file.write(token or secrets.token_hex(32))
 
 
 def _start_hub(plan: Plan) -> HubProcess:

@@ -7,6 +7,7 @@ The folder has one folder for each saving, with a file of blocks for each shard,
 import json
 import operator
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -56,20 +57,19 @@ def save_elements(node: Node, path: str, shard: Shard | None) -> None:
     part = os.path.join(path, f"{folder}.part")
     with open(part, "w") as file:
         json.dump(told, file)
-    before = _read_list(path) if os.path.exists(os.path.join(path, _LIST)) else {}
+    before = _read_list(path) if os.path.exists(os.path.join(path, _LIST)) else None
     os.replace(part, os.path.join(path, _LIST))
-    if before.get("folder"):
-        shutil.rmtree(os.path.join(path, before["folder"]), ignore_errors=True)
+    if before is not None:
+        shutil.rmtree(os.path.join(path, before.folder), ignore_errors=True)
 
 
 def saved_parts(path: str, element_spec: Any) -> list["SavedNode"]:
     """One node for each file of a folder."""
     told = _read_list(path)
-    structure = from_json(told["structure"])
-    specs = [TensorSpec(shape, _dtype(dtype)) for shape, dtype in told["specs"] or ()]
+    structure, specs = told.structure, told.specs or []
     if element_spec is not None:
         structure, given = flatten(element_spec)
-        _check_given(path, specs if told["specs"] is not None else given, given)
+        _check_given(path, given if told.specs is None else told.specs, given)
         specs = given
     if structure is None:
         raise InvalidArgumentError(
@@ -78,8 +78,8 @@ def saved_parts(path: str, element_spec: Any) -> list["SavedNode"]:
             " `Dataset.load(path, element_spec=dataset.element_spec)`."
         )
     spec = structure.unflatten(specs)
-    folder = os.path.join(path, told["folder"])
-    return [SavedNode(os.path.join(folder, name), count, spec) for name, count in told["files"]]
+    folder = os.path.join(path, told.folder)
+    return [SavedNode(os.path.join(folder, name), count, spec) for name, count in told.files]
 
 
 @final
@@ -224,7 +224,39 @@ def _check_given(path: str, stored: list[Any], given: list[Any]) -> None:
         )
 
 
-def _read_list(path: str) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _List:
+    """What the list of a saved dataset tells."""
+
+    folder: str
+    files: list[tuple[str, int]]
+    structure: Structure | None
+    specs: list[Any] | None
+
+    @classmethod
+    def of(cls, told: Any) -> "_List":
+        """Read it; names that could lead out of the folder are none that `save` gives.
+
+        Raises:
+            ValueError: If it is not what `save` writes.
+        """
+        try:
+            if told["format"] != _FORMAT or not re.fullmatch("[0-9a-f]{16}", told["folder"]):
+                raise ValueError("it is not a list of saved elements")
+            files = [(name, int(count)) for name, count in told["files"]]
+            if not all(re.fullmatch("[0-9]{8}", name) and count >= 0 for name, count in files):
+                raise ValueError("its files have wrong names")
+            structure, specs = from_json(told["structure"]), told["specs"]
+            if specs is not None:
+                specs = [TensorSpec(shape, _dtype(dtype)) for shape, dtype in specs]
+                if structure is not None and structure.num_leaves != len(specs):
+                    raise ValueError("its specs do not fit its structure")
+            return cls(told["folder"], files, structure, specs)
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _read_list(path: str) -> _List:
     file = os.path.join(path, _LIST)
     if os.path.exists(os.path.join(path, "dataset_spec.pb")) and not os.path.exists(file):
         raise DataLossError(
@@ -233,18 +265,14 @@ def _read_list(path: str) -> dict[str, Any]:
         )
     try:
         with open(file) as content:
-            told: Any = json.load(content)
+            return _List.of(json.load(content))
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no saved dataset in {path!r}: it has no file {_LIST!r}. `dataset.save(path)`"
             " writes one."
         ) from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataLossError(f"{file!r} is damaged ({error}). Save the dataset again.") from None
-    if not isinstance(told, dict) or told.get("format") != _FORMAT:
-        raise DataLossError(f"{file!r} is not a list of saved elements. Save the dataset again.")
-    result: dict[str, Any] = told
-    return result
 
 
 def _dtype(name: str) -> Any:

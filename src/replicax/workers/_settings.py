@@ -27,6 +27,7 @@ class Settings:
     Attributes:
         hub: Where somebody else, such as the launcher, runs the hub; None if worker 0 must.
         token: What the workers of this run know, and nobody else should.
+        is_secret: Whether somebody chose the token, so that it is one.
         join_timeout: Seconds that all workers together may take to come.
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which a worker that others wait for is given up.
@@ -34,6 +35,7 @@ class Settings:
 
     hub: str | None
     token: str
+    is_secret: bool
     join_timeout: float
     ping_timeout: float
     step_timeout: float
@@ -49,7 +51,8 @@ class Settings:
             _seconds(name, environment, usual) for name, usual in _DEADLINES.items()
         )
         hub = environment.get(HUB_VARIABLE) or None
-        return cls(hub, _token(facts, environment), join, ping, step)
+        token = given_token(environment)
+        return cls(hub, token or _derived(facts), token is not None, join, ping, step)
 
 
 def _seconds(name: str, environment: Mapping[str, str], usual: float) -> float:
@@ -68,17 +71,30 @@ def _seconds(name: str, environment: Mapping[str, str], usual: float) -> float:
     return seconds
 
 
-def _token(facts: ClusterFacts, environment: Mapping[str, str]) -> str:
+def given_token(environment: Mapping[str, str]) -> str | None:
+    """The token that the environment holds, or names a file of; None if it does neither.
+
+    Raises:
+        ClusterError: If that file cannot be read, or is empty.
+    """
     if token := environment.get(TOKEN_VARIABLE):
         return token
     path = environment.get(TOKEN_FILE_VARIABLE)
-    if path:
-        try:
-            return Path(path).read_text().strip()
-        except OSError as error:
-            raise ClusterError(
-                f"{TOKEN_FILE_VARIABLE}={path!r} cannot be read: {error.strerror}. It is a file"
-                " with the token that all workers of this run share."
-            ) from error
-    # No secret, but workers of another run do not join this one by mistake.
+    if not path:
+        return None
+    try:
+        token = Path(path).read_text().strip()
+        fault = "" if token else "it is empty"
+    except (OSError, UnicodeError) as error:
+        token, fault = "", getattr(error, "strerror", None) or str(error)
+    if fault:
+        raise ClusterError(
+            f"{TOKEN_FILE_VARIABLE}={path!r} cannot be read: {fault}. It is a file with the token"
+            " that all workers of this run share."
+        )
+    return token
+
+
+def _derived(facts: ClusterFacts) -> str:
+    """No secret, but workers of another run do not join this one by mistake."""
     return hashlib.sha256(repr((facts.addresses, facts.coordinator)).encode()).hexdigest()

@@ -33,7 +33,14 @@ def start(facts: ClusterFacts) -> Group:
             " cannot become part of the cluster any more. Make it at the top of the program,"
             " before the first array, variable or list of devices."
         )
-    wire, go = join(facts, Settings.read(facts))
+    settings = Settings.read(facts)
+    if facts.is_chief and not settings.is_secret and not _is_local(facts):
+        _log.warning(
+            "No token was given, so that whoever reaches %s can join this run or end it. Set the"
+            " same REPLICAX_TOKEN for all workers.",
+            facts.coordinator,
+        )
+    wire, go = join(facts, settings)
     group = Group(facts, wire, go)
     group.start()
     _group.set_current(group)
@@ -44,6 +51,12 @@ def start(facts: ClusterFacts) -> Group:
         )
     _start_jax(group, go["service"])
     return group
+
+
+def _is_local(facts: ClusterFacts) -> bool:
+    """Whether nobody outside of this machine reaches the workers."""
+    hosts = {_wire.split_address(address)[0] for address in facts.addresses if address}
+    return hosts <= {"localhost", "127.0.0.1", "::1"}
 
 
 def _start_jax(group: Group, service: str) -> None:

@@ -150,8 +150,8 @@ def _values(record: bytes, layout: Layout, wanted: _Wanted) -> Array:
             return wanted.default
         raise InvalidArgumentError(
             f"The feature {wanted.key!r} ({KIND_NAMES[wanted.kind]}) is missing from an Example,"
-            f" which has {sorted(key.decode() for key in layout)}. Give it a default_value, or"
-            " correct its name."
+            f" which has {sorted(key.decode(errors='replace') for key in layout)}. Give it a"
+            " default_value, or correct its name."
         )
     check_kind(wanted.key, found, wanted.kind)
     values = values_of(record, wanted.kind, spans)
