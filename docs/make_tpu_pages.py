@@ -15,10 +15,10 @@ from typing import Any
 
 from rich.console import Console
 
-from replicax.preflight._costs import Collective
-from replicax.preflight._report import Memory, PreflightReport
-from replicax.preflight._sweep import Sweep
-from replicax.preflight._tables import as_text, show_bytes
+from replicax.ahead._costs import Collective
+from replicax.ahead._report import Memory, PreflightReport
+from replicax.ahead._sweep import Sweep
+from replicax.ahead._tables import as_text, show_bytes
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"

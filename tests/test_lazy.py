@@ -12,7 +12,7 @@ LATER = (
     "replicax.io",
     "replicax.tpu",
     "replicax.compat",
-    "replicax.preflight",
+    "replicax.ahead",
 )
 
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         tpu,
         train,
     )
+    from replicax.ahead._preflight import preflight
     from replicax.function._control import cond, scan, while_loop
     from replicax.integrations._rx_keras import keras
 
@@ -85,6 +86,7 @@ __all__ = [
     "metrics",
     "nest",
     "nn",
+    "preflight",
     "random",
     "saved_model",
     "scan",
@@ -125,6 +127,7 @@ _HOMES = {
     "scan": _CONTROL,
     "while_loop": _CONTROL,
     "keras": "replicax.integrations._rx_keras",
+    "preflight": "replicax.ahead._preflight",
 }
 
 if not TYPE_CHECKING:

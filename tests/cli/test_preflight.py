@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import replicax
-from tests.preflight.needs import needs_compiler
+from tests.ahead.needs import needs_compiler
 
 SCRIPT = """
 import sys

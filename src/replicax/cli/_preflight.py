@@ -11,12 +11,12 @@ import jax
 from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
-from replicax.preflight._preflight import compile_steps, require_compiler
-from replicax.preflight._report import PreflightReport
-from replicax.preflight._script import NoStepError, ScriptError, preflight_script
-from replicax.preflight._sweep import Sweep
-from replicax.preflight._targets import Target
-from replicax.preflight._trace import Step
+from replicax.ahead._preflight import compile_steps, require_compiler
+from replicax.ahead._report import PreflightReport
+from replicax.ahead._script import NoStepError, ScriptError, preflight_script
+from replicax.ahead._sweep import Sweep
+from replicax.ahead._targets import Target
+from replicax.ahead._trace import Step
 from replicax.topology._virtual import planned_cpu_devices
 from replicax.variables._planned import planning
 

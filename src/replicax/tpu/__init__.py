@@ -7,10 +7,10 @@ Example:
     2
 """
 
+from replicax.ahead._preflight import preflight, preflight_sweep
+from replicax.ahead._report import PreflightReport
+from replicax.ahead._sweep import Sweep
 from replicax.collectives._options import XLAOptions
-from replicax.preflight._preflight import preflight, preflight_sweep
-from replicax.preflight._report import PreflightReport
-from replicax.preflight._sweep import Sweep
 from replicax.tpu import experimental
 from replicax.variables._layout import LayoutMap
 from replicax.variables._planned import planning

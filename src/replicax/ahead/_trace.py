@@ -14,12 +14,12 @@ from jax.sharding import NamedSharding
 
 from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError, TracingError
+from replicax.ahead._targets import Target
 from replicax.function._function import BoundFunction, Function
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
 from replicax.function._program import Program
 from replicax.function._signature import Arguments, take_apart
-from replicax.preflight._targets import Target
 from replicax.topology._aim import PlannedTopology, aimed_at
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
@@ -40,22 +40,19 @@ class Traced:
         name: Of the function.
         program: As `jax.export` serializes it.
         axes: The names and sizes of the mesh axes.
-        donates: Whether the program consumes the variables that it changes.
+        donated: The numbers of the inputs that the program consumes.
         places: The coordinates of the devices in the order of the mesh; empty for the usual order.
         notes: What is not as the script has it.
+        num_replicas: How many replicas fill the slice; 0 for a program without a strategy.
     """
 
     name: str
     program: bytes
     axes: dict[str, int]
-    donates: bool
+    donated: tuple[int, ...]
     places: Places = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def num_replicas(self) -> int:
-        """How many replicas fill the slice."""
-        return next(iter(self.axes.values()))
+    num_replicas: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,7 @@ class Step:
 
     function: Callable[..., Any]
     arguments: Arguments
+    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @classmethod
     def of(
@@ -72,20 +70,58 @@ class Step:
         """The call ``function(*args, **kwargs)``."""
         if isinstance(function, Function | BoundFunction):
             function = function.python_function
-        return cls(function, take_apart(tuple(args), dict(kwargs)))
+        given = tuple(args), dict(kwargs)
+        return cls(function, take_apart(*given), given)
+
+    @property
+    def is_jitted(self) -> bool:
+        """Whether JAX compiles it, as it is."""
+        return hasattr(self.function, "trace") and hasattr(self.function, "lower")
 
 
 def trace(step: Step, devices: Target) -> Traced:
     """A call for a whole slice: as many replicas as fit, each with its batch."""
-    found = _used(step.function, step.arguments, devices)
+    found = None if step.is_jitted else _used(step.function, step.arguments, devices)
+    if found is None:
+        return _without_strategy(step, devices)
     target = PlannedTopology.of(devices.num_devices, found.cores)
     places, notes = _places(found, devices)
     with _declared_for(target), aimed_at(target):
         program, avals = _program(step.function, step.arguments, target)
-        exported = _exported(program, avals, devices.platform)
+        exported = _exported(program.jitted, avals, {}, devices.platform)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
-    return Traced(program.name, serialized, axes, program.donates, places, notes)
+    donated = tuple(range(len(program.changed))) if program.donates else ()
+    count = target.num_replicas
+    return Traced(program.name, serialized, axes, donated, places, notes, count)
+
+
+def _without_strategy(step: Step, devices: Target) -> Traced:
+    """A program of JAX's alone, on the mesh that its arguments lie on, or on one device."""
+    args, kwargs = step.given
+    jitted: Any = step.function if step.is_jitted else jax.jit(step.function)
+    exported = _exported(jitted, args, kwargs, devices.platform)
+    meshes = [_mesh_of(x) for x in jax.tree.leaves((args, kwargs))]
+    mesh: Any = next((m for m in meshes if m is not None and m.size == exported.nr_devices), None)
+    axes = {"all": exported.nr_devices} if mesh is None else dict(mesh.shape)
+    notes: tuple[str, ...] = ()
+    if exported.nr_devices not in (1, devices.num_devices):
+        raise PlacementError(
+            f"{_name(step.function)} uses no strategy, and its arguments lie on a mesh of"
+            f" {exported.nr_devices} devices, while {devices.name} has {devices.num_devices}. Make"
+            f" the mesh of {devices.num_devices} devices: with REPLICAX_CPU_DEVICES="
+            f"{devices.num_devices} there are as many virtual ones."
+        )
+    if exported.nr_devices < devices.num_devices:
+        notes = ("no strategy and no mesh: one device computes everything, the others nothing",)
+    donated = [x.donated for x in jax.tree.leaves(jitted.lower(*args, **kwargs).args_info)]
+    consumed = tuple(i for i, is_donated in enumerate(donated) if is_donated)
+    return Traced(_name(step.function), bytes(exported.serialize()), axes, consumed, (), notes, 0)
+
+
+def _mesh_of(x: Any) -> Any:
+    where = getattr(x, "sharding", None)
+    return where.mesh if isinstance(where, NamedSharding) else None
 
 
 def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
@@ -133,29 +169,26 @@ def _declare(variable: Variable, *, several: bool) -> None:
     vars(variable)["_policy"] = policy
 
 
-def _exported(program: Program, avals: tuple[Any, ...], platform: str) -> export.Exported:
+def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Exported:
     try:
-        return export.export(program.jitted, platforms=[platform])(*avals)
+        return export.export(jitted, platforms=[platform])(*args, **kwargs)
     except (NotImplementedError, ValueError) as error:
         if "devices to be present" not in str(error) and "callback" not in str(error):
             raise
         raise TracingError(
-            f"{program.name} calls back into Python while it runs (jax.pure_callback, io_callback,"
+            f"{_name(jitted)} calls back into Python while it runs (jax.pure_callback, io_callback,"
             " jax.debug.print or the like), for which JAX must have the devices. Leave that out"
             " for the preflight."
         ) from error
 
 
-def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> Topology:
+def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> Topology | None:
     """What the step's strategy has here."""
     level = TraceLevel(in_replica=False)
     _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
     found = max(level.topologies, key=lambda t: len(t.devices), default=None)
     if found is None:
-        raise TracingError(
-            f"{_name(step)} uses no strategy, so that there is nothing to spread over"
-            f" {devices.name}. Preflight the function that calls `strategy.run`."
-        )
+        return None
     if devices.num_devices % found.cores:
         raise PlacementError(
             f"{devices.name} has {devices.num_devices} devices, which replicas of {found.cores}"

@@ -3,8 +3,8 @@
 import jax.numpy as jnp
 
 import replicax as rx
-from replicax.preflight._targets import Target
-from replicax.preflight._trace import Step, trace
+from replicax.ahead._targets import Target
+from replicax.ahead._trace import Step, trace
 
 
 def traced(shape, name, *, replicas=1):

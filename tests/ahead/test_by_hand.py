@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.preflight._costs import Costs
-from replicax.preflight._hlo import Hlo
-from replicax.preflight._targets import Target
-from tests.preflight.by_hand import ROWS, TURNS, WIDTH, figures, limits
-from tests.preflight.needs import needs_compiler
+from replicax.ahead._costs import Costs
+from replicax.ahead._hlo import Hlo
+from replicax.ahead._targets import Target
+from tests.ahead.by_hand import ROWS, TURNS, WIDTH, figures, limits
+from tests.ahead.needs import needs_compiler
 from tests.tpu.nets import slice_of
 
 pytestmark = needs_compiler

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from replicax.preflight._costs import Cost, Costs
-from replicax.preflight._hlo import Hlo
-from replicax.preflight._report import Memory, PreflightReport
-from replicax.preflight._sweep import Sweep
-from replicax.preflight._targets import Target
-from replicax.preflight._trace import Step, Traced, trace
+from replicax.ahead._compiler import Compiling, ask
+from replicax.ahead._costs import Cost, Costs
+from replicax.ahead._hlo import Hlo
+from replicax.ahead._report import Memory, PreflightReport
+from replicax.ahead._sweep import Sweep
+from replicax.ahead._targets import Target
+from replicax.ahead._trace import Step, Traced, trace
 
-_LONGEST_SECONDS = 1800
 _USED = re.compile(r"(?:Used |temporaries \(|required[^(]*\()([\d.]+)([KMGT])")
 _LIMIT = re.compile(r"(?: of |available HBM \()([\d.]+)([KMGT])")
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -69,7 +66,8 @@ def preflight(
     """
     target = Target.parse(topology)
     require_compiler(target.platform)
-    return compile_step(Step.of(step, args, kwargs or {}), target)
+    (report,) = compile_steps(Step.of(step, args, kwargs or {}), [target])
+    return report
 
 
 def preflight_sweep(
@@ -100,16 +98,14 @@ def preflight_sweep(
     return Sweep(tuple(compile_steps(call, targets)))
 
 
-def compile_step(step: Step, target: Target) -> PreflightReport:
-    """Compile a call for some devices."""
-    return _compiled(trace(step, target), target)
-
-
-def compile_steps(step: Step, targets: Sequence[Target]) -> Iterator[PreflightReport]:
+def compile_steps(
+    step: Step, targets: Sequence[Target], how: Compiling | None = None
+) -> Iterator[PreflightReport]:
     """Compile a call for several, as many at a time as cores and memory allow; each when done."""
     traced = [trace(step, target) for target in targets]
+    compiled = partial(_compiled, how=how or Compiling())
     with ThreadPoolExecutor(_at_a_time()) as pool:
-        yield from pool.map(_compiled, traced, targets)
+        yield from pool.map(compiled, traced, targets)
 
 
 def _at_a_time() -> int:
@@ -164,57 +160,17 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _compiled(traced: Traced, target: Target) -> PreflightReport:
+def _compiled(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="replicax-preflight-") as name:
-        folder = Path(name)
-        request = {
-            "platform": target.platform,
-            "options": target.request,
-            "places": traced.places,
-            "axes": traced.axes,
-            "donates": traced.donates,
-        }
-        (folder / "request.json").write_text(json.dumps(request))
-        (folder / "program.bin").write_bytes(traced.program)
-        facts = _run_compiler(folder)
-        seconds = time.monotonic() - started
-        text = (folder / "hlo.txt").read_text() if "error" not in facts else ""
-    return _reported(traced, target, facts, text, seconds)
-
-
-def _run_compiler(folder: Path) -> dict[str, Any]:
-    done = subprocess.run(
-        [sys.executable, "-m", "replicax.preflight._compiler", str(folder)],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST_SECONDS,
-        check=False,
-    )
-    result = folder / "result.json"
-    if result.exists():
-        facts: dict[str, Any] = json.loads(result.read_text())
-        return facts
-    last = "\n".join(done.stderr.strip().splitlines()[-15:])
-    return {"error": f"The compiler's process ended with status {done.returncode}:\n{last}"}
-
-
-def _environment() -> dict[str, str]:
-    """Of this process, without what asks for devices, and with what keeps libtpu from searching."""
-    foreign = ("XLA_FLAGS", "JAX_", "REPLICAX_", "TPU_", "LIBTPU_INIT_ARGS")
-    keep = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
-    package = str(Path(__file__).parents[2])
-    path = os.pathsep.join([package, *filter(None, [keep.get("PYTHONPATH")])])
-    quiet = {
-        "JAX_PLATFORMS": "cpu",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one preflight at a time, by a file that locks
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_WORKER_ID": "0",
+    request = {
+        "platform": target.platform,
+        "options": target.request,
+        "places": traced.places,
+        "axes": traced.axes,
+        "donated": traced.donated,
     }
-    return keep | quiet | {"PYTHONPATH": path}
+    facts, text = ask(request, traced.program, how)
+    return _reported(traced, target, facts, text, time.monotonic() - started)
 
 
 def _reported(
@@ -246,6 +202,7 @@ def _reported(
         compile_seconds=seconds,
         notes=(*traced.notes, *_counted(cost.notes)),
         limits=target.limits,
+        hlo=text,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.preflight._hlo import Computation, Hlo, Instruction, Values
+from replicax.ahead._hlo import Computation, Hlo, Instruction, Values
 
 KINDS = (
     "all-reduce",

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from replicax.preflight._targets import Limits, Target
+from replicax.ahead._targets import Limits, Target
 from replicax.topology._generations import GENERATIONS
 
 

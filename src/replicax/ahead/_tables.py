@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from replicax.preflight._costs import Collective
-from replicax.preflight._report import FORMULA, PreflightReport
-from replicax.preflight._sweep import Sweep
+from replicax.ahead._costs import Collective
+from replicax.ahead._report import FORMULA, PreflightReport
+from replicax.ahead._sweep import Sweep
 
 
 def report_table(report: PreflightReport) -> Table:
@@ -49,11 +49,12 @@ def as_text(drawn: Any) -> str:
 
 
 def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
-    cores = r.num_devices // r.num_replicas
+    cores = r.num_devices // (r.num_replicas or r.num_devices)
     each = f" of {cores} logical devices" if cores > 1 else ""
     s = "s" if r.num_replicas > 1 else ""
+    replicas = f"{r.num_replicas:,} replica{s}{each}" if r.num_replicas else "no strategy"
     rows: list[tuple[str, Any]] = [
-        ("devices", f"{r.num_devices:,}: {r.num_replicas:,} replica{s}{each}"),
+        ("devices", f"{r.num_devices:,}: {replicas}"),
         ("verdict", _verdict(r)),
     ]
     if not r.compiles:

@@ -5,8 +5,8 @@ import textwrap
 
 import pytest
 
-from replicax.preflight._costs import Collective, Costs
-from replicax.preflight._hlo import Hlo
+from replicax.ahead._costs import Collective, Costs
+from replicax.ahead._hlo import Hlo
 
 PROGRAM = textwrap.dedent("""\
     HloModule jit_step, is_scheduled=true

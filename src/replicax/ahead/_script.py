@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from replicax._errors import TracingError
+from replicax.ahead._trace import Step
 from replicax.function._watch import watched_by
-from replicax.preflight._trace import Step
 
 
 class ScriptError(Exception):

@@ -5,10 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import replicax as rx
-from replicax.preflight._report import Memory
-from tests.preflight.needs import needs_compiler
+from replicax.ahead._report import Memory
+from tests.ahead.needs import needs_compiler
 from tests.tpu.nets import ConvNet, Training, Transformer, slice_of
 
 WIDTH = 512
@@ -181,9 +183,34 @@ def test_without_the_compiler_the_error_has_the_pip_line(monkeypatch):
 
 
 @needs_compiler
-def test_a_function_without_a_strategy_is_refused():
-    with pytest.raises(TypeError, match="uses no strategy"):
-        rx.tpu.preflight(lambda x: x + 1, (jnp.ones(2),), "v5e:2x2")
+def test_a_program_of_jax_alone_is_compiled_on_its_own_mesh():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    cut, whole = (NamedSharding(mesh, P(*axes)) for axes in (["data"], []))
+    w = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=whole)
+    x = jax.ShapeDtypeStruct((64, WIDTH), jnp.float32, sharding=cut)
+
+    def step(w, x):
+        gradient = jax.grad(lambda w: jnp.square(jnp.tanh(x @ w) - 1).mean())(w)
+        return w - gradient
+
+    report = rx.preflight(jax.jit(step, donate_argnums=0), (w, x), "v5e:2x4")
+
+    weight = WIDTH * WIDTH * 4
+    assert (report.step, report.num_devices, report.num_replicas) == ("step", 8, 0)
+    assert report.memory.arguments == weight + 8 * WIDTH * 4
+    assert report.memory.outputs == 0  # in the place of the old weight
+    assert {c.kind: (c.group, c.bytes) for c in report.collectives} == {"all-reduce": (8, weight)}
+    assert report.flops == 2 * 2 * 8 * WIDTH * WIDTH
+    with pytest.raises(ValueError, match="a mesh of 8 devices, while v5e:4x4 has 16"):
+        rx.preflight(jax.jit(step), (w, x), "v5e:4x4")
+
+
+@needs_compiler
+def test_a_program_without_a_mesh_is_one_devices_work():
+    report = rx.preflight(lambda x: x @ x, (jnp.ones((256, 256)),), "v5e:2x2")
+
+    assert report.flops == 2 * 256**3
+    assert "one device computes everything" in report.notes[0]
 
 
 @needs_compiler

@@ -45,7 +45,7 @@ class Limits:
         near: How many devices a machine or slice has.
 
     Example:
-        >>> from replicax.preflight._targets import Limits
+        >>> from replicax.ahead._targets import Limits
         >>> Limits(flops=1e15, hbm_bytes=3e12, link_bytes=4e11).flops
         1000000000000000.0
     """
@@ -98,7 +98,7 @@ class Target:
             PlacementError: There are none; the message lists those that there are.
 
         Example:
-            >>> from replicax.preflight._targets import Target
+            >>> from replicax.ahead._targets import Target
             >>> [Target.parse(n).num_devices for n in ("v5e:4x4", "v5p-128", "h100:2x8")]
             [16, 64, 16]
         """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from replicax.preflight._costs import Collective
-from replicax.preflight._targets import Limits, Target
+from replicax.ahead._costs import Collective
+from replicax.ahead._targets import Limits, Target
 
 FORMULA = (
     "step time = max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
@@ -28,7 +28,7 @@ class Memory:
         total: Their sum; if it does not fit, what the compiler said.
 
     Example:
-        >>> from replicax.preflight._report import Memory
+        >>> from replicax.ahead._report import Memory
         >>> Memory(arguments=4, outputs=2, temporaries=1, code=1, total=8).total
         8
     """
@@ -48,7 +48,7 @@ class PreflightReport:
         step: The name of the function.
         topology: The slice, such as ``v5e:16x16``.
         num_devices: How many devices it has.
-        num_replicas: How many replicas they form.
+        num_replicas: How many replicas they form; 0 for a program without a strategy.
         compiles: Whether the compiler made a program of the step.
         fits: Whether that program fits into the memory of a device.
         error: Why not, in the compiler's words.
@@ -62,9 +62,10 @@ class PreflightReport:
         compile_seconds: How long the compiler took.
         notes: What could not be counted, or was taken to be the worst.
         limits: What a device can do in a second; by default, what is known of the name.
+        hlo: The optimized program as text; not part of the JSON.
 
     Example:
-        >>> from replicax.preflight._report import Memory
+        >>> from replicax.ahead._report import Memory
         >>> report = rx.tpu.PreflightReport(
         ...     step="train_step", topology="v5e:2x2", num_devices=4, num_replicas=4,
         ...     compiles=True, fits=True, error="", memory=Memory(total=1 << 30), hbm=16 << 30,
@@ -89,6 +90,7 @@ class PreflightReport:
     compile_seconds: float
     notes: tuple[str, ...] = ()
     limits: Limits | None = None
+    hlo: str = field(default="", repr=False, compare=False)
 
     @property
     def chip(self) -> Limits:
@@ -131,7 +133,7 @@ class PreflightReport:
 
         Example:
             >>> import json
-            >>> from replicax.preflight._report import Memory
+            >>> from replicax.ahead._report import Memory
             >>> report = rx.tpu.PreflightReport(
             ...     "step", "v4:2x2x1", 8, 8, False, False, "no", Memory(), 1, (), 0.0, 0.0, 0.0
             ... )
@@ -139,6 +141,7 @@ class PreflightReport:
             False
         """
         facts = dataclasses.asdict(self)
+        del facts["hlo"]
         names = ("headroom", "communication_bytes", "compute_seconds", "memory_seconds")
         facts |= {name: getattr(self, name) for name in (*names, "communication_seconds")}
         facts |= {"step_seconds": self.step_seconds, "formula": FORMULA}
@@ -153,4 +156,4 @@ class PreflightReport:
 
 def _tables() -> Any:
     """The module that draws; it is loaded when asked for, as importing replicax loads no rich."""
-    return importlib.import_module("replicax.preflight._tables")
+    return importlib.import_module("replicax.ahead._tables")

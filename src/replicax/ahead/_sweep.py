@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from replicax.preflight._report import PreflightReport
+from replicax.ahead._report import PreflightReport
 
 _BLUE, _ORANGE, _GREY = "#1f5fa8", "#c8601a", "#777777"
 
@@ -62,7 +62,7 @@ class Sweep:
         figure.savefig(path, dpi=150)
 
     def __rich__(self) -> Any:
-        return importlib.import_module("replicax.preflight._tables").sweep_table(self)
+        return importlib.import_module("replicax.ahead._tables").sweep_table(self)
 
 
 def _matplotlib() -> tuple[Any, Any]:

@@ -1,0 +1,229 @@
+"""Compiling in a process of its own: a traced program -> what the compiler made of it.
+
+`ask` starts that process, or finds what an earlier one said in a cache.
+``python -m replicax.ahead._compiler FOLDER`` reads ``request.json`` and ``program.bin`` there,
+and writes ``result.json`` and, if it compiles, the optimized program as ``hlo.txt``. It is a
+process of its own as libtpu takes a process over: it reads the environment of TPU machines, locks
+files and ends the program if something is amiss. XLA's compiler for GPUs wants flags of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import pickle
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.experimental import serialize_executable, topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+_LIMIT = re.compile(r"available HBM \(([\d.]+)G\)")
+_TOO_LARGE = (1 << 21, 1 << 20)  # 2 TiB
+
+
+_LONGEST_SECONDS = 3600
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How to compile, beside what.
+
+    Attributes:
+        xla_flags: Options of the compiler, by name.
+        executable: A file to write the executable to; none if empty.
+        cache: A folder that keeps what the compiler said, by what it was given; none if empty.
+    """
+
+    xla_flags: Mapping[str, str] = field(default_factory=dict)
+    executable: str = ""
+    cache: str = ""
+
+    @classmethod
+    def of(cls, flags: str = "", executable: str = "", cache: str = "") -> Compiling:
+        """From a command line.
+
+        Raises:
+            ValueError: The flags are none.
+        """
+        pairs = [word.removeprefix("--").partition("=") for word in flags.split()]
+        if wrong := [name for name, _, _ in pairs if not name.startswith("xla_")]:
+            raise ValueError(
+                f"{wrong[0]!r} is no flag of XLA; they look like --xla_tpu_enable_foo=true."
+            )
+        return cls({name: value or "true" for name, _, value in pairs}, executable, cache)
+
+
+def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[str, Any], str]:
+    """Have a program compiled.
+
+    Returns:
+        What the compiler said, and the optimized program as text; empty if it made none.
+    """
+    path = os.path.abspath(how.executable) if how.executable else ""
+    request = request | {"flags": dict(how.xla_flags), "executable": path}
+    with tempfile.TemporaryDirectory(prefix="replicax-preflight-") as name:
+        folder = _kept(request, program, how) or Path(name)
+        if not (folder / "result.json").exists() or path:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "request.json").write_text(json.dumps(request))
+            (folder / "program.bin").write_bytes(program)
+            error = _run(folder)
+            if not (folder / "result.json").exists():
+                return {"error": error}, ""
+        facts: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        return facts, "" if "error" in facts else (folder / "hlo.txt").read_text()
+
+
+def _kept(request: dict[str, Any], program: bytes, how: Compiling) -> Path | None:
+    if not how.cache:
+        return None
+    told = json.dumps([request, jax.__version__, _version("libtpu"), _version("jax-cuda12-pjrt")])
+    return Path(how.cache) / hashlib.sha256(told.encode() + program).hexdigest()[:32]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _run(folder: Path) -> str:
+    """Run the compiler in a process; what to say if it left no result."""
+    done = subprocess.run(
+        [sys.executable, "-m", "replicax.ahead._compiler", str(folder)],
+        env=_environment(),
+        capture_output=True,
+        text=True,
+        timeout=_LONGEST_SECONDS,
+        check=False,
+    )
+    last = "\n".join(done.stderr.strip().splitlines()[-15:])
+    return f"The compiler's process ended with status {done.returncode}:\n{last}"
+
+
+def _environment() -> dict[str, str]:
+    """Of this process, without what asks for devices, and with what keeps libtpu from searching."""
+    foreign = ("XLA_FLAGS", "JAX_", "REPLICAX_", "TPU_", "LIBTPU_INIT_ARGS")
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
+    package = str(Path(__file__).parents[2])
+    path = os.pathsep.join([package, *filter(None, [keep.get("PYTHONPATH")])])
+    quiet = {
+        "JAX_PLATFORMS": "cpu",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one preflight at a time, by a file that locks
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_WORKER_ID": "0",
+    }
+    return keep | quiet | {"PYTHONPATH": path}
+
+
+# What follows runs in that process.
+
+
+def main(folder: Path) -> None:
+    """Compile the program of ``folder``."""
+    request = json.loads((folder / "request.json").read_text())
+    limit = 0.0
+    try:
+        devices = _devices(request)
+        limit = _limit(devices) if request["platform"] == "tpu" else 0.0
+        compiled = _compiled(request, devices, (folder / "program.bin").read_bytes())
+        if request["executable"]:
+            _save(compiled, request["executable"])
+    except Exception as error:
+        _write(folder, {"limit": limit, "error": f"{type(error).__name__}: {error}"})
+        return
+    (folder / "hlo.txt").write_text(compiled.as_text() or "")
+    _write(folder, {"limit": limit} | _facts(compiled))
+
+
+def _devices(request: dict[str, Any]) -> np.ndarray:
+    """The devices of the mesh, in its order."""
+    found = topologies.get_topology_desc(platform=request["platform"], **request["options"])
+    places = request["places"]
+    if not places:
+        return np.asarray(found.devices)
+    devices: list[Any] = list(found.devices)
+    at = {(*d.coords, d.core_on_chip): d for d in devices}
+    return np.asarray([at[tuple(place)] for place in places])
+
+
+def _limit(devices: np.ndarray) -> float:
+    """What a program may use of a device's memory; libtpu says so only when it refuses one."""
+    where = NamedSharding(Mesh(devices, ("all",)), PartitionSpec())
+    large = jax.ShapeDtypeStruct(_TOO_LARGE, jnp.uint8)
+    try:
+        jax.jit(lambda x: x + 1, in_shardings=where).lower(large).compile()
+    except jax.errors.JaxRuntimeError as error:
+        found = _LIMIT.search(str(error))
+        return float(found[1]) * (1 << 30) if found else 0.0
+    return 0.0
+
+
+def _compiled(request: dict[str, Any], devices: np.ndarray, program: bytes) -> Any:
+    sizes, names = tuple(request["axes"].values()), tuple(request["axes"])
+    mesh = Mesh(devices[: math.prod(sizes)].reshape(sizes), names)
+    exported = export.deserialize(bytearray(program))
+    whole = NamedSharding(mesh, PartitionSpec())
+    ins = tuple(where or whole for where in exported.in_shardings_jax(mesh))
+    outs = [where or whole for where in exported.out_shardings_jax(mesh)]
+    avals = [
+        jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=where)
+        for aval, where in zip(exported.in_avals, ins, strict=True)
+    ]
+
+    def flat(*leaves: Any) -> Any:
+        args, kwargs = jax.tree.unflatten(exported.in_tree, leaves)
+        return exported.call(*args, **kwargs)
+
+    jitted = jax.jit(
+        flat,
+        in_shardings=ins,
+        out_shardings=jax.tree.unflatten(exported.out_tree, outs),
+        donate_argnums=tuple(request["donated"]),
+    )
+    # There is nothing here to try kernels out on.
+    alone = {"xla_gpu_autotune_level": "0"} if request["platform"] == "cuda" else {}
+    return jitted.lower(*avals).compile(compiler_options=alone | request["flags"])
+
+
+def _save(compiled: Any, path: str) -> None:
+    with open(path, "wb") as file:
+        pickle.dump(serialize_executable.serialize(compiled), file)
+
+
+def _facts(compiled: Any) -> dict[str, Any]:
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis() or {}
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        "outputs": memory.output_size_in_bytes,
+        "aliased": memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+        "code": memory.generated_code_size_in_bytes,
+        "flops": cost.get("flops", 0.0),
+        "bytes_accessed": cost.get("bytes accessed", 0.0),
+    }
+
+
+def _write(folder: Path, result: dict[str, Any]) -> None:
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
