@@ -207,7 +207,7 @@ class Costs:
         kind = one.opcode.removesuffix("-start")
         if kind in KINDS:
             group, hosts = _group(one, self._near)
-            key = kind, group, hosts, _line(one)
+            key = kind, group, hosts, self._hlo.source(one)
             cost.collectives[key] = 1, _moved_bytes(one, computation)
         elif one.opcode == "custom-call":
             _count_custom(one, computation, cost)
@@ -282,13 +282,6 @@ def _moved_bytes(one: Instruction, computation: Computation) -> int:
         # A start gives what went in, what comes out, and sometimes some marks.
         out = sum(s.bytes for s in one.shapes if s.sizes or s.dtype[0] not in "su") - into
     return max(out, into)
-
-
-def _line(one: Instruction) -> str:
-    """Where it comes from: the frame's number, or the name of the operation."""
-    frame = re.search(r"stack_frame_id=(\d+)", one.tail)
-    name = re.search(r'op_name="([^"]*)"', one.tail)
-    return f"{frame[1] if frame else ''}|{name[1] if name else ''}"
 
 
 def _group(one: Instruction, near: int) -> tuple[int, int]:

@@ -12,7 +12,14 @@ from typing import Any
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)")
 _OPCODE = re.compile(r"(?P<opcode>[a-z][\w\-]*)\((?P<tail>.*)")
-_SHAPE = re.compile(r"\b(?P<dtype>pred|bf16|[sufc]\d+\w*)\[(?P<sizes>[\d,]*)\]")
+_SHAPE = re.compile(
+    r"\b(?P<dtype>pred|bf16|[sufc]\d+\w*)\[(?P<sizes>[\d,]*)\]"
+    r"(?:\{[^}]*?(?:S\((?P<space>\d+)\))?\})?"
+)
+_ROW = re.compile(r'(?P<id>\d+) (?:"(?P<text>.*)"|\{(?P<fields>.*)\})')
+_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+# Frames of libraries, between which and the compiler lies the line that somebody wants to see.
+_LIBRARIES = re.compile(r"[/\\](?:replicax|site-packages|dist-packages)[/\\]|^<frozen")
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|branch_computations|true_computation|false_computation)="
     r"(?P<names>\{[^}]*\}|%[\w.\-]+)"
@@ -29,6 +36,7 @@ class Shape:
 
     dtype: str
     sizes: tuple[int, ...]
+    space: int = 0  # the kind of memory: 0 is the large one
 
     @property
     def bytes(self) -> int:
@@ -112,14 +120,43 @@ class Hlo:
     def __init__(self, text: str) -> None:
         self.computations: dict[str, Computation] = {}
         self.entry = ""
-        current = Computation()
+        self.head = text.partition("\n")[0]
+        self._tables: dict[str, dict[int, Any]] = {name: {} for name in _TABLES}
+        current, table = Computation(), ""
         for line in text.splitlines():
-            if header := _HEADER.match(line):
+            table = line if line in _TABLES else table if line else ""
+            if table:
+                self._note(table, line)
+            elif header := _HEADER.match(line):
                 current = self.computations.setdefault(header["name"], Computation())
                 self.entry = header["name"] if header["entry"] else self.entry
             elif (match := _INSTRUCTION.match(line)) and (one := _parsed(match)):
                 current.instructions[one.name] = one
                 current.root = one.name if match["root"] else current.root
+
+    def _note(self, table: str, line: str) -> None:
+        """A row of what the program says of its sources."""
+        row = _ROW.fullmatch(line)
+        if row is None:
+            return
+        pairs = re.findall(r"(\w+)=(\d+)", row["fields"] or "")
+        held = row["text"] if row["text"] is not None else {k: int(v) for k, v in pairs}
+        self._tables[table][int(row["id"])] = held
+
+    def source(self, one: Instruction) -> str:
+        """The innermost line of a program's own that an instruction comes from: ``file:line``."""
+        frame, first = one.number("stack_frame_id"), ""
+        while frame and frame in self._tables["StackFrames"]:
+            row = self._tables["StackFrames"][frame]
+            place = self._tables["FileLocations"].get(row.get("file_location_id"), {})
+            file = self._tables["FileNames"].get(place.get("file_name_id"), "")
+            line = f"{file}:{place.get('line', '?')}"
+            if file and not _LIBRARIES.search(file):
+                return line
+            first = first or line
+            # XLA prints parents one too high, so that none is 1.
+            frame = min(row.get("parent_frame_id", 1), frame) - 1
+        return first
 
     def turns(self, loop: Instruction, values: Values) -> list[list[Any]] | None:
         """The counters at the start of each turn of a loop; None if they cannot be known.
@@ -258,7 +295,7 @@ def _parsed(match: re.Match[str]) -> Instruction | None:
 def shapes(text: str) -> tuple[Shape, ...]:
     """All arrays that a text names."""
     return tuple(
-        Shape(m["dtype"], tuple(int(n) for n in m["sizes"].split(",") if n))
+        Shape(m["dtype"], tuple(int(n) for n in m["sizes"].split(",") if n), int(m["space"] or 0))
         for m in _SHAPE.finditer(text)
     )
 

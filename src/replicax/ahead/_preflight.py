@@ -15,6 +15,7 @@ from typing import Any
 
 from replicax.ahead._compiler import Compiling, ask
 from replicax.ahead._costs import Cost, Costs
+from replicax.ahead._fills import largest
 from replicax.ahead._hlo import Hlo
 from replicax.ahead._report import Memory, PreflightReport
 from replicax.ahead._sweep import Sweep
@@ -185,7 +186,8 @@ def _reported(
     # What the TPU compiler made fits, as it refuses the rest; that for GPUs makes anything.
     fits = not is_full and (target.platform == "tpu" or memory.total <= hbm)
     near = target.limits.near if target.num_devices > target.limits.near else 0
-    cost = Costs(Hlo(text), near).of_step()
+    hlo = Hlo(text)
+    cost = Costs(hlo, near).of_step()
     return PreflightReport(
         step=traced.name,
         topology=target.name,
@@ -202,6 +204,8 @@ def _reported(
         compile_seconds=seconds,
         notes=(*traced.notes, *_counted(cost.notes)),
         limits=target.limits,
+        largest=largest(hlo, traced.names),
+        by_line=tuple(cost.merged(by_line=True)[:10]),
         hlo=text,
     )
 

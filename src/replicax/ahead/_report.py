@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replicax.ahead._costs import Collective
+from replicax.ahead._fills import Buffer
 from replicax.ahead._targets import Limits, Target
 
 FORMULA = (
@@ -62,6 +63,9 @@ class PreflightReport:
         compile_seconds: How long the compiler took.
         notes: What could not be counted, or was taken to be the worst.
         limits: What a device can do in a second; by default, what is known of the name.
+        largest: The largest values of a device when its memory is fullest, with the lines that
+            make them: its arguments, and what a walk through the program finds.
+        by_line: The collectives once more, each with the line that it comes from.
         hlo: The optimized program as text; not part of the JSON.
 
     Example:
@@ -90,6 +94,8 @@ class PreflightReport:
     compile_seconds: float
     notes: tuple[str, ...] = ()
     limits: Limits | None = None
+    largest: tuple[Buffer, ...] = ()
+    by_line: tuple[Collective, ...] = ()
     hlo: str = field(default="", repr=False, compare=False)
 
     @property

@@ -44,6 +44,7 @@ class Traced:
         places: The coordinates of the devices in the order of the mesh; empty for the usual order.
         notes: What is not as the script has it.
         num_replicas: How many replicas fill the slice; 0 for a program without a strategy.
+        names: What the inputs are called: by the variables, or by their place in the arguments.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Traced:
     places: Places = ()
     notes: tuple[str, ...] = ()
     num_replicas: int = 0
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,10 @@ def trace(step: Step, devices: Target) -> Traced:
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
     donated = tuple(range(len(program.changed))) if program.donates else ()
+    cells = (c.name for c in (*program.changed, *program.read_only))
+    names = (*cells, *(f"argument {i}" for i in range(len(avals[-1]))))
     count = target.num_replicas
-    return Traced(program.name, serialized, axes, donated, places, notes, count)
+    return Traced(program.name, serialized, axes, donated, places, notes, count, names)
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
@@ -116,7 +120,10 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
         notes = ("no strategy and no mesh: one device computes everything, the others nothing",)
     donated = [x.donated for x in jax.tree.leaves(jitted.lower(*args, **kwargs).args_info)]
     consumed = tuple(i for i, is_donated in enumerate(donated) if is_donated)
-    return Traced(_name(step.function), bytes(exported.serialize()), axes, consumed, (), notes, 0)
+    paths = jax.tree_util.tree_leaves_with_path((args, kwargs))
+    names = tuple(f"argument {jax.tree_util.keystr(path[1:])}" for path, _ in paths)
+    program = bytes(exported.serialize())
+    return Traced(_name(step.function), program, axes, consumed, (), notes, 0, names)
 
 
 def _mesh_of(x: Any) -> Any:

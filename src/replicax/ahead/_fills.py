@@ -1,0 +1,136 @@
+"""What fills the memory of a device: the values that are there when it is fullest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from replicax.ahead._hlo import Computation, Hlo, Instruction
+
+# Names for what is there already.
+_SAME = ("bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while", "conditional")
+_NONE = ("parameter", "constant", "after-all", "partition-id", "replica-id")
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Bytes of a device that one value takes.
+
+    Attributes:
+        bytes: How many, without padding.
+        what: The name of a variable or of an argument, or the operation that makes it, with its
+            shape.
+        source: The line of the program that it comes from; empty for an argument.
+
+    Example:
+        >>> from replicax.ahead._fills import Buffer
+        >>> Buffer(4096, "dot f32[32,32]", "train.py:12").bytes
+        4096
+    """
+
+    bytes: int
+    what: str
+    source: str = ""
+
+
+def largest(hlo: Hlo, names: Sequence[str], count: int = 10) -> tuple[Buffer, ...]:
+    """The largest values at the fullest moment, arguments among them.
+
+    Args:
+        hlo: The program.
+        names: What its inputs are called.
+        count: How many to give.
+    """
+    entry = hlo.computations.get(hlo.entry)
+    if entry is None:
+        return ()
+    arguments = [_argument(entry.instructions[p], names) for p in entry.parameters]
+    _, live = _fullest(hlo, entry, _aliased(hlo, entry))
+    found = [*arguments, *(_described(hlo, one) for one in live)]
+    return tuple(sorted(found, key=lambda b: -b.bytes)[:count])
+
+
+def _argument(one: Instruction, names: Sequence[str]) -> Buffer:
+    place = re.search(r'op_name="leaves\[(\d+)\]', one.tail)
+    at = int(place[1]) if place else -1
+    name = names[at] if 0 <= at < len(names) else f"input {one.inner}"
+    return Buffer(one.bytes, f"{name} {_shaped(one)}")
+
+
+def _described(hlo: Hlo, one: Instruction) -> Buffer:
+    named = re.search(r'op_name="([^"]*)"', one.tail)
+    what = named[1].rsplit("/", 1)[-1] if named else one.opcode
+    return Buffer(_held_bytes(one), f"{what} {_shaped(one)}", hlo.source(one))
+
+
+def _shaped(one: Instruction) -> str:
+    shapes = [f"{s.dtype}[{','.join(map(str, s.sizes))}]" for s in one.shapes]
+    more = ", ..." if len(shapes) > 3 else ""
+    return shapes[0] if len(shapes) == 1 else f"({', '.join(shapes[:3])}{more})"
+
+
+def _aliased(hlo: Hlo, entry: Computation) -> set[str]:
+    """Results that take the place of an argument."""
+    root = entry.instructions.get(entry.root)
+    places = [int(n) for n in re.findall(r"\{(\d+)\}: \(", hlo.head)]
+    if root is None or root.opcode != "tuple":
+        return {entry.root} if "input_output_alias" in hlo.head else set()
+    return {root.operands[i] for i in places if i < len(root.operands)}
+
+
+def _fullest(
+    hlo: Hlo, computation: Computation, in_place: Iterable[str] = ()
+) -> tuple[int, list[Instruction]]:
+    """The most bytes that the values of a computation take at a time, and these values."""
+    order = list(computation.instructions.values())
+    made: dict[str, set[str]] = {}
+    last: dict[str, int] = {}
+    for at, one in enumerate(order):
+        given = set[str]().union(*(made.get(name, set()) for name in one.operands))
+        is_same = one.opcode in _SAME or one.opcode.endswith(("-done", "-update"))
+        made[one.name] = given if is_same else set() if one.opcode in _NONE else {one.name}
+        last.update(dict.fromkeys(given | made[one.name], at))
+    last.update(dict.fromkeys(made.get(computation.root, set()), len(order)))
+    kept = set[str]().union(*(made.get(name, set()) for name in in_place))
+    return _walked(hlo, order, last, kept)
+
+
+def _walked(
+    hlo: Hlo, order: Sequence[Instruction], last: dict[str, int], kept: set[str]
+) -> tuple[int, list[Instruction]]:
+    live: dict[str, Instruction] = {}
+    size, most, then = 0, 0, list[Instruction]()
+    for at, one in enumerate(order):
+        if one.name in last and one.name not in kept and _held_bytes(one):
+            live[one.name] = one
+            size += _held_bytes(one)
+        insides = [_inside(hlo, name) for name in _run_by(one)]
+        inside, values = max(insides, key=lambda found: found[0], default=(0, []))
+        if size + inside > most:
+            most, then = size + inside, [*live.values(), *values]
+        for name in [n for n in live if last[n] <= at]:
+            size -= _held_bytes(live.pop(name))
+    return most, then
+
+
+def _run_by(one: Instruction) -> tuple[str, ...]:
+    return one.called if one.opcode in ("while", "conditional", "call") else ()
+
+
+def _inside(hlo: Hlo, name: str) -> tuple[int, list[Instruction]]:
+    computation = hlo.computations.get(name)
+    if computation is None:
+        return 0, []
+    # What a turn gives to the next one takes the place of what it was given.
+    return _fullest(hlo, computation, [computation.root])
+
+
+def _held_bytes(one: Instruction) -> int:
+    """What a value takes of the large memory."""
+    shapes = one.shapes
+    if one.opcode in ("copy-start", "slice-start"):
+        shapes = shapes[:1] if one.opcode == "copy-start" else shapes[1:2]
+    elif one.opcode.endswith("-start"):
+        shapes = shapes[len(one.operands) :] or shapes
+    return sum(shape.bytes for shape in shapes if shape.space == 0)
