@@ -6,17 +6,14 @@ reads the reports that ``replicax preflight --json`` left in FOLDER, or makes th
 takes half an hour on two cores, and puts tables and plots between the marks of the pages.
 """
 
-import json
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
-from replicax.ahead._costs import Collective
-from replicax.ahead._report import Memory, PreflightReport
+from replicax.ahead._report import PreflightReport
 from replicax.ahead._sweep import Sweep
 from replicax.ahead._tables import as_text, show_bytes
 
@@ -70,15 +67,7 @@ def _report(
         command = ["preflight", "--topology", name, "--json", str(path), *options[:at], script]
         Console().print(f"compiling {example} for {name}")
         subprocess.run([sys.executable, "-m", "replicax", *command, *options[at:]], check=False)
-    return _parsed(json.loads(path.read_text()))
-
-
-def _parsed(facts: dict[str, Any]) -> PreflightReport:
-    names = PreflightReport.__dataclass_fields__
-    kept = {name: facts[name] for name in names}
-    kept["memory"] = Memory(**facts["memory"])
-    kept["collectives"] = tuple(Collective(**c) for c in facts["collectives"])
-    return PreflightReport(**kept)
+    return PreflightReport.from_json(path.read_text())
 
 
 def _table(sweep: Sweep) -> str:

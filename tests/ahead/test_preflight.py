@@ -178,7 +178,7 @@ def test_a_slice_that_does_not_exist_is_refused_first(name):
 def test_without_the_compiler_the_error_has_the_pip_line(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
 
-    with pytest.raises(ImportError, match=r"pip install 'replicax\[tpu\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'replicax\[preflight\]'"):
         rx.tpu.preflight(lambda: None, (), "v5e:2x2")
 
 

@@ -153,6 +153,27 @@ class PreflightReport:
         facts |= {"step_seconds": self.step_seconds, "formula": FORMULA}
         return json.dumps(facts, indent=2)
 
+    @classmethod
+    def from_json(cls, text: str) -> PreflightReport:
+        """The report that `to_json` wrote.
+
+        Example:
+            >>> from replicax.ahead._report import Memory
+            >>> facts = "step", "v4:2x2x1", 4, 4, False, False, "no", Memory(), 1, (), 0.0, 0.0, 0.0
+            >>> report = rx.tpu.PreflightReport(*facts)
+            >>> rx.tpu.PreflightReport.from_json(report.to_json()) == report
+            True
+        """
+        facts: dict[str, Any] = json.loads(text)
+        kept = {f.name: facts[f.name] for f in dataclasses.fields(cls) if f.name in facts}
+        kept["memory"] = Memory(**facts["memory"])
+        kept["limits"] = Limits(**facts["limits"]) if facts.get("limits") else None
+        kept["notes"] = tuple(facts.get("notes", ()))
+        kept["largest"] = tuple(Buffer(**b) for b in facts.get("largest", ()))
+        for name in ("collectives", "by_line"):
+            kept[name] = tuple(Collective(**c) for c in facts.get(name, ()))
+        return cls(**kept)
+
     def __rich__(self) -> Any:
         return _tables().report_table(self)
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from replicax.ahead._report import PreflightReport
 
-_BLUE, _ORANGE, _GREY = "#1f5fa8", "#c8601a", "#777777"
+_ORANGE, _RED, _GREY = "#c8601a", "#b02a2a", "#777777"
+_PARTS = {"arguments": "#1f5fa8", "outputs": "#5b9bd5", "temporaries": "#9dc3e6", "code": "#444444"}
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,20 @@ class Sweep:
         """All reports as JSON text."""
         return json.dumps([json.loads(report.to_json()) for report in self.reports], indent=2)
 
+    @classmethod
+    def from_json(cls, text: str) -> Sweep:
+        """The reports that `to_json` wrote; or the one that a report's own `to_json` did.
+
+        Example:
+            >>> rx.tpu.Sweep.from_json("[]")
+            Sweep(reports=())
+        """
+        read = json.loads(text)
+        rows = read if isinstance(read, list) else [read]
+        return cls(tuple(PreflightReport.from_json(json.dumps(row)) for row in rows))
+
     def plot(self, path: str | Path) -> None:
-        """Draw memory and communication of a device over the number of devices.
+        """Draw what fills the memory of a device, and what it sends, for each slice.
 
         Args:
             path: Where to; the ending chooses the kind: ``.png``, ``.svg``, ``.pdf``.
@@ -49,16 +62,12 @@ class Sweep:
         agg.FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
         done = sorted(self.reports, key=lambda r: r.num_devices)
-        devices = [r.num_devices for r in done]
-        left.plot(devices, [r.memory.total / 2**30 for r in done], "o-", color=_BLUE)
-        for limit in sorted({(r.hbm / 2**30, r.topology.split(":")[0]) for r in done}):
-            left.axhline(limit[0], color=_GREY, linestyle="--", linewidth=1)
-            left.annotate(f"memory of a {limit[1]} device", (devices[0], limit[0]), va="top")
-        _finish(left, devices, "GiB", "memory of a device")
+        labels = [f"{r.topology}\n{r.num_devices:,}" for r in done]
+        _stack(left, labels, done)
         compiled = [r for r in done if r.compiles]
         sent = [r.communication_bytes / 2**20 for r in compiled]
-        right.plot([r.num_devices for r in compiled], sent, "o-", color=_ORANGE)
-        _finish(right, devices, "MiB", "sent by a device in a step")
+        right.bar([labels[done.index(r)] for r in compiled], sent, 0.6, color=_ORANGE)
+        _finish(right, "MiB", "sent by a device in a step")
         figure.savefig(path, dpi=150)
 
     def __rich__(self) -> Any:
@@ -77,9 +86,24 @@ def _matplotlib() -> tuple[Any, Any]:
         ) from error
 
 
-def _finish(axes: Any, devices: list[int], unit: str, title: str) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(devices, [f"{n:,}" for n in devices])
+def _stack(axes: Any, labels: list[str], reports: list[PreflightReport]) -> None:
+    """What the memory of a device holds, part upon part, below what there is."""
+    base = [0.0] * len(reports)
+    for part, colour in _PARTS.items():
+        sizes = [getattr(r.memory, part) / 2**30 for r in reports]
+        axes.bar(labels, sizes, 0.6, bottom=base, label=part, color=colour)
+        base = [a + b for a, b in zip(base, sizes, strict=True)]
+    unknown = [max(0.0, r.memory.total / 2**30 - b) for r, b in zip(reports, base, strict=True)]
+    if max(unknown, default=0.0) > 1e-3:  # the compiler refused it, and says the total only
+        axes.bar(labels, unknown, 0.6, bottom=base, label="does not fit", color=_RED)
+    limits = [r.hbm / 2**30 for r in reports]
+    axes.scatter(labels, limits, marker="_", s=600, color=_GREY, label="there is")
+    _finish(axes, "GiB", "memory of a device")
+    axes.legend(fontsize=7)
+
+
+def _finish(axes: Any, unit: str, title: str) -> None:
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set(xlabel="devices", ylabel=unit, title=title)
-    axes.grid(visible=True, alpha=0.3)
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(visible=True, axis="y", alpha=0.3)

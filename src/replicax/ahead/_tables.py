@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replicax.ahead._costs import Collective
+from replicax.ahead._fills import Buffer
 from replicax.ahead._report import FORMULA, PreflightReport
 from replicax.ahead._sweep import Sweep
 
@@ -59,7 +60,7 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
     ]
     if not r.compiles:
         return [*rows, ("compiler", r.error)]
-    m = r.memory
+    m, lines = r.memory, [c for c in r.by_line if c.source][:5]
     parts = (
         f"{show_bytes(m.arguments)} arguments, {show_bytes(m.outputs)} other outputs,"
         f" {show_bytes(m.temporaries)} temporaries, {show_bytes(m.code)} code"
@@ -68,7 +69,9 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         *rows,
         ("memory of a device", f"{show_bytes(m.total)} of {show_bytes(r.hbm)}"),
         ("", parts),
+        *([("of which the largest", "\n".join(map(_filled, r.largest[:5])))] if r.largest else []),
         ("collectives of a step", "\n".join(map(_described, r.collectives)) or "none"),
+        *([("from the lines", "\n".join(map(_sent, lines)))] if lines else []),
         ("flops of a device", f"{r.flops:.3g}"),
         *([("counted with care", "\n".join(r.notes))] if r.notes else []),
         ("step time, roofline", _estimate(r)),
@@ -90,6 +93,19 @@ def _estimate(r: PreflightReport) -> str:
     compute, memory, links = (f"{1e3 * s:.3g} ms" for s in parts)
     total = f"{1e3 * r.step_seconds:.3g} ms"
     return f"{total} = max({compute} compute, {memory} memory) + {links} links"
+
+
+def _filled(b: Buffer) -> str:
+    return f"{show_bytes(b.bytes)} {b.what}" + (f", {_short(b.source)}" if b.source else "")
+
+
+def _sent(c: Collective) -> str:
+    return f"{c.count} x {c.kind}, {show_bytes(c.bytes)}: {_short(c.source)}"
+
+
+def _short(source: str) -> str:
+    """The last two parts of a path."""
+    return "/".join(source.rsplit("/", 2)[-2:])
 
 
 def _described(c: Collective) -> str:

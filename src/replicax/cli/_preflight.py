@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -11,6 +12,8 @@ import jax
 from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
+from replicax.ahead._compiler import Compiling
+from replicax.ahead._gate import above, grown
 from replicax.ahead._preflight import compile_steps, require_compiler
 from replicax.ahead._report import PreflightReport
 from replicax.ahead._script import NoStepError, ScriptError, preflight_script
@@ -21,7 +24,7 @@ from replicax.topology._virtual import planned_cpu_devices
 from replicax.variables._planned import planning
 
 # The exit statuses; 2 is that of a command which makes no sense.
-OK, DOES_NOT_FIT, DOES_NOT_COMPILE, SCRIPT_FAILED, NO_STEP = 0, 1, 3, 4, 5
+OK, DOES_NOT_FIT, DOES_NOT_COMPILE, SCRIPT_FAILED, NO_STEP, TOO_MUCH = 0, 1, 3, 4, 5, 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--topology",
         action="append",
         metavar="SLICE",
-        help="a slice, such as v5e:16x16 (default) or v4:8x8x8; give several for a sweep",
+        help="a slice or GPUs, such as v5e:16x16 (default), v5p-128, '2x v5e:16x16' or h100:2x8;"
+        " give several for a sweep",
     )
     parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
     parser.add_argument(
@@ -39,12 +43,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
     parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
+    _add_compiling(parser)
     parser.add_argument(
         "--devices",
         type=int,
         default=8,
         metavar="N",
         help="virtual CPU devices for the script, if nothing else says how many (default: 8)",
+    )
+
+
+def _add_compiling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-memory", metavar="SIZE", help="fail above that, as 12GiB or 80%%")
+    parser.add_argument("--baseline", metavar="FILE", help="fail if more is needed than in this")
+    parser.add_argument("--hlo", metavar="DIR", help="also write the optimized programs")
+    parser.add_argument(
+        "--save-executable", metavar="FILE", default="", help="also write the executable"
+    )
+    parser.add_argument(
+        "--xla-flags", metavar="FLAGS", default="", help="options of the compiler, in one string"
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", default="", help="keep there what the compiler said"
     )
 
 
@@ -57,13 +77,14 @@ def run(options: argparse.Namespace) -> int:
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
     _choose_devices(options.devices)
+    how = Compiling.of(options.xla_flags, options.save_executable, options.cache)
     console = Console()
 
     def compiled(step: Step) -> list[PreflightReport]:
         reports = []
         waiting = f"compiling for {', '.join(names)}"
         with console.status(waiting) if console.is_terminal else nullcontext():
-            for report in compile_steps(step, targets):
+            for report in compile_steps(step, targets, how):
                 console.print(report)
                 reports.append(report)
         return reports
@@ -78,7 +99,21 @@ def run(options: argparse.Namespace) -> int:
         sys.stderr.write(f"replicax preflight: {error}\n")
         return NO_STEP
     _deliver(Sweep(tuple(reports)), options, console)
-    return _status(reports)
+    return _status(reports) or _judged(reports, options, console)
+
+
+def _judged(
+    reports: Sequence[PreflightReport], options: argparse.Namespace, console: Console
+) -> int:
+    """Whether it keeps within what it is held to."""
+    found = list(above(reports, options.max_memory)) if options.max_memory else []
+    if options.baseline:
+        found += grown(Sweep.from_json(Path(options.baseline).read_text()).reports, reports)
+    for excess in found:
+        console.print(f"[red]{excess.topology}: {excess.figure}[/] {excess.shown}")
+        for place in excess.where:
+            console.print(f"    {place}", markup=False)
+    return TOO_MUCH if found else OK
 
 
 def _status(reports: Sequence[PreflightReport]) -> int:
@@ -102,5 +137,10 @@ def _deliver(sweep: Sweep, options: argparse.Namespace, console: Console) -> Non
     if options.json:
         text = sweep.to_json() if several else sweep.reports[0].to_json()
         Path(options.json).write_text(text + "\n")
+    if options.hlo:
+        Path(options.hlo).mkdir(parents=True, exist_ok=True)
+        for r in sweep.reports:
+            name = re.sub(r"\W+", "_", f"{r.step}_{r.topology}")
+            Path(options.hlo, f"{name}.hlo.txt").write_text(r.hlo)
     if options.plot:
         sweep.plot(options.plot)
