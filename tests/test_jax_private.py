@@ -185,3 +185,22 @@ def test_a_jax_that_would_keep_a_variables_first_value_refuses_variables(broken)
 
     assert ended.stdout.split() == ["False", "False"], ended.stderr
     assert "variable.value()" in ended.stderr
+
+
+def test_an_array_and_a_tracer_have_room_for_a_method():
+    plain = jnp.ones(2)
+    _jax_private.give_assign(plain, lambda: 3)
+    found = []
+
+    def function(x):
+        _jax_private.give_assign(x, lambda: 4)
+        found.append(x.assign())
+        return jnp.sin(x)
+
+    jax.jit(function)(jnp.ones(2))
+    jax.grad(function)(1.0)
+    jax.vmap(function)(jnp.ones(2))
+
+    assert (plain.assign(), found) == (3, [4, 4, 4])
+    assert not _jax_private._assigns, "what was traced is forgotten"
+    assert not jax.eval_shape(lambda x: jnp.zeros(int(hasattr(x, "assign"))), plain).size

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -241,6 +242,31 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_with_collectives)
     return True
+
+
+_assigns: dict[int, tuple[Any, Callable[..., Any]]] = {}
+
+
+def give_assign(x: Any, assign: Callable[..., Any]) -> None:
+    """Give an array, or a tracer, a method ``assign``; a JAX that has no room for it gives none."""
+    if not isinstance(x, jax.core.Tracer):
+        with contextlib.suppress(AttributeError):
+            x.assign = assign
+        return
+    number = id(x)
+    with contextlib.suppress(TypeError):  # tracers have no attributes of their own
+        _assigns[number] = (weakref.ref(x, lambda _: _assigns.pop(number, None)), assign)
+
+
+def _given_assign(x: Any) -> Any:
+    found = _assigns.get(id(x))
+    if found is None or found[0]() is not x:
+        raise AttributeError(f"{type(x).__name__!r} object has no attribute 'assign'")
+    return found[1]
+
+
+if not hasattr(jax.core.Tracer, "assign"):
+    jax.core.Tracer.assign = property(_given_assign)  # type: ignore[attr-defined]
 
 
 def accept_as_array(

@@ -910,4 +910,26 @@ CONFIG: dict[str, Program] = {
     ],
 }
 
-ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES | RANDOM | CONFIG
+
+def _part(key: Any, value: Any) -> Program:
+    return lambda t: t.Variable(np.arange(12, dtype=np.float32).reshape(4, 3))[key].assign(value)
+
+
+PARTS: dict[str, Program] = {
+    "part, a row": _part(0, [9.0, 9.0, 9.0]),
+    "part, a column": _part((slice(1, 3), 0), [5.0, 6.0]),
+    "part, one number": _part((slice(1, 3), 0), 7.0),
+    "part, too many": _part((slice(1, 3), 0), [1.0, 2.0, 3.0]),
+    "part, of another dtype": _part(0, np.array([1, 2, 3])),
+    "part, with steps": _part(slice(None, None, 2), np.zeros((2, 3), np.float32)),
+    "part, backwards": _part(slice(None, None, -1), np.arange(12.0).reshape(4, 3)),
+    "part, the last": _part(-1, [0.0, 0.0, 0.0]),
+    "part, an ellipsis": _part((..., 1), [1.0, 2.0, 3.0, 4.0]),
+    "part, a new axis": _part(None, np.ones((1, 4, 3), np.float32)),
+    "part, nothing": _part(slice(0, 0), np.ones((0, 3), np.float32)),
+    "part, all": _part(slice(None), 0.0),
+    "part, out of bounds": _part(7, [1.0, 2.0, 3.0]),
+    "part, read out of bounds": lambda t: t.Variable([1.0, 2.0])[2],
+}
+
+ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES | RANDOM | CONFIG | PARTS

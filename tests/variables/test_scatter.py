@@ -125,3 +125,130 @@ def test_integers_are_divided_towards_zero_one_after_the_other_as_in_tensorflow(
 
     assert v.numpy().tolist() == [3, -3, 8]
     assert narrow.numpy().tolist() == [0, -128]
+
+
+# Parts: `v[key].assign(value)`.
+
+INDICES = st.integers(-4, 3)
+SLICES = st.builds(slice, *[st.none() | st.integers(-5, 5)] * 2, st.sampled_from([None, 1, 2, -1]))
+KEYS = st.one_of(
+    INDICES,
+    SLICES,
+    st.just(Ellipsis),
+    st.tuples(INDICES, st.integers(-3, 2)),
+    st.tuples(SLICES, st.integers(-3, 2)),
+    st.tuples(st.just(Ellipsis), st.integers(-3, 2)),
+    st.tuples(st.none(), SLICES),
+)
+
+
+@settings(max_examples=40)
+@given(key=KEYS, plain=st.booleans())
+def test_a_part_is_assigned_as_numpy_assigns_it_on_every_copy(two, key, plain):
+    start = np.arange(12, dtype=np.float32).reshape(4, 3)
+    wanted = start.copy()
+    new = 99.0 if plain else np.full(start[key].shape, 50, np.float32)
+    wanted[key] = new
+    with two.scope():
+        v = rx.Variable(start)
+
+    assert v[key].assign(new) is v
+
+    assert [c.numpy().tolist() for c in v.components] == [wanted.tolist()] * 2
+
+
+@pytest.mark.parametrize("key", [1, (slice(1, 3), 0), (..., -1), (None, 2)], ids=str)
+def test_a_part_is_assigned_in_a_function_too(mode, two, key):
+    start = np.arange(12, dtype=np.float32).reshape(4, 3)
+    wanted = start.copy()
+    wanted[key] += 5
+    with two.scope():
+        v = rx.Variable(start)
+
+    @mode
+    def step():
+        v[key].assign(v[key] + 5)
+        return v[key]
+
+    assert np.array_equal(step(), wanted[key])
+    assert [c.numpy().tolist() for c in v.components] == [wanted.tolist()] * 2
+
+
+@pytest.mark.parametrize(
+    ("aggregation", "found"),
+    [("SUM", 21.0), ("MEAN", 10.5), ("ONLY_FIRST_REPLICA", 10.0), ("NONE", None)],
+)
+def test_parts_of_several_replicas_become_one_and_the_rest_stays(mode, two, aggregation, found):
+    with two.scope():
+        v = rx.Variable([1.0, 2.0, 3.0], aggregation=rx.VariableAggregation[aggregation])
+
+    def write():
+        index = rx.distribute.get_replica_context().replica_id_in_sync_group
+        v[1].assign(jnp.asarray(index, jnp.float32) + 10)
+
+    step = mode(lambda: two.run(write))
+    if found is None:
+        with pytest.raises(rx.errors.DivergenceError):
+            step()
+        found = 2.0
+    else:
+        step()
+
+    assert [c.numpy().tolist() for c in v.components] == [[1.0, found, 3.0]] * 2
+
+
+def test_a_part_of_an_on_read_variable_is_a_replicas_own(mode, two):
+    with two.scope():
+        v = rx.Variable(
+            [1.0, 2.0],
+            synchronization=rx.VariableSynchronization.ON_READ,
+            aggregation=rx.VariableAggregation.SUM,
+        )
+
+    def write():
+        index = rx.distribute.get_replica_context().replica_id_in_sync_group
+        v[1].assign(jnp.asarray(index, jnp.float32) + 10)
+
+    mode(lambda: two.run(write))()
+
+    assert [c.numpy().tolist() for c in v.components] == [[1, 10], [1, 11]]
+    v[0].assign(9.0)
+    assert v.numpy().tolist() == [9, 21]
+
+
+def test_a_part_of_a_variable_that_is_cut_is_assigned():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros((1024, 128)))
+
+    v[3:5, 1].assign([7.0, 8.0])
+
+    assert v.cell.sharded
+    assert np.argwhere(v.numpy()).tolist() == [[3, 1], [4, 1]]
+
+
+def test_a_part_is_read_as_it_was():
+    v = rx.Variable([1.0, 2.0])
+    before = v[:]
+
+    v[0].assign(5.0)
+
+    assert before.tolist() == [1, 2]
+    assert not hasattr(v.read_value(), "assign")
+
+
+@pytest.mark.parametrize(
+    ("write", "words"),
+    [
+        (lambda v: v[4], r"Index 4 is out of bounds for axis 0, which has 4"),
+        (lambda v: v[..., -4].assign(0), r"Index -4 is out of bounds for axis 1, which has 3"),
+        (lambda v: v[0].assign([1, 2]), r"shape \(2,\) to a part of shape \(3,\).*broadcast_to"),
+        (lambda v: v[0, 0].assign(1j), r"complex64.*astype"),
+    ],
+)
+def test_a_part_that_is_not_there_or_does_not_fit_is_refused(write, words):
+    v = rx.Variable(np.zeros((4, 3), np.float32))
+
+    with pytest.raises(ValueError, match=words):
+        write(v)
+    assert not v.numpy().any()

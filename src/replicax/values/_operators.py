@@ -39,4 +39,5 @@ def stands_for(kind: type, read: Callable[[Any], Any]) -> None:
         put(f"__{name}__", lambda self, op=op: op(read(self)))
     for name, made in _CONVERSIONS.items():
         put(f"__{name}__", lambda self, made=made: made(read(self)))
-    put("__getitem__", lambda self, key: read(self)[key])
+    if not hasattr(kind, "__getitem__"):
+        put("__getitem__", lambda self, key: read(self)[key])

@@ -37,7 +37,7 @@ from replicax.variables._told import read
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]
-Kind = Literal["replace", "add", "sparse"]
+Kind = Literal["replace", "add", "part", "sparse"]
 
 
 class Policy(Protocol):
@@ -56,7 +56,8 @@ class Policy(Protocol):
         Args:
             parts: What the caller gave: a value, or the indices and values of a sparse update.
             combine: The new value from the old one and the parts.
-            kind: Whether the value is replaced, added to, or changed at some indices.
+            kind: Whether the value is replaced, added to, replaced in part, or changed at some
+                indices.
         """
 
 

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import jax
 import jax.numpy as jnp
 
 from replicax._enums import VariableAggregation
+from replicax._jax_private import give_assign
+from replicax.context._current import current
+from replicax.data._errors import InvalidArgumentError
 from replicax.values._indexed_slices import IndexedSlices
+from replicax.values._per_replica import DistributedValues, PerReplica
+from replicax.values._placement import is_traced
+from replicax.variables._checks import check_dtype
 
 if TYPE_CHECKING:
     from typing import Self
 
     from replicax.variables._policy import Policy
+
+    class VariableSlice(jax.Array):
+        """A part of a variable, to type checkers: an array that has `assign`."""
+
+        def assign(self, value: Any, name: Any = None) -> Any: ...
 
     # To type checkers a variable is an array: it goes wherever `jax.typing.ArrayLike` does, and has
     # an array's operators and methods. It is no instance of one: `isinstance` says so, they do not.
@@ -66,6 +78,50 @@ class SparseUpdates(_ArrayToCheckers):
         def read_value(self) -> Any: ...
 
         def _after_write(self) -> Self: ...
+
+    def __getitem__(self, key: Any) -> VariableSlice:
+        """A part of the value, an array; its method ``assign`` changes that part of the variable.
+
+        Across replicas it changes all copies. In a replica the values of all replicas become one,
+        as the aggregation says.
+
+        Raises:
+            InvalidArgumentError: An index is out of bounds.
+
+        Example:
+            >>> v = rx.Variable([[1.0, 2.0], [3.0, 4.0]])
+            >>> v[0].assign([8.0, 9.0])[:, 1].assign(0.0).numpy()
+            array([[8., 0.],
+                   [3., 0.]], dtype=float32)
+        """
+        _check_bounds(key, self.shape)
+        whole = self.read_value()
+        part = whole[key]
+        if part is whole and not is_traced(part):
+            part = jnp.copy(part)  # else the value would keep the variable alive
+        give_assign(part, partial(self._assign_part, key, part.shape))
+        return cast("VariableSlice", part)
+
+    def _assign_part(self, key: Any, shape: tuple[int, ...], value: Any, name: Any = None) -> Self:
+        """Replace the part that ``self[key]`` is."""
+        if isinstance(value, DistributedValues) and current().replica is not None:
+            value = value.component
+        if not isinstance(value, PerReplica):
+            array = jnp.asarray(value)
+            check_dtype(self, array, "assign", exact=False)
+            if not _fits(array.shape, shape):
+                raise InvalidArgumentError(
+                    f"assign of a value of shape {array.shape} to a part of shape {shape} of"
+                    f" variable {self.name!r}: it must be what `jnp.broadcast_to(value, {shape})`"
+                    " takes."
+                )
+            is_number = isinstance(value, bool | int | float | complex)
+            value = value if is_number else array.astype(self.dtype)
+        dtype = self.dtype
+        self._policy.update(
+            (value,), lambda old, new: old.at[key].set(jnp.asarray(new, dtype)), "part"
+        )
+        return self._after_write()
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
@@ -154,3 +210,23 @@ class SparseUpdates(_ArrayToCheckers):
         parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, cell.dtype))
         self._policy.update(parts, combine, "sparse")
         return self._after_write()
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    try:
+        return bool(jnp.broadcast_shapes(shape, wanted) == wanted)
+    except ValueError:
+        return False
+
+
+def _check_bounds(key: Any, shape: tuple[int, ...]) -> None:
+    """Refuse a number out of bounds, which JAX would take for the last one."""
+    keys = [k for k in (key if isinstance(key, tuple) else (key,)) if k is not None]
+    if Ellipsis in [k for k in keys if not hasattr(k, "shape")]:
+        where = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        keys[where : where + 1] = [slice(None)] * (len(shape) - len(keys) + 1)
+    for axis, (index, size) in enumerate(zip(keys, shape, strict=False)):
+        if isinstance(index, int) and not isinstance(index, bool) and not -size <= index < size:
+            raise InvalidArgumentError(
+                f"Index {index} is out of bounds for axis {axis}, which has {size} entries."
+            )
