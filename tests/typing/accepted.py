@@ -24,7 +24,8 @@ def a_variable_is_an_array(w: rx.Variable, x: jax.Array) -> None:
     assert_type(w @ x, jax.Array)
     assert_type(x @ w, jax.Array)
     assert_type(-w, jax.Array)
-    assert_type(w[0], jax.Array)
+    assert_type(w[0] * 2, jax.Array)
+    assert_type(w[1:3, 0].assign(1.0), rx.Variable)
     assert_type(w.T, jax.Array)
     assert_type(w.sum(axis=0), jax.Array)
     assert_type(w.at[0].set(1), jax.Array)
@@ -33,8 +34,9 @@ def a_variable_is_an_array(w: rx.Variable, x: jax.Array) -> None:
     assert_type(float(w), float)
     assert_type(w.numpy(), np.ndarray)
     anywhere: ArrayLike = w
+    part: jax.Array = w[0]
     keys = {w: 1}
-    print(np.asarray(w), anywhere, keys[w])
+    print(np.asarray(w), anywhere, part, keys[w])
 
 
 def messages_know_their_fields() -> None:

@@ -52,6 +52,37 @@ def test_reduce_joins_the_rows_of_all_replicas(two, mode, op):
     assert joined.dense_shape == (5, 3)
 
 
+@pytest.mark.parametrize("op", JOINED)
+@pytest.mark.parametrize("verb", ["reduce_to", "batch_reduce_to"])
+def test_reduce_to_joins_the_rows_where_they_are_wanted(two, mode, op, verb):
+    with two.scope():
+        v = rx.Variable(jnp.zeros((5, 3)))
+
+    def reduced(value, where):
+        if verb == "reduce_to":
+            return two.extended.reduce_to(op, value, where)
+        return two.extended.batch_reduce_to(op, [(value, where), (jnp.ones(2), where)][:1])[0]
+
+    def step(slices):
+        def merge(strategy, slices):
+            joined = reduced(slices, v)
+            strategy.extended.update(v, lambda copy, rows: copy.scatter_add(rows), args=(joined,))
+            return joined
+
+        return context().merge_call(merge, args=(slices,))
+
+    slices = mode(lambda: two.run(lambda: step(rows())))()
+
+    for values, indices in zip(slices.values.values, slices.indices.values, strict=True):
+        assert values[:, 0].tolist() == JOINED[op]
+        assert indices.tolist() == [0, 0, 0, 1]
+    total = [sum(JOINED[op][:3]), JOINED[op][3], 0, 0, 0]
+    assert [c.numpy()[:, 1].tolist() for c in v.components] == [total] * 2
+    outside = reduced(two.run(rows), "CPU:1")
+    assert outside.values[:, 2].tolist() == JOINED[op]
+    assert outside.dense_shape == (5, 3)
+
+
 @pytest.mark.parametrize(("op", "axis"), REDUCED)
 def test_reduce_along_an_axis_is_that_of_the_whole_arrays(two, mode, op, axis):
     reduced = mode(lambda: two.reduce(op, two.run(rows), axis=axis))()

@@ -14,6 +14,7 @@ from replicax.collectives._destinations import (
     checked_pairs,
     common_topology,
     deliver,
+    joined_slices,
     place,
     plain_reduction,
     replicas_of,
@@ -24,6 +25,7 @@ from replicax.topology._devices import resolve
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._across import MESH_AXIS, Across, sum_over_mesh, widened
 from replicax.values._in_body import apply_in_body, local_piece
+from replicax.values._indexed_slices import is_slices
 from replicax.values._per_replica import (
     InBody,
     Mirrored,
@@ -68,7 +70,8 @@ class CrossDeviceOps:
 
         Args:
             reduce_op: SUM or MEAN.
-            per_replica_value: A per-replica value; a plain value is its own mean.
+            per_replica_value: A per-replica value; a plain value is its own mean. Of
+                `rx.IndexedSlices` the rows of all replicas are joined.
             destinations: Where the result is wanted: a variable, a distributed value, a device's
                 name or a list of them.
             options: How to pack and move the data.
@@ -78,6 +81,8 @@ class CrossDeviceOps:
         """
         check_destinations(destinations)
         op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
+        if is_slices(per_replica_value) and isinstance(per_replica_value.values, PerReplica):
+            return joined_slices(op, per_replica_value, destinations)
         if not isinstance(per_replica_value, PerReplica):
             return plain_reduction(op, per_replica_value, replicas_of(destinations))
         return self.reduce_implementation(op, per_replica_value, destinations, options)

@@ -8,6 +8,7 @@ import jax
 from replicax._enums import ReduceOp
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import Topology
+from replicax.values._indexed_slices import IndexedSlices, is_slices, reduce_slices
 from replicax.values._per_replica import DistributedValues, InBody, Mirrored, mirrored
 from replicax.values._placement import is_array, on_device, replicate
 
@@ -63,6 +64,8 @@ def topology_of(x: Any) -> Topology | None:
         return Topology(devices) if len(set(devices)) == len(devices) else None
     if isinstance(x, str | jax.Device):
         return None
+    if is_slices(x):
+        return topology_of(x.values)
     if isinstance(x, list | tuple):
         return Topology.local(x)
     if is_array(x):
@@ -82,6 +85,17 @@ def deliver(result: Mirrored, destinations: Any) -> Any:
     if isinstance(destinations, str | jax.Device) and not isinstance(result.form, InBody):
         return on_device(result.values[0], resolve(destinations))
     return result
+
+
+def joined_slices(op: ReduceOp, slices: IndexedSlices, destinations: Any) -> IndexedSlices:
+    """The rows of all replicas, where they are wanted."""
+    topology, form = common_topology([(slices, destinations)]), slices.values.form
+    joined: IndexedSlices = reduce_slices(op, slices, None, topology)
+    put = lambda x: place(x, destinations)  # noqa: E731
+    if isinstance(form, InBody):
+        across = form.across
+        put = lambda x: Mirrored.of(InBody(x, topology, across))  # noqa: E731
+    return IndexedSlices(put(joined.values), put(joined.indices), joined.dense_shape)
 
 
 def check_destinations(destinations: Any) -> None:

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
+from replicax.values._indexed_slices import is_slices
 from replicax.values._per_replica import DistributedValues, PerReplica, in_body, pieces
 from replicax.variables._held import variable_of
 from replicax.variables._levels import level
@@ -13,6 +14,7 @@ from replicax.variables._levels import level
 
 def is_workers_own(value: Any, topology: Topology | None) -> bool:
     """Whether other workers may hold another value in the place of this one."""
+    value = value.values if is_slices(value) else value
     if topology is None or topology.is_whole or isinstance(value, DistributedValues):
         return False
     variable = variable_of(value)

@@ -19,14 +19,16 @@ from replicax.values._placement import is_traced
 from replicax.variables._checks import check_dtype
 
 if TYPE_CHECKING:
-    from typing import Self
+    from typing import Generic, Self, TypeVar
 
     from replicax.variables._policy import Policy
 
-    class VariableSlice(jax.Array):
+    _V = TypeVar("_V")
+
+    class VariableSlice(jax.Array, Generic[_V]):
         """A part of a variable, to type checkers: an array that has `assign`."""
 
-        def assign(self, value: Any, name: Any = None) -> Any: ...
+        def assign(self, value: Any, name: Any = None) -> _V: ...
 
     # To type checkers a variable is an array: it goes wherever `jax.typing.ArrayLike` does, and has
     # an array's operators and methods. It is no instance of one: `isinstance` says so, they do not.
@@ -75,11 +77,14 @@ class SparseUpdates(_ArrayToCheckers):
         _policy: Policy
         _aggregation: VariableAggregation
 
+        @property
+        def name(self) -> str: ...
+
         def read_value(self) -> Any: ...
 
         def _after_write(self) -> Self: ...
 
-    def __getitem__(self, key: Any) -> VariableSlice:
+    def __getitem__(self, key: Any) -> VariableSlice[Self]:
         """A part of the value, an array; its method ``assign`` changes that part of the variable.
 
         Across replicas it changes all copies. In a replica the values of all replicas become one,
@@ -100,7 +105,7 @@ class SparseUpdates(_ArrayToCheckers):
         if part is whole and not is_traced(part):
             part = jnp.copy(part)  # else the value would keep the variable alive
         give_assign(part, partial(self._assign_part, key, part.shape))
-        return cast("VariableSlice", part)
+        return cast("VariableSlice[Self]", part)
 
     def _assign_part(self, key: Any, shape: tuple[int, ...], value: Any, name: Any = None) -> Self:
         """Replace the part that ``self[key]`` is."""
