@@ -174,15 +174,19 @@ def test_sharded_variables_give_the_numbers_of_one_device(make, monkeypatch):
     assert got_steps == steps
 
 
-def test_one_replica_gives_the_numbers_of_one_device():
-    losses, expected, steps, _ = alone(clipped_momentum_with_regularizer, batches())
+@pytest.mark.parametrize(
+    ("make", "eager"),
+    [(clipped_momentum_with_regularizer, False), (accumulated_and_clipped_by_value, True)],
+)
+def test_one_replica_gives_the_numbers_of_one_device(make, eager):
+    data = batches(sizes=(8, 8))
+    losses, expected, steps, _ = alone(make, data)
 
-    got_losses, got, got_steps, _ = replicated(
-        mirrored(1), clipped_momentum_with_regularizer, batches()
-    )
+    got_losses, got, got_steps, _ = replicated(mirrored(1), make, data, eager=eager)
 
     np.testing.assert_allclose(got_losses, losses, **TOLERANCE)
-    np.testing.assert_allclose(got[0], expected[0], **TOLERANCE)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_allclose(a, b, **TOLERANCE)
     assert got_steps == steps
 
 

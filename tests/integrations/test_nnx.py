@@ -136,6 +136,7 @@ class TestTraining:
             (2, layer_norm, by_closure, BATCHES),
             (2, synchronized, as_arguments, BATCHES),
             (4, synchronized, by_closure, BATCHES),
+            (2, synchronized, op_by_op, [5]),
             pytest.param(2, layer_norm, op_by_op, [5], marks=pytest.mark.slow),
         ],
     )

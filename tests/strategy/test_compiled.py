@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -157,7 +158,9 @@ class TestWhatDoesNotVary:
 
         assert step.experimental_get_tracing_count() == 2  # arrays first, then what came out
         assert isinstance(state["w"], rx.distribute.PerReplica)
+        assert isinstance(state["w"], rx.distribute.Mirrored)
         assert isinstance(state["w"].held, Joined)
+        assert not isinstance(x, rx.distribute.Mirrored)
         assert isinstance(x.held, Stacked)
         assert [v.tolist() for v in state["w"].values] == [[9.0, 9.0]] * 2
         assert [v.devices() for v in state["w"].values] == [{d} for d in jax.devices()[:2]]
@@ -172,6 +175,24 @@ class TestWhatDoesNotVary:
 
         assert float(v) == 12.0
         assert v.cell._verdict is None  # nobody had to compare
+
+    @pytest.mark.parametrize("way", [lambda f: f, rx.function, jax.jit])
+    def test_is_one_array_where_no_replica_runs(self, way, two):
+        state = {"w": compiled(two, lambda: context().all_reduce("SUM", jnp.arange(2.0)))}
+
+        loss = way(lambda state: (state["w"] ** 2).sum() + state["w"][1])(state)
+        slope = way(jax.grad(lambda state: (state["w"] ** 2).sum()))(state)
+
+        assert float(loss) == 6.0
+        assert np.asarray(slope["w"]).tolist() == [0.0, 4.0]
+        assert (state["w"].shape, float(state["w"][1])) == ((2,), 2.0)
+        assert (state["w"] == 2.0).tolist() == [False, True]
+
+    def test_keeps_what_differs_from_being_one_array(self, two):
+        own = compiled(two, lambda: context().replica_id_in_sync_group * jnp.ones(2))
+
+        with pytest.raises(rx.errors.PerReplicaError, match="one value for each replica"):
+            own + 1
 
     @pytest.mark.parametrize("way", [lambda f: f, rx.function])
     def test_is_still_one_value_for_each_replica(self, way, two):

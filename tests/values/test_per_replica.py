@@ -89,16 +89,25 @@ def test_every_form_is_an_argument_of_run_and_of_a_function(strategy, form):
     assert components(eager) == components(compiled) == [3.0, 8.0]
 
 
-@pytest.mark.parametrize("kind", [PerReplica, Mirrored])
-@pytest.mark.parametrize("convert", [np.asarray, jnp.asarray, jnp.sum, lambda v: jnp.add(v, 1)])
-def test_a_distributed_value_is_no_array_and_says_what_to_do(kind, convert):
+CONVERSIONS = [np.asarray, jnp.asarray, jnp.sum, lambda v: jnp.add(v, 1), lambda v: v * 2]
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_a_per_replica_value_is_no_array_and_says_what_to_do(convert):
     with pytest.raises(TypeError) as error:
-        convert(kind([jnp.ones(2), jnp.ones(2)]))
+        convert(PerReplica([jnp.ones(2), jnp.ones(2)]))
 
     message = str(error.value)
-    assert f"A {kind.__name__} has one value for each replica" in message
+    assert "A PerReplica has one value for each replica" in message
     for verb in ("strategy.reduce(", "strategy.gather(", "experimental_local_results(", "run"):
         assert verb in message
+
+
+@pytest.mark.parametrize("convert", CONVERSIONS)
+def test_a_mirrored_value_is_one_array(convert):
+    np.testing.assert_array_equal(
+        convert(Mirrored([jnp.ones(2), jnp.ones(2)])), convert(jnp.ones(2))
+    )
 
 
 @pytest.mark.parametrize("use", [lambda v: v + 1, float, len, list, lambda v: v[0]])

@@ -22,9 +22,9 @@ from replicax.values._per_replica import (
     Joined,
     Pieces,
     Stacked,
+    as_one,
     is_text,
     num_components,
-    refuse_as_one,
     seen_by,
 )
 from replicax.values._placement import check_count, is_array, is_traced, on_device
@@ -119,7 +119,7 @@ def _component(value: DistributedValues) -> Any:
     """What the replica that runs sees of a value."""
     replica = current().replica
     if replica is None:
-        refuse_as_one(value)
+        return as_one(value)
     form = value.form
     if isinstance(form, InBody):
         return form.piece

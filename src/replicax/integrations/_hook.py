@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from replicax._errors import ScopeError
 from replicax.context._current import current
 
 
@@ -52,6 +53,19 @@ class Hook:
         for module in map(importlib.import_module, self.again):
             if getattr(module, name, None) is original:
                 setattr(module, name, new)
+
+
+def refused(original: Any, what: str, why: str) -> Any:
+    """A constructor of variables that refuses in scopes, where this library cannot be joined."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        strategy = current().strategy
+        if strategy is not None and strategy.topology is not None:
+            raise ScopeError(f"{what} cannot be made in the scope of {strategy}: {why}.")
+        original(self, *args, **kwargs)
+
+    return init
 
 
 def replicas() -> Any:

@@ -26,7 +26,7 @@ from replicax._errors import ScopeError
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_trainer
-from replicax.integrations._hook import Hook, replicas
+from replicax.integrations._hook import Hook, refused, replicas
 from replicax.values._placement import is_traced
 from replicax.variables._held import read_global, trusted, variable_of
 from replicax.variables._layout import laid_out_like
@@ -344,7 +344,7 @@ def install() -> None:
     variable.__rx_variable__ = _held
     why = _why_not()
     if why:
-        variable.__init__ = _refused(variable.__init__, why)
+        variable.__init__ = refused(variable.__init__, "A Keras variable", why)
         return
     variable._value = HeldValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
@@ -377,18 +377,6 @@ def _why_not() -> str:
             f" written for. Install a Keras that it was tested with: {SUPPORTED}"
         )
     return ""
-
-
-def _refused(original: Any, why: str) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if get_strategy().topology is not None:
-            raise ScopeError(
-                f"A Keras variable cannot be made in the scope of {get_strategy()}: {why}."
-            )
-        original(self, *args, **kwargs)
-
-    return init
 
 
 install()

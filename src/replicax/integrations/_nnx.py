@@ -6,7 +6,6 @@ on levels and policies do what they do for every other. The rest is where n repl
 one: optimizers, random keys, statistics. All hooks do what NNX does where there is no replica.
 """
 
-import functools
 import inspect
 import threading
 import weakref
@@ -22,10 +21,10 @@ from flax import nnx
 from flax.nnx import pytreelib, tracers
 
 from replicax._enums import VariableAggregation, VariableSynchronization
-from replicax._errors import ScopeError, TracingError
+from replicax._errors import TracingError
 from replicax._recording import unrecorded
 from replicax.context._current import current, entered
-from replicax.integrations._hook import Hook, replicas
+from replicax.integrations._hook import Hook, refused, replicas
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
 from replicax.values._placement import is_traced
@@ -41,6 +40,7 @@ _stamp: Any = nnx.Variable.__dict__["_trace_state"]
 _outermost = tracers.current_jax_trace()
 _adopting = threading.RLock()
 _keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
+_later: ContextVar[list[tuple[Variable, Any]] | None] = ContextVar("replicax_later", default=None)
 
 
 # The storage.
@@ -78,7 +78,10 @@ class HeldValue:
             _slot.__set__(v, _Made(x) if _is_made_inside(v) else x)
         elif (seen := self._seen.pop(held.cell, None)) is None or seen() is not x:
             # NNX's gradients write back every variable, also what they only read.
-            held.assign(x)
+            if (later := _later.get()) is None:
+                held.assign(x)
+            else:
+                later.append((held, x))
 
     def __delete__(self, v: Any) -> None:
         _slot.__delete__(v)
@@ -174,6 +177,25 @@ def _changed_in_any_level(original: Any) -> Any:
             original(self, error_msg)
 
     return check
+
+
+def _written_when_it_is_whole(original: Any) -> Any:
+    """NNX empties a module and fills it again; replicas that meet in between would see half."""
+
+    def unflatten(*args: Any, **kwargs: Any) -> Any:
+        if _later.get() is not None:
+            return original(*args, **kwargs)
+        writes: list[tuple[Variable, Any]] = []
+        token = _later.set(writes)
+        try:
+            node = original(*args, **kwargs)
+        finally:
+            _later.reset(token)
+        for held, x in writes:
+            held.assign(x)
+        return node
+
+    return unflatten
 
 
 def _through_tapes(original: Any) -> Any:
@@ -324,6 +346,11 @@ HOOKS = tuple(
         ("variablelib:Variable._check_can_update", "self", _written_in_any_level),
         ("pytreelib:Pytree._check_valid_context", "self, error_msg", _changed_in_any_level),
         ("tracers:current_jax_trace", "", _through_tapes),
+        (
+            "graphlib:unflatten",
+            "graphdef, state, index_ref, outer_index_outer_ref, copy_variables, recreate_variables",
+            _written_when_it_is_whole,
+        ),
         ("training.optimizer:Optimizer.update", "self, model, grads, kwargs", _stepped_once),
         ("rnglib:RngStream.__call__", "self", _drawn_apart),
         (
@@ -341,18 +368,18 @@ HOOKS = tuple(
 
 def install() -> None:
     """Put the hooks in; where this Flax is another than they were written for, only a refusal."""
+    kind: Any = nnx.Variable
     faults = [hook.fault() for hook in HOOKS]
     if any(faults):
         why = (
             f"Flax {flax.__version__} {next(filter(None, faults))}, which replicax was not written"
             f" for. Install a Flax that it was tested with: {SUPPORTED}"
         )
-        nnx.Variable.__init__ = _unknown(nnx.Variable.__init__, why)  # type: ignore[method-assign]
+        kind.__init__ = refused(kind.__init__, "An NNX variable", why)
         return
     for hook in HOOKS:
         hook.install()
     can_update: Any = nnx.Variable._can_update
-    kind: Any = nnx.Variable
     kind._raw_value = HeldValue()
     kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
     kind.__rx_variable__ = held_by
@@ -360,18 +387,6 @@ def install() -> None:
     kind.__rx_opaque__ = lambda v: type(_slot.__get__(v)) is Variable
     pytreelib.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
     keep_whole(pytreelib.Pytree, nnx.Variable)
-
-
-def _unknown(original: Any, why: str) -> Any:
-    @functools.wraps(original)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        if current().strategy is not None:
-            raise ScopeError(
-                f"An NNX variable cannot be made in the scope of {current().strategy}: {why}."
-            )
-        original(self, *args, **kwargs)
-
-    return init
 
 
 install()

@@ -24,6 +24,7 @@ from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
     Joined,
     Mirrored,
+    MirroredResult,
     PerReplica,
     Stacked,
     is_opaque,
@@ -83,7 +84,7 @@ class _Inputs:
 
 
 def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
-    if isinstance(x, Mirrored) or (isinstance(x, PerReplica) and isinstance(x.form, Joined)):
+    if isinstance(x, Mirrored):
         return None, local_piece(x), _SAME
     if isinstance(x, PerReplica):
         specs = component_specs(x)
@@ -150,7 +151,7 @@ class _Body:
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """What run returns: the structure, with a per-replica value for each array."""
         rest = iter(outs)
-        leaves = [PerReplica.of(next(rest)) if kept is _ARRAY else kept for kept in self._static]
+        leaves = [_result(next(rest)) if kept is _ARRAY else kept for kept in self._static]
         return closed(jax.tree.unflatten(self._treedef, leaves))
 
     def _take(self, result: Any) -> list[jax.Array]:
@@ -168,6 +169,12 @@ class _Body:
 
 
 _ARRAY = object()
+
+
+def _result(form: Stacked | Joined) -> PerReplica:
+    kind = MirroredResult if isinstance(form, Joined) else PerReplica
+    value: PerReplica = kind.of(form)
+    return value
 
 
 class _Traced:

@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -172,7 +172,7 @@ class DistributedValues(Generic[T_co]):
             # In a replica function that closes over it, it is that replica's component.
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            if not _surroundings["is_replica"]():
+            if not _is_one(self):
                 raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
             if name == "numpy":  # TensorFlow's eager tensors have it, JAX's arrays do not
                 return lambda: np.asarray(self.component)
@@ -181,7 +181,7 @@ class DistributedValues(Generic[T_co]):
 
 _surroundings: dict[str, Callable[..., Any]] = {
     "form": lambda value: value.held,
-    "component": lambda value: refuse_as_one(value),
+    "component": lambda value: as_one(value),
     "is_replica": lambda: False,
 }
 
@@ -219,6 +219,27 @@ class Mirrored(DistributedValues[T_co]):
     """
 
     __slots__ = ()
+
+
+class MirroredResult(PerReplica[T_co], Mirrored[T_co]):
+    """What the replicas of a compiled step returned, and provably the same on all.
+
+    Such is the state of functional training loops. It has a component for each replica, as every
+    result has; across replicas it is one array too, and where JAX takes structures apart it is
+    nothing but that array, so that evaluation and the next step take it as it is.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> step = lambda x: rx.distribute.get_replica_context().all_reduce("SUM", x)
+        >>> total = rx.function(lambda: strategy.run(step, args=(jnp.float32(3),)))()
+        >>> isinstance(total, rx.distribute.Mirrored), len(total.values), total + 1
+        (True, 2, Array(7., dtype=float32))
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return format_components("PerReplica", [repr(v) for v in self.values])
 
 
 # What a run gives for an array: one for each replica, or itself where there is one replica.
@@ -299,13 +320,20 @@ def format_components(title: str, rows: Sequence[str]) -> str:
     return f"{title}:{{\n{body}\n}}"
 
 
-def refuse_as_one(value: DistributedValues) -> NoReturn:
-    """Refuse to take a distributed value for one array.
+def _is_one(value: DistributedValues) -> bool:
+    return isinstance(value, Mirrored) or _surroundings["is_replica"]()
+
+
+def as_one(value: DistributedValues) -> Any:
+    """The array that a mirrored value is, across replicas.
 
     Raises:
-        PerReplicaError: Always; a TypeError, and a ValueError as TensorFlow's.
+        PerReplicaError: If it has a value for each replica; a TypeError, and a ValueError as
+            TensorFlow's.
     """
-    raise PerReplicaError(_not_one(value))
+    if not isinstance(value, Mirrored):
+        raise PerReplicaError(_not_one(value))
+    return value.values[0]
 
 
 def _not_one(value: DistributedValues) -> str:
@@ -346,9 +374,18 @@ def _register(kind: type[DistributedValues]) -> None:
     jax.tree_util.register_pytree_node(kind, _leaves, rebuilt)
 
 
+def _joined(value: MirroredResult[Any]) -> tuple[tuple[Any], None]:
+    assert isinstance(value.form, Joined)
+    return (value.form.array,), None
+
+
+def _itself(_: None, leaves: tuple[Any]) -> Any:
+    return leaves[0]
+
+
 def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     def compared(self: Any, other: Any) -> Any:
-        if not _surroundings["is_replica"]():
+        if not _is_one(self):
             return NotImplemented
         return op(self.component, other.component if is_distributed(other) else other)
 
@@ -357,6 +394,7 @@ def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 _register(PerReplica)
 _register(Mirrored)
+jax.tree_util.register_pytree_node(MirroredResult, _joined, _itself)
 
 stands_for(DistributedValues, lambda value: value.component)
 # Objects are equal to themselves; in a replica function their components are compared.

@@ -14,7 +14,7 @@ import jax
 
 from replicax.context._current import current
 from replicax.variables._cell import changing
-from replicax.variables._levels import refuse_in_foreign_trace
+from replicax.variables._levels import level, refuse_in_foreign_trace
 from replicax.variables._told import told
 from replicax.variables._variable import Variable
 
@@ -69,7 +69,10 @@ def read_global(held: Variable) -> jax.Array:
     """
     frame = current()
     if frame.level is not None or frame.replica is not None:
-        return held.read_value()
+        if not (_trusted.get() and level().is_eager):
+            return held.read_value()
+        with jax.ensure_compile_time_eval():
+            return held.read_value()
     cell = held.cell
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
