@@ -37,6 +37,7 @@ class Size:
 
 SIZES = {
     "tiny": Size(layers=2, width=64, heads=8, hidden=256, vocabulary=256, length=32),
+    "110m": Size(layers=12, width=768, heads=12, hidden=3072, vocabulary=32768, length=1024),
     "1b": Size(layers=19, width=2048, heads=16, hidden=8192, vocabulary=32768, length=2048),
 }
 LEARNING_RATE, DECAYS, EPSILON = 1e-2, (0.9, 0.95), 1e-8
