@@ -10,6 +10,7 @@ from replicax.ahead._hlo import Computation, Hlo, Instruction
 
 # Names for what is there already.
 _SAME = ("bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while", "conditional")
+_PRODUCTS = ("dot", "convolution", "custom-call")  # which cannot work in their operand's place
 _NONE = ("parameter", "constant", "after-all", "partition-id", "replica-id")
 
 
@@ -85,26 +86,32 @@ def _fullest(
     """The most bytes that the values of a computation take at a time, and these values."""
     order = list(computation.instructions.values())
     made: dict[str, set[str]] = {}
+    takes: dict[str, set[str]] = {}
     last: dict[str, int] = {}
     for at, one in enumerate(order):
         given = set[str]().union(*(made.get(name, set()) for name in one.operands))
         is_same = one.opcode in _SAME or one.opcode.endswith(("-done", "-update"))
         made[one.name] = given if is_same else set() if one.opcode in _NONE else {one.name}
+        takes[one.name] = set() if one.opcode in _PRODUCTS else given
         last.update(dict.fromkeys(given | made[one.name], at))
     last.update(dict.fromkeys(made.get(computation.root, set()), len(order)))
     kept = set[str]().union(*(made.get(name, set()) for name in in_place))
-    return _walked(hlo, order, last, kept)
+    return _walked(hlo, [(one, takes[one.name], one.name not in kept) for one in order], last)
 
 
 def _walked(
-    hlo: Hlo, order: Sequence[Instruction], last: dict[str, int], kept: set[str]
+    hlo: Hlo, order: Sequence[tuple[Instruction, set[str], bool]], last: dict[str, int]
 ) -> tuple[int, list[Instruction]]:
     live: dict[str, Instruction] = {}
     size, most, then = 0, 0, list[Instruction]()
-    for at, one in enumerate(order):
-        if one.name in last and one.name not in kept and _held_bytes(one):
+    for at, (one, takes, is_counted) in enumerate(order):
+        held = _held_bytes(one) if is_counted and one.name in last else 0
+        if held:
+            # In the place of an operand that nobody wants any more.
+            ending = (n for n in takes if n in live and last[n] == at and n != one.name)
+            old = next((n for n in ending if _held_bytes(live[n]) == held), None)
+            size += held - (_held_bytes(live.pop(old)) if old else 0)
             live[one.name] = one
-            size += _held_bytes(one)
         insides = [_inside(hlo, name) for name in _run_by(one)]
         inside, values = max(insides, key=lambda found: found[0], default=(0, []))
         if size + inside > most:
