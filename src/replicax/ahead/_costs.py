@@ -9,9 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
-from replicax.ahead._hlo import Computation, Hlo, Instruction, Values
+from replicax.ahead._hlo import Computation, Hlo, Instruction, Values, groups_of, numbers
 
 KINDS = (
     "all-reduce",
@@ -288,46 +286,11 @@ def _group(one: Instruction, near: int) -> tuple[int, int]:
     """How many devices one collective joins, and over how many machines they are."""
     if one.opcode == "send":
         return 2, 2
-    members = _members(one.tail)
+    members = groups_of(one.tail)
     if not members:
         return 1, 1
     hosts = max(len({m // near for m in group}) for group in members) if near else 1
     return max(map(len, members)), hosts
-
-
-def _members(tail: str) -> list[list[int]]:
-    """The groups of devices, from any of the ways in which XLA writes them."""
-    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", tail):
-        return _listed(pairs[1])
-    if listed := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", tail):
-        return _listed(listed[1])
-    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", tail)
-    if tiled:
-        sizes = _numbers(tiled[3])
-        order = _numbers(tiled[4]) if tiled[4] else list(range(len(sizes)))
-        ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
-        groups: list[list[int]] = ids.reshape(int(tiled[1]), int(tiled[2])).tolist()
-        return groups
-    meshed = re.search(r"replica_groups=(?:mesh|@?\w*)?\[([^\]]*=[^\]]*)\] ?\{([^}]*)\}", tail)
-    return _of_mesh(meshed[1], meshed[2]) if meshed else []
-
-
-def _of_mesh(mesh: str, axes: str) -> list[list[int]]:
-    named = re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", mesh)
-    sizes, joined = [int(n) for _, n in named], re.findall(r"['\"]?([\w.]+)['\"]?", axes)
-    inner = [i for i, (name, _) in enumerate(named) if name in joined]
-    outer = [i for i in range(len(named)) if i not in inner]
-    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose([*outer, *inner])
-    groups: list[list[int]] = ids.reshape(-1, math.prod(sizes[i] for i in inner)).tolist()
-    return groups
-
-
-def _listed(text: str) -> list[list[int]]:
-    return [_numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",") if n]
 
 
 def _target(one: Instruction) -> str:
@@ -353,7 +316,7 @@ def _product_flops(one: Instruction, computation: Computation) -> float:
     contracted = re.search(
         r'rhs_contracting_dim(?:s=\{|ension(?:_numbers|s)"?:\[)([\d,"]*)', one.tail
     )
-    axes = _numbers(contracted[1].replace('"', "")) if contracted else []
+    axes = numbers(contracted[1].replace('"', "")) if contracted else []
     return 2.0 * math.prod(out) * math.prod(right[axis] for axis in axes)
 
 

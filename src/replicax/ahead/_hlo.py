@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)")
 _OPCODE = re.compile(r"(?P<opcode>[a-z][\w\-]*)\((?P<tail>.*)")
@@ -307,3 +309,39 @@ def _closing(text: str) -> int:
         if depth == 0:
             return i
     return len(text)
+
+
+def groups_of(tail: str) -> list[list[int]]:
+    """The groups of devices, from any of the ways in which XLA writes them."""
+    if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", tail):
+        return _listed(pairs[1])
+    if listed := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", tail):
+        return _listed(listed[1])
+    tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", tail)
+    if tiled:
+        sizes = numbers(tiled[3])
+        order = numbers(tiled[4]) if tiled[4] else list(range(len(sizes)))
+        ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
+        groups: list[list[int]] = ids.reshape(int(tiled[1]), int(tiled[2])).tolist()
+        return groups
+    meshed = re.search(r"replica_groups=(?:mesh|@?\w*)?\[([^\]]*=[^\]]*)\] ?\{([^}]*)\}", tail)
+    return _of_mesh(meshed[1], meshed[2]) if meshed else []
+
+
+def _of_mesh(mesh: str, axes: str) -> list[list[int]]:
+    named = re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", mesh)
+    sizes, joined = [int(n) for _, n in named], re.findall(r"['\"]?([\w.]+)['\"]?", axes)
+    inner = [i for i, (name, _) in enumerate(named) if name in joined]
+    outer = [i for i in range(len(named)) if i not in inner]
+    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose([*outer, *inner])
+    groups: list[list[int]] = ids.reshape(-1, math.prod(sizes[i] for i in inner)).tolist()
+    return groups
+
+
+def _listed(text: str) -> list[list[int]]:
+    return [numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]
+
+
+def numbers(text: str) -> list[int]:
+    """Whole numbers with commas between them."""
+    return [int(n) for n in text.split(",") if n]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +23,9 @@ from replicax.function._outputs import Outputs
 from replicax.function._program import Program
 from replicax.function._signature import Arguments, take_apart
 from replicax.topology._aim import PlannedTopology, aimed_at
+from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import Topology
+from replicax.topology._tpu_topology import Topology as TPUTopology
 from replicax.values._cut import SPEC, is_cut
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import WHOLE
@@ -135,7 +139,7 @@ def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
     """Where the devices of the mesh lie, as the strategy's device assignment has it."""
     if found.assignment is None or not devices.mesh_shape:
         return (), ()
-    assignment = found.assignment.on_another(devices.mesh_shape)
+    assignment = _laid_over(found.assignment, devices.mesh_shape)
     if assignment is None:
         shape = "x".join(map(str, devices.mesh_shape))
         return (), (
@@ -174,6 +178,24 @@ def _declare(variable: Variable, *, several: bool) -> None:
         cell.spec = SPEC if cell.sharded else WHOLE
     policy = policy_for(cell, strategy, variable.aggregation, several=several)
     vars(variable)["_policy"] = policy
+
+
+def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment | None:
+    """An assignment on a slice of another shape, filled; None if its replicas do not fill it."""
+    size, cores = math.prod(mesh), old.num_cores_per_replica
+    if mesh == tuple(old.topology.mesh_shape.tolist()):
+        return old if old.num_replicas * cores == size else None
+    # The block that the first replica takes, and the steps between its cores.
+    first = old.core_assignment[0] - old.core_assignment[0].min(axis=0)
+    steps = [int(np.gcd.reduce(axis)) or 1 for axis in first.T]
+    block = [int(axis.max()) // step + 1 for axis, step in zip(first.T, steps, strict=True)]
+    if math.prod(block) != cores or size % cores:
+        return None
+    topology = TPUTopology(None, mesh, [list(itertools.product(*map(range, mesh)))])
+    try:
+        return DeviceAssignment.build(topology, block, steps, size // cores)
+    except PlacementError:
+        return None
 
 
 def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Exported:

@@ -3,7 +3,6 @@
 import enum
 import itertools
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +70,6 @@ class DeviceAssignment:
         self._topology = topology
         self._core_assignment = cores
         self._replicas_of = _index_replicas(topology, cores)
-        self._pattern: tuple[_Shape, _Shape, DeviceOrderMode] | None = None
 
     @staticmethod
     def build(
@@ -109,46 +107,10 @@ class DeviceAssignment:
             (4, 2)
         """
         _check_topology(topology)
+        mesh: _Shape = tuple(topology.mesh_shape.tolist())
         shape = _to_shape(computation_shape, "computation_shape")
         stride = _to_shape(computation_stride, "computation_stride")
-        pattern = shape, stride, _to_mode(device_order_mode)
-        built = DeviceAssignment._built(topology, pattern, num_replicas)
-        built._pattern = pattern  # noqa: SLF001
-        return built
-
-    def on_another(self, mesh: Sequence[int]) -> "DeviceAssignment | None":
-        """The same on a slice of another shape, filled with replicas.
-
-        Returns:
-            Itself, on a slice of its own shape; None if it was not made by `build`, or if replicas
-            of that shape do not fill the slice.
-
-        Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
-            >>> topology = Topology(None, [2, 1, 1, 1], [[[0, 0, 0, 0], [1, 0, 0, 0]]])
-            >>> pair = DeviceAssignment.build(topology, [2, 1, 1, 1])
-            >>> pair.on_another((4, 4, 1, 1)).num_replicas
-            8
-        """
-        size, cores = math.prod(mesh), self.num_cores_per_replica
-        if tuple(mesh) == tuple(self._topology.mesh_shape.tolist()):
-            return self if self._core_assignment.size == size * MESH_RANK else None
-        if self._pattern is None or size % cores:
-            return None
-        places = [list(itertools.product(*map(range, mesh)))]
-        try:
-            return DeviceAssignment._built(
-                Topology(None, mesh, places), self._pattern, size // cores
-            )
-        except PlacementError:
-            return None
-
-    @staticmethod
-    def _built(
-        topology: Topology, pattern: tuple[_Shape, _Shape, DeviceOrderMode], num_replicas: int
-    ) -> "DeviceAssignment":
-        mesh: _Shape = tuple(topology.mesh_shape.tolist())
-        shape, stride, mode = pattern
+        mode = _to_mode(device_order_mode)
         slots = _replica_slots(mesh, shape, stride)
         _check_num_replicas(
             num_replicas, math.prod(slots), f"{list(shape)} in the mesh {list(mesh)}"
