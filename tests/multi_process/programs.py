@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import tempfile
 from pathlib import Path
 
@@ -494,3 +495,30 @@ def restore_state(policy, path):
     held = sum(s.data.nbytes for s in variables["w"].cell.array().addressable_shards)
     found = {name: np.asarray(v.read_value()).tolist() for name, v in variables.items()}
     return found, held
+
+
+def refused_checkpoints(folder):
+    """What both workers hear when one of them cannot save, or restores something else."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy(variable_policy="sharded")
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(STATE))
+    checkpoint, words = rx.train.Checkpoint(w=w), []
+    good = checkpoint.write(f"{folder}/good")
+
+    def attempt(do):
+        try:
+            do()
+        except OSError as error:
+            words.append(f"{type(error).__name__}: {error}")
+
+    if jax.process_index() == 1:  # has no room for its half, which is 13728 bytes
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8000, resource.RLIM_INFINITY))
+    attempt(lambda: checkpoint.write(f"{folder}/new"))
+    attempt(lambda: checkpoint.write(good))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    checkpoint.read(good)
+    w.assign(jnp.zeros(STATE))
+    other = checkpoint.write(f"{folder}/other")
+    w.assign(jnp.full(STATE, 3.0))
+    attempt(lambda: checkpoint.read(good if jax.process_index() else other))
+    return words, float(w.numpy().mean())

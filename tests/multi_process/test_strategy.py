@@ -275,3 +275,21 @@ def test_each_worker_writes_its_part_once_and_any_number_restores(tmp_path, befo
             assert {**values, "save_counter": 1} == wanted
             share = count if policy == "sharded" else 1
             assert held == 4 * 66 * 104 // share
+
+
+def test_what_one_worker_cannot_do_all_hear_and_nothing_is_half_done(tmp_path):
+    for index, (words, mean) in enumerate(
+        run_in_processes(programs.refused_checkpoints, 2, args=(str(tmp_path),))
+    ):
+        first, second, third = words
+        for told in (first, second):
+            assert "OSError" in told
+            assert "File too large" in told
+            assert "Earlier checkpoints are as they were" in told
+            assert index == 1 or "worker 1" in told
+        assert "FailedPreconditionError" in third
+        assert "restore different checkpoints" in third
+        assert mean == 3.0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["good", "other"]
+    value = rx.train.load_checkpoint(tmp_path / "good").get_tensor("w/.ATTRIBUTES/VARIABLE_VALUE")
+    np.testing.assert_array_equal(value, np.ones((66, 104)))

@@ -78,7 +78,7 @@ class Checkpoint:
     def save(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
         """Save everything as one commit, under the next number.
 
-        With several workers all call it; the first one writes.
+        With several workers all call it; each writes what it holds, under the first one's path.
 
         Args:
             file_prefix: The folder and the first part of the name, ``"run/ckpt"``.

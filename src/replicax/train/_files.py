@@ -8,8 +8,10 @@ whole files instead.
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import json
+import logging
 import os
 import re
 import secrets
@@ -99,6 +101,35 @@ def _sync(path: str, flags: int = 0) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[bool]:
+    """Lock a folder against other processes and threads, if it is free; says whether it was.
+
+    A process that ends, in whatever way, unlocks what it has locked. Where the file system has no
+    locks, every folder is free.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        yield False
+        return
+    try:
+        yield is_locked(fd)
+    finally:
+        os.close(fd)
+
+
+def is_locked(fd: int) -> bool:
+    """Lock an open folder until it is closed; False if somebody else has."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        logging.getLogger("replicax").debug("No locks: %s", error)
+    return True
 
 
 @contextmanager
@@ -303,7 +334,7 @@ class CheckedFiles:
     @contextmanager
     def _opened(self, name: str) -> Iterator[int]:
         try:
-            with opened_below(self._root, name) as fd:
+            with opened_below(*self._inside(name)) as fd:
                 if os.fstat(fd).st_size != self._known[name][0]:
                     self._refuse(name, "damaged: its size is another")
                 yield fd
@@ -311,8 +342,12 @@ class CheckedFiles:
             self._refuse(name, "missing")
 
     def _refuse(self, name: str, how: str) -> None:
-        folder, inner = os.path.split(self._root)
+        path, inner = self._inside(name)
         raise DataLossError(
-            f"Checkpoint {folder!r} is not whole: its file {os.path.join(inner, name)!r} is {how}."
-            " Restore an older one."
+            f"Checkpoint {path!r} is not whole: its file {inner!r} is {how}. Restore an older one."
         )
+
+    def _inside(self, name: str) -> tuple[str, str]:
+        """The folder of the checkpoint, and the name of a file in it: ours might be a link."""
+        path, folder = os.path.split(self._root)
+        return path, f"{folder}/{name}"

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-from replicax.data._errors import DataLossError, NotFoundError
+from replicax.data._errors import DataLossError, FailedPreconditionError, NotFoundError
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
+from replicax.train._files import is_locked
 from replicax.train._reader import log, stored_in
 from replicax.workers import _group
 
@@ -60,6 +63,15 @@ class CheckpointManager:
         init_fn: Callable[[], None] | None = None,
         last_checkpoint_step: int | None = None,
     ) -> None:
+        if os.path.basename(checkpoint_name) != checkpoint_name or checkpoint_name in (
+            "",
+            ".",
+            "..",
+        ):
+            raise ValueError(
+                f"CheckpointManager(checkpoint_name={checkpoint_name!r}): a name without a folder"
+                " is wanted, such as 'ckpt'. Name the folder as `directory`."
+            )
         if max_to_keep is not None and max_to_keep <= 0:
             raise ValueError(
                 f"CheckpointManager(max_to_keep={max_to_keep}) would keep nothing. Pass a positive"
@@ -80,6 +92,7 @@ class CheckpointManager:
         self._interval = checkpoint_interval
         self._init_fn = init_fn
         self._last_step = last_checkpoint_step
+        self._is_claimed = False
         self._times: dict[str, int] = {}
         for saved, path in sorted(stored_in(self._directory)):
             if os.path.basename(path).startswith(f"{checkpoint_name}-"):
@@ -129,11 +142,16 @@ class CheckpointManager:
 
         Returns:
             The path; None if nothing was saved.
+
+        Raises:
+            FailedPreconditionError: If another run saves into the same directory.
+            OSError: If it cannot be written; checkpoints that were there before are as they were.
         """
         step = None if self._step_counter is None else int(self._step_counter.numpy())
         if check_interval and self._is_early(step):
             return None
         self.sync()
+        self._claim()
         if checkpoint_number is None:
             path = self._checkpoint.save(self._prefix, options, block=block)
         else:
@@ -167,6 +185,20 @@ class CheckpointManager:
         """Wait until the last save is on disk, and remove what it replaces."""
         self._checkpoint.sync()
         self._prune()
+
+    def _claim(self) -> None:
+        """See that no other run saves into the directory, as long as this manager is there."""
+        if self._is_claimed:
+            return
+        group, failure = _group.current(), ""
+        if group is None or group.facts.index == 0:
+            with suppress(OSError):  # who saves will say it, with more words
+                failure = _claimed(self, self._directory)
+        if group is not None:
+            failure = group.agree("the directory of the checkpoints", failure)[0]
+        if failure:
+            raise FailedPreconditionError(failure)
+        self._is_claimed = True
 
     def _common(self) -> list[str]:
         """The checkpoints that the first worker sees: all must restore the same one."""
@@ -208,3 +240,45 @@ class CheckpointManager:
             group = _group.current()
             if group is None or group.facts.index == 0:
                 _store.remove(path)
+
+
+# The directories into which managers of this process save: open and locked, and by how many.
+_claims: dict[str, list[int]] = {}
+
+
+def _claimed(manager: CheckpointManager, directory: str) -> str:
+    """Lock a directory until a manager is gone; returns why not, if it is another run's."""
+    os.makedirs(directory, exist_ok=True)
+    place = os.path.realpath(directory)
+    if place not in _claims:
+        fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+        if not is_locked(fd) and (holder := _holder(fd)):
+            os.close(fd)
+            return (
+                f"Another run saves its checkpoints into {directory!r}: {holder}. Two runs would"
+                " remove and replace each other's. Give each a directory of its own, or end the"
+                " other one first. Nothing was saved or removed."
+            )
+        _claims[place] = [fd, 0]
+    _claims[place][1] += 1
+    weakref.finalize(manager, _let_go, place)
+    return ""
+
+
+def _let_go(place: str) -> None:
+    claim = _claims[place]
+    claim[1] -= 1
+    if not claim[1]:
+        os.close(_claims.pop(place)[0])
+
+
+def _holder(fd: int) -> str:
+    """Who has locked an open folder; nobody, if only the orphans of a process that is gone."""
+    number = os.fstat(fd).st_ino
+    with suppress(OSError), open("/proc/locks") as file:
+        for line in file:
+            match line.split():
+                case [_, "FLOCK", _, _, pid, place, *_] if place.endswith(f":{number}"):
+                    if pid.isdigit() and int(pid) > 0:
+                        return f"process {pid}" if os.path.exists(f"/proc/{pid}") else ""
+    return "a process of another machine or container"

@@ -10,7 +10,6 @@ checkpoint, or the one that was there before. There is no pickle; nothing is rea
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -33,7 +32,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._lazy import LazyModule
-from replicax.data._errors import FailedPreconditionError
 from replicax.train import _files
 from replicax.train._files import (
     DATA,
@@ -53,7 +51,9 @@ _DRAFT = re.compile(re.escape(MANIFEST) + r"-[0-9a-f]{16}")
 # A file for each array, and a wait for the disk for each file, take longer than the bytes: what is
 # smaller goes into one file.
 _LARGE = 16 << 20
+_RUN = secrets.token_hex(8)  # of this process
 _quieting = threading.Lock()
+log = logging.getLogger("replicax")
 _ocp: Any = LazyModule("orbax.checkpoint", extra="checkpoint")
 _ts: Any = LazyModule("tensorstore", extra="checkpoint")
 
@@ -96,9 +96,11 @@ def write(path: str, content: Content, ticket: int) -> None:
         except BaseException:
             if team.is_first and folder and _folder(path) != folder:
                 shutil.rmtree(os.path.join(path, folder), ignore_errors=True)
+                with suppress(OSError):  # if there is something else in it
+                    os.rmdir(path)
             raise
-        if team.is_first:
-            _sweep(path, folder)
+    if team.is_first:
+        _sweep(path)
 
 
 class _Team:
@@ -137,8 +139,6 @@ class _Team:
 
 def _explained(error: Exception, path: str) -> Exception:
     """The error of a save, with what it means for the user."""
-    if isinstance(error, FailedPreconditionError):
-        return error
     text = (
         f"Checkpoint {path!r} could not be written: {error}. Earlier checkpoints are as they were."
     )
@@ -149,22 +149,12 @@ def _explained(error: Exception, path: str) -> Exception:
 
 
 def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
-    """Make the folder for a new checkpoint, and see that nobody else writes to the same place."""
+    """Make the folder for a new checkpoint, which is locked until that is whole."""
     path = os.path.abspath(path)
-    os.makedirs(path, exist_ok=True)
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    stack.callback(os.close, fd)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise FailedPreconditionError(
-            f"Another process writes checkpoint {path!r} at this moment: two runs save to one"
-            " place. Give each a directory of its own."
-        ) from None
-    except OSError:  # a file system without locks
-        pass
     folder = f"data-{secrets.token_hex(8)}"
-    os.mkdir(os.path.join(path, folder))
+    place = os.path.join(path, folder)
+    os.makedirs(place)
+    stack.enter_context(_files.locked(place))
     return path, folder
 
 
@@ -189,10 +179,19 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
     told = team.each(write_own)
 
     def commit() -> None:
+        _tell_replaced(path)
         others = [_taken(place, index, digest) for index, digest in enumerate(told) if digest]
         put_manifest(path, _body(place, [own, *others], entries, content))
 
     team.each(lambda: commit() if team.is_first else None)
+
+
+def _tell_replaced(path: str) -> None:
+    """Name the checkpoint of another run whose place is taken."""
+    with suppress(OSError):
+        if (old := manifest(path)).get("run") != _RUN:
+            when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(old["time"] / 1e9))
+            log.warning("Checkpoint %r, which another run saved at %s, is replaced.", path, when)
 
 
 def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, dict[str, Any]]]:
@@ -292,6 +291,7 @@ def _body(
     body: dict[str, Any] = {
         "format": FORMAT,
         "time": time.time_ns(),
+        "run": _RUN,
         "folder": os.path.basename(place),
         "arrays": entries,
         "files": {name: sums for own in written for name, sums in own["files"].items()},
@@ -311,19 +311,24 @@ def _body(
     return body
 
 
-def _sweep(path: str, keep: str = "") -> None:
-    """Remove what earlier saves to the same place have left: only names of our own."""
+def _sweep(path: str) -> None:
+    """Remove what earlier saves to the same place have left: names of our own, not in use."""
     for name in os.listdir(path):
-        if DATA.fullmatch(name) and name != keep:
-            shutil.rmtree(os.path.join(path, name), ignore_errors=True)
+        if DATA.fullmatch(name):
+            with _files.locked(os.path.join(path, name)) as is_ours:
+                # Whoever has written it has said so before he unlocked it.
+                if is_ours and name != _folder(path):
+                    shutil.rmtree(os.path.join(path, name), ignore_errors=True)
         elif _DRAFT.fullmatch(name):
-            os.unlink(os.path.join(path, name))
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(path, name))
 
 
 def remove(path: str) -> None:
     """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
-    os.unlink(os.path.join(path, MANIFEST))
-    _sweep(path)
+    with suppress(FileNotFoundError):  # somebody has removed it already
+        os.unlink(os.path.join(path, MANIFEST))
+        _sweep(path)
     with suppress(OSError):  # somebody else's files may be in it
         os.rmdir(path)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import VariableError
-from replicax.data._errors import NotFoundError
+from replicax.data._errors import FailedPreconditionError, NotFoundError
 from replicax.train._files import MANIFEST, CheckedFiles, is_stored, manifest, refused
 from replicax.train._object_graph import Node, is_variable, part_of
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
@@ -21,10 +21,13 @@ from replicax.train._tensor_bundle import TensorBundle, is_bundle
 from replicax.variables._checks import is_key
 from replicax.variables._held import variable_of
 from replicax.variables._variable import Variable
+from replicax.workers import _group
 
 
 class Source(Protocol):
     """One checkpoint that can be read."""
+
+    identity: str  # the same for the same checkpoint, wherever it is
 
     @property
     @abstractmethod
@@ -60,6 +63,7 @@ class Stored:
         self._path = path
         body = manifest(path)
         with refused(os.path.join(path, MANIFEST)):
+            self.identity: str = body["sha256"]
             self.time = int(body["time"])
             self.states: dict[str, Any] = dict(body["states"])
             self.nodes = [Node(children, values) for children, values in body["nodes"]]
@@ -135,6 +139,8 @@ def opened(path: str) -> Source:
 def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
     """Restore objects, all or none: values are read and compared first.
 
+    If some are variables of several workers, all of them must call it, with the same checkpoint.
+
     Args:
         source: The checkpoint.
         pairs: The objects, by the keys of what they are restored from.
@@ -142,11 +148,29 @@ def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
     Raises:
         DataLossError: If it is damaged.
         VariableError: If a value does not fit its variable.
+        FailedPreconditionError: If the workers have different checkpoints.
     """
+    _agree(source, pairs.values())
     shapes = source.shapes()
     put = [_read(source, key, x, shapes.get(key)) for key, x in pairs.items()]
     for restore in put:
         restore()
+
+
+def _agree(source: Source, objects: Iterable[Any]) -> None:
+    held = (variable_of(x) for x in objects)
+    topologies = {v.cell.topology for v in held if v is not None}
+    if all(topology is None or topology.is_whole for topology in topologies):
+        return
+    group = _group.required()
+    told = group.agree("the checkpoint that is restored", source.identity)
+    others = [index for index, identity in enumerate(told) if identity != told[0]]
+    if others:
+        raise FailedPreconditionError(
+            f"{group.describe(others[0])} and {group.describe(0)} restore different checkpoints"
+            " into variables that they share. Nothing was restored. Keep checkpoints in a"
+            " directory that all workers share, or copy the same one to each."
+        )
 
 
 def _read(source: Source, key: str, x: Any, shape: Any) -> Callable[[], Any]:

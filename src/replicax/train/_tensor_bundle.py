@@ -8,6 +8,7 @@ that were saved: their children by name, and which tensor holds the value of whi
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import struct
@@ -98,6 +99,7 @@ class TensorBundle:
             raise NotFoundError(
                 f"There is no checkpoint {prefix!r}: it would have a file {index!r}."
             ) from None
+        self.identity = hashlib.sha256(table).hexdigest()
         self._entries: dict[str, Entry] = {}
         self._nodes: list[Node] = []
         self._num_shards = 1
