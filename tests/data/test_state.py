@@ -57,6 +57,32 @@ def test_drawn_seeds_travel_with_the_state_to_another_process():
     assert [batch.tolist() for batch in other] == rest
 
 
+PASSES = {
+    "shuffle": lambda: Dataset.range(20).shuffle(7),
+    "repeat": lambda: Dataset.range(20).shuffle(7).repeat(2).batch(3),
+    "flat_map": lambda: Dataset.range(5).flat_map(lambda x: Dataset.range(9).shuffle(9)),
+    "interleave": lambda: Dataset.range(5).interleave(lambda x: Dataset.range(9).shuffle(9), 3),
+    "sampled": lambda: Dataset.sample_from_datasets([Dataset.range(9), Dataset.range(9, 18)]),
+}
+
+
+@pytest.mark.parametrize("build", PASSES.values(), ids=PASSES)
+@pytest.mark.parametrize("passes", [1, 3])
+def test_the_passes_after_a_restored_one_are_those_that_would_have_followed(build, passes):
+    dataset = build()
+    for _ in range(passes):
+        iterator = iter(dataset)
+        next(iterator)
+    state = iterator.save_state()
+    expected = [[np.asarray(x).tolist() for x in one] for one in (iterator, dataset, dataset)]
+
+    other = build()  # draws other seeds
+    again = iter(other)
+    again.restore_state(state)
+
+    assert [[np.asarray(x).tolist() for x in one] for one in (again, other, other)] == expected
+
+
 def test_the_state_is_small_and_plain():
     dataset = Dataset.from_tensor_slices(np.zeros((10_000, 8))).shuffle(10_000).repeat().batch(32)
     iterator = iter(dataset)

@@ -90,6 +90,26 @@ def test_the_function_is_traced_once_for_each_replica_and_found_again(strategy):
     assert len(traces) == strategy.num_replicas_in_sync
 
 
+def test_a_function_that_makes_variables_is_compiled_also_if_its_first_batch_is_short(strategy):
+    batch, x = ragged(strategy, 5)
+    made, runs = [], []
+
+    def fn(part):
+        runs.append(1)
+        if not made:
+            made.append(rx.Variable(1.0, aggregation=SUM))
+        made[0].assign_add(jnp.sum(part))
+
+    step = rx.function(lambda b: strategy.run(fn, args=(b,)))
+    with strategy.scope():
+        step(batch)
+    count = len(runs)
+    step(batch)
+
+    assert len(runs) == count  # op by op, Python would run again
+    assert float(made[0]) == pytest.approx(1 + 2 * x.sum())
+
+
 def test_the_usual_shape_needs_no_new_trace_after_a_ragged_one(strategy):
     n = strategy.num_replicas_in_sync
     even, _ = ragged(strategy, 2 * n)

@@ -77,6 +77,65 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_bit_for_bit(tmp_path, uninte
     assert final(text) == uninterrupted
 
 
+def told(where, folder, *steps):
+    env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
+    env |= {"REPLICAX_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    env["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
+    program = [sys.executable, "-m", "tests.multi_process.told", where, str(folder)]
+    return subprocess.Popen(
+        [*program, *map(str, steps)], env=env, stdout=subprocess.PIPE, text=True
+    )
+
+
+def saved_at(folder):
+    path = rx.train.latest_checkpoint(folder)
+    if path is None:
+        return 0
+    return int(rx.train.load_checkpoint(path).get_tensor("count/.ATTRIBUTES/VARIABLE_VALUE"))
+
+
+@pytest.mark.parametrize(
+    ("where", "commits"),
+    [
+        ("compile", [1]),  # the step is finished, and saved
+        ("save", None),
+        ("input", [3]),  # the step cannot be finished: the last commit before it
+        ("input in the program itself", [3]),
+    ],
+)
+def test_the_end_is_bounded_and_what_is_saved_is_whole(tmp_path, where, commits):
+    process = told(where, tmp_path)
+    assert any(line == "now\n" for line in process.stdout)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)  # twice is once
+
+    process.communicate(timeout=120)
+
+    assert process.returncode == 143
+    found = saved_at(tmp_path)
+    assert found >= 3 if commits is None else found in commits
+    text, _ = told(where, tmp_path, found + 4).communicate(timeout=120)
+    steps = found + 4
+    assert f"final {steps} {sum(range(steps))} {steps} {steps}" in text  # every step once
+
+
+@pytest.mark.multi_process
+def test_workers_whose_input_does_not_come_end_in_bounded_time(tmp_path):
+    folder = tmp_path / "run"
+    with Gang(tmp_path, 2, REPLICAX_STEP_TIMEOUT="60") as gang:
+        for index in range(2):
+            gang.start(index, "input of workers", folder, program="told")
+        deadline = time.monotonic() + 120
+        while "now" not in gang.workers[1].text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        gang.workers[1].process.send_signal(signal.SIGTERM)
+        codes = [worker.code for worker in gang.wait(seconds=60)]
+
+    assert codes == [143, 143]
+    assert saved_at(folder) == 3
+
+
 @pytest.mark.multi_process
 def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
     def run(folder, *, interrupt):

@@ -109,6 +109,8 @@ class DatasetIterator(Ahead):
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go to the place that `save_state` described.
 
+        Passes over the dataset that begin later have the orders that would have followed there.
+
         Args:
             state: What `save_state` returned, also of another process.
 
@@ -133,6 +135,8 @@ class DatasetIterator(Ahead):
         origins = _origins(state.get("seeds"), len(self._random))
         self.close()
         self._is_done = False
+        for seeds, *change in zip(self._random, origins, self._origins, strict=True):
+            seeds.go_on(*change)
         self._position, self._errors, self._origins = position, errors, origins
         self._stream = self._open()
 

@@ -150,6 +150,17 @@ class Seeds:
             self._runs += 1
             return Origin(self.seed, self._runs - 1, self.under)
 
+    def go_on(self, origin: Origin, instead: Origin) -> None:
+        """A run is continued: those that begin later follow it, as they would have.
+
+        Args:
+            origin: That of the run.
+            instead: That of the run which began here in order to become that one.
+        """
+        with self._lock:
+            begun = self._runs - (instead.number == self._runs - 1)
+            self.seed, self._runs = origin.seed, max(begun, origin.number + 1)
+
 
 class Captured:
     """Free seeds that a run meets on its way: of datasets that a function refers to.

@@ -25,7 +25,7 @@ from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
-from replicax.integrations import _keras_backend, _keras_trainer
+from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas
 from replicax.values._placement import is_traced
 from replicax.variables._held import read_global, trusted, variable_of
@@ -310,8 +310,6 @@ HOOKS = (
         "self, epoch, batch, logs",
         _chiefs,
     ),
-    Hook("callbacks.backup_and_restore:BackupAndRestore._save_model", "self", _chiefs),
-    Hook("callbacks.backup_and_restore:BackupAndRestore.on_train_end", "self, logs", _chiefs),
     Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
     Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
     Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
@@ -332,7 +330,7 @@ def _forward(model: Any) -> tuple[Any, Any]:
     return functools.partial(model, training=False), specs
 
 
-ALL_HOOKS = (*HOOKS, *_keras_backend.HOOKS, *_keras_trainer.HOOKS)
+ALL_HOOKS = (*HOOKS, *_keras_backend.HOOKS, *_keras_trainer.HOOKS, *_keras_backup.HOOKS)
 
 
 def install() -> None:

@@ -282,6 +282,8 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
         is_spread = isinstance(dataset, DistributedDataset)
         self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
         self._topology: Topology | None = strategy.topology
+        self.passing: Any = None  # the newest pass over it
+        self._resumed: Any = None
         self._class_weight = class_weight
         self._cardinality = int(
             self._dataset.cardinality if is_spread or strategy.topology else dataset.cardinality()
@@ -299,7 +301,9 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """The batches of all replicas."""
-        for element in self._dataset:
+        resumed, self._resumed = self._resumed, None
+        self.passing = iter(self._dataset) if resumed is None else resumed
+        for element in self.passing:
             batch = jax.tree.map(self._rows, element, is_leaf=is_distributed)
             if self._class_weight is not None:
                 x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
@@ -309,19 +313,35 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
 
     get_numpy_iterator = get_jax_iterator
 
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Have the next pass begin where another one stood, also in another process."""
+        self.passing = self._resumed = iter(self._dataset)
+        self._resumed.restore_state(state)
+
+    def go_after(self, state: dict[str, Any]) -> None:
+        """Have the next pass be the one that follows another one."""
+        self.go_to({**state, "steps": 0})
+        self.close()
+
+    def close(self) -> None:
+        """End the pass."""
+        if self.passing is not None:
+            self.passing.close()
+        self._resumed = None
+
     def _rows(self, x: Any) -> Any:
         return rows_of(x, self._topology) if is_distributed(x) and self._topology else x
 
 
-_FIT = (
+FIT = (
     "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,"
     " shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,"
     " validation_batch_size, validation_freq"
 )
-_TRAINER = "backend.jax.trainer:JAXTrainer."
+TRAINER = "backend.jax.trainer:JAXTrainer."
 
 HOOKS = (
-    Hook(f"{_TRAINER}__init__", "self", _remembered),
+    Hook(f"{TRAINER}__init__", "self", _remembered),
     # Of the base class: saving asks whether a model's own class has another `compile`.
     Hook(
         "trainers.trainer:Trainer.compile",
@@ -329,39 +349,39 @@ HOOKS = (
         " steps_per_execution, jit_compile, auto_scale_loss",
         _entering("compile"),
     ),
-    Hook(f"{_TRAINER}fit", _FIT, _entering("fit")),
+    Hook(f"{TRAINER}fit", FIT, _entering("fit")),
     Hook(
-        f"{_TRAINER}evaluate",
+        f"{TRAINER}evaluate",
         "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
         _entering("evaluate"),
     ),
     Hook(
-        f"{_TRAINER}predict",
+        f"{TRAINER}predict",
         "self, x, batch_size, verbose, steps, callbacks",
         _entering("predict"),
     ),
     Hook(
-        f"{_TRAINER}train_on_batch",
+        f"{TRAINER}train_on_batch",
         "self, x, y, sample_weight, class_weight, return_dict",
         _entering("train_on_batch"),
     ),
     Hook(
-        f"{_TRAINER}test_on_batch",
+        f"{TRAINER}test_on_batch",
         "self, x, y, sample_weight, return_dict",
         _entering("test_on_batch"),
     ),
-    Hook(f"{_TRAINER}predict_on_batch", "self, x", _entering("predict_on_batch")),
+    Hook(f"{TRAINER}predict_on_batch", "self, x", _entering("predict_on_batch")),
     Hook(
-        f"{_TRAINER}_get_jax_state",
+        f"{TRAINER}_get_jax_state",
         "self, trainable_variables, non_trainable_variables, optimizer_variables,"
         " metrics_variables, purge_model_variables",
         _stateless,
     ),
     Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _own_batches),
     Hook("backend.jax.trainer:_distribute_data", "data, layouts", _not_placed),
-    Hook(f"{_TRAINER}make_train_function", "self, force", _making("train")),
-    Hook(f"{_TRAINER}make_test_function", "self, force", _making("test")),
-    Hook(f"{_TRAINER}make_predict_function", "self, force", _making("predict")),
+    Hook(f"{TRAINER}make_train_function", "self, force", _making("train")),
+    Hook(f"{TRAINER}make_test_function", "self, force", _making("test")),
+    Hook(f"{TRAINER}make_predict_function", "self, force", _making("predict")),
     Hook(
         "trainers.data_adapters:get_data_adapter",
         "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",

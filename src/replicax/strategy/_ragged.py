@@ -41,6 +41,10 @@ class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
     """The function needs values while it is traced: it can only run op by op."""
 
 
+class _Made(CannotTrace):
+    """The function has made variables, which it will not do again: another trace can be kept."""
+
+
 @dataclass
 class RaggedRun:
     """The programs of one replica function for one combination of shapes, by replica."""
@@ -86,8 +90,12 @@ def run_ragged(
             " `drop_remainder=True`.",
             strategy,
         )
+        trace = lambda replica: _Program.trace(fn, calls[replica])  # noqa: E731
         try:
-            programs = on_each(lambda replica: _Program.trace(fn, calls[replica]))
+            try:
+                programs = on_each(trace)
+            except _Made:
+                programs = on_each(trace)
         except CannotTrace:
             run.op_by_op = True
             raise
@@ -162,8 +170,8 @@ class _Program:
             raise CannotTrace from error
         finally:
             births.reset(token)
-        if log:
-            raise CannotTrace
+        if log:  # what starts from a traced value has no value yet
+            raise CannotTrace if inner.created else _Made
         jaxpr, collectives = _eager.numbered(lifted.jaxpr)
         call = jaxpr_as_fun(ClosedJaxpr(jaxpr, lifted.consts))
         return cls(lifted, outputs, collectives, jax.jit(call))

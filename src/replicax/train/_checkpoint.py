@@ -236,7 +236,7 @@ class _Writing:
             raise self._failure
 
 
-def _finish_all() -> None:
+def finish_all() -> None:
     """At the end of the program: what is still being written becomes whole."""
     for writing in list(_unfinished):
         try:
@@ -250,7 +250,7 @@ def _finish_all() -> None:
 _before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
 _unfinished: set[_Writing] = set()
 if _before_exit is not None:
-    _before_exit(_finish_all)
+    _before_exit(finish_all)
 
 
 class LoadStatus:

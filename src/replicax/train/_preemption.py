@@ -3,11 +3,13 @@
 All workers save between the same two steps. Whoever is told (SIGTERM, by default) tells the others
 through a thread beside the training; then each holds its next step until it is known how many steps
 any of them has begun. That is where all save: a step that one worker has begun needs the others,
-and nobody can begin a later one meanwhile.
+and nobody can begin a later one meanwhile. A step that does not end, as its input does not come,
+is given up after some time: the program ends with the commits that there are.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -19,13 +21,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from replicax._errors import ReplicaxError
-from replicax.train._checkpoint import Checkpoint
+from replicax.train._checkpoint import Checkpoint, finish_all
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
 from replicax.workers import _group
 
 PREEMPTED = 128 + signal.SIGTERM
 _ASK_EVERY = 0.25  # seconds between two questions to the other workers
+_GRACE = 60.0  # seconds that the step may take in which the end was announced
+_LAST_RESORT = 5.0  # how long Python may take after them to get out of what it does
 
 
 class Notice:
@@ -33,11 +37,15 @@ class Notice:
 
     Args:
         is_told: Says whether the machine will be taken away; by default SIGTERM says so.
+        grace: After how many seconds a step that does not end is given up.
     """
 
-    def __init__(self, is_told: Callable[[], bool] | None = None) -> None:
+    def __init__(self, is_told: Callable[[], bool] | None = None, *, grace: float = _GRACE) -> None:
         self._is_told = is_told
+        self._grace = grace
         self._signalled = False
+        self._announced, self._reached = threading.Event(), threading.Event()
+        self._is_late = False
         self._begun = 0
         self._stop_at: int | None = None
         self._holds = False
@@ -46,6 +54,10 @@ class Notice:
         self._before: Any = None
         if is_told is None and threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            self._clock = threading.Thread(
+                target=self._give_up, name="replicax-preemption-clock", daemon=True
+            )
+            self._clock.start()
         group = _group.current()
         self._thread: threading.Thread | None = None
         if group is not None or is_told is not None:
@@ -59,6 +71,12 @@ class Notice:
 
     def is_due(self) -> bool:
         """Between two steps: whether all workers save and end here. Otherwise a step begins."""
+        is_due = self._is_at_the_end()
+        if is_due:
+            self._reached.set()
+        return is_due
+
+    def _is_at_the_end(self) -> bool:
         with self._changed:
             if self._thread is None:
                 return self._signalled
@@ -71,6 +89,8 @@ class Notice:
     def close(self) -> None:
         """Stop listening."""
         self._is_closed = True
+        self._reached.set()
+        self._announced.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
         if self._before is not None:
@@ -78,9 +98,30 @@ class Notice:
             self._before = None
 
     def _on_signal(self, number: int, frame: Any) -> None:
+        if self._is_late and not self._reached.is_set():
+            _exit()
         if not self._signalled:
+            self._signalled = True
             log.warning("SIGTERM: saving after this step, then ending.")
-        self._signalled = True
+            self._announced.set()
+
+    def _give_up(self) -> None:
+        """End the program if the step does not."""
+        self._announced.wait()
+        if self._reached.wait(self._grace):
+            return
+        log.warning(
+            "The step in which SIGTERM came has not ended in %g s. The program ends with the"
+            " commits that there are; the steps since the last one will be done again.",
+            self._grace,
+        )
+        self._is_late = True
+        main = threading.main_thread().ident
+        if main is not None:
+            signal.pthread_kill(main, signal.SIGTERM)
+        if not self._reached.wait(_LAST_RESORT):  # not in Python: a collective, or a compilation
+            finish_all()
+            os._exit(PREEMPTED)
 
     def _is_noticed(self) -> bool:
         return self._signalled or (self._is_told is not None and bool(self._is_told()))
@@ -98,6 +139,7 @@ class Notice:
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
                     return
+            self._announced.set()
             with self._changed:
                 self._holds = True
                 begun = self._begun
@@ -232,6 +274,8 @@ class Resumable:
         directory: Where the commits are.
         every: How many steps lie between two commits.
         max_to_keep: How many are kept.
+        grace: How many seconds the step may take in which SIGTERM comes. One that takes longer, as
+            its input does not come, is given up: the program ends with the commits that there are.
         **objects: What a step changes: variables, models, optimizers, metrics, iterators.
 
     Example:
@@ -253,14 +297,22 @@ class Resumable:
         15
     """
 
-    def __init__(self, directory: str, every: int, *, max_to_keep: int = 2, **objects: Any) -> None:
+    def __init__(
+        self,
+        directory: str,
+        every: int,
+        *,
+        max_to_keep: int = 2,
+        grace: float = _GRACE,
+        **objects: Any,
+    ) -> None:
         if every < 1:
             raise ValueError(f"Resumable(every={every}): a number of steps, 1 or more.")
         self._every = every
         self._since = 0
         self._manager = CheckpointManager(Checkpoint(**objects), directory, max_to_keep)
         self.restored = self._manager.restore_or_initialize()
-        self._notice = Notice()
+        self._notice = Notice(grace=grace)
         self._notice.is_due()  # the first step begins
 
     def step(self) -> None:

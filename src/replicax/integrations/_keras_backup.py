@@ -1,0 +1,357 @@
+"""BackupAndRestore of models made in a scope: one commit of everything, also within an epoch.
+
+Keras's own callback writes the weights, then a file that names the epoch: a run that is killed
+between the two, or after some batches of an epoch, starts the epoch again with weights that have
+seen a part of it. Here weights, optimizer, seeds, metrics, the place in the data and NumPy's random
+state are one checkpoint, and `fit` goes on with the batch that comes next. All workers save and
+restore.
+"""
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+
+from replicax.integrations._hook import Hook
+from replicax.integrations._keras_trainer import FIT, TRAINER, DatasetAdapter, home_of
+from replicax.train._checkpoint import Checkpoint
+from replicax.train._manager import CheckpointManager
+from replicax.train._reader import log
+from replicax.workers import _group
+
+_VERSION = 1
+
+
+def _random_state() -> list[Any]:
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return [str(kind), [int(key) for key in keys], *rest]
+
+
+def _set_random_state(told: list[Any]) -> None:
+    kind, keys, *rest = told
+    np.random.set_state((kind, np.asarray(keys, np.uint32), *rest))
+
+
+class _Pass:
+    """The batches of one pass over the data: counted, and where it began is known."""
+
+    def __init__(self, adapter: Any, batches: Callable[[], Any]) -> None:
+        self._adapter = adapter
+        self._open = batches
+        self._batches: Iterator[Any] | None = None
+        self._ahead: list[Any] = []
+        self._begun: list[Any] | None = None
+        self.taken = 0
+
+    def __iter__(self) -> "_Pass":
+        return self
+
+    def __next__(self) -> Any:
+        if self._ahead:
+            batch = self._ahead.pop()
+        else:
+            if self._batches is None:
+                self._begun = _random_state()
+                self._batches = iter(self._open())
+            batch = next(self._batches)
+        self.taken += 1
+        return batch
+
+    def is_over(self) -> bool:
+        """Whether no batch follows."""
+        batch = next(self, self)
+        if batch is self:
+            return True
+        self._ahead.append(batch)
+        self.taken -= 1
+        return False
+
+    def save_state(self) -> dict[str, Any] | None:
+        """Where it stands; None if it has not begun."""
+        if self._begun is None:
+            return None
+        return {"random": self._begun, "taken": self.taken, "elements": self.elements()}
+
+    def elements(self) -> dict[str, Any] | None:
+        """Where the dataset stands, if it is one of ours."""
+        adapter = self._adapter
+        is_ours = isinstance(adapter, DatasetAdapter)
+        return {**adapter.passing.save_state(), "steps": self.taken} if is_ours else None
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Go to where `save_state` was called."""
+        _set_random_state(state["random"])
+        if isinstance(self._adapter, DatasetAdapter):
+            self._begun = state["random"]
+            self._adapter.go_to(state["elements"])
+            self._batches = iter(self._open())
+        else:  # arrays, or what another library reads: from the start up to the place
+            for _ in range(state["taken"]):
+                next(self)
+        self.taken = state["taken"]
+
+
+class _Fit:
+    """One call of `fit`: where it stands, and where it goes on from."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self.batches: Any = None  # Keras's iterator over the training data
+        self.epoch = self.batch = 0  # what comes next
+        self._passing: _Pass | None = None
+        self._resumed: _Pass | None = None  # the pass that the first epoch goes on with
+        self._is_first = False
+        self._metrics: list[tuple[Any, Any]] = []
+        self._told: dict[str, Any] | None = None
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no batch of the epoch follows, as far as is known."""
+        count = self.batches.num_batches
+        return (count is not None and self.batch >= count) or bool(self.model.stop_training)
+
+    def save_state(self) -> dict[str, Any]:
+        """Where it stands: plain Python values."""
+        passing = self._passing
+        # Without `steps_per_epoch` every epoch is a new pass.
+        is_new = passing is None or (self.batch == 0 and self.batches.steps_per_epoch is None)
+        return {
+            "version": _VERSION,
+            "epoch": self.epoch,
+            "batch": self.batch,
+            "random": _random_state(),
+            "pass": None if passing is None or is_new else passing.save_state(),
+            "elements": None if passing is None else passing.elements(),
+        }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Remember what `save_state` said."""
+        self._told = state
+
+    def go_on(self) -> None:
+        """Have the first epoch go on where the state was saved."""
+        told = self._told or {}
+        if told.get("version") != _VERSION:
+            raise ValueError(
+                f"The backup says {told!r:.100} of where `fit` stood, which this version of"
+                f" replicax (with version {_VERSION} of it) cannot read. Remove the backup to start"
+                " again."
+            )
+        self.epoch, self.batch = int(told["epoch"]), int(told["batch"])
+        adapter = self.batches.data_adapter
+        if told["pass"] is not None:
+            passing: _Pass = self.batches._get_iterator()
+            passing.restore_state(told["pass"])
+            self._resumed = passing
+        elif isinstance(adapter, DatasetAdapter) and told["elements"] is not None:
+            adapter.go_after(told["elements"])
+        if self.batch and self.batches.num_batches is None and self._is_over():
+            log.warning("Epoch %d had ended when it was saved; the next one begins.", self.epoch)
+            self.epoch, self.batch, self._resumed = self.epoch + 1, 0, None
+        _set_random_state(told["random"])
+        self.model._initial_epoch = self.epoch
+        # Keras resets them when the epoch begins.
+        self._metrics = [(v, v.value) for v in self.model.metrics_variables] if self.batch else []
+        self._is_first = True
+
+    def _is_over(self) -> bool:
+        return self._resumed is not None and self._resumed.is_over()
+
+    def close(self) -> None:
+        """End the pass, with the thread that reads ahead."""
+        adapter = getattr(self.batches, "data_adapter", None)
+        if isinstance(adapter, DatasetAdapter):
+            adapter.close()
+
+    def new_pass(self, batches: Callable[[], Any]) -> _Pass:
+        """A pass over the data; at first the one that goes on."""
+        passing, self._resumed = self._resumed, None
+        self._passing = passing or _Pass(self.batches.data_adapter, batches)
+        return self._passing
+
+    def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
+        """The steps of an epoch; of the first one those that are left."""
+        if not self._is_first:
+            return steps
+        self._is_first = False
+        return self._left(steps)
+
+    def _left(self, steps: Iterator[Any]) -> Iterator[Any]:
+        for v, value in self._metrics:
+            v.assign(value)
+        begin = self.batch
+        before = 0 if self._resumed is None else self._resumed.taken - begin
+        for k, step in enumerate(steps):
+            if k == 0:
+                self.batches._steps_seen += before  # in earlier epochs of the same pass
+            if step[0] >= begin:
+                yield step
+
+
+_fitting: ContextVar[_Fit | None] = ContextVar("replicax_fit", default=None)
+
+
+def _of(batches: Any) -> _Fit | None:
+    """The `fit` whose training data these are."""
+    fit = _fitting.get()
+    return fit if fit is not None and fit.batches is batches else None
+
+
+def _in_fit(original: Any) -> Any:
+    def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if home_of(self) is None:
+            return original(self, *args, **kwargs)
+        token = _fitting.set(one := _Fit(self))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _fitting.reset(token)
+            one.close()
+            self._initial_epoch = None  # of this call
+
+    return fit
+
+
+def _seen(original: Any) -> Any:
+    """The first data that a model is built for in `fit` are those that it is trained on."""
+
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        fit = _fitting.get()
+        if fit is not None and fit.batches is None and fit.model is self:
+            fit.batches = iterator
+        original(self, iterator=iterator, data_batch=data_batch)
+
+    return symbolic_build
+
+
+def _counted(original: Any) -> Any:
+    def get_iterator(self: Any) -> Any:
+        fit = _of(self)
+        return original(self) if fit is None else fit.new_pass(lambda: original(self))
+
+    return get_iterator
+
+
+def _continued(original: Any) -> Any:
+    def enumerate_iterator(self: Any) -> Any:
+        fit = _of(self)
+        return original(self) if fit is None else fit.steps(original(self))
+
+    return enumerate_iterator
+
+
+# The callback.
+
+
+class _Backup:
+    """What one callback does in one `fit`."""
+
+    def __init__(self, callback: Any, fit: _Fit) -> None:
+        self.fit = fit
+        self.is_due = False
+        self._manager = CheckpointManager(
+            Checkpoint(model=fit.model, fit=fit),
+            os.fspath(callback.backup_dir),
+            max_to_keep=2 if callback.double_checkpoint else 1,
+        )
+
+    def restore(self) -> bool:
+        """Go on where the newest backup was made, if there is one."""
+        found = self._manager.restore_or_initialize() is not None
+        if found:
+            self.fit.go_on()
+        return found
+
+    def save(self) -> None:
+        """Save; after the last batch of an epoch only when the epoch has ended."""
+        self.is_due = self.fit.is_between
+        if not self.is_due:
+            self._manager.save()
+
+
+_backups: weakref.WeakKeyDictionary[Any, _Backup] = weakref.WeakKeyDictionary()
+
+
+def _restoring(original: Any) -> Any:
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        _backups.pop(self, None)
+        fit = _fitting.get()
+        if fit is None or fit.model is not self.model:
+            original(self, logs)
+            return
+        _backups[self] = backup = _Backup(self, fit)
+        if backup.restore():
+            self._current_epoch = fit.epoch
+        else:  # perhaps Keras itself wrote one
+            original(self, logs)
+
+    return on_train_begin
+
+
+def _beginning(original: Any) -> Any:
+    def on_epoch_begin(self: Any, epoch: int, logs: Any = None) -> None:
+        if self in _backups:
+            _backups[self].fit.epoch = self._current_epoch = epoch
+        original(self, epoch, logs)
+
+    return on_epoch_begin
+
+
+def _after_batch(original: Any) -> Any:
+    def on_train_batch_end(self: Any, batch: int, logs: Any = None) -> None:
+        if self in _backups:
+            _backups[self].fit.batch = batch + 1
+        original(self, batch, logs)
+
+    return on_train_batch_end
+
+
+def _after_epoch(original: Any) -> Any:
+    def on_epoch_end(self: Any, epoch: int, logs: Any = None) -> None:
+        backup = _backups.get(self)
+        if backup is not None:
+            backup.fit.epoch, backup.fit.batch = epoch + 1, 0
+        original(self, epoch, logs)
+        if backup is not None and backup.is_due and self.save_freq != "epoch":
+            self._save_model()
+
+    return on_epoch_end
+
+
+def _saving(original: Any) -> Any:
+    def save_model(self: Any) -> None:
+        backup = _backups.get(self)
+        if backup is None:
+            original(self)
+        else:
+            backup.save()
+
+    return save_model
+
+
+def _ending(original: Any) -> Any:
+    def on_train_end(self: Any, logs: Any = None) -> None:
+        backup = _backups.pop(self, None)
+        group = _group.current()
+        if backup is None or group is None or group.facts.index == 0:
+            original(self, logs)
+
+    return on_train_end
+
+
+_CALLBACK = "callbacks.backup_and_restore:BackupAndRestore."
+HOOKS = (
+    Hook(f"{TRAINER}fit", FIT, _in_fit),
+    Hook("trainers.trainer:Trainer._symbolic_build", "self, iterator, data_batch", _seen),
+    Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _counted),
+    Hook("trainers.epoch_iterator:EpochIterator._enumerate_iterator", "self", _continued),
+    Hook(f"{_CALLBACK}on_train_begin", "self, logs", _restoring),
+    Hook(f"{_CALLBACK}on_epoch_begin", "self, epoch, logs", _beginning),
+    Hook(f"{_CALLBACK}on_train_batch_end", "self, batch, logs", _after_batch),
+    Hook(f"{_CALLBACK}on_epoch_end", "self, epoch, logs", _after_epoch),
+    Hook(f"{_CALLBACK}_save_model", "self", _saving),
+    Hook(f"{_CALLBACK}on_train_end", "self, logs", _ending),
+)
