@@ -6,8 +6,9 @@ Example:
     2
 """
 
+from replicax.testing._faults import Fault, InjectedFaultError, fault_point
 from replicax.testing._processes import run_in_processes
 
-__all__ = ["run_in_processes"]
+__all__ = ["Fault", "InjectedFaultError", "fault_point", "run_in_processes"]
 
 __dir__ = __all__.copy

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._errors import ReplicaxError
+from replicax.testing._faults import VARIABLE, Fault, as_text
 from replicax.workers._errors import WorkerLostError
 from replicax.workers._sessions import Guard, send
 from replicax.workers._wire import free_ports
@@ -24,7 +25,7 @@ _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
 _OTHERS = ("TF_CONFIG", "SLURM_", "JAX_COORDINATOR_", "JAX_NUM_CPU_DEVICES", "REPLICAX_HUB")
 
 
-def run_in_processes(  # noqa: PLR0913 - four of them have a default
+def run_in_processes(  # noqa: PLR0913 - five of them have a default
     fn: Callable[..., Any],
     n: int,
     devices_per_process: int = 1,
@@ -32,6 +33,7 @@ def run_in_processes(  # noqa: PLR0913 - four of them have a default
     args: Sequence[Any] = (),
     env: Mapping[str, str] | None = None,
     timeout: float = 120.0,
+    faults: Sequence[Fault] = (),
 ) -> list[Any]:
     """Call ``fn(*args)`` in each of ``n`` new processes, the workers of one cluster.
 
@@ -45,6 +47,7 @@ def run_in_processes(  # noqa: PLR0913 - four of them have a default
         args: Its arguments, the same for all; they and the results travel by pickle.
         env: More environment variables for all of them.
         timeout: Seconds after which they are ended.
+        faults: What happens to workers at the `fault_point` calls of ``fn``.
 
     Returns:
         What each worker's call returned, in the order of the workers.
@@ -64,6 +67,8 @@ def run_in_processes(  # noqa: PLR0913 - four of them have a default
         addresses = [f"127.0.0.1:{port}" for port in free_ports(n)]
         common = {**_environment(devices_per_process), **(env or {})}
         common.setdefault("REPLICAX_TOKEN", secrets.token_hex(16))
+        if faults:
+            common[VARIABLE] = as_text(faults)
         processes: list[subprocess.Popen[bytes]] = []
         guard = Guard(0.0)
         try:
