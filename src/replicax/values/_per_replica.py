@@ -11,7 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -132,7 +132,7 @@ class DistributedValues(Generic[T_co]):
         return self.held.topology
 
     @classmethod
-    def of(cls, form: Form) -> Any:
+    def of(cls, form: Form) -> Self:
         """A value in the given form."""
         self = object.__new__(cls)
         self.held, self.captured = form, None
@@ -250,26 +250,22 @@ AnyArray = DistributedValues[jax.Array] | jax.Array
 
 def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:
     """This replica's piece as the per-replica value that cross-replica code sees."""
-    value: PerReplica = PerReplica.of(InBody(piece, topology, across))
-    return value
+    return PerReplica.of(InBody(piece, topology, across))
 
 
 def stacked(array: jax.Array, topology: Topology) -> PerReplica:
     """The per-replica value whose components are the rows of ``array``."""
-    value: PerReplica = PerReplica.of(Stacked(array, topology))
-    return value
+    return PerReplica.of(Stacked(array, topology))
 
 
 def pieces(values: Sequence[Any], topology: Topology) -> PerReplica:
     """The per-replica value with these components."""
-    value: PerReplica = PerReplica.of(Pieces(tuple(values), topology))
-    return value
+    return PerReplica.of(Pieces(tuple(values), topology))
 
 
 def mirrored(array: jax.Array, topology: Topology) -> Mirrored:
     """The mirrored value behind an array that is replicated over ``topology``."""
-    value: Mirrored = Mirrored.of(Joined(array, topology))
-    return value
+    return Mirrored.of(Joined(array, topology))
 
 
 def is_distributed(x: Any) -> bool:
