@@ -20,7 +20,7 @@ from replicax.ahead._hlo import Hlo
 from replicax.ahead._report import Memory, PreflightReport
 from replicax.ahead._sweep import Sweep
 from replicax.ahead._targets import Target
-from replicax.ahead._trace import Step, Traced, trace
+from replicax.ahead._trace import AS_HERE, Step, Traced, Variation, trace
 
 _USED = re.compile(r"(?:Used |temporaries \(|required[^(]*\()([\d.]+)([KMGT])")
 _LIMIT = re.compile(r"(?: of |available HBM \()([\d.]+)([KMGT])")
@@ -100,10 +100,13 @@ def preflight_sweep(
 
 
 def compile_steps(
-    step: Step, targets: Sequence[Target], how: Compiling | None = None
+    step: Step,
+    targets: Sequence[Target],
+    how: Compiling | None = None,
+    variation: Variation = AS_HERE,
 ) -> Iterator[PreflightReport]:
     """Compile a call for several, as many at a time as cores and memory allow; each when done."""
-    traced = [trace(step, target) for target in targets]
+    traced = [trace(step, target, variation) for target in targets]
     compiled = partial(_compiled, how=how or Compiling())
     with ThreadPoolExecutor(_at_a_time()) as pool:
         yield from pool.map(compiled, traced, targets)

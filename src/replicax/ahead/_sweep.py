@@ -57,7 +57,7 @@ class Sweep:
             >>> sweep = rx.tpu.preflight_sweep(step, (batch,))  # doctest: +SKIP
             >>> sweep.plot("scaling.png")  # doctest: +SKIP
         """
-        figure_module, agg = _matplotlib()
+        figure_module, agg = drawing()
         figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
         agg.FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
@@ -74,7 +74,12 @@ class Sweep:
         return importlib.import_module("replicax.ahead._tables").sweep_table(self)
 
 
-def _matplotlib() -> tuple[Any, Any]:
+def drawing() -> tuple[Any, Any]:
+    """Matplotlib's figures and what paints them.
+
+    Raises:
+        ImportError: It is not installed.
+    """
     try:
         return (
             importlib.import_module("matplotlib.figure"),

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding
 from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target
+from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.function._function import BoundFunction, Function
 from replicax.function._lift import lift
 from replicax.function._outputs import Outputs
@@ -26,7 +27,7 @@ from replicax.topology._aim import PlannedTopology, aimed_at
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import Topology
 from replicax.topology._tpu_topology import Topology as TPUTopology
-from replicax.values._cut import SPEC, is_cut
+from replicax.values._cut import SPEC, is_cut, is_sharded
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import WHOLE
 from replicax.variables._cell import Cell
@@ -79,21 +80,42 @@ class Step:
         given = tuple(args), dict(kwargs)
         return cls(function, take_apart(*given), given)
 
+    def cores(self) -> int:
+        """How many logical devices each replica of its strategy has."""
+        found = None if self.is_jitted else _found(self.function, self.arguments)
+        return 1 if found is None else found.cores
+
     @property
     def is_jitted(self) -> bool:
         """Whether JAX compiles it, as it is."""
         return hasattr(self.function, "trace") and hasattr(self.function, "lower")
 
 
-def trace(step: Step, devices: Target) -> Traced:
+@dataclass(frozen=True)
+class Variation:
+    """What is to be otherwise than in the script.
+
+    Attributes:
+        rows: The rows of each replica's batch; 0 for as many as here.
+        policy: How variables are held, ``mirrored`` or ``sharded``; empty for as here.
+    """
+
+    rows: int = 0
+    policy: str = ""
+
+
+AS_HERE = Variation()
+
+
+def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced:
     """A call for a whole slice: as many replicas as fit, each with its batch."""
     found = None if step.is_jitted else _used(step.function, step.arguments, devices)
     if found is None:
         return _without_strategy(step, devices)
     target = PlannedTopology.of(devices.num_devices, found.cores)
     places, notes = _places(found, devices)
-    with _declared_for(target), aimed_at(target):
-        program, avals = _program(step.function, step.arguments, target)
+    with _declared_for(target, variation.policy), aimed_at(target):
+        program, avals = _program(step.function, step.arguments, target, variation.rows)
         exported = _exported(program.jitted, avals, {}, devices.platform)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
@@ -150,22 +172,30 @@ def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
 
 
 @contextmanager
-def _declared_for(target: Topology) -> Iterator[None]:
+def _declared_for(target: Topology, policy: str) -> Iterator[None]:
     """Every variable as its declaration makes it for one replica, or for several.
 
     A script with one replica has ordinary variables, and the same script on a slice has not.
     """
     several = target.num_replicas > 1
     found = [(v, v.topology) for v in live_variables if v.whole is v]
-    others = [v for v, where in found if where is not None and (where.num_replicas > 1) != several]
-    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in others]
-    for variable in others:
-        _declare(variable, several=several)
+    placed = [v for v, where in found if where is not None]
+    strategies = {v.distribute_strategy for v in placed}
+    held = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
+    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in placed]
+    for strategy in strategies if policy else ():
+        ops = NcclAllReduce.for_variables(sharded=is_sharded(policy))
+        vars(strategy).update(variable_policy=policy, _ops=ops)
+    for variable, where in found:
+        if where is not None and (policy or (where.num_replicas > 1) != several):
+            _declare(variable, several=several)
     try:
         yield
     finally:
-        for variable, cell, policy, per_replica, spec in old:
-            vars(variable)["_policy"] = policy
+        for strategy, (own, ops) in held.items():
+            vars(strategy).update(variable_policy=own, _ops=ops)
+        for variable, cell, meaning, per_replica, spec in old:
+            vars(variable)["_policy"] = meaning
             cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
 
 
@@ -212,10 +242,8 @@ def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Expo
 
 
 def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> Topology | None:
-    """What the step's strategy has here."""
-    level = TraceLevel(in_replica=False)
-    _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
-    found = max(level.topologies, key=lambda t: len(t.devices), default=None)
+    """What the step's strategy has here; None without one."""
+    found = _found(step, arguments)
     if found is None:
         return None
     if devices.num_devices % found.cores:
@@ -226,13 +254,21 @@ def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> To
     return found
 
 
+def _found(step: Callable[..., Any], arguments: Arguments) -> Topology | None:
+    level = TraceLevel(in_replica=False)
+    _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
+    return max(level.topologies, key=lambda t: len(t.devices), default=None)
+
+
 def _program(
-    step: Callable[..., Any], arguments: Arguments, target: Topology
+    step: Callable[..., Any], arguments: Arguments, target: Topology, rows: int
 ) -> tuple[Program, tuple[Any, ...]]:
     moved = arguments._replace(
         rebuilds=[_rebuild(*pair, target) for pair in _pairs(arguments)],
     )
-    avals = [_aimed_aval(x, target) for x in _array_leaves(arguments)]
+    pairs = _array_leaves(arguments)
+    here = next((a.shape[1] for x, a in pairs if _is_per_replica(x) and a.ndim > 1), 0)
+    avals = [_aimed_aval(x, target, {here: rows or here}) for x in pairs]
     level = TraceLevel(in_replica=False)
     lifted, outputs = _lifted(step, moved, avals, level)
     program = Program(lifted, level, outputs, _name(step))
@@ -273,11 +309,14 @@ def _rebuild(leaf: Any, rebuild: Any, target: Topology) -> Any:
     return rebuild
 
 
-def _aimed_aval(pair: tuple[Any, Any], target: Topology) -> jax.ShapeDtypeStruct:
+def _aimed_aval(
+    pair: tuple[Any, Any], target: Topology, rows: Mapping[int, int]
+) -> jax.ShapeDtypeStruct:
     leaf, array = pair
     if not _is_per_replica(leaf):
         return _struct(array.shape, array.dtype, target.mirrored)
-    return _struct((target.num_replicas, *array.shape[1:]), array.dtype, target.stacked)
+    batch = (rows.get(array.shape[1], array.shape[1]), *array.shape[2:]) if array.ndim > 1 else ()
+    return _struct((target.num_replicas, *batch), array.dtype, target.stacked)
 
 
 def _cell_aval(cell: Cell, target: Topology) -> jax.ShapeDtypeStruct:

@@ -10,7 +10,8 @@ from replicax._errors import ReplicaxError
 VERBS = {
     "doctor": "Look at what this machine, and the cluster, have for a training program.",
     "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
-    "preflight": "Compile the training step of a script for TPU slices, on a machine without TPUs.",
+    "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
+    "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",
 }
 
 

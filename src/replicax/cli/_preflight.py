@@ -4,9 +4,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -72,11 +73,9 @@ def run(options: argparse.Namespace) -> int:
     """Catch the step of the script, compile it for each slice, print what came out."""
     names = options.topology or ["v5e:16x16"]
     targets = [Target.parse(name) for name in names]
-    if not Path(options.script).is_file():
-        raise FileNotFoundError(f"There is no script {options.script!r}.")
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
-    _choose_devices(options.devices)
+    choose_devices(options.devices)
     how = Compiling.of(options.xla_flags, options.save_executable, options.cache)
     console = Console()
 
@@ -89,17 +88,26 @@ def run(options: argparse.Namespace) -> int:
                 reports.append(report)
         return reports
 
-    try:
-        with planning() if options.plan else nullcontext():
-            reports = preflight_script(options.script, options.rest, options.function, compiled)
-    except ScriptError as error:
-        sys.stderr.write(f"{error}\n")
-        return SCRIPT_FAILED
-    except NoStepError as error:
-        sys.stderr.write(f"replicax preflight: {error}\n")
-        return NO_STEP
+    status, reports = caught(options, "preflight", compiled)
+    if status:
+        return status
     _deliver(Sweep(tuple(reports)), options, console)
     return _status(reports) or _judged(reports, options, console)
+
+
+def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -> tuple[int, Any]:
+    """What ``use`` makes of the step of a script, with an exit status if there is none."""
+    if not Path(options.script).is_file():
+        raise FileNotFoundError(f"There is no script {options.script!r}.")
+    try:
+        with planning() if options.plan else nullcontext():
+            return OK, preflight_script(options.script, options.rest, options.function, use)
+    except ScriptError as error:
+        sys.stderr.write(f"{error}\n")
+        return SCRIPT_FAILED, None
+    except NoStepError as error:
+        sys.stderr.write(f"replicax {verb}: {error}\n")
+        return NO_STEP, None
 
 
 def _judged(
@@ -122,7 +130,7 @@ def _status(reports: Sequence[PreflightReport]) -> int:
     return OK if all(report.fits for report in reports) else DOES_NOT_FIT
 
 
-def _choose_devices(count: int) -> None:
+def choose_devices(count: int) -> None:
     """Virtual CPU devices for the script, which need not know that there is no TPU."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])

@@ -1,0 +1,186 @@
+"""Plan: a step and a global batch -> the devices that hold it, from the smallest to the fastest."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from replicax._errors import PlacementError
+from replicax.ahead._compiler import Compiling
+from replicax.ahead._preflight import compile_steps
+from replicax.ahead._report import PreflightReport
+from replicax.ahead._sweep import drawing
+from replicax.ahead._tables import show_bytes
+from replicax.ahead._targets import Target
+from replicax.ahead._trace import Step, Variation
+from replicax.topology._generations import GENERATIONS
+
+POLICIES = "mirrored", "sharded"
+# Slices of TPUs and machines of GPUs, by their number of devices.
+_TPUS = (1, 4, 8, 16, 32, 64, 128, 256)
+_GPUS = ("1x1", "1x2", "1x4", "1x8", "2x8", "4x8", "8x8", "16x8", "32x8")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run a step.
+
+    Attributes:
+        report: What the compiler says of it.
+        policy: Whether each replica holds all of each variable or a part.
+        rows: The examples of one replica in a step.
+        price: Of one device for an hour; None if it is not known.
+    """
+
+    report: PreflightReport
+    policy: str
+    rows: int
+    price: float | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether it compiles and fits."""
+        return self.report.compiles and self.report.fits
+
+    @property
+    def cost(self) -> float | None:
+        """Of a thousand steps at the estimated time."""
+        hours = 1000 * self.report.step_seconds / 3600
+        return None if self.price is None else hours * self.report.num_devices * self.price
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was tried. Print it, or ask for `smallest` and `fastest`.
+
+    Attributes:
+        candidates: In the order in which they were tried.
+    """
+
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def ranked(self) -> list[Candidate]:
+        """Those that work, fastest first, and then those that do not."""
+        return sorted(
+            self.candidates,
+            key=lambda c: (not c.works, c.report.step_seconds, c.report.num_devices),
+        )
+
+    @property
+    def smallest(self) -> Candidate | None:
+        """Of those that work, the one with the fewest devices; the faster of two."""
+        working = [c for c in self.candidates if c.works]
+        order: Callable[[Candidate], Any] = lambda c: (c.report.num_devices, c.report.step_seconds)  # noqa: E731
+        return min(working, key=order, default=None)
+
+    @property
+    def fastest(self) -> Candidate | None:
+        """Of those that work, the one with the shortest step; the smaller of two."""
+        return next((c for c in self.ranked if c.works), None)
+
+    def plot(self, path: str | Path) -> None:
+        """Draw the estimated time of a step over the number of devices, for each kind.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        figure_module, agg = drawing()
+        figure = figure_module.Figure(figsize=(6, 4), layout="constrained")
+        agg.FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        lines: dict[str, list[Candidate]] = {}
+        for c in self.candidates:
+            kind = re.split("[:-]", c.report.topology)[0]
+            lines.setdefault(f"{kind}, {c.policy}", []).append(c)
+        for label, tried in lines.items():
+            working = [c for c in tried if c.works]
+            points = [(c.report.num_devices, 1e3 * c.report.step_seconds) for c in working]
+            axes.plot(*zip(*points, strict=True), "o-", label=label) if points else None
+        axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="ms, roofline")
+        axes.set(title="a step, where it fits")
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=7)
+        figure.savefig(path, dpi=150)
+
+    def __rich__(self) -> Table:
+        columns = ("devices", "number", "variables", "rows", "memory", "fits", "step, roofline")
+        table = Table(title="From the fastest on, by the estimate")
+        for column in (*columns, "examples/s", "1,000 steps"):
+            table.add_column(column, justify="left" if column == "devices" else "right")
+        for c in self.ranked:
+            table.add_row(*_row(c), style="" if c.works else "dim")
+        return table
+
+
+def _row(c: Candidate) -> list[str]:
+    r, seconds = c.report, c.report.step_seconds
+    examples = c.rows * (r.num_replicas or 1) / seconds if seconds else 0
+    cost = f"{c.cost:,.2f}" if c.works and c.cost is not None else "-"
+    return [
+        r.topology,
+        f"{r.num_devices:,}",
+        c.policy,
+        f"{c.rows:,}",
+        show_bytes(r.memory.total) if r.memory.total else "-",
+        "yes" if c.works else "no",
+        f"{1e3 * seconds:.3g} ms" if r.compiles else "-",
+        f"{examples:,.0f}" if c.works else "-",
+        cost,
+    ]
+
+
+def sizes_of(kind: str, most: int) -> list[Target]:
+    """The usual slices or machines of a kind, from the smallest on."""
+    if kind not in GENERATIONS:
+        return [t for t in (Target.parse(f"{kind}:{n}") for n in _GPUS) if t.num_devices <= most]
+    cores = 1 if kind in ("v5e", "v6e") else 2
+    found = []
+    for name in (f"{kind}-{n * cores}" for n in _TPUS):
+        with suppress(PlacementError):  # some generations have no slice of one or of two machines
+            found.append(Target.parse(name))
+    return [target for target in found if target.num_devices <= most]
+
+
+def search(
+    step: Step, kinds: Sequence[str], global_batch: int, most: int, how: Compiling | None = None
+) -> Iterator[Candidate]:
+    """Try the sizes of each kind, with variables mirrored and sharded.
+
+    Args:
+        step: What to run; each replica's rows are its share of the global batch.
+        kinds: Such as ``v5e`` and ``h100``.
+        global_batch: The examples of one step.
+        most: The number of devices not to exceed.
+        how: How to compile.
+    """
+    cores = step.cores()
+    for kind in kinds:
+        for target in sizes_of(kind, most):
+            replicas, rest = divmod(target.num_devices, cores)
+            if rest or not replicas or global_batch % replicas:
+                continue
+            rows = global_batch // replicas
+            for policy in POLICIES if cores == 1 and replicas > 1 else POLICIES[:1]:
+                variation = Variation(rows, policy)
+                (report,) = compile_steps(step, [target], how, variation)
+                yield Candidate(report, policy, rows)
+
+
+def prices_of(path: str) -> dict[str, float]:
+    """What a device costs for an hour, by its kind, from a JSON file.
+
+    Raises:
+        ValueError: The file holds something else.
+    """
+    read = json.loads(Path(path).read_text())
+    if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):
+        raise ValueError(f'{path} must be such as {{"v5e": 1.2, "h100": 11.0}}: prices of an hour.')
+    return {kind: float(price) for kind, price in read.items()}
