@@ -1,5 +1,6 @@
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -104,3 +105,43 @@ def test_what_comes_out_has_the_shapes_that_went_in(bytes_per_pack, num_packs, p
     for result, leaf in zip(results, leaves, strict=True):
         assert result.dtype == leaf.dtype
         np.testing.assert_array_equal(result, np.asarray(leaf) * 2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int32", "uint8", "complex64"])
+def test_what_comes_out_is_what_went_in(dtype):
+    arrays = [jnp.arange(n, dtype=dtype) - 1 for n in (3, 0, 1, 7)]
+
+    for made in (packed, jax.jit(packed, static_argnums=0)):
+        for x, y in zip(arrays, made(lambda packs: packs, arrays), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+def test_a_pack_of_nothing_gives_nothing():
+    arrays = [jnp.zeros((0, 2)), jnp.zeros((3, 0))]
+
+    assert [x.shape for x in packed(lambda packs: packs, arrays)] == [(0, 2), (3, 0)]
+
+
+def test_gradients_go_through_a_pack():
+    arrays = [jnp.arange(3.0), jnp.arange(4.0)]
+
+    def loss(arrays):
+        a, b = packed(lambda packs: [3 * x for x in packs], arrays)
+        return (a**2).sum() + b.sum()
+
+    a, b = jax.grad(loss)(arrays)
+    np.testing.assert_allclose(a, 18 * arrays[0])
+    np.testing.assert_allclose(b, [3, 3, 3, 3])
+
+
+def test_what_is_done_with_equal_arrays_of_a_pack_is_one_program():
+    def step(state, arrays):
+        cut = packed(lambda packs: [2 * x for x in packs], arrays)
+        return [0.9 * s + jnp.sin(x) for s, x in zip(state, cut, strict=True)]
+
+    arrays = [jnp.arange(16.0) + i for i in range(8)]
+    text = jax.jit(step).lower(arrays, arrays).compile().as_text()
+
+    # With its place in it, each would be a program of its own.
+    assert "f32[16]{0} dynamic-slice(" in text
+    assert "f32[16]{0} slice(" not in text

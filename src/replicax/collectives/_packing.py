@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from replicax.values._cut import SMALL_BYTES
 
@@ -134,8 +135,26 @@ def _write(arrays: list[jax.Array]) -> jax.Array:
 def _cut(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
     if len(like) == 1:
         return [flat]
-    cuts, at = [], 0
-    for x in like:
-        cuts.append(jax.lax.dynamic_slice_in_dim(flat, at, x.size).reshape(x.shape))
-        at += x.size
-    return cuts
+    if not flat.size:
+        return [flat.reshape(x.shape) for x in like]
+    starts = tuple(np.cumsum([0, *(x.size for x in like[:-1])], dtype=np.int32))
+    return [
+        jax.lax.dynamic_slice(flat, (at,), (x.size,), allow_negative_indices=False).reshape(x.shape)
+        for at, x in zip(_untold(starts, flat), like, strict=True)
+    ]
+
+
+def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, ...]:
+    """``numbers``, so that a compiler for CPUs does not know them.
+
+    What is done with equal arrays of a pack, as the steps of an optimizer for equal layers, is then
+    one program that gets their places, which XLA compiles once; with the places in it, it is one
+    for each of them. (There XLA drops an `optimization_barrier` before it looks for equal parts.)
+    Which branch is taken makes no difference.
+    """
+    told: tuple[jax.Array, ...] = jax.lax.platform_dependent(
+        flat[0].real > 0,
+        cpu=lambda chosen: jax.lax.cond(chosen, lambda: numbers, lambda: numbers),
+        default=lambda _: numbers,
+    )
+    return told
