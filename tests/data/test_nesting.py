@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replicax as rx
 from replicax.data import Dataset
 from replicax.data._errors import InvalidArgumentError, StructureError
 from tests.data.pipelines import ints
@@ -94,3 +95,26 @@ def test_the_spec_after_windows_leaves_the_last_window_room():
     assert windows.element_spec.shape == (None,)
     mapped = Dataset.range(5).batch(2).map(lambda x: x + 1).window(2).flat_map(lambda w: w)
     assert mapped.element_spec.shape == (None,)
+
+
+@pytest.mark.parametrize(
+    "join",
+    [
+        lambda d: d.concatenate(d),
+        lambda d: d.concatenate(d.map(lambda x: x)),
+        lambda d: Dataset.choose_from_datasets([d, d.skip(0)], Dataset.range(2)),
+    ],
+    ids=["concatenated", "concatenated with a function", "chosen"],
+)
+def test_a_dataset_joined_with_itself_many_times_is_asked_once(join, two):
+    dataset = Dataset.range(3)
+    for _ in range(40):  # 2**40 ways to the source
+        dataset = join(dataset)
+
+    assert isinstance(int(dataset.cardinality()), int)
+    assert dataset.element_spec.dtype == np.int64
+    assert dataset.fingerprint() == dataset.fingerprint()
+    options = rx.data.Options()
+    options.experimental_distribute.auto_shard_policy = rx.data.experimental.AutoShardPolicy.HINT
+    two.experimental_distribute_dataset(dataset.batch(2).with_options(options))
+    two.experimental_distribute_dataset(dataset.batch(2))

@@ -125,3 +125,64 @@ def test_variables_of_a_scope_start_equal_on_all_replicas():
 
     one, two = v.components
     assert one.numpy().tolist() == two.numpy().tolist()
+
+
+@pytest.mark.parametrize("source", ["program", "generator"])
+def test_a_variable_made_in_a_function_may_start_with_numbers_drawn_there(two, source):
+    def first_numbers(wrap):
+        rx.random.set_seed(3)
+        with two.scope():
+            generator = rx.random.Generator.from_seed(3)
+        draw = generator.normal if source == "generator" else rx.random.normal
+        held = []
+
+        def step():
+            if not held:
+                held.append(rx.Variable(draw([3])))
+            return held[0] + 0.0
+
+        with two.scope():
+            calls = [np.asarray(two.experimental_local_results(wrap(step))[-1]) for _ in range(2)]
+        assert (calls[0] == calls[1]).all()
+        assert (calls[0] == held[0].numpy()).all()
+        assert not (np.asarray(draw([3])) == held[0].numpy()).any(), "the source goes on"
+        return calls[0].tolist()
+
+    functions = {}
+
+    def compiled(step):
+        return functions.setdefault(step, rx.function(step))()
+
+    def compiled_run(step):
+        return functions.setdefault(step, rx.function(lambda: two.run(step)))()
+
+    eager = first_numbers(two.run)
+    assert first_numbers(compiled_run) == eager
+    assert first_numbers(compiled) != [0.0, 0.0, 0.0]
+
+
+def test_numbers_drawn_after_such_a_start_are_new_ones():
+    rx.random.set_seed(4)
+    held = []
+
+    @rx.function
+    def step():
+        if not held:
+            held.append(rx.Variable(rx.random.normal([3])))
+        return rx.random.normal([3])
+
+    draws = [held[0].numpy() for _ in [step()]] + [np.asarray(step()) for _ in range(3)]
+
+    assert len({tuple(x.tolist()) for x in draws}) == 4
+
+
+def test_a_start_of_another_variable_of_the_function_is_refused():
+    other, held = rx.Variable(1.0), []
+
+    @rx.function
+    def step():
+        if not held:
+            held.append(rx.Variable(other * rx.random.normal([])))
+
+    with pytest.raises(rx.errors.TracingError, match="depends on"):
+        step()

@@ -5,9 +5,11 @@ A node says what a transformation is; a stream is one pass over it. Tools walk t
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from functools import wraps
+from typing import Any, Self, TypeVar, cast
 
 from replicax.data._blocks import Block, join
 from replicax.data._seeds import Run, Seeds
@@ -15,6 +17,33 @@ from replicax.data._seeds import Run, Seeds
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 AUTOTUNE = -1
+
+
+_answers: ContextVar[dict[Any, Any] | None] = ContextVar("replicax_answers", default=None)
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def once(question: _F) -> _F:
+    """Ask a node that stands in several places of a graph once, for each question from outside.
+
+    A dataset concatenated with itself n times has 2**n ways from its end to its source.
+    """
+
+    @wraps(question)
+    def ask(node: Any, *args: Any) -> Any:
+        known = _answers.get()
+        if known is None:
+            token = _answers.set({})
+            try:
+                return ask(node, *args)
+            finally:
+                _answers.reset(token)
+        key = (question, id(node), args)
+        if key not in known:
+            known[key] = (node, question(node, *args))  # the node too, or another gets its id
+        return known[key][1]
+
+    return cast("_F", ask)
 
 
 class Stream(ABC):
@@ -77,11 +106,13 @@ class Node(ABC):
         """Start a pass."""
 
     @property
+    @once
     def is_spec_known(self) -> bool:
         """Whether `element_spec` says it without reading an element."""
         return all(node.is_spec_known for node in self.inputs)
 
     @property
+    @once
     def peeked(self) -> "Node":
         """The same elements for a look at the first, without what would read more than that."""
         inputs = self.inputs
@@ -103,6 +134,7 @@ class Node(ABC):
         return None
 
     @property
+    @once
     def calls_user_code(self) -> bool:
         """Whether reading ahead would run a user's function earlier than asked for."""
         return any(node.calls_user_code for node in self.inputs)

@@ -16,12 +16,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
+from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import STORED_NAME, WHOLE_NAME
 from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
 from replicax.values._workers import from_first
 from replicax.variables._cell import Cell
+from replicax.variables._creation import value_before
 from replicax.variables._levels import TraceLevel, read_p
 
 
@@ -79,7 +81,7 @@ def lift(
         return [*outs, *(raw(v, c) for c, v in level.writes.items()), *starts]
 
     closed = jax.make_jaxpr(traced)(*args)
-    settle_created(level, closed)
+    settle_created(level, closed, list(level.writes))
     jaxpr, reads = pull_reads(closed.jaxpr, level)
     jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
     call = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
@@ -146,12 +148,18 @@ def _shape(x: Any) -> tuple[int, ...]:
     return shape
 
 
-def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] = ()) -> None:
+def settle_created(
+    level: TraceLevel, closed: ClosedJaxpr, written: Sequence[Cell], known: Sequence[Any] = ()
+) -> None:
     """Give variables that the body created the initial values that it computed for them.
+
+    A value that is drawn at random is drawn now, and the source of the numbers goes on: the body
+    is traced again, without the draw.
 
     Args:
         level: Where they were created.
-        closed: The traced body.
+        closed: The traced body; its last results are what it wrote, and the initial values.
+        written: What it wrote, in that order.
         known: For each input, the array that it always is, or a tracer.
 
     Raises:
@@ -162,9 +170,10 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] 
     jaxpr = closed.jaxpr
     pairs = zip(jaxpr.invars, known, strict=False)
     inputs = {var: value for var, value in pairs if not is_traced(value)}
-    starts = jaxpr.outvars[len(jaxpr.outvars) - len(level.created) :]
-    for (variable, _), out in zip(level.created, starts, strict=True):
-        value = _constant(out, closed, inputs)
+    first = len(jaxpr.outvars) - len(level.created)
+    drawn: dict[Cell, Any] = {}
+    for (variable, _), out in zip(level.created, jaxpr.outvars[first:], strict=True):
+        value = _constant(out, closed, inputs, level, drawn)
         if value is None:
             raise TracingError(
                 f"The initial value of variable {variable.name!r}, created while a function is"
@@ -174,6 +183,11 @@ def settle_created(level: TraceLevel, closed: ClosedJaxpr, known: Sequence[Any] 
             )
         with jax.ensure_compile_time_eval():
             _start(variable.cell, jnp.asarray(value))
+    for cell in [cell for cell in written if cell in drawn]:
+        out = jaxpr.outvars[first - len(written) + list(written).index(cell)]
+        value = _constant(out, closed, inputs, level, drawn)
+        with jax.ensure_compile_time_eval():
+            cell.store(jnp.asarray(value))
 
 
 def _start(cell: Cell, value: jax.Array) -> None:
@@ -184,16 +198,30 @@ def _start(cell: Cell, value: jax.Array) -> None:
     cell.store(PerReplica([value] * own) if cell.per_replica else value)
 
 
-def _constant(out: Any, closed: ClosedJaxpr, inputs: Mapping[Any, Any]) -> Any:
-    """What ``out`` is whatever the inputs are; None if it depends on them."""
+def _constant(
+    out: Any,
+    closed: ClosedJaxpr,
+    inputs: Mapping[Any, Any],
+    level: TraceLevel,
+    drawn: dict[Cell, Any],
+) -> Any:
+    """What ``out`` is whatever the inputs are; None if it depends on them.
+
+    Sources of random numbers count as known: they are what they are before the function. What
+    differs between replicas is that of the first, who makes variables.
+    """
     if isinstance(out, Literal):
         return out.val
-    jaxpr, needed, equations = closed.jaxpr, {out}, []
+    jaxpr, needed, equations, inputs = closed.jaxpr, {out}, [], dict(inputs)
     for equation in reversed(jaxpr.eqns):
         if needed.isdisjoint(equation.outvars):
             continue
         if equation.primitive is read_p:
-            return None
+            cell = level.reads[equation.params["number"]]
+            if not cell.draws:
+                return None
+            inputs[equation.outvars[0]] = drawn.setdefault(cell, value_before(cell))
+            continue
         equations.append(equation)
         needed.update(x for x in equation.invars if not isinstance(x, Literal))
     if any(x in needed and x not in inputs for x in jaxpr.invars):
@@ -204,9 +232,17 @@ def _constant(out: Any, closed: ClosedJaxpr, inputs: Mapping[Any, Any]) -> Any:
         eqns=equations[::-1],
         debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )
-    try:
-        with jax.ensure_compile_time_eval():
-            (value,) = jaxpr_as_fun(ClosedJaxpr(alone, closed.consts))(*inputs.values())
-    except NameError:  # it names the replica axis
-        return None
-    return value
+    call = jaxpr_as_fun(ClosedJaxpr(alone, closed.consts))
+    return _called(lambda: call(*inputs.values())[0], level, draws=bool(drawn))
+
+
+def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
+    """The value; if it names the replica axis None, or the first replica's if it is drawn."""
+    with jax.ensure_compile_time_eval():
+        try:
+            return call()
+        except NameError:
+            if not draws:
+                return None
+        size = next(iter(level.topologies)).num_replicas
+        return jax.vmap(call, axis_name=REPLICA_AXIS, axis_size=size)()[0]

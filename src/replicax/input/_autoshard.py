@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replicax._tensor_spec import TensorSpec
-from replicax.data._node import Node, walk
+from replicax.data._node import Node, once, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
 from replicax.data._nodes._flat_map import NestingNode
@@ -133,6 +133,7 @@ def _leaf_specs(spec: Any) -> list[Any]:
     return found
 
 
+@once
 def _fewest_files(node: Node) -> int | None:
     """The files of the reader that has the fewest; None if some branch has no reader."""
     if isinstance(node, ReaderNode):
@@ -169,6 +170,7 @@ def _require_files(files: int | None, workers: int) -> None:
         )
 
 
+@once
 def _with_files(node: Node, share: Share) -> Node:
     if isinstance(node, ReaderNode):
         return node.shard_files(share.workers, share.worker)
@@ -177,6 +179,7 @@ def _with_files(node: Node, share: Share) -> Node:
     return node.with_inputs(*(_with_files(i, share) for i in node.inputs)) if node.inputs else node
 
 
+@once
 def _with_hints(node: Node, share: Share) -> Node:
     if node.inputs:
         node = node.with_inputs(*(_with_hints(i, share) for i in node.inputs))

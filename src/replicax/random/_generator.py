@@ -71,6 +71,7 @@ class Generator:
             dtype=jnp.uint32,
             aggregation=VariableAggregation.NONE,
         )
+        self._state_var.cell.draws = True
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:

@@ -182,6 +182,7 @@ def _state() -> Variable:
                     aggregation=VariableAggregation.NONE,
                 )
             )
+            _source[0].cell.draws = True
     return _source[0]
 
 

@@ -194,7 +194,7 @@ class _Traced:
         values.update(zip(closed.jaxpr.invars, arrays, strict=True))
         self._arrays = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
         self._in_specs = list(equation.params["in_specs"])
-        settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()), self._arrays)
+        settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()), same, self._arrays)
         jaxpr, self._reads = pull_reads(equation.params["jaxpr"], inner)
         jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - len(inner.created)])
         self._topology = topology

@@ -62,6 +62,7 @@ class Cell:
             replicas.
         averages: Whether replicas that write different values to a mirrored cell leave their mean,
             as statistics of their batches do; of floats only. Otherwise that is an error.
+        draws: Whether it is a source of random numbers.
         trainable: Whether gradient tapes watch it by themselves.
         sharded: Whether each replica holds only its part of the value.
     """
@@ -71,6 +72,7 @@ class Cell:
         "_topology",
         "_verdict",
         "averages",
+        "draws",
         "dtype",
         "guards",
         "name",
@@ -105,7 +107,7 @@ class Cell:
         # The same in every process of a cluster, where all make the same variables.
         self.number = next(_numbers) if topology is not None else 0
         self.owned = False
-        self.averages = False
+        self.averages = self.draws = False
         self.trainable = False
         self.guards: Cell | None = None
         self._verdict: Cell | None = None

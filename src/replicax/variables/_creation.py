@@ -104,7 +104,7 @@ def duplicated(variable: Any) -> Any:
     old, held = variable.cell, variable.cell.view()
     lead = held.values[0] if old.per_replica else held
     cell = Cell(lead, old.topology, old.name, per_replica=old.per_replica, spec=old.spec)
-    cell.trainable, cell.averages = old.trainable, old.averages
+    cell.trainable, cell.averages, cell.draws = old.trainable, old.averages, old.draws
     if old.per_replica:
         cell.store(held)
     policy = copy.copy(variable._policy)  # noqa: SLF001
@@ -123,7 +123,16 @@ def _as_array(value: Any, dtype: Any) -> jax.Array:
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
         return own_copy(value if dtype is None else value.astype(dtype))
     refuse_tree(value)
-    return jnp.asarray(value, dtype=kept_dtype(dtype))
+    try:
+        return jnp.asarray(value, dtype=kept_dtype(dtype))
+    except (TypeError, ValueError) as error:
+        if not isinstance(value, list | tuple):
+            raise
+        raise VariableError(
+            f"rx.Variable holds one array, and the parts of {value!r:.200} do not make one: {error}"
+            " For a structure of arrays, `rx.variables(tree)` makes a variable of each, named by"
+            " its path."
+        ) from error
 
 
 def refuse_tree(value: Any) -> None:
@@ -163,6 +172,17 @@ class _BeforeTrace(Storage):
                 )
             where = where.outer
         return super().read(cell)
+
+
+def value_before(cell: Cell) -> Any:
+    """What a variable held before the function that is traced now.
+
+    Raises:
+        TracingError: If the function has changed it, or made it.
+    """
+    where = level()
+    with jax.ensure_compile_time_eval():
+        return _BeforeTrace(where).read(cell) if isinstance(where, TraceLevel) else where.read(cell)
 
 
 def _called(start: Callable[[], Any]) -> Any:
