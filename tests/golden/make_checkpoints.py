@@ -9,11 +9,21 @@ import json
 import os
 import pathlib
 import shutil
+from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.keras.optimizer_v2 import (
+    adadelta,
+    adagrad,
+    adam,
+    adamax,
+    ftrl,
+    gradient_descent,
+    rmsprop,
+)
 
 FOLDER = pathlib.Path(__file__).parent / "checkpoints"
 
@@ -61,9 +71,37 @@ def of_keras() -> None:
     (FOLDER / "keras.json").write_text(json.dumps(told))
 
 
+def of_slots() -> None:
+    """Optimizers as Keras 2 had them, with slots; and what two further steps give."""
+    told = {}
+    for name, optimizer in {
+        "adam": adam.Adam(0.1),
+        "amsgrad": adam.Adam(0.1, amsgrad=True),
+        "sgd": gradient_descent.SGD(0.1, momentum=0.9),
+        "rmsprop": rmsprop.RMSprop(0.1, momentum=0.5),
+        "adagrad": adagrad.Adagrad(0.1),
+        "adadelta": adadelta.Adadelta(0.1),
+        "adamax": adamax.Adamax(0.1),
+        "ftrl": ftrl.Ftrl(0.1),
+    }.items():
+        a, b = tf.Variable([1.0, -2.0, 3.0]), tf.Variable([[4.0], [0.5]])
+
+        def step(a: tf.Variable, b: tf.Variable, optimizer: Any) -> None:
+            optimizer.apply_gradients([(2 * a, a), (b * b, b)])
+
+        for _ in range(3):
+            step(a, b, optimizer)
+        tf.train.Checkpoint(a=a, b=b, optimizer=optimizer).write(str(FOLDER / f"slots-{name}"))
+        for _ in range(2):
+            step(a, b, optimizer)
+        told[name] = [a.numpy().tolist(), b.numpy().tolist()]
+    (FOLDER / "slots.json").write_text(json.dumps(told))
+
+
 if __name__ == "__main__":
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir()
     in_parts()
     of_keras()
+    of_slots()
     of_variables()

@@ -49,6 +49,68 @@ def test_training_goes_on_where_tensorflow_left_it(strategy, built):
     np.testing.assert_allclose(fit(model), TOLD["loss_after"], rtol=1e-5)
 
 
+def test_metrics_are_nothing_that_tensorflow_saves_and_so_nothing_that_is_missing(strategy):
+    model, optimizer = made(strategy)
+    status = rx.train.Checkpoint(model=model, optimizer=optimizer).restore(str(FILES / "keras-1"))
+    status.assert_existing_objects_matched()
+    fit(model)  # makes the metric of the loss, and the optimizer's variables
+    status.assert_consumed()
+
+    mean = keras.metrics.Mean()
+    status = rx.train.Checkpoint(model=model, mean=mean).restore(str(FILES / "keras-1"))
+    with pytest.raises(rx.errors.CheckpointError, match="mean/total"):  # asked for by name
+        status.assert_existing_objects_matched()
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.5),
+    "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),
+    "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.5, momentum=0.5),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.5),
+    "adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "adamax": lambda: keras.optimizers.Adamax(0.5),
+    "ftrl": lambda: keras.optimizers.Ftrl(0.5),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_slots_of_keras_2_are_restored_where_the_optimizer_is_the_same(two, name):
+    expected = json.loads((FILES / "slots.json").read_text())[name]
+    with two.scope():
+        a, b = keras.Variable(np.zeros(3)), keras.Variable(np.zeros((2, 1)))
+        optimizer = OPTIMIZERS[name]()
+        optimizer.build([a, b])
+    checkpoint = rx.train.Checkpoint(a=a, b=b, optimizer=optimizer)
+    status = checkpoint.restore(str(FILES / f"slots-{name}"))
+
+    def step():  # the gradients of all replicas are summed
+        optimizer.apply_gradients([(a.value, a), (b.value * b.value / 2, b)])
+
+    for _ in range(2):
+        rx.function(lambda: two.run(step))()
+
+    for v, value in zip((a, b), expected, strict=True):
+        np.testing.assert_allclose(v.numpy(), value, rtol=2e-5)
+    with pytest.raises(rx.errors.CheckpointError, match="optimizer/decay"):  # what Keras 3 has not
+        status.assert_consumed()
+
+
+def test_slots_of_another_optimizer_are_listed_and_not_restored(two):
+    with two.scope():
+        a, b = keras.Variable(np.zeros(3)), keras.Variable(np.zeros((2, 1)))
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+        optimizer.build([a, b])
+    checkpoint = rx.train.Checkpoint(a=a, b=b, optimizer=optimizer)
+    status = checkpoint.restore(str(FILES / "slots-adam"))
+
+    assert not np.any(optimizer.momentums[0].numpy())
+    with pytest.raises(rx.errors.CheckpointError, match=r"a/\.OPTIMIZER_SLOT/optimizer/m"):
+        status.assert_consumed()
+    with pytest.raises(rx.errors.CheckpointError, match="optimizer/_variables/2"):
+        status.assert_existing_objects_matched()
+
+
 @pytest.mark.parametrize("built", [True, False], ids=["built", "built later"])
 def test_a_model_goes_on_from_a_checkpoint_on_another_number_of_replicas(tmp_path, built):
     one, two = (rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(n)]) for n in (1, 2))

@@ -182,7 +182,7 @@ class _Restoring:
         """Restore what can be now and was not; all or nothing."""
         checkpoint = self._checkpoint()
         parts = self._parts if checkpoint is None else checkpoint.parts()
-        match = matched(self._source.nodes, parts, self._source.find)
+        match = matched(self._source.nodes, parts, self._source.names)
         new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
         if new:
             with jax.ensure_compile_time_eval(), entered(**_OUTSIDE):

@@ -13,7 +13,7 @@ import dataclasses
 import types
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -142,6 +142,81 @@ def parts_of(x: Any) -> Mapping[str, Any]:
     return {k: v for k, v in (own or {}).items() if k not in _BOOKKEEPING}
 
 
+class Names:
+    """What the names of a saved graph mean: here those of ours."""
+
+    def part(self, live: Any, name: str) -> Any:
+        """The part of a live object that a saved name means; None if it has none."""
+        return parts_of(live).get(name)
+
+    def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
+        """What an optimizer keeps for a variable under a saved name; None if nothing."""
+        return None
+
+    def is_saved(self, part: Any) -> bool:
+        """Whether parts of this kind are in such a graph at all."""
+        return True
+
+
+OWN = Names()
+
+# What optimizers of Keras keep, in the order in which they make it: groups, each of them for all
+# variables in turn; by the names that it had in Keras 2.
+_SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Adam": (("m", "v"), ("vhat",)),
+    "Adamax": (("m", "v"),),
+    "Adadelta": (("accum_grad", "accum_var"),),
+    "Adagrad": (("accumulator",),),
+    "Ftrl": (("accumulator", "linear"),),
+    "RMSprop": (("rms",), ("momentum",)),
+    "SGD": (("momentum",),),
+}
+_OPTIMIZER_PARTS = {"iter": "_iterations", "learning_rate": "_learning_rate"}
+
+
+class TensorFlowNames(Names):
+    """The names in TensorFlow's graphs, of models and optimizers of Keras 2 and 3."""
+
+    def part(self, live: Any, name: str) -> Any:
+        """A part by its attribute's name, or as Keras 2 named layers."""
+        part = parts_of(live).get(name)
+        if part is not None:
+            return part
+        if name in _OPTIMIZER_PARTS and hasattr(live, "_iterations"):
+            return parts_of(live).get(_OPTIMIZER_PARTS[name])
+        kind, _, number = name.partition("-")
+        layers = getattr(live, "layers", None)
+        if isinstance(layers, list) and number.isdigit():
+            with_weights = [layer for layer in layers if layer.weights]
+            named = {"layer": layers, "layer_with_weights": with_weights}.get(kind, [])
+            return named[int(number)] if int(number) < len(named) else None
+        return getattr(live, name, None) if is_variable(getattr(live, name, None)) else None
+
+    def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
+        """A slot of Keras 2, where the optimizer of Keras 3 keeps the same."""
+        own = parts_of(optimizer)
+        made, owners = own.get("_variables", []), own.get("_trainable_variables", [])
+        places = [i for i, v in enumerate(owners) if v is variable]
+        # Averages and accumulated gradients would come before the slots.
+        is_plain = not (own.get("use_ema") or own.get("gradient_accumulation_steps"))
+        if not places or not is_plain:
+            return None
+        at = 1 + is_variable(own.get("_learning_rate"))
+        for group in _SLOTS.get(type(optimizer).__name__, ()):
+            if name in group:
+                index = at + places[0] * len(group) + group.index(name)
+                return made[index] if index < len(made) else None
+            at += len(owners) * len(group)
+        return None
+
+    def is_saved(self, part: Any) -> bool:
+        """Metrics and seeds of Keras 3 are nothing that TensorFlow tracks."""
+        return not any(
+            c.__name__ in ("Metric", "SeedGenerator") and c.__module__.startswith("keras.")
+            for c in type(part).__mro__
+        )
+
+
 @dataclass
 class Found:
     """The live objects of a checkpoint that have something to save.
@@ -155,9 +230,9 @@ class Found:
     objects: dict[str, Any]
 
 
-def graph_of(root: Any) -> Found:
+def graph_of(root: Any, names: Names = OWN) -> Found:
     """The graph of ``root``, as far as it leads to values; keys are the shortest ways."""
-    ways, parts, leaves = _reached(root)
+    ways, parts, leaves = _reached(root, names)
     useful = _leading(parts, set(leaves)) | {id(root)}
     numbers = {place: i for i, place in enumerate(p for p in ways if p in useful)}
     nodes = [Node() for _ in numbers]
@@ -172,7 +247,9 @@ def graph_of(root: Any) -> Found:
     return Found(nodes, {_key(ways[place]): x for place, x in leaves.items()})
 
 
-def _reached(root: Any) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], dict[int, Any]]:
+def _reached(
+    root: Any, names: Names
+) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], dict[int, Any]]:
     """The ways to all objects, by their ids; their parts; and those that have a value."""
     ways: dict[int, str] = {id(root): ""}
     all_parts: dict[int, Mapping[str, Any]] = {}
@@ -185,7 +262,9 @@ def _reached(root: Any) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], d
             continue
         all_parts[id(x)] = parts = parts_of(x)
         for name, part in parts.items():
-            if id(part) not in ways and not isinstance(part, _NO_PARTS):
+            if id(part) in ways or isinstance(part, _NO_PARTS):
+                continue
+            if x is root or names.is_saved(part):  # what was given by name counts
                 ways[id(part)] = f"{ways[id(x)]}/{_escaped(name)}".lstrip("/")
                 waiting.append(part)
     return ways, all_parts, leaves
@@ -229,38 +308,43 @@ class Match:
     missing: list[str]
 
 
-def matched(nodes: list[Node], root: Any, find: Callable[[Any, str], Any]) -> Match:
+def matched(nodes: list[Node], root: Any, names: Names) -> Match:
     """Walk the saved graph and the live objects side by side.
 
     Args:
         nodes: The saved graph.
         root: The live object of its first node.
-        find: Says which part of a live object a saved name means; None if it has none.
+        names: What its names mean.
     """
+    met = _met(nodes, root, names)
     pairs: dict[str, Any] = {}
-    met: dict[int, Any] = {0: root}
-    waiting = deque([0])
-    while waiting:
-        number = waiting.popleft()
-        node, live = nodes[number], met[number]
-        for key in node.values.values():
-            if is_variable(live) or has_state(live):
+    for number, live in met.items():
+        if is_variable(live) or has_state(live):
+            for key in nodes[number].values.values():
                 pairs.setdefault(key, live)
-        for name, child in node.children.items():
-            part = find(live, name) if child not in met else None
-            if part is not None:
-                met[child] = part
-                waiting.append(child)
+        for (variable, name), slot in nodes[number].slots.items():
+            found = names.slot(live, met.get(variable), name)
+            if found is not None:
+                pairs.update(dict.fromkeys(nodes[slot].values.values(), found))
     restored = set(map(id, pairs.values()))
-    saved = [key for node in nodes for key in node.values.values()]
-    live_leaves = graph_of(root).objects
+    saved = dict.fromkeys(key for node in nodes for key in node.values.values())
+    live_leaves = graph_of(root, names).objects
     return Match(
         pairs,
-        [key for key in dict.fromkeys(saved) if key not in pairs],
+        [key for key in saved if key not in pairs],
         [way for way, x in live_leaves.items() if id(x) not in restored],
     )
 
 
-def part_of(live: Any, name: str) -> Any:
-    """The part of an object that has this name; None if it has none."""
-    return parts_of(live).get(name)
+def _met(nodes: list[Node], root: Any, names: Names) -> dict[int, Any]:
+    """The live objects of saved ones, by their numbers."""
+    met: dict[int, Any] = {0: root}
+    waiting = deque([0])
+    while waiting:
+        number = waiting.popleft()
+        for name, child in nodes[number].children.items():
+            part = names.part(met[number], name) if child not in met else None
+            if part is not None:
+                met[child] = part
+                waiting.append(child)
+    return met

@@ -15,7 +15,7 @@ import numpy as np
 from replicax._errors import VariableError
 from replicax.data._errors import FailedPreconditionError, NotFoundError
 from replicax.train._files import MANIFEST, CheckedFiles, is_stored, manifest, refused
-from replicax.train._object_graph import Node, is_variable, part_of
+from replicax.train._object_graph import OWN, Names, Node, is_variable
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
 from replicax.variables._checks import is_key
@@ -46,9 +46,10 @@ class Source(Protocol):
     def read(self, key: str) -> Any:
         """The value of one array, or the state of an object."""
 
+    @property
     @abstractmethod
-    def find(self, live: Any, name: str) -> Any:
-        """The part of a live object that a saved name means."""
+    def names(self) -> Names:
+        """What the names in the graph mean."""
 
 
 class Stored:
@@ -58,6 +59,8 @@ class Stored:
         NotFoundError: If there is none.
         DataLossError: If its manifest is damaged.
     """
+
+    names = OWN
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -105,10 +108,6 @@ class Stored:
         if self._arrays[key].key_impl is not None:
             raise VariableError(f"The checkpoint has random keys as {key!r}, not numbers.")
         return [self._arrays[key].read(self._files, part) for part in parts]
-
-    def find(self, live: Any, name: str) -> Any:
-        """The part of a live object that has the saved name."""
-        return part_of(live, name)
 
     def verify(self) -> None:
         """See that all files are there, and of the right size; they are checked when read.

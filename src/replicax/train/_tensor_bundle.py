@@ -22,7 +22,7 @@ import numpy as np
 from replicax.data._errors import DataLossError, NotFoundError
 from replicax.data._records._crc32c import checksum, masked
 from replicax.data._records._wire import fields, varint
-from replicax.train._object_graph import Node, is_variable, part_of
+from replicax.train._object_graph import Node, TensorFlowNames
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -88,6 +88,8 @@ class TensorBundle:
         NotFoundError: If there is none.
         DataLossError: If it is damaged.
     """
+
+    names = TensorFlowNames()
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
@@ -173,19 +175,6 @@ class TensorBundle:
         if not self._nodes:
             self._nodes = _graph(self.read(OBJECT_GRAPH).item())
         return self._nodes
-
-    def find(self, live: Any, name: str) -> Any:
-        """The part of a live object that a name in TensorFlow's graph means."""
-        part = part_of(live, name)
-        if part is not None:
-            return part
-        kind, _, number = name.partition("-")
-        layers = getattr(live, "layers", None)
-        if isinstance(layers, list) and number.isdigit():  # as Keras 2 named layers
-            with_weights = [layer for layer in layers if layer.weights]
-            named = {"layer": layers, "layer_with_weights": with_weights}.get(kind, [])
-            return named[int(number)] if int(number) < len(named) else None
-        return getattr(live, name, None) if is_variable(getattr(live, name, None)) else None
 
     def _joined(self, name: str, entry: Entry) -> np.ndarray[Any, Any]:
         whole = np.zeros(entry.shape, self.dtype(name))
