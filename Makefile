@@ -9,6 +9,8 @@
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make bench      the speed table
+#   make dist       the sdist and the wheel, tried in a new environment
+#   make constraints  renew the versions that constraints.txt pins
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
@@ -22,7 +24,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: demo test lint pytest test-slow test-workers test-chaos test-foreign test-oldest bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers test-chaos test-foreign test-oldest bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -59,6 +61,18 @@ test-chaos: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	python -m benchmarks
+
+dist:
+	PYTHON=$(PYTHON) .ci/dist
+
+# What the newest versions are that pyproject.toml allows; `make test` then says whether they work.
+constraints:
+	rm -rf $(VENV)-new && $(PYTHON) -m venv $(VENV)-new
+	$(VENV)-new/bin/python -m pip install --quiet --disable-pip-version-check \
+	    -e '.[dev,preflight,plot]' hatchling editables
+	{ echo '# Every version that `make` installs. Renew: `make constraints`.'; \
+	  $(VENV)-new/bin/python -m pip freeze --exclude-editable; } > constraints.txt
+	rm -rf $(VENV)-new
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
