@@ -71,6 +71,23 @@ def test_sharded_variables_take_their_share_of_a_slice():
 
 
 @needs_compiler
+def test_slices_are_joined_by_the_network_of_the_data_centre():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    rows = strategy.experimental_distribute_values_from_function(lambda _: np.ones((8, WIDTH)))
+
+    report = rx.preflight(matrix_step(strategy), (rows,), "2x v5e:2x2")
+
+    assert (report.num_devices, report.num_replicas) == (8, 8)
+    found = {c.kind: c for c in report.collectives}
+    weight = WIDTH * WIDTH * 4
+    # Each of the four chips of a slice sends its quarter of the gradients to the other slice.
+    assert weight / 4 <= found["send"].bytes < weight / 3
+    assert (found["send"].hosts, found["reduce-scatter"].group) == (2, 4)
+    near, far = report.chip.link_bytes, report.chip.far_bytes / report.chip.near
+    assert report.communication_seconds > found["send"].bytes / far > found["send"].bytes / near
+
+
+@needs_compiler
 def test_the_step_still_runs_here_afterwards():
     strategy = slice_of(cores=4, replicas=2)
     training = Training(strategy, Transformer)

@@ -72,6 +72,25 @@ def test_the_training_step_of_a_script_is_compiled_and_not_run(script, tmp_path)
 
 
 @needs_compiler
+def test_a_step_is_held_to_a_limit_and_to_what_it_was(script, tmp_path):
+    report, folder = tmp_path / "report.json", tmp_path / "hlo"
+    command = "preflight", script, "--topology", "v5e:2x2", "--cache", tmp_path / "cache"
+
+    before = replicax_command(*command, "--json", report, "--", "256")
+    again = replicax_command(
+        *command, "--baseline", report, "--max-memory", "1KiB", "--hlo", folder, "--", "256"
+    )
+    larger = replicax_command(*command, "--baseline", report, "--", "512")
+
+    assert (before.returncode, again.returncode, larger.returncode) == (0, 6, 6)
+    assert "1 KiB allowed" in again.stdout
+    assert "->" not in again.stdout  # nothing grew
+    assert (folder / "train_step_v5e_2x2.hlo.txt").read_text().startswith("HloModule")
+    assert "v5e:2x2: memory" in larger.stdout
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # the second was found again
+
+
+@needs_compiler
 def test_several_slices_are_a_sweep_and_a_function_can_be_chosen(script):
     topologies = ["--topology", "v5e:2x2", "--topology", "v4:2x2x1"]
 

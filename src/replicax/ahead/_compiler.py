@@ -18,6 +18,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -139,7 +140,7 @@ def _environment() -> dict[str, str]:
 def main(folder: Path) -> None:
     """Compile the program of ``folder``."""
     request = json.loads((folder / "request.json").read_text())
-    limit = 0.0
+    limit, started = 0.0, time.monotonic()
     try:
         devices = _devices(request)
         limit = _limit(devices) if request["platform"] == "tpu" else 0.0
@@ -150,7 +151,8 @@ def main(folder: Path) -> None:
         _write(folder, {"limit": limit, "error": f"{type(error).__name__}: {error}"})
         return
     (folder / "hlo.txt").write_text(compiled.as_text() or "")
-    _write(folder, {"limit": limit} | _facts(compiled))
+    seconds = time.monotonic() - started
+    _write(folder, {"limit": limit, "seconds": seconds} | _facts(compiled))
 
 
 def _devices(request: dict[str, Any]) -> np.ndarray:

@@ -204,7 +204,7 @@ def _reported(
         collectives=tuple(cost.merged()),
         flops=cost.flops,
         bytes_accessed=_traffic(facts, cost),
-        compile_seconds=seconds,
+        compile_seconds=facts.get("seconds", seconds),
         notes=(*traced.notes, *_counted(cost.notes)),
         limits=target.limits,
         largest=largest(hlo, traced.names),

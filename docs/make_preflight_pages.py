@@ -1,0 +1,109 @@
+"""Write the figures of ``preflight.md``, ``tpu.md`` and ``scaling.md`` from what compilers say.
+
+    python docs/make_preflight_pages.py FOLDER [--compile]
+
+reads the reports that ``replicax preflight --json`` left in FOLDER, and puts tables and plots
+between the marks of the pages; devices without a report are left out. ``--compile`` makes the
+reports that are missing first, which takes an hour on two cores.
+"""
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from replicax.ahead._report import PreflightReport
+from replicax.ahead._sweep import Sweep
+from replicax.ahead._tables import as_text, show_bytes
+
+DOCS = Path(__file__).parent
+EXAMPLES = DOCS.parent / "examples"
+SIZE = {
+    "digits": ("digits", []),
+    "110m": ("transformer_tpu", ["--size", "110m", "--cores", "1"]),
+    "1b_cores1": ("transformer_tpu", ["--size", "1b", "--cores", "1"]),
+    "1b_cores8": ("transformer_tpu", ["--size", "1b", "--cores", "8"]),
+}
+TPUS = {
+    "digits": ("v5e:2x4", "v5e:8x8", "v5e:16x16", "v4:8x8x8", "v5p:8x8x16"),
+    "110m": ("v5e:2x4", "v5e:8x8", "v5e:16x16", "v5p:8x8x16"),
+    "1b_cores1": ("v5p:2x2x2", "v5p:4x4x4", "v5p:4x8x8", "v5p:8x8x16"),
+    "1b_cores8": ("v4:2x2x2", "v4:4x4x4", "v4:4x8x8", "v4:8x8x16"),
+}
+GPUS = ("h100:1x8", "h100:8x8", "h100:32x8", "h100:128x8")
+
+
+def main(folder: Path, *, compiles: bool) -> None:
+    """Fill the pages."""
+    folder.mkdir(parents=True, exist_ok=True)
+    reports = {
+        label: [r for name in (*TPUS[label], *GPUS) if (r := _report(folder, label, name, compiles))]
+        for label in SIZE
+    }
+    page = DOCS / "preflight.md"
+    for label, found in reports.items():
+        _fill(page, label, _table(found))
+        _plot(found, DOCS / f"preflight_{label}.svg")
+    _fill(page, "gpu", _full(reports["digits"], "h100:1x8"))
+    _fill(DOCS / "tpu.md", "demo", _full(reports["digits"], "v5e:16x16"))
+    page = DOCS / "scaling.md"
+    _fill(page, "whole", _table(reports["1b_cores1"]))
+    _fill(page, "split", _table(reports["1b_cores8"]))
+    _fill(page, "largest", _full(reports["1b_cores8"], TPUS["1b_cores8"][-1]))
+
+
+def _report(folder: Path, label: str, name: str, compiles: bool) -> PreflightReport | None:  # noqa: FBT001
+    path = folder / f"{label}_{name.replace(':', '_')}.json"
+    if compiles and not path.exists():
+        script, options = SIZE[label]
+        plan = [] if label == "digits" else ["--plan"]
+        command = ["preflight", "--topology", name, "--json", str(path), *plan]
+        Console().print(f"compiling {label} for {name}")
+        words = [*command, str(EXAMPLES / f"{script}.py"), "--", *options]
+        subprocess.run([sys.executable, "-m", "replicax", *words], check=False)
+    return PreflightReport.from_json(path.read_text()) if path.exists() else None
+
+
+def _plot(reports: Sequence[PreflightReport], path: Path) -> None:
+    if reports:
+        Sweep(tuple(reports)).plot(path)
+
+
+def _full(reports: Sequence[PreflightReport], name: str) -> str:
+    text = "\n".join(as_text(r) for r in reports if r.topology == name)
+    short = re.sub(r"[^\s]*/examples/", "examples/", text)
+    return f"```text\n{short}```"
+
+
+def _table(reports: Sequence[PreflightReport]) -> str:
+    rows = [
+        "| devices | number | replicas | memory of a device | fits | flops | sent in a step |"
+        " step, roofline |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
+    ]
+    for r in reports:
+        spare = show_bytes(abs(r.headroom))
+        fits = f"yes, {spare} to spare" if r.fits else f"**no**, {spare} too much"
+        rows.append(
+            f"| {r.topology} | {r.num_devices:,} | {r.num_replicas:,} |"
+            f" {show_bytes(r.memory.total)} | {fits} | {r.flops:.3g} |"
+            f" {show_bytes(r.communication_bytes)} | {1e3 * r.step_seconds:.3g} ms |"
+        )
+    return "\n".join(rows)
+
+
+def _fill(page: Path, mark: str, content: str) -> None:
+    start, end = f"<!-- {mark} -->", f"<!-- end of {mark} -->"
+    pattern = re.compile(f"{start}.*?{end}", re.DOTALL)
+    text = page.read_text()
+    if not pattern.search(text):
+        raise SystemExit(f"{page} has no marks {start} ... {end}.")
+    filled = f"{start}\n{content}\n{end}"
+    page.write_text(pattern.sub(lambda _: filled, text))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), compiles="--compile" in sys.argv)
