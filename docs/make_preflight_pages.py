@@ -40,7 +40,9 @@ def main(folder: Path, *, compiles: bool) -> None:
     """Fill the pages."""
     folder.mkdir(parents=True, exist_ok=True)
     reports = {
-        label: [r for name in (*TPUS[label], *GPUS) if (r := _report(folder, label, name, compiles))]
+        label: [
+            r for name in (*TPUS[label], *GPUS) if (r := _report(folder, label, name, compiles))
+        ]
         for label in SIZE
     }
     page = DOCS / "preflight.md"

@@ -8,7 +8,7 @@ is simulated on virtual CPU devices:
 
 What a slice would say to a model of a billion parameters, without having either:
 
-    replicax preflight --plan --topology v4:8x8x16 examples/transformer_tpu.py -- --size 1b --cores 8
+    replicax preflight --plan --topology v4-2048 examples/transformer_tpu.py -- --size 1b --cores 8
 """
 
 import argparse

@@ -224,9 +224,17 @@ def test_a_program_of_jax_alone_is_compiled_on_its_own_mesh():
 
 @needs_compiler
 def test_a_program_without_a_mesh_is_one_devices_work():
-    report = rx.preflight(lambda x: x @ x, (jnp.ones((256, 256)),), "v5e:2x2")
+    weight = rx.Variable(jnp.ones((256, 256)), name="weight")
+
+    @rx.function
+    def step(x):
+        weight.assign_add(x @ weight.read_value())
+
+    report = rx.preflight(step, (jnp.ones((256, 256)),), "v5e:2x2")
 
     assert report.flops == 2 * 256**3
+    assert (report.memory.arguments, report.memory.outputs) == (2 * 256 * 1024, 0)
+    assert report.largest[0].what == "weight f32[256,256]"
     assert "one device computes everything" in report.notes[0]
 
 

@@ -68,7 +68,6 @@ class Step:
 
     function: Callable[..., Any]
     arguments: Arguments
-    given: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
 
     @classmethod
     def of(
@@ -77,8 +76,7 @@ class Step:
         """The call ``function(*args, **kwargs)``."""
         if isinstance(function, Function | BoundFunction):
             function = function.python_function
-        given = tuple(args), dict(kwargs)
-        return cls(function, take_apart(*given), given)
+        return cls(function, take_apart(tuple(args), dict(kwargs)))
 
     def cores(self) -> int:
         """How many logical devices each replica of its strategy has."""
@@ -128,13 +126,14 @@ def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
     """A program of JAX's alone, on the mesh that its arguments lie on, or on one device."""
-    args, kwargs = step.given
+    args, kwargs = step.arguments.with_arrays(step.arguments.arrays)
+    meshes = [m for x in jax.tree.leaves((args, kwargs)) if (m := _mesh_of(x)) is not None]
+    if not step.is_jitted and not meshes:
+        return _alone(step, devices)
     jitted: Any = step.function if step.is_jitted else jax.jit(step.function)
     exported = _exported(jitted, args, kwargs, devices.platform)
-    meshes = [_mesh_of(x) for x in jax.tree.leaves((args, kwargs))]
-    mesh: Any = next((m for m in meshes if m is not None and m.size == exported.nr_devices), None)
+    mesh: Any = next((m for m in meshes if m.size == exported.nr_devices), None)
     axes = {"all": exported.nr_devices} if mesh is None else dict(mesh.shape)
-    notes: tuple[str, ...] = ()
     if exported.nr_devices not in (1, devices.num_devices):
         raise PlacementError(
             f"{_name(step.function)} uses no strategy, and its arguments lie on a mesh of"
@@ -142,14 +141,34 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
             f" the mesh of {devices.num_devices} devices: with REPLICAX_CPU_DEVICES="
             f"{devices.num_devices} there are as many virtual ones."
         )
-    if exported.nr_devices < devices.num_devices:
-        notes = ("no strategy and no mesh: one device computes everything, the others nothing",)
+    notes = _ALONE if exported.nr_devices < devices.num_devices else ()
     donated = [x.donated for x in jax.tree.leaves(jitted.lower(*args, **kwargs).args_info)]
     consumed = tuple(i for i, is_donated in enumerate(donated) if is_donated)
     paths = jax.tree_util.tree_leaves_with_path((args, kwargs))
     names = tuple(f"argument {jax.tree_util.keystr(path[1:])}" for path, _ in paths)
     program = bytes(exported.serialize())
     return Traced(_name(step.function), program, axes, consumed, (), notes, 0, names)
+
+
+_ALONE = ("no strategy and no mesh: one device computes everything, the others nothing",)
+
+
+def _alone(step: Step, devices: Target) -> Traced:
+    """A function without a strategy, with the variables that it reads and changes."""
+    level, avals = TraceLevel(in_replica=False), [_aval(x) for x in step.arguments.arrays]
+    lifted, outputs = _lifted(step.function, step.arguments, avals, level)
+    program = Program(lifted, level, outputs, _name(step.function))
+    cells = program.changed, program.read_only
+    state = [[jax.ShapeDtypeStruct(c.shape, c.dtype) for c in some] for some in cells]
+    exported = _exported(program.jitted, (*state, avals), {}, devices.platform)
+    donated = tuple(range(len(program.changed))) if program.donates else ()
+    names = (
+        *(c.name for some in cells for c in some),
+        *map("argument {}".format, range(len(avals))),
+    )
+    notes = _ALONE if devices.num_devices > 1 else ()
+    program_bytes = bytes(exported.serialize())
+    return Traced(program.name, program_bytes, {"all": 1}, donated, (), notes, 0, names)
 
 
 def _mesh_of(x: Any) -> Any:
