@@ -370,6 +370,14 @@ def _parsed(t: Any, context: Any, steps: Any) -> Any:
     return t.io.parse_single_sequence_example(_sequence(t).SerializeToString(), context, steps)
 
 
+def _batch_parsed(t: Any, context: Any, steps: Any, **how: Any) -> Any:
+    short = _sequence(t)
+    del short.feature_lists.feature_list["x"].feature[1:]
+    del short.feature_lists.feature_list["v"].feature[0]
+    data = [m.SerializeToString() for m in (_sequence(t), short, t.train.SequenceExample())]
+    return t.io.parse_sequence_example(data[: how.pop("count", 2)], context, steps, **how)
+
+
 def _words(t: Any) -> Any:
     return getattr(t, "string", bytes)
 
@@ -453,6 +461,52 @@ MESSAGES: dict[str, Program] = {
     "sequence, a fixed one": lambda t: _parsed(t, None, {"x": t.io.FixedLenFeature([2], np.int64)}),
     "sequence, damaged": lambda t: t.io.parse_single_sequence_example(
         b"\xff", {"k": t.io.FixedLenFeature([], np.int64)}
+    ),
+}
+
+MESSAGES |= {
+    "sequences": lambda t: _batch_parsed(
+        t,
+        {"k": t.io.FixedLenFeature([], np.int64)},
+        {"x": t.io.FixedLenSequenceFeature([2], np.int64)},
+    ),
+    "sequences, sparse": lambda t: _batch_parsed(
+        t,
+        {"k": t.io.VarLenFeature(np.int64)},
+        {"v": t.io.VarLenFeature(_words(t)), "x": t.io.VarLenFeature(np.int64)},
+    ),
+    "sequences, named": lambda t: _batch_parsed(
+        t, {"k": t.io.FixedLenFeature([], np.int64)}, None, example_names=["p", "q"]
+    ),
+    "sequences, missing": lambda t: _batch_parsed(
+        t, {"k": t.io.FixedLenFeature([], np.int64)}, None, count=3
+    ),
+    "sequences, missing with a default": lambda t: _batch_parsed(
+        t, {"k": t.io.FixedLenFeature([], np.int64, default_value=-1)}, None, count=3
+    ),
+    "sequences, missing steps": lambda t: _batch_parsed(
+        t, None, {"x": t.io.FixedLenSequenceFeature([2], np.int64)}, count=3
+    ),
+    "sequences, steps that may be missing": lambda t: _batch_parsed(
+        t, None, {"x": t.io.FixedLenSequenceFeature([2], np.int64, allow_missing=True)}, count=3
+    ),
+    "sequences, sparse and missing": lambda t: _batch_parsed(
+        t, None, {"x": t.io.VarLenFeature(np.int64)}, count=3
+    ),
+    "sequences, shape": lambda t: _batch_parsed(
+        t, None, {"x": t.io.FixedLenSequenceFeature([3], np.int64)}
+    ),
+    "sequences of nothing": lambda t: _batch_parsed(t, None, None),
+    "sequences, one": lambda t: t.io.parse_sequence_example(
+        _sequence(t).SerializeToString(),
+        {"k": t.io.FixedLenFeature([], np.int64)},
+        {"x": t.io.FixedLenSequenceFeature([2], np.int64)},
+    ),
+    "sequences, a table": lambda t: t.io.parse_sequence_example(
+        [[b""]], {"k": t.io.VarLenFeature(np.int64)}
+    ),
+    "sequences, damaged": lambda t: t.io.parse_sequence_example(
+        [b"\xff"], {"k": t.io.VarLenFeature(np.int64)}
     ),
 }
 

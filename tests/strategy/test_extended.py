@@ -293,3 +293,50 @@ def test_results_of_an_update_are_arrays(extended, variable):
 def test_hosts_are_the_processes_of_the_replicas():
     assert rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).extended.num_hosts == 1
     assert rx.distribute.get_strategy().extended.num_hosts == 1
+
+
+# Several steps: what TensorFlow 2.21's v1 strategies gave for the same program.
+
+
+def test_steps_on_an_iterator_hand_out_what_the_last_one_set():
+    strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=rx.VariableAggregation.SUM)
+    iterator = strategy.make_dataset_iterator(rx.data.Dataset.range(12).batch(2))
+
+    def step(context, batch):
+        def replica(x):
+            total.assign_add(x.sum().astype(jnp.float32))
+            context.set_last_step_output("own", 3.0 * x, reduce_op="SUM")
+            context.set_non_tensor_output("words", "text")
+            return 2.0 * x
+
+        doubled = strategy.extended.call_for_each_replica(replica, args=(batch,))
+        context.set_last_step_output("raw", doubled)
+        context.set_last_step_output("sum", doubled, reduce_op=rx.distribute.ReduceOp.SUM)
+        context.set_non_tensor_output("n", 5)
+
+    context = strategy.extended.experimental_run_steps_on_iterator(step, iterator, iterations=3)
+
+    found = context.last_step_outputs
+    assert [x.tolist() for x in strategy.experimental_local_results(found["raw"])] == [[8], [10]]
+    assert (found["sum"].tolist(), found["own"].tolist()) == ([18], [27])
+    assert context.non_tensor_outputs == {"n": 5, "words": ("text",)}
+    assert context.run_op is None
+    assert float(total) == 15
+
+
+def test_a_step_beyond_the_end_and_an_output_that_stays_apart_are_refused():
+    strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    iterator = strategy.make_dataset_iterator(rx.data.Dataset.range(4).batch(2))
+    run = strategy.extended.experimental_run_steps_on_iterator
+
+    with pytest.raises(rx.errors.OutOfRangeError):
+        run(lambda context, batch: None, iterator, 3)
+    iterator.initialize()
+
+    def apart(context, batch):
+        strategy.run(lambda x: context.set_last_step_output("x", x), args=(batch,))
+
+    with pytest.raises(ValueError, match="needs reduce_op"):
+        run(apart, iterator)

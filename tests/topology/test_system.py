@@ -1,6 +1,8 @@
 import jax
 import pytest
 
+import replicax as rx
+from replicax._errors import PlacementError
 from replicax.cluster._errors import ClusterError, ClusterTypeError
 from replicax.cluster._resolver import ClusterResolver
 from replicax.topology._system import TPUClusterResolver
@@ -98,3 +100,38 @@ def test_a_list_of_one_tpu_is_that_tpu_and_several_are_refused_as_in_tensorflow(
         TPUClusterResolver(tpu=["grpc://10.0.0.1:8470", "grpc://10.0.0.2:8470"])
     with pytest.raises(ClusterError, match="names 0 TPUs"):
         TPUClusterResolver(tpu=[])
+
+
+def test_a_slice_tells_of_itself():
+    resolver = TPUClusterResolver(tpu="")
+
+    metadata = resolver.get_tpu_system_metadata()
+
+    assert metadata._fields == (
+        "num_cores",
+        "num_hosts",
+        "num_of_cores_per_host",
+        "topology",
+        "devices",
+    )
+    assert metadata[:4] == (8, 1, 8, None)
+    assert [device.device_type for device in metadata.devices] == ["TPU"] * 8
+    assert rx.device_name(metadata.devices[3].name).endswith("TPU:3")
+
+
+def test_a_tpu_elsewhere_does_not_tell_of_itself():
+    with pytest.raises(PlacementError, match="not attached"):
+        TPUClusterResolver("grpc://10.0.0.1:8470").get_tpu_system_metadata()
+
+
+def test_a_resolver_knows_of_hardware_once_there_is_a_topology():
+    resolver = TPUClusterResolver(tpu="")
+    assert resolver.tpu_hardware_feature is None
+
+    rx.tpu.experimental.initialize_tpu_system(resolver)
+
+    feature = rx.tpu.experimental.HardwareFeature(resolver.tpu_hardware_feature)
+    assert feature.embedding_feature is feature.EmbeddingFeature.UNSUPPORTED
+    assert feature.num_embedding_devices_per_chip == 0
+    with pytest.raises(PlacementError, match=r"serialized"):
+        resolver.set_tpu_topology(b"nonsense")

@@ -17,12 +17,12 @@ from replicax.data._records._file import matching_files, read_file, write_file
 from replicax.data._records._images import decode_image, decode_jpeg, decode_png
 from replicax.data._records._messages import BytesList, FloatList, Int64List
 from replicax.data._records._parse import (
-    decode_raw,
     parse_example,
+    parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
 )
-from replicax.data._records._tensors import parse_tensor, serialize_tensor
+from replicax.data._records._tensors import decode_raw, parse_tensor, serialize_tensor
 from replicax.data._records._writer import TFRecordOptions, TFRecordWriter
 from replicax.io import gfile
 
@@ -49,6 +49,7 @@ __all__ = [
     "gfile",
     "matching_files",
     "parse_example",
+    "parse_sequence_example",
     "parse_single_example",
     "parse_single_sequence_example",
     "parse_tensor",
@@ -79,9 +80,6 @@ _ABSENT = {
     "extract_jpeg_shape": "Write `rx.io.decode_jpeg(contents).shape`.",
     "is_jpeg": "Write `contents[:3] == bytes([255, 216, 255])`.",
     "match_filenames_once": "Write `rx.io.matching_files(pattern)`.",
-    "parse_sequence_example": (
-        "Write `rx.io.parse_single_sequence_example` in `Dataset.map`, then `padded_batch`."
-    ),
     "serialize_many_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
     "serialize_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
     "write_graph": "There are no graphs: see `rx.saved_model` for what can be exported.",

@@ -135,71 +135,96 @@ def parse_single_sequence_example(
         ({}, {'x': array([[ 0,  0], [ 1, 10]])})
     """
     del example_name, name
-    if not context_features and not sequence_features:
-        raise InvalidArgumentError(
-            "parse_single_sequence_example() needs context_features or sequence_features: without"
-            " them there is nothing to parse."
-        )
-    data = _scalar(serialized)
-    try:
-        message = SequenceExample.FromString(data)
-    except DataLossError as error:
-        raise InvalidArgumentError(str(error)) from None
+    _require_features(context_features, sequence_features)
+    message = _sequence_example(_scalar(serialized))
     whole = Example(features=message.context).SerializeToString()
     context = parse_single_example(whole, context_features or {})
-    lists = message.feature_lists.feature_list
-    steps = {
-        key: _steps(lists[key].feature if key in lists else None, key, feature)
-        for key, feature in (sequence_features or {}).items()
-    }
-    return context, steps
+    return context, {k: _steps(message, k, f) for k, f in (sequence_features or {}).items()}
 
 
-def decode_raw(
-    input_bytes: Any,
-    out_type: Any,
-    little_endian: bool = True,  # noqa: FBT001, FBT002
-    fixed_length: int | None = None,
+def parse_sequence_example(
+    serialized: Any,
+    context_features: Mapping[str, Feature] | None = None,
+    sequence_features: Mapping[str, Feature] | None = None,
+    example_names: Any = None,
     name: Any = None,
-) -> Array:
-    r"""The bytes of strings as numbers.
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Several serialized SequenceExamples -> values of each, of their steps, and how many steps.
 
     Args:
-        input_bytes: One string, or an array of strings of equal length.
-        out_type: The dtype of the numbers.
-        little_endian: The order of bytes in ``input_bytes``.
-        fixed_length: How many bytes of each string to take; what is missing is zero.
+        serialized: A list or array of bytes; or one, as for `parse_single_sequence_example`.
+        context_features: Of the whole, as for `parse_example`.
+        sequence_features: Of the steps: for each name a `FixedLenSequenceFeature`, filled up to the
+            longest, or a `VarLenFeature`.
+        example_names: Ignored.
         name: Ignored.
 
     Returns:
-        An array with one axis more than ``input_bytes``.
+        Three dicts; the last has the number of steps for each `FixedLenSequenceFeature`.
+
+    Raises:
+        InvalidArgumentError: As for `parse_single_sequence_example`.
+        NotImplementedError: For a `RaggedFeature` of the steps.
 
     Example:
-        >>> rx.io.decode_raw(b"\x01\x00\x02\x00", np.int16)
-        array([1, 2], dtype=int16)
-        >>> rx.io.decode_raw([b"a", b"bcd"], np.uint8, fixed_length=2)
-        array([[97,  0], [98, 99]], dtype=uint8)
+        >>> one, two = (rx.train.SequenceExample() for _ in range(2))
+        >>> for sequence, k in ((one, 1), (two, 2), (two, 3)):
+        ...     step = rx.train.Feature(int64_list=rx.train.Int64List(value=[k]))
+        ...     sequence.feature_lists.feature_list["x"].feature.append(step)
+        >>> data = [one.SerializeToString(), two.SerializeToString()]
+        >>> steps = {"x": rx.io.FixedLenSequenceFeature([], np.int64)}
+        >>> rx.io.parse_sequence_example(data, None, steps)
+        ({}, {'x': array([[1, 0], [2, 3]])}, {'x': array([1, 2])})
     """
-    del name
-    dtype = np.dtype(out_type).newbyteorder("<" if little_endian else ">")
-    strings = to_array(input_bytes)
-    flat = strings.reshape(-1).tolist()
-    if fixed_length is not None:
-        if fixed_length < 1 or fixed_length % dtype.itemsize:
-            raise InvalidArgumentError(
-                f"decode_raw(fixed_length={fixed_length}): give a multiple of {dtype.itemsize}, the"
-                f" size of {np.dtype(out_type)}."
-            )
-        flat = [item[:fixed_length].ljust(fixed_length, b"\0") for item in flat]
-    lengths = {len(item) for item in flat}
-    if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
-        raise InvalidArgumentError(
-            f"decode_raw() needs strings of one length, a multiple of {dtype.itemsize} for"
-            f" {np.dtype(out_type)}; got lengths {sorted(lengths)[:10]}. Pass fixed_length to cut"
-            " and fill them."
+    del example_names, name
+    _require_features(context_features, sequence_features)
+    features = sequence_features or {}
+    fixed = [k for k, f in features.items() if isinstance(f, FixedLenSequenceFeature)]
+    if not np.ndim(serialized):
+        context, steps = parse_single_sequence_example(serialized, context_features, features)
+        return context, steps, {key: np.int64(len(steps[key])) for key in fixed}
+    messages = [_sequence_example(record) for record in _records(serialized)]
+    whole = [Example(features=message.context).SerializeToString() for message in messages]
+    context = parse_example(whole, context_features) if context_features else {}
+    lists = {k: [_steps(message, k, f) for message in messages] for k, f in features.items()}
+    lengths = {key: np.array([len(rows) for rows in lists[key]], np.int64) for key in fixed}
+    return context, {key: _joined(lists[key], key, f) for key, f in features.items()}, lengths
+
+
+def _joined(parts: Sequence[Any], key: str, feature: Feature) -> Any:
+    """The steps of several sequences: filled up, or sparse."""
+    if isinstance(feature, RaggedFeature):
+        raise NotImplementedError(
+            f"The feature {key!r} of several sequences is declared as a RaggedFeature, and rows"
+            " within rows are not parsed. Write `VarLenFeature`, or `parse_single_sequence_example`"
+            " in `Dataset.map`."
         )
-    numbers = np.frombuffer(bytearray().join(flat), dtype).astype(np.dtype(out_type), copy=False)
-    return numbers.reshape(*strings.shape, -1 if flat else 0)
+    if isinstance(feature, FixedLenSequenceFeature):
+        longest = max(map(len, parts), default=0)
+        dtype = dtype_of(kind_of(feature.dtype, key))
+        result = np.full((len(parts), longest, *feature.shape), empty_value(dtype), dtype)
+        for place, rows in enumerate(parts):
+            result[place, : len(rows)] = rows
+        return result
+    places = [np.insert(part.indices, 0, i, axis=1) for i, part in enumerate(parts)]
+    shape = np.max([part.dense_shape for part in parts], axis=0, initial=0)
+    values = np.concatenate([part.values for part in parts])
+    return SparseTensor(np.concatenate(places), values, np.insert(shape, 0, len(parts)))
+
+
+def _require_features(context: Any, sequence: Any) -> None:
+    if not context and not sequence:
+        raise InvalidArgumentError(
+            "Parsing a SequenceExample needs context_features or sequence_features: without them"
+            " there is nothing to parse."
+        )
+
+
+def _sequence_example(data: bytes) -> SequenceExample:
+    try:
+        return SequenceExample.FromString(data)
+    except DataLossError as error:
+        raise InvalidArgumentError(str(error)) from None
 
 
 _readers: dict[str, FixedColumns] = {}
@@ -296,8 +321,10 @@ def _sequences(
     return result
 
 
-def _steps(steps: Sequence[Any] | None, key: str, feature: Feature) -> Any:
+def _steps(message: SequenceExample, key: str, feature: Feature) -> Any:
     """The values of one feature in all steps of a sequence."""
+    lists = message.feature_lists.feature_list
+    steps = lists[key].feature if key in lists else None
     if isinstance(feature, FixedLenFeature):
         raise InvalidArgumentError(
             f"The feature {key!r} of a sequence is declared as a FixedLenFeature; its steps may be"

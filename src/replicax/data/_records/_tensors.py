@@ -155,3 +155,50 @@ def _filled(values: Array, shape: list[int], dtype: np.dtype[Any]) -> Array:
     if len(values):
         result[len(values) :] = values[-1]
     return result.reshape(shape)
+
+
+def decode_raw(
+    input_bytes: Any,
+    out_type: Any,
+    little_endian: bool = True,  # noqa: FBT001, FBT002
+    fixed_length: int | None = None,
+    name: Any = None,
+) -> Array:
+    r"""The bytes of strings as numbers.
+
+    Args:
+        input_bytes: One string, or an array of strings of equal length.
+        out_type: The dtype of the numbers.
+        little_endian: The order of bytes in ``input_bytes``.
+        fixed_length: How many bytes of each string to take; what is missing is zero.
+        name: Ignored.
+
+    Returns:
+        An array with one axis more than ``input_bytes``.
+
+    Example:
+        >>> rx.io.decode_raw(b"\x01\x00\x02\x00", np.int16)
+        array([1, 2], dtype=int16)
+        >>> rx.io.decode_raw([b"a", b"bcd"], np.uint8, fixed_length=2)
+        array([[97,  0], [98, 99]], dtype=uint8)
+    """
+    del name
+    dtype = np.dtype(out_type).newbyteorder("<" if little_endian else ">")
+    strings = to_array(input_bytes)
+    flat = strings.reshape(-1).tolist()
+    if fixed_length is not None:
+        if fixed_length < 1 or fixed_length % dtype.itemsize:
+            raise InvalidArgumentError(
+                f"decode_raw(fixed_length={fixed_length}): give a multiple of {dtype.itemsize}, the"
+                f" size of {np.dtype(out_type)}."
+            )
+        flat = [item[:fixed_length].ljust(fixed_length, b"\0") for item in flat]
+    lengths = {len(item) for item in flat}
+    if len(lengths) > 1 or any(length % dtype.itemsize for length in lengths):
+        raise InvalidArgumentError(
+            f"decode_raw() needs strings of one length, a multiple of {dtype.itemsize} for"
+            f" {np.dtype(out_type)}; got lengths {sorted(lengths)[:10]}. Pass fixed_length to cut"
+            " and fill them."
+        )
+    numbers = np.frombuffer(bytearray().join(flat), dtype).astype(np.dtype(out_type), copy=False)
+    return numbers.reshape(*strings.shape, -1 if flat else 0)
