@@ -239,6 +239,43 @@ def test_a_program_without_a_mesh_is_one_devices_work():
 
 
 @needs_compiler
+def test_the_step_of_keras_fit_without_a_strategy():
+    keras = pytest.importorskip("keras")
+    model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128), keras.layers.Dense(1)])
+    model.compile(optimizer="adam", loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    groups = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+    groups = *groups, model.metrics_variables
+    state = tuple([v.value for v in group] for group in groups)
+    rows = jnp.ones((32, 64)), jnp.ones((32, 1))
+
+    report = rx.preflight(jax.jit(model.train_step, donate_argnums=0), (state, rows), "v5e:1x1")
+
+    numbers = 64 * 128 + 128 + 128 + 1
+    assert report.compiles
+    assert report.flops == 2 * 2 * 32 * 64 * 128  # a single column is no matrix product
+    assert report.memory.arguments > 3 * 4 * numbers  # Adam keeps two more for each
+    assert report.memory.outputs < 4 * numbers
+    assert report.collectives == ()
+
+
+@needs_compiler
+def test_a_step_of_nnx_without_a_strategy():
+    nnx = pytest.importorskip("flax.nnx")
+    graph, state = nnx.split(nnx.Linear(64, 128, rngs=nnx.Rngs(0)))
+
+    @jax.jit
+    def step(state, x):
+        gradient = jax.grad(lambda s: jnp.square(nnx.merge(graph, s)(x)).mean())(state)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, state, gradient)
+
+    report = rx.preflight(step, (state, jnp.ones((32, 64))), "v5e:1x1")
+
+    assert report.flops == 2 * 2 * 32 * 64 * 128
+    assert any("kernel" in b.what for b in report.largest)
+
+
+@needs_compiler
 def test_replicas_that_do_not_fill_the_slice_are_refused():
     strategy = slice_of(cores=8, replicas=1)
 

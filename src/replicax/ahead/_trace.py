@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -142,12 +144,19 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
             f"{devices.num_devices} there are as many virtual ones."
         )
     notes = _ALONE if exported.nr_devices < devices.num_devices else ()
-    donated = [x.donated for x in jax.tree.leaves(jitted.lower(*args, **kwargs).args_info)]
-    consumed = tuple(i for i, is_donated in enumerate(donated) if is_donated)
+    consumed = _donated(exported)
     paths = jax.tree_util.tree_leaves_with_path((args, kwargs))
     names = tuple(f"argument {jax.tree_util.keystr(path[1:])}" for path, _ in paths)
     program = bytes(exported.serialize())
     return Traced(_name(step.function), program, axes, consumed, (), notes, 0, names)
+
+
+def _donated(exported: export.Exported) -> tuple[int, ...]:
+    """The inputs that a program may consume, as its text marks them."""
+    head = re.search(r"func\.func public @main\((.*?)\) ->", exported.mlir_module(), re.DOTALL)
+    given = re.split(r"%arg\d+: ", head[1])[1:] if head else []
+    marks = [i for i, x in enumerate(given) if "aliasing_output" in x or "buffer_donor" in x]
+    return tuple(exported.module_kept_var_idx[i] for i in marks)
 
 
 _ALONE = ("no strategy and no mesh: one device computes everything, the others nothing",)
@@ -249,7 +258,11 @@ def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment
 
 def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Exported:
     try:
-        return export.export(jitted, platforms=[platform])(*args, **kwargs)
+        made = export.export(jitted, platforms=[platform])(*args, **kwargs)
+        # Flat, as the classes that a tree is made of need not be known where it is compiled.
+        ins = jax.tree.structure((tuple(range(len(made.in_avals))), {}))
+        outs = jax.tree.structure(tuple(range(len(made.out_avals))))
+        return dataclasses.replace(made, in_tree=ins, out_tree=outs)
     except (NotImplementedError, ValueError) as error:
         if "devices to be present" not in str(error) and "callback" not in str(error):
             raise
