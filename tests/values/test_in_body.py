@@ -1,5 +1,6 @@
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -41,6 +42,40 @@ def test_a_stacked_array_is_used_as_it_is(strategy):
     rows = stack([jnp.float32(i) for i in range(4)], strategy.topology)
 
     assert stacked_array(stacked(rows, strategy.topology), strategy.topology) is rows
+
+
+def test_arrays_are_put_together_once(strategy):
+    value = per_replica(strategy, [jnp.full(3, i) for i in range(4)])
+
+    made = stacked_array(value, strategy.topology)
+
+    assert stacked_array(value, strategy.topology) is made
+    assert made.tolist() == [[i] * 3 for i in range(4)]
+
+
+def test_arrays_that_may_change_are_put_together_each_time(strategy):
+    rows = [np.full(3, i, np.float32) for i in range(4)]
+    value = strategy.experimental_distribute_values_from_function(
+        lambda context: rows[context.replica_id_in_sync_group]
+    )
+    step = rx.function(lambda v: strategy.reduce("SUM", v, axis=None))
+
+    before = step(value).tolist()
+    for row in rows:
+        row += 10
+
+    assert before == [6.0] * 3
+    assert step(value).tolist() == [46.0] * 3
+
+
+def test_arrays_of_one_strategy_are_put_together_anew_for_another(strategy):
+    other = rx.distribute.MirroredStrategy(["CPU:7", "CPU:6", "CPU:5", "CPU:4"])
+    value = per_replica(strategy, [jnp.float32(i) for i in range(4)])
+
+    made = [stacked_array(value, s.topology) for s in (strategy, other, strategy)]
+
+    assert [x.sharding for x in made] == [s.topology.stacked for s in (strategy, other, strategy)]
+    assert [x.tolist() for x in made] == [[0.0, 1.0, 2.0, 3.0]] * 3
 
 
 @pytest.mark.parametrize(

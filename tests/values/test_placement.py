@@ -115,3 +115,17 @@ def test_stack_then_unstack_is_the_identity(order, rows):
     back = unstack(stack([np.int32(r) for r in rows], topology), topology)
 
     assert [int(x) for x in back] == rows
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64", "bool"])
+def test_rows_of_numpy_lie_on_their_replicas_too(order, dtype):
+    topology = topology_of(order)
+    rows = [np.full(3, i, dtype) for i in order]
+
+    made = stack(rows, topology)
+
+    assert made.sharding == topology.stacked
+    assert made.dtype == jnp.asarray(rows[0]).dtype
+    for row, back in zip(rows, unstack(made, topology), strict=True):
+        np.testing.assert_array_equal(row, back)

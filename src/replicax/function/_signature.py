@@ -13,7 +13,7 @@ from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._ahead import Ahead
 from replicax.function._signals import Ragged, Text
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import stacked_array
+from replicax.values._in_body import known_stack, stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Joined,
@@ -132,6 +132,8 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
         return key, array, lambda a: kind.of(Joined(a, topology))
     if isinstance(x.form, Stacked):  # what every step but the first hands on
         return _stacked(x.form.array, x.form.topology, type(x))
+    if (array := known_stack(x.form, x.topology)) is not None:
+        return _stacked(array, x.topology, type(x))  # type: ignore[arg-type]
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None

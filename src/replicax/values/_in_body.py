@@ -16,14 +16,17 @@ from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.topology._together import together
 from replicax.values._per_replica import (
     DistributedValues,
+    Form,
     InBody,
     Joined,
     Mirrored,
     PerReplica,
+    Pieces,
     Stacked,
     mirrored,
 )
 from replicax.values._placement import (
+    is_array,
     is_staging,
     is_traced,
     join,
@@ -77,7 +80,23 @@ def _described(fn: Any, arrays: Sequence[jax.Array]) -> str:
 def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array:
     """The value as one array with a row for each replica."""
     form = value.form
-    return form.array if isinstance(form, Stacked) else stack(form.values, topology)
+    if isinstance(form, Stacked):
+        return form.array
+    if (known := known_stack(form, topology)) is not None:
+        return known
+    array = stack(form.values, topology)
+    if isinstance(form, Pieces) and all(map(is_array, form.values)) and not is_traced(array):
+        vars(form)["stacked"] = topology, array
+    return array
+
+
+def known_stack(form: Form, topology: Topology | None) -> jax.Array | None:
+    """The array that the pieces were made before: what every step is given is put together once.
+
+    Arrays never change, so that only values of nothing else are remembered.
+    """
+    place, array = vars(form).get("stacked", (None, None))
+    return array if place is not None and place == topology else None
 
 
 def local_piece(value: Any) -> Any:

@@ -42,11 +42,9 @@ class Pieces:
     @cached_property
     def everyones(self) -> tuple[tuple[Any, ...], ...]:
         """The shape and dtype of each replica's array, of all processes; () for other things."""
-        own = [
-            (tuple(np.shape(v)), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values
-        ]
         if self.topology is None or self.topology.is_whole:
-            return tuple(own)
+            return tuple((np.shape(v), v.dtype) if hasattr(v, "dtype") else () for v in self.values)
+        own = [(np.shape(v), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values]
         told = _group.required().agree("the shapes of a per-replica value", own)
         return tuple((tuple(o[0]), o[1]) if o else () for one in told for o in one)
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._jax_private import uncommitted
+from replicax._jax_private import at_rest, traced, uncommitted
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 
 WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
@@ -34,7 +34,7 @@ def is_traced(x: Any) -> bool:
 
 def is_staging() -> bool:
     """Whether operations on constants are recorded rather than run."""
-    return is_traced(jax.lax.neg(np.float32(0)))
+    return traced.value is not at_rest and is_traced(jax.lax.neg(np.float32(0)))
 
 
 def on_device(x: Any, device: jax.Device) -> jax.Array:
@@ -98,9 +98,10 @@ def join(pieces: Sequence[Any], topology: Topology, spec: PartitionSpec = WHOLE)
         for piece, replica in zip(pieces, topology.own, strict=True)
         for shard in _shards(piece, topology, replica, spec)
     ]
-    dtype, shape = jnp.result_type(pieces[0]), jnp.shape(pieces[0])
+    piece = pieces[0]
+    dtype = piece.dtype if is_array(piece) else jnp.result_type(piece)
     return jax.make_array_from_single_device_arrays(
-        shape, topology.sharding(spec), shards, dtype=dtype
+        np.shape(piece), topology.sharding(spec), shards, dtype=dtype
     )
 
 
@@ -146,11 +147,14 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     if any(map(is_traced, pieces)) or (not placed and is_staging()):
         return _stack_staged(pieces, topology)
     check_count(len(pieces), topology)
-    if len({jnp.result_type(p) for p in pieces}) > 1:
+    if len({p.dtype if is_array(p) else jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
         pieces = [jnp.asarray(p, dtype) for p in pieces]
     if not topology.is_whole:
         return _stack_own(pieces, topology)
+    if all(isinstance(p, np.ndarray) for p in pieces):  # in one transfer
+        sent: jax.Array = jax.device_put(np.stack(pieces), topology.stacked)
+        return sent
     stacked: jax.Array = _stacker(topology)(join(pieces, topology))
     return stacked
 

@@ -329,7 +329,7 @@ def is_transformed() -> bool:
 
 def is_staging() -> bool:
     """Whether operations on constants are recorded rather than run."""
-    return is_transformed() and _placement.is_staging()
+    return _placement.is_staging()
 
 
 def refuse_in_foreign_trace(cell: Cell) -> None:
