@@ -14,6 +14,9 @@ from tests.ahead.needs import needs_compiler
 from tests.tpu.nets import slice_of
 
 pytestmark = needs_compiler
+SLOW = pytest.mark.slow
+# Scripts of one replica are the harder case.
+SCRIPTS = pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=SLOW)])
 
 
 def loss(w, x):
@@ -105,7 +108,7 @@ def test_data_parallel_whatever_the_script_has(replicas):
     assert report.bytes_accessed == pytest.approx(hand["traffic"], rel=0.01)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@SCRIPTS
 def test_sharded_variables_whatever_the_script_has(replicas):
     report = report_of(mirrored(replicas, "sharded"), learn)
     hand = figures()["sharded"]
@@ -114,7 +117,7 @@ def test_sharded_variables_whatever_the_script_has(replicas):
     assert sent(report) == hand["collectives"]
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
+@SCRIPTS
 def test_logical_devices_whatever_the_script_has(replicas):
     report = report_of(slice_of(cores=4, replicas=replicas), learn, weight=[1, 4])
     hand = figures()["logical"]
@@ -165,7 +168,10 @@ def test_memory_traffic_is_near_what_the_compiler_counts_where_there_are_no_loop
         assert 0.65 * hand["traffic"] < cost.bytes < 1.02 * hand["traffic"], name
 
 
-@pytest.mark.parametrize("name", ["v3:2x2", "v4:2x2x1", "v5e:2x2", "tpu7x:2x2x1"])
+@pytest.mark.parametrize(
+    "name",
+    ["v4:2x2x1", *(pytest.param(n, marks=SLOW) for n in ("v3:2x2", "v5e:2x2", "tpu7x:2x2x1"))],
+)
 def test_the_memory_of_a_device_is_what_the_compiler_gives_it(name):
     strategy = mirrored(2)
 
