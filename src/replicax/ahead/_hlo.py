@@ -218,8 +218,9 @@ class Values:
                 return [self.of(name) for name in one.operands]
             case "get-tuple-element":
                 whole, index = self.of(one.operands[0]), one.number("index")
-                is_there = isinstance(whole, list) and index is not None and index < len(whole)
-                return whole[index] if is_there else None
+                if not isinstance(whole, list) or index is None or index >= len(whole):
+                    return None
+                return whole[index]
             case "copy" | "optimization-barrier":
                 return self.of(one.operands[0])
             case "fusion" | "call":

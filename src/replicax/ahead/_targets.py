@@ -217,13 +217,14 @@ def _config(description: str, capability: tuple[int, int], chip: dict[str, float
 
 
 def _shaped(cores: int, shared: int, cache: int, clock: float, **others: int) -> dict[str, float]:
-    return {
+    chip: dict[str, float] = {
         "core_count": cores,
         "shared_memory_per_core": shared,
         "shared_memory_per_block_optin": shared - 1024,
         "l2_cache_size": cache,
         "clock_rate_ghz": clock,
-    } | others
+    }
+    return chip | others
 
 
 def _described(
