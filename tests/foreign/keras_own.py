@@ -34,7 +34,8 @@ EXCEPTIONS = {
 }
 
 PYTEST = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider"]
-PYTEST += ["--import-mode=importlib", "-o", "junit_family=xunit1"]
+PYTEST += ["--import-mode=importlib", "--continue-on-collection-errors"]
+PYTEST += ["-o", "junit_family=xunit1"]
 
 
 def files(group: str) -> list[Path]:

@@ -47,6 +47,21 @@ def train(directory):
     }
 
 
+def eager():
+    """fit, evaluate and predict, operation by operation, on arrays and on a dataset."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = compiled_net(run_eagerly=True)
+    rows = rx.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH)
+    history = model.fit(rows, verbose=0)
+    rx.debug.check_in_sync(model.variables)
+    return {
+        **_report(model, history),
+        "evaluate": [float(v) for v in model.evaluate(X, Y, BATCH, verbose=0)],
+        "predict": model.predict(X, BATCH, verbose=0).tolist(),
+    }
+
+
 def shuffle():
     """fit on shuffled arrays, with an order that NumPy would give each worker by itself."""
     np.random.seed(int.from_bytes(os.urandom(4), "little"))

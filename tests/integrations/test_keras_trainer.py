@@ -295,7 +295,10 @@ def test_parts_from_another_scope_are_refused_with_words(two, four):
         other.compile(optimizer, "mse")
     with pytest.raises(ScopeError, match=r"The metric .* in another scope than the model"):
         other.compile("sgd", "mse", metrics=[metric])
-    with four.scope(), pytest.raises(ScopeError, match=r"was made in the scope of .*2 replicas"):
+    with (
+        four.scope(),
+        pytest.raises(ScopeError, match=r"was made in that of another, .*2 replicas"),
+    ):
         model.compile("sgd", "mse")
     with four.scope(), pytest.raises(ScopeError, match="made outside of every scope"):
         outside.compile("sgd", "mse")
@@ -303,6 +306,40 @@ def test_parts_from_another_scope_are_refused_with_words(two, four):
         mixed = keras.Sequential([outside])
         with pytest.raises(ScopeError, match=r"Variable .* in another scope"):
             mixed.compile("sgd", "mse")
+
+
+@pytest.mark.parametrize("is_outside", [True, False], ids=["outside", "of another strategy"])
+def test_a_metric_from_elsewhere_is_not_updated_by_replicas(is_outside, two):
+    metric = keras.metrics.Sum() if is_outside else in_scope(mirrored(2), keras.metrics.Sum)
+    count = rx.function(lambda: two.run(lambda: metric.update_state([1.0])))
+
+    words = "made outside of its scope" if is_outside else "cannot be read in a scope or run of"
+    with pytest.raises(ScopeError, match=words):
+        count()
+    assert metric.result() == 0
+
+
+def test_a_metric_begins_with_its_initial_value_for_all_replicas_together(two):
+    with two.scope():
+        metric = keras.metrics.Metric()
+        weight = metric.add_weight(initializer="ones", dtype="int32")
+    assert weight.numpy() == 1
+
+    two.run(lambda: weight.assign_add(1))
+
+    assert weight.numpy() == 3
+
+
+def test_an_optimizer_from_outside_steps_once_for_all_replicas(two):
+    steps = []
+    for home in (two, rx.distribute.get_strategy()):
+        model, optimizer = in_scope(two, net), in_scope(home, keras.optimizers.SGD, 0.5, 0.9)
+        model.optimizer = optimizer
+        train_by_hand(two, model, dataset().take(2))
+        steps.append(weights(model))
+
+    np.testing.assert_equal(*steps)
+    assert int(optimizer.iterations) == 2
 
 
 def test_a_keras_distribution_inside_of_a_scope_has_to_be_of_its_devices(two):

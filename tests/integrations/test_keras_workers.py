@@ -54,6 +54,16 @@ def test_every_policy_lets_fit_and_predict_meet_the_rows_that_it_should(tmp_path
 
 
 @pytest.mark.slow
+def test_workers_run_eagerly_with_the_same_numbers():
+    stock, _ = stock_fit()
+    for report in run_in_processes(keras_workers.eager, 2, 2):
+        assert_as_stock(report)
+        evaluated = stock.evaluate(X, Y, BATCH, verbose=0)
+        np.testing.assert_allclose(report["evaluate"], evaluated, **TOLERANCE)
+        np.testing.assert_allclose(report["predict"], stock.predict(X, verbose=0), **TOLERANCE)
+
+
+@pytest.mark.slow
 def test_workers_shuffle_alike_whatever_their_seeds():
     a, b = run_in_processes(keras_workers.shuffle, 2, 2)
 

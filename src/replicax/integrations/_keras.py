@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
+import numpy as np
 from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.export.export_utils import get_input_signature
@@ -62,6 +63,7 @@ class HeldValue:
         held = v.__dict__.get("_rx")
         if held is not None:
             if x is not None:  # the trainer's way to free memory
+                _check_metric(v, held)
                 held.assign(x)
         elif x is not None and get_strategy().topology is not None:
             with _keras_backend.laid_out(v):
@@ -95,9 +97,21 @@ def _variable(v: Any, x: Any) -> Variable:
         ),
         aggregation=VariableAggregation[v._aggregation.upper()],
     )
+    if on_read and (current().level or current().replica) is None and np.any(np.asarray(x)):
+        variable.assign(x)  # what all copies have together, as on one device
     if v._aggregation == "none" and not v._trainable and jnp.issubdtype(x.dtype, jnp.inexact):
         variable.cell.averages = True  # the statistics of batch normalization
     return variable
+
+
+def _check_metric(v: Any, held: Variable) -> None:
+    """Refuse that replicas add to one number where each should have its own."""
+    if v._synchronization == "on_read" and held.topology is None and replicas() is not None:
+        raise ScopeError(
+            f"Variable {v.path!r} of a metric is updated by the replicas of {get_strategy()}, but"
+            " the metric was made outside of its scope, and would count what one of them saw. Make"
+            " it in `with strategy.scope():`."
+        )
 
 
 def _state(v: Any) -> dict[str, Any]:
@@ -310,10 +324,10 @@ HOOKS = (
         "self, epoch, batch, logs",
         _chiefs,
     ),
+    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
     Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
     Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
     Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
-    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
 )
 
 

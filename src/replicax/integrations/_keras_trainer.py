@@ -92,7 +92,7 @@ def _agree_on_order(strategy: Any) -> None:
 
 
 def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
-    made = "outside of every scope" if home is None else f"in the scope of {home}"
+    made = "outside of every scope" if home is None else f"in that of another, {home}"
     return (
         f"`{name}` of model {model.name!r} was called in the scope of {here}, but the model was"
         f" made {made}. Make the model, and compile it, in the scope that it is trained in:\n"
@@ -158,15 +158,14 @@ def _making(kind: str) -> Callable[[Any], Any]:
                 original(self, force)
                 return
             topology = home.topology
-            step = _step(self, kind)
-            if self.run_eagerly or not self.jit_compile:
-                _refuse_eager_workers(topology)
-                run = step
-            else:
-                run = function(step, reduce_retracing=True)
+            run, place = _step(self, kind), _placed
+            if self.jit_compile and not self.run_eagerly:
+                run = function(run, reduce_retracing=True)
+            elif not topology.is_whole:
+                place = _whole
 
             def one(state: Any, data: Any) -> tuple[Any, Any]:
-                return run(jax.tree.map(lambda x: _placed(x, topology), data)), state
+                return run(jax.tree.map(lambda x: place(x, topology), data)), state
 
             whole = kind == "predict"
             setattr(self, attribute, self._make_function(one, concatenate_outputs=whole))
@@ -198,14 +197,6 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     return step
 
 
-def _refuse_eager_workers(topology: Topology) -> None:
-    if not topology.is_whole:
-        raise ScopeError(
-            "run_eagerly=True (or jit_compile=False) runs every operation by itself, which several"
-            " workers cannot do together. Debug with one worker, or compile the model without it."
-        )
-
-
 def _placed(x: Any, topology: Topology) -> Any:
     """A batch, cut over the replicas if its rows divide; else on each of them as a whole."""
     if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
@@ -219,6 +210,13 @@ def _placed(x: Any, topology: Topology) -> Any:
         return replicate(host, topology)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
     return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
+
+
+def _whole(x: Any, topology: Topology) -> Any:
+    """All rows of a batch on this worker, which computes the eager step by itself, as all do."""
+    if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
+        return jax.jit(lambda rows: rows, out_shardings=topology.mirrored)(x).addressable_data(0)
+    return jax.device_put(x, topology.leads[0])
 
 
 def _own_batches(original: Any) -> Any:

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -170,8 +170,7 @@ class OnReadPolicy:
         """This replica's copy, or what aggregation makes of all copies."""
         value = read(self.cell)
         if self._in_own_replica():
-            own: jax.Array = value
-            return own
+            return cast("jax.Array", value)
         if self._aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.cell.name!r} has one value for each replica (synchronization"
@@ -230,9 +229,9 @@ class OnReadPolicy:
     def _everyone(self, value: Any) -> PerReplica:
         if isinstance(value, PerReplica):
             return value
-        replica = current().body
-        assert replica is not None
-        return in_body(value, self._topology, replica.across)
+        refuse_other_strategy(self.cell, self._strategy, "read")
+        body: Any = current().body  # a value of one replica is met nowhere else
+        return in_body(value, self._topology, body.across)
 
     @property
     def _topology(self) -> Topology:
@@ -387,8 +386,8 @@ def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
             )
 
 
-def refuse_other_strategy(cell: Cell, strategy: Any) -> None:
-    """Refuse to write a variable in the scope of a strategy that did not make it.
+def refuse_other_strategy(cell: Cell, strategy: Any, used: str = "assigned") -> None:
+    """Refuse a variable in the scope of a strategy that did not make it.
 
     Raises:
         ScopeError: If another strategy is current.
@@ -396,6 +395,6 @@ def refuse_other_strategy(cell: Cell, strategy: Any) -> None:
     frame = current()
     if frame.strategy is not None and frame.strategy is not strategy:
         raise ScopeError(
-            f"Variable {cell.name!r} belongs to {strategy} and cannot be assigned in a scope or"
-            f" run of {frame.strategy}. Create it in the scope of the strategy that writes it."
+            f"Variable {cell.name!r} belongs to {strategy} and cannot be {used} in a scope or run"
+            f" of {frame.strategy}. Create it in the scope of the strategy that uses it."
         )
