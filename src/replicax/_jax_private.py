@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import jax.core
 from jax.extend.core import take_current_trace
 from jax.interpreters import mlir
 

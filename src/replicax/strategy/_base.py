@@ -16,7 +16,6 @@ from replicax.collectives._destinations import plain_reduction
 from replicax.collectives._options import RunOptions
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
-from replicax.function._function import Function
 from replicax.strategy._bridges import Bridges
 from replicax.strategy._distributing import Distributing
 from replicax.strategy._extended import StrategyExtended
@@ -73,7 +72,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
-        self.hosted_runs: LatestUsed[Function[..., Any]] = LatestUsed()
+        self.hosted_runs: LatestUsed[Callable[..., Any]] = LatestUsed()
         self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
         self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))

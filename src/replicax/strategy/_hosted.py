@@ -64,7 +64,7 @@ class HostedRun:
 
     statics: tuple[Any, ...]
     reach: Reach
-    function: Function[..., Any]
+    function: Callable[..., Any]
     meanings: int = 1
     is_new: bool = True
 
