@@ -136,11 +136,22 @@ def a_run_keeps_the_type_of_the_result(strategy: rx.distribute.Strategy, model: 
     assert_type(strategy.reduce("MEAN", strategy.run(unknown), axis=None), Any)
 
 
+def metrics_are_arrays() -> None:
+    assert_type(rx.metrics.Mean().result(), jax.Array)
+    assert_type(rx.metrics.RootMeanSquaredError().result(), jax.Array)
+
+
 def per_replica_values_know_their_components(strategy: rx.distribute.Strategy) -> None:
     ids = rx.distribute.PerReplica([1, 2])
     assert_type(ids, rx.distribute.PerReplica[int])
     assert_type(ids.values, tuple[int, ...])
     assert_type(strategy.experimental_local_results(ids), tuple[int, ...])
+
+    def ones(context: rx.distribute.experimental.ValueContext) -> jax.Array:
+        return jnp.ones(context.num_replicas_in_sync)
+
+    made = strategy.experimental_distribute_values_from_function(ones)
+    assert_type(strategy.reduce("SUM", made, axis=None), jax.Array)
     either: rx.distribute.DistributedValues[int] = ids
     bare: rx.distribute.PerReplica = ids
     print(either, bare)

@@ -155,7 +155,7 @@ class RootMeanSquaredError(MeanSquaredError):
         2.0
     """
 
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The root of the mean over all steps and replicas."""
         return jnp.sqrt(Averaged.result(self))
 

@@ -92,7 +92,7 @@ class Metric:
         else:
             variable.assign(variable.read_value() + more)
 
-    def total_of(self, *variables: Variable) -> list[Any]:
+    def total_of(self, *variables: Variable) -> list[jax.Array]:
         """The sums over all replicas, also in a replica."""
         values = [v.read_value() for v in variables]
         replica = get_replica_context()
@@ -127,7 +127,7 @@ class Sum(Metric):
         rows, _ = _by_row(values, sample_weight, jnp.sum, self.dtype)
         self.add(self.total, rows.sum())
 
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The sum over all steps and replicas."""
         return self.total_of(self.total)[0]
 
@@ -146,7 +146,7 @@ class Averaged(Metric):
         self.add(self.total, rows.sum())
         self.add(self.count, rows.size if weights is None else weights.sum())
 
-    def result(self) -> Any:
+    def result(self) -> jax.Array:
         """The mean over all steps and replicas; 0 if there was nothing."""
         total, count = self.total_of(self.total, self.count)
         return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))

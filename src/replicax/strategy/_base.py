@@ -17,7 +17,7 @@ from replicax.collectives._options import RunOptions
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.strategy._bridges import Bridges
-from replicax.strategy._distributing import Distributing
+from replicax.strategy._distributing import Distributing, Unknown
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._hosted import HostedRun, LatestUsed
 from replicax.strategy._links import SoloLink
@@ -43,10 +43,6 @@ from replicax.values._reduce import Axis, gather_value, reduce_value
 from replicax.variables._held import value_of, variable_of
 
 _T = TypeVar("_T")
-
-
-class _Unknown:
-    """The result of no function: only one whose result is not known fits it."""
 
 
 class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
@@ -130,7 +126,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
     @overload
     def run(
         self,
-        fn: Callable[..., _Unknown],
+        fn: Callable[..., Unknown],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import jax
 
@@ -18,7 +18,7 @@ from replicax.context._current import (
 )
 from replicax.input._options import InputContext, InputOptions
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import pieces
+from replicax.values._per_replica import SomeArray, pieces
 
 if TYPE_CHECKING:
     from replicax.input import _distribute
@@ -90,6 +90,10 @@ class MultiStepContext:
                 ),
                 args=(output,),
             )
+
+
+class Unknown:
+    """The result of no function: to checkers, only one whose result is not known fits it."""
 
 
 class Distributing:
@@ -169,6 +173,21 @@ class Distributing:
     ) -> DistributedDataset[Any]:
         """The older name of `distribute_datasets_from_function`."""
         return self.distribute_datasets_from_function(dataset_fn, options)
+
+    @overload
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Unknown]
+    ) -> Any: ...
+
+    @overload
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], jax.Array]
+    ) -> SomeArray: ...
+
+    @overload
+    def experimental_distribute_values_from_function(
+        self, value_fn: Callable[[ValueContext], Any]
+    ) -> Any: ...
 
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
