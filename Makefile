@@ -5,7 +5,8 @@
 #   make lint       the checks alone
 #   make test-slow  the tests that `make test` leaves out
 #   make test-workers  all tests of several processes
-#   make test-chaos    those in which something happens to a worker
+#   make chaos      300 faults in trainings that are started again and again; a table of what came of it
+#   make soak       long and large runs: memory, files and threads stay as they are
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make bench      the speed table
@@ -24,7 +25,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers test-chaos test-foreign test-oldest bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos soak test-foreign test-oldest bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -39,7 +40,7 @@ lint: $(VENV)/.dev
 	lint-imports
 
 pytest: $(VENV)/.dev $(VENV)/.preflight
-	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign"
+	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign and not soak"
 
 test-slow: $(VENV)/.dev
 	python -m pytest -q -m slow
@@ -56,8 +57,12 @@ test-oldest: $(VENV)-oldest/.done
 test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
 
-test-chaos: $(VENV)/.dev
-	python -m pytest -q -n $(PYTEST_WORKERS) tests/multi_process/test_faults.py tests/multi_process/test_roll_call.py
+CHAOS ?= --faults 300
+chaos: $(VENV)/.dev
+	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
+
+soak: $(VENV)/.dev
+	python -m pytest -q -m soak tests
 
 bench: $(VENV)/.dev
 	python -m benchmarks

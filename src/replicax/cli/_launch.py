@@ -24,7 +24,7 @@ from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settin
 from replicax.workers._wire import free_ports
 
 _SHOWN = 20
-_QUICK_FAILURE = 10.0  # seconds; if workers fail sooner, restarts wait longer each time
+_QUICK_FAILURE = 3.0  # seconds; if workers fail sooner, restarts wait longer each time
 _LONGEST_PAUSE = 30.0
 _OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
 _LOOPBACK = "127.0.0.1"
@@ -154,6 +154,10 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]
         "PYTHONUNBUFFERED": "1",
     }
     common.pop("REPLICAX_TOKEN", None)
+    if options.max_restarts and not options.hosts:
+        # What was compiled once need not be after a restart. Not on several machines: each would
+        # have a cache of its own, and workers that must compile together would not.
+        common.setdefault("JAX_COMPILATION_CACHE_DIR", str(token.parent / "compiled"))
     if options.devices_per_worker:
         common["REPLICAX_CPU_DEVICES"] = str(options.devices_per_worker)
     return [

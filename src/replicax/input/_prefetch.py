@@ -15,6 +15,7 @@ from operator import call, itemgetter
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from replicax._faults import fault_point
 from replicax._interrupts import held
 from replicax.input._split import attempts
 
@@ -93,6 +94,7 @@ def _produce(
                 room.get()
                 if stop.is_set():
                     return
+                fault_point("input")
                 ready.put((True, element))
                 del element  # what failed would be kept alive, and its trace with the consumer
         finally:

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._faults import fault_point
 from replicax.data._errors import DataLossError, NotFoundError
 
 MANIFEST = "checkpoint.json"
@@ -177,7 +178,9 @@ def put_manifest(path: str, body: dict[str, Any]) -> None:
             file.write(whole)
             file.flush()
             os.fsync(fd)
+        fault_point("commit-manifest")
         os.replace(draft, final)
+        fault_point("committed")
     except BaseException:
         with suppress(FileNotFoundError):
             os.unlink(draft)

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._faults import fault_point
 from replicax._lazy import LazyModule
 from replicax.train import _files
 from replicax.train._files import (
@@ -155,6 +156,7 @@ def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
     place = os.path.join(path, folder)
     os.makedirs(place)
     stack.enter_context(_files.locked(place))
+    fault_point("commit-begin")
     return path, folder
 
 
@@ -174,6 +176,7 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
     def write_own() -> str | None:
         if sees[team.index]:
             own.update(_write_own(place, team.index, tasks[team.index]))
+            fault_point("commit-write")
         return _noted(place, team.index, own) if own and not team.is_first else None
 
     told = team.each(write_own)
@@ -328,6 +331,7 @@ def remove(path: str) -> None:
     """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
     with suppress(FileNotFoundError):  # somebody has removed it already
         os.unlink(os.path.join(path, MANIFEST))
+        fault_point("prune")
         _sweep(path)
     with suppress(OSError):  # somebody else's files may be in it
         os.rmdir(path)

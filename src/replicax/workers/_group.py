@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from replicax._errors import ReplicaError, ReplicaxError
+from replicax._faults import fault_point
 from replicax.cluster._facts import ClusterFacts
 from replicax.workers import _sockets, _wire
 from replicax.workers._errors import WorkerLostError
@@ -125,7 +126,9 @@ class Group:
             self._inside = False
             raise self._error()
         try:
+            fault_point("collective")
             yield
+            fault_point("collected")
         except Exception as error:
             self._explain(error)
             raise
@@ -186,6 +189,7 @@ class Group:
     def leave(self) -> None:
         """Say goodbye; called when the process ends."""
         if not self._is_leaving:
+            fault_point("leave")
             self._is_leaving = True
             self._wire.send({"bye": self._progress()})
             self._wire.close()

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from replicax._faults import fault_point
 from replicax.cluster._facts import ClusterFacts
 from replicax.workers import _wire
 from replicax.workers._errors import RollCallError
@@ -39,6 +40,7 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     Raises:
         RollCallError: If they do not come together in time.
     """
+    fault_point("join")
     address = settings.hub or facts.coordinator
     assert address is not None
     fault = ""

@@ -1,0 +1,114 @@
+"""Fault points: named places where something can be made to happen, to see what becomes of it.
+
+``REPLICAX_FAULT="commit-write:kill@2"`` kills the process the second time that it comes to the
+point ``commit-write``; several are separated by commas. Without the variable a point costs one look
+at an empty dictionary. ``REPLICAX_FAULT_LOG`` names a file that is told when one happens.
+"""
+
+import errno
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from replicax._errors import ReplicaxError
+
+FAULT_VARIABLE = "REPLICAX_FAULT"
+LOG_VARIABLE = "REPLICAX_FAULT_LOG"
+
+POINTS = (
+    "join",  # before a worker looks for the others
+    "collective",  # before something that all workers do together
+    "collected",  # after it
+    "input",  # before a batch is read, in the thread that reads ahead
+    "commit-begin",  # a checkpoint: its folder is there
+    "commit-write",  # this worker's arrays are written
+    "commit-manifest",  # all arrays are, and the manifest is about to be
+    "committed",  # the manifest is there
+    "prune",  # an old checkpoint has lost its manifest, and not yet its arrays
+    "leave",  # before a worker says goodbye
+)
+
+
+def _busy() -> NoReturn:
+    while True:
+        pass
+
+
+def _raise(error: BaseException) -> Callable[[], NoReturn]:
+    def now() -> NoReturn:
+        raise error
+
+    return now
+
+
+def _signal(number: int) -> Callable[[], None]:
+    return lambda: os.kill(os.getpid(), number)
+
+
+ACTIONS: dict[str, Callable[[], object]] = {
+    "kill": _signal(signal.SIGKILL),
+    "term": _signal(signal.SIGTERM),
+    "int": _signal(signal.SIGINT),
+    "stop": _signal(signal.SIGSTOP),
+    "abort": os.abort,
+    "exit": lambda: sys.exit(0),
+    "vanish": lambda: os._exit(0),
+    "raise": _raise(ValueError("a fault that REPLICAX_FAULT asked for")),
+    "memory": _raise(MemoryError("a fault that REPLICAX_FAULT asked for")),
+    "full": _raise(OSError(errno.ENOSPC, "No space left on device")),
+    "denied": _raise(OSError(errno.EACCES, "Permission denied")),
+    "hang": lambda: time.sleep(10**6),
+    "busy": _busy,
+    "slow": lambda: time.sleep(0.5),
+}
+
+
+def fault_point(name: str) -> None:
+    """Let happen what was asked for, if it is this place's turn."""
+    if _waiting:
+        _pass(name)
+
+
+def _pass(name: str) -> None:
+    with _lock:
+        due = [fault for fault in _waiting.get(name, ()) if fault[1] == 1]
+        _waiting[name] = [(action, left - 1) for action, left in _waiting.get(name, ())]
+    for action, _ in due:
+        _note(f"{time.time()} {name} {action}\n")
+        ACTIONS[action]()
+
+
+def _note(line: str) -> None:
+    """Write down that a fault happens, where somebody wants to know."""
+    if path := os.environ.get(LOG_VARIABLE):
+        with open(path, "a") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def arm(text: str) -> None:
+    """Ask for the faults that ``text`` describes, and no others.
+
+    Raises:
+        ReplicaxError: If it names a point or an action that there is not.
+    """
+    _waiting.clear()
+    for word in filter(None, text.split(",")):
+        point, _, rest = word.strip().partition(":")
+        action, _, times = rest.partition("@")
+        if point not in POINTS or action not in ACTIONS or not (times or "1").isdecimal():
+            raise ReplicaxError(
+                f"{FAULT_VARIABLE}: {word!r} is not POINT:ACTION@N, with a point of"
+                f" {', '.join(POINTS)}, and an action of {', '.join(ACTIONS)}."
+            )
+        _waiting.setdefault(point, []).append((action, int(times or 1)))
+
+
+_waiting: dict[str, list[tuple[str, int]]] = {}
+_lock = threading.Lock()
+arm(os.environ.get(FAULT_VARIABLE, ""))

@@ -1,0 +1,88 @@
+"""A small sample of what ``make chaos`` does at length, and a proof that it would notice."""
+
+import json
+
+import pytest
+
+from tests.chaos.rig import Run, _check_commits, _check_steps, chaos, golden, plan_of
+
+QUICK = (
+    *("killed at any time", "preempted", "raises", "ends early", "launcher ends"),
+    *("killed in a commit", "disk", "damaged commit"),
+)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory):
+    return golden(tmp_path_factory.mktemp("golden") / "run", 60)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("seed", [20, 21, 22, 23])
+def test_a_training_that_is_struck_again_and_again_ends_as_if_nothing_had_been(
+    tmp_path, seed, right
+):
+    plan = plan_of(seed, 4, QUICK[:4] if seed % 2 else QUICK[4:])
+
+    outcome = chaos(tmp_path / "run", seed, plan, right)
+
+    assert outcome.violations == [], f"seed {seed}"
+    assert len(outcome.happened) == len(plan)
+
+
+STEP = {"kind": "step", "ids": [5], "loss": 7, "state": "a"}
+LEDGER = [
+    {"kind": "begin", "attempt": 0, "restored": 0},
+    STEP | {"attempt": 0, "step": 1},
+    STEP | {"attempt": 0, "step": 2},
+    {"kind": "begin", "attempt": 1, "restored": 1},
+    STEP | {"attempt": 1, "step": 2},
+    STEP | {"attempt": 1, "step": 3},
+    {"kind": "end", "attempt": 1, "seen": [1, 1, 1], "step": 3, "state": "a"},
+]
+
+
+def run_with(folder, lines):
+    run = Run(folder, [{}], 3)
+    for worker in range(2):
+        text = "".join(json.dumps(x | {"time": t}) + "\n" for t, x in enumerate(lines))
+        (run.folder / f"ledger-{worker}.jsonl").write_text(text)
+    return run
+
+
+def violations(tmp_path, lines):
+    run = run_with(tmp_path / "run", lines)
+    _check_steps(run, run_with(tmp_path / "right", LEDGER))
+    _check_commits(run)
+    return {text[:2] for text in run.violations}
+
+
+def test_a_ledger_without_fault_has_no_violations(tmp_path):
+    assert violations(tmp_path, LEDGER) == set()
+
+
+@pytest.mark.parametrize("key", ["ids", "loss", "state"])
+@pytest.mark.parametrize("at", [1, 2, 4, 5])
+def test_a_step_that_differs_is_noticed(tmp_path, key, at):
+    lines = [dict(x) for x in LEDGER]
+    lines[at][key] = "other"
+
+    assert violations(tmp_path, lines) == {"I2"}
+
+
+def test_a_step_that_is_missing_is_noticed(tmp_path):
+    assert violations(tmp_path, LEDGER[:5] + LEDGER[6:]) == {"I1"}
+
+
+@pytest.mark.parametrize("key", ["seen", "step", "state"])
+def test_another_end_is_noticed(tmp_path, key):
+    assert violations(tmp_path, [*LEDGER[:-1], LEDGER[-1] | {key: 0}]) == {"I1"}
+
+
+def test_much_lost_work_is_noticed(tmp_path):
+    lines = [*LEDGER[:3], STEP | {"attempt": 0, "step": 30}, *LEDGER[3:]]
+    run = run_with(tmp_path / "run", lines)
+
+    _check_commits(run)
+
+    assert [text[:2] for text in run.violations] == ["I7"]

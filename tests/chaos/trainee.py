@@ -1,0 +1,149 @@
+"""A program that trains restartably, meets the faults of a plan, and keeps a ledger of each step.
+
+Usage: trainee FOLDER STEPS. The folder holds ``plan.json``, a list with one entry for each attempt,
+``commits`` and one ledger for each worker.
+"""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import replicax as rx
+from replicax import _faults
+from replicax.workers import _group
+
+EVERY = 3  # steps between two commits
+
+
+class Trainee:
+    """One worker in one attempt."""
+
+    def __init__(self, folder, steps):
+        self.folder = Path(folder)
+        self.steps = steps
+        self.index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+        self.attempt = int(os.environ["CHAOS_BASE"]) + int(os.environ["REPLICAX_RESTART"])
+        plan = json.loads((self.folder / "plan.json").read_text())
+        self.plan = plan[self.attempt] if self.attempt < len(plan) else {}
+        self.is_victim = self.index == self.plan.get("worker")
+
+    def note(self, kind, **what):
+        """Add a line to this worker's ledger; it is on the disk when this returns."""
+        line = {"kind": kind, "attempt": self.attempt, "time": time.time(), **what}
+        with (self.folder / f"ledger-{self.index}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def prepare(self):
+        """What happens before the workers meet; the faults of the library are armed."""
+        if self.index == 0 and self.plan.get("damage"):
+            self._damage(self.plan["damage"])
+        if self.is_victim:
+            time.sleep(self.plan.get("late", 0))
+            os.environ[_faults.LOG_VARIABLE] = str(self.folder / f"fault-{self.attempt}.log")
+            _faults.arm(self.plan.get("fault", ""))
+
+    def _damage(self, how):
+        """Do something to the newest checkpoint, as a bad disk or a careless hand does."""
+        found = sorted((self.folder / "commits").glob("*/checkpoint.json"), key=os.path.getmtime)
+        if not found:
+            return
+        files = [p for p in found[-1].parent.rglob("*") if p.is_file()]
+        largest = max(files, key=lambda p: p.stat().st_size)
+        victim = found[-1] if how.endswith("manifest") else largest
+        data = bytearray(victim.read_bytes())
+        match how.split()[0]:
+            case "flip":
+                data[random.Random(self.attempt).randrange(len(data))] ^= 0x40
+                victim.write_bytes(data)
+            case "cut":
+                victim.write_bytes(data[: len(data) // 2])
+            case "lose":
+                victim.unlink()
+        self.note("damaged", how=how, file=str(victim.relative_to(self.folder)))
+
+    def _strike(self, blow):
+        """A fault of another process than this one."""
+        who, name = blow.split(":")
+        hub = _group.required()._hub_pid
+        pid = {
+            "launcher": os.getppid,
+            "hub": lambda: hub,
+            "keeper": lambda: int(Path(f"/proc/{hub}/task/{hub}/children").read_text().split()[0]),
+        }[who]()
+        self.note("blow", blow=blow)
+        os.kill(pid, getattr(signal, f"SIG{name}"))
+
+    def train(self):
+        strategy = rx.distribute.MultiWorkerMirroredStrategy()
+        rx.random.set_seed(1)
+        dataset = rx.data.Dataset.range(37).shuffle(37).repeat().batch(6)
+        iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        with strategy.scope():
+            w = rx.Variable(jnp.linspace(0.0, 1.0, 5))
+            moment = rx.Variable(jnp.zeros(5))
+            key = rx.Variable(jax.random.key(5))
+            seen = rx.Variable(jnp.zeros(37, jnp.int32), aggregation=rx.VariableAggregation.SUM)
+            step = rx.Variable(0)
+
+        @rx.function
+        def train_step(batch):
+            mask = jax.random.bernoulli(key.read_value(), 0.5, (5,))
+            key.assign(jax.random.split(key.read_value(), 1)[0])
+
+            def replica(x):
+                context = rx.distribute.get_replica_context()
+                rows = jnp.sin(x[:, None] * w)
+                gradient = context.all_reduce("SUM", rows.sum(0) * mask)
+                moment.assign(0.9 * moment + gradient)
+                w.assign_sub(0.01 * moment)
+                seen.assign_add(jnp.zeros(37, jnp.int32).at[x].add(1))
+                return rows.sum()
+
+            loss = strategy.reduce("SUM", strategy.run(replica, args=(batch,)), axis=None)
+            step.assign_add(1)
+            return loss
+
+        def digest():
+            values = [np.asarray(v.read_value()) for v in (w, moment)]
+            return hashlib.sha256(b"".join(v.tobytes() for v in values)).hexdigest()[:16]
+
+        state = {"w": w, "moment": moment, "key": key, "seen": seen, "step": step, "data": iterator}
+        with rx.train.Resumable(str(self.folder / "commits"), every=EVERY, **state) as run:
+            first = int(step)
+            self.note("begin", restored=first)
+            while int(step) < self.steps:
+                batch = next(iterator)
+                (ids,) = strategy.experimental_local_results(batch)
+                loss = int(np.asarray(train_step(batch)).view(np.uint32))
+                ids = np.asarray(ids).tolist()
+                self.note("step", step=int(step), ids=ids, loss=loss, state=digest())
+                if self.is_victim and int(step) == first + self.plan.get("after", -1):
+                    self._strike(self.plan["blow"])
+                run.step()
+        iterator.close()
+        self.note("end", seen=seen.numpy().tolist(), step=int(step), state=digest())
+
+
+def main():
+    trainee = Trainee(sys.argv[1], int(sys.argv[2]))
+    try:
+        trainee.prepare()
+        trainee.train()
+    except BaseException as error:
+        trainee.note("noticed", error=f"{type(error).__name__}: {error}"[:300])
+        raise
+
+
+if __name__ == "__main__":
+    main()
