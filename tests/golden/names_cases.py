@@ -986,4 +986,63 @@ PARTS: dict[str, Program] = {
     "part, read out of bounds": lambda t: t.Variable([1.0, 2.0])[2],
 }
 
-ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES | RANDOM | CONFIG | PARTS
+
+def _applied(make: Program, size: int = 6) -> Program:
+    return lambda t: t.data.Dataset.range(size).apply(make(t.data.experimental))
+
+
+def _two_of(t: Any) -> Any:
+    choices = t.data.Dataset.from_tensor_slices(np.array([1, 0, 1, 1, 0, 0]))
+    return [t.data.Dataset.range(2), t.data.Dataset.range(10, 13)], choices
+
+
+def _older_saved(t: Any) -> Any:
+    folder = tempfile.mkdtemp() + "/d"
+    t.data.experimental.save(t.data.Dataset.range(3), folder)
+    return t.data.experimental.load(folder)
+
+
+OLDER: dict[str, Program] = {
+    "older unbatch": lambda t: (
+        t.data.Dataset.range(4).batch(3).apply(t.data.experimental.unbatch())
+    ),
+    "older unique": lambda t: t.data.Dataset.range(3).repeat(2).apply(t.data.experimental.unique()),
+    "older take_while": _applied(lambda e: e.take_while(lambda x: x < 3)),
+    "older scan": _applied(lambda e: e.scan(np.int64(1), lambda s, x: (s + x, s * x))),
+    "older enumerate": _applied(lambda e: e.enumerate_dataset(7), 3),
+    "older group_by_window": _applied(
+        lambda e: e.group_by_window(lambda x: x % 2, lambda _, w: w.batch(2), window_size=2)
+    ),
+    "older map_and_batch": _applied(lambda e: e.map_and_batch(lambda x: x * 2, 4)),
+    "older map_and_batch, whole": _applied(
+        lambda e: e.map_and_batch(lambda x: x * 2, 4, drop_remainder=True)
+    ),
+    "older shuffle_and_repeat": lambda t: sorted(
+        int(x)
+        for x in t.data.Dataset.range(3)
+        .apply(t.data.experimental.shuffle_and_repeat(2, 2, seed=1))
+        .as_numpy_iterator()
+    ),
+    "older choose": lambda t: t.data.experimental.choose_from_datasets(*_two_of(t)),
+    "older choose, until one ends": lambda t: t.data.experimental.choose_from_datasets(
+        *_two_of(t), stop_on_empty_dataset=True
+    ),
+    "older get_single_element": lambda t: t.data.experimental.get_single_element(
+        t.data.Dataset.range(1)
+    ),
+    "older get_single_element of two": lambda t: t.data.experimental.get_single_element(
+        t.data.Dataset.range(2)
+    ),
+    "older get_structure": lambda t: t.data.experimental.get_structure(
+        t.data.Dataset.range(2).batch(2)
+    ),
+    "older get_next_as_optional": lambda t: [
+        bool(t.data.experimental.get_next_as_optional(iterator).has_value())
+        for iterator in [iter(t.data.Dataset.range(1))]
+        for _ in range(2)
+    ],
+    "older Counter": lambda t: t.data.experimental.Counter(3, 2).take(3),
+    "older save": _older_saved,
+}
+
+ALL = FORMS | DATASETS | MESSAGES | FILES | CSV | IMAGES | RANDOM | CONFIG | PARTS | OLDER

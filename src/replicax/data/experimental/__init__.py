@@ -5,11 +5,28 @@ from typing import TYPE_CHECKING
 from replicax._lazy import on_demand
 from replicax.data._csv_dataset import CsvDataset, make_csv_dataset
 from replicax.data._experimental import (
+    Counter,
     TFRecordWriter,
     assert_cardinality,
     at,
     cardinality,
+    choose_from_datasets,
+    enumerate_dataset,
     from_list,
+    get_next_as_optional,
+    get_single_element,
+    get_structure,
+    group_by_window,
+    ignore_errors,
+    load,
+    map_and_batch,
+    sample_from_datasets,
+    save,
+    scan,
+    shuffle_and_repeat,
+    take_while,
+    unbatch,
+    unique,
 )
 from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._nodes._select import SHARD_HINT
@@ -33,6 +50,7 @@ __all__ = [
     "AutoShardPolicy",
     "AutotuneAlgorithm",
     "AutotuneOptions",
+    "Counter",
     "CsvDataset",
     "DistributeOptions",
     "ExternalStatePolicy",
@@ -44,8 +62,24 @@ __all__ = [
     "assert_cardinality",
     "at",
     "cardinality",
+    "choose_from_datasets",
+    "enumerate_dataset",
     "from_list",
+    "get_next_as_optional",
+    "get_single_element",
+    "get_structure",
+    "group_by_window",
+    "ignore_errors",
+    "load",
     "make_csv_dataset",
+    "map_and_batch",
+    "sample_from_datasets",
+    "save",
+    "scan",
+    "shuffle_and_repeat",
+    "take_while",
+    "unbatch",
+    "unique",
 ]
 
 __dir__ = __all__.copy
@@ -55,23 +89,10 @@ _ABSENT = {
         name: f"It is a method: write `dataset.{name}(...)`."
         for name in (
             "bucket_by_sequence_length",
-            "get_single_element",
-            "group_by_window",
-            "ignore_errors",
             "rejection_resample",
-            "save",
-            "scan",
             "snapshot",
-            "take_while",
-            "unbatch",
-            "unique",
         )
     },
-    **{
-        name: f"It is a method: write `rx.data.Dataset.{name}(...)`."
-        for name in ("choose_from_datasets", "load", "sample_from_datasets")
-    },
-    "Counter": "Write `rx.data.Dataset.counter(start, step)`.",
     "DatasetInitializer": "There are no lookup tables: use a dict in `map`.",
     "RandomDataset": "Write `rx.data.Dataset.random(seed)`.",
     "Reducer": "Write `dataset.group_by_window` with a reduce_func, or `dataset.reduce`.",
@@ -85,11 +106,8 @@ _ABSENT = {
     "enable_debug_mode": (
         "Functions of elements are plain Python here: print and breakpoints work in them."
     ),
-    "enumerate_dataset": "Write `dataset.enumerate(start)`.",
     "from_variant": "Datasets are Python objects here; pass them as they are.",
     "get_model_proto": "Nothing is tuned here, so that there is no model of it.",
-    "get_next_as_optional": "Write `iterator.get_next_as_optional()`.",
-    "get_structure": "Write `dataset.element_spec`.",
     "group_by_reducer": "Write `dataset.group_by_window` with a reduce_func, or `dataset.reduce`.",
     "index_table_from_dataset": "There are no lookup tables: use a dict in `map`.",
     "make_batched_features_dataset": (
@@ -98,7 +116,6 @@ _ABSENT = {
     "make_saveable_from_iterator": (
         "Write `iterator.save_state()`, or give the iterator to rx.train.Checkpoint."
     ),
-    "map_and_batch": "Write `dataset.map(function).batch(n)`.",
     "pad_to_cardinality": "Write `dataset.repeat().take(count)`, and a mask with `enumerate`.",
     "parallel_interleave": (
         "Write `dataset.interleave(function, cycle_length, num_parallel_calls=n)`."
@@ -110,7 +127,6 @@ _ABSENT = {
         "A strategy brings batches to devices: `strategy.experimental_distribute_dataset`."
     ),
     "service": "There is no data service: each worker reads its own part of a dataset.",
-    "shuffle_and_repeat": "Write `dataset.shuffle(n).repeat(count)`.",
     "table_from_dataset": "There are no lookup tables: use a dict in `map`.",
     "to_variant": "Datasets are Python objects here; pass them as they are.",
 }
