@@ -47,9 +47,20 @@ class Bench:
         self.checkpoint.read(self.path)
 
     def read(self):
+        """One after the other: whoever finds damage in the middle has half of the new values."""
         with open(self.raw, "rb") as file:
             for variable in self.variables:
-                variable.assign(np.frombuffer(file.read(4 * _SIZE), np.float32))
+                variable.assign(self._next(file))
+
+    def read_all(self):
+        """All, and then put them in their places, as a restore does."""
+        with open(self.raw, "rb") as file:
+            values = [self._next(file) for _ in self.variables]
+        for variable, value in zip(self.variables, values, strict=True):
+            variable.assign(value)
+
+    def _next(self, file):
+        return np.frombuffer(file.read(4 * _SIZE), np.float32)
 
     def pause(self):
         """The part of a save beside the training for which the training waits."""
@@ -68,7 +79,8 @@ def main() -> None:
     for name, other, ours, theirs in (
         ("save", "write and fsync, beside the old file", bench.save, bench.replace),
         ("save", "write and fsync, over the old file", bench.save, bench.write),
-        ("restore", "read and assign", bench.restore, bench.read),
+        ("restore", "read all, then assign all", bench.restore, bench.read_all),
+        ("restore", "read and assign, one by one", bench.restore, bench.read),
     ):
         result = compare(block(ours), block(theirs), pairs=11)
         ratio = result.ratio

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import resource
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ import pytest
 
 import replicax as rx
 from replicax.train import _store
+from tests.multi_process import saver
+from tests.multi_process.gang import Gang
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -354,40 +357,46 @@ def test_a_checkpoint_that_somebody_has_removed_is_no_trouble(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-2"]
 
 
-SAVER = """
-import sys
-import jax.numpy as jnp
-import replicax as rx
-v = [rx.Variable(jnp.zeros(100_000)) for _ in range(4)]
-n = rx.Variable(0)
-manager = rx.train.CheckpointManager(rx.train.Checkpoint(v=v, n=n), sys.argv[1], 2)
-manager.restore_or_initialize()
-while True:
-    n.assign_add(1)
-    for x in v:
-        x.assign(jnp.full(100_000, int(n), jnp.float32))
-    manager.save()
-    print(int(n), flush=True)
-"""
+def check_newest(folder, told):
+    """See that the newest checkpoint is whole, and no older than what was said to be saved."""
+    newest = rx.train.load_checkpoint(folder)
+    count = int(newest.get_tensor("n" + SUFFIX))
+    assert count >= max(map(int, re.findall(r"^saved (\d+)$", told, re.MULTILINE)))
+    for i in range(4):
+        assert (newest.get_tensor(f"v/{i}{SUFFIX}") == count).all()
+    # Two, one that was to go, one that was not whole.
+    assert len(list(folder.iterdir())) <= 4
 
 
 @pytest.mark.parametrize("kills", [2, pytest.param(25, marks=pytest.mark.slow)])
 def test_a_save_that_is_killed_harms_no_checkpoint(tmp_path, kills):
-    chance, last = random.Random(3), 0
+    chance = random.Random(3)
     for _ in range(kills):
-        command = [sys.executable, "-c", SAVER, str(tmp_path)]
+        command = [sys.executable, saver.__file__, str(tmp_path)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        last = int(process.stdout.readline())
+        told = process.stdout.readline()
         time.sleep(chance.random() * 0.1)
         process.kill()
-        last = int((process.communicate()[0].split() or [last])[-1])
+        check_newest(tmp_path, told + process.communicate()[0])
 
-        newest = rx.train.load_checkpoint(tmp_path)
-        count = int(newest.get_tensor("n" + SUFFIX))
-        assert count >= last
-        for i in range(4):
-            assert (newest.get_tensor(f"v/{i}{SUFFIX}") == count).all()
-    assert len(list(tmp_path.iterdir())) <= 4  # two, one that was to go, one that was not whole
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+@pytest.mark.parametrize("kills", [6])
+def test_a_worker_that_is_killed_while_all_save_harms_no_checkpoint(tmp_path, kills):
+    chance, folder = random.Random(5), tmp_path / "run"
+    for number in range(kills):
+        with Gang(tmp_path, 2) as gang:
+            for index in range(2):
+                gang.start(index, folder, "several", program="saver")
+            deadline = time.monotonic() + 60
+            while "saved" not in gang.workers[0].text and time.monotonic() < deadline:
+                time.sleep(0.01)
+            time.sleep(chance.random() * 0.2)
+            gang.workers[number % 2].process.kill()
+            workers = gang.wait(seconds=60)
+        check_newest(folder, workers[0].text)
+        assert "WorkerLostError" in workers[1 - number % 2].text
 
 
 def test_checkpoints_of_the_first_format_are_read(tmp_path):

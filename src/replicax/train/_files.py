@@ -16,10 +16,13 @@ import os
 import re
 import secrets
 import stat
+import threading
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -31,8 +34,9 @@ MANIFEST = "checkpoint.json"
 FORMAT = 2
 # Names of our own: a folder that somebody gives us may have others.
 DATA = re.compile(r"data-[0-9a-f]{16}")
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 THREADS = min(8, os.cpu_count() or 1)
+_SHARE = 64 * BLOCK  # of a long file for one thread
 _MAX_MANIFEST = 1 << 28
 _ALIGNMENT = 64  # of buffers that JAX takes as they are
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
@@ -245,7 +249,7 @@ class CheckedFiles:
 
     def __init__(self, root: str, known: dict[str, Any]) -> None:
         self._root = root
-        self._last: tuple[str, int, np.ndarray] | None = None
+        self._own = threading.local()
         self._known: dict[str, tuple[int, list[int] | str]] = {}
         for name, (size, sums) in known.items():
             if not _NAME.fullmatch(name):
@@ -281,40 +285,38 @@ class CheckedFiles:
         Raises:
             DataLossError: If the file is damaged or missing.
         """
+        until = at + len(into)
+        cuts = [at, *range((at // _SHARE + 1) * _SHARE, until, _SHARE), until]
+        if len(cuts) == 2:
+            self._read(name, at, into)
+            return
+        with ThreadPoolExecutor(THREADS) as pool:
+            shares = [into[a - at : b - at] for a, b in pairwise(cuts)]
+            list(pool.map(partial(self._read, name), cuts, shares))
+
+    def _read(self, name: str, at: int, into: np.ndarray) -> None:
         with self._opened(name) as fd:
             size, sums = self._known[name]
             if isinstance(sums, str):
                 into[:] = self._block(fd, name, 0, size)[at : at + len(into)]
                 return
             until = at + len(into)
-            inner = []
             for number in range(at // BLOCK, -(-until // BLOCK)):
                 begin, end = number * BLOCK, min((number + 1) * BLOCK, size)
                 if at <= begin and end <= until:
-                    inner.append((number, into[begin - at : end - at]))
+                    self._fill(fd, name, number, into[begin - at : end - at])
                     continue
                 low, high = max(at, begin), min(until, end)
                 block = self._block(fd, name, number, end - begin)
                 into[low - at : high - at] = block[low - begin : high - begin]
-            self._read_blocks(fd, name, inner)
-
-    def _read_blocks(self, fd: int, name: str, blocks: list[tuple[int, np.ndarray]]) -> None:
-        def one(block: tuple[int, np.ndarray]) -> None:
-            self._fill(fd, name, *block)
-
-        if len(blocks) < 2:
-            list(map(one, blocks))
-            return
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(one, blocks))
 
     def _block(self, fd: int, name: str, number: int, size: int) -> np.ndarray:
         """One block, kept until another is asked for: small values that are neighbours share it."""
-        last = self._last
+        last: tuple[str, int, np.ndarray] | None = getattr(self._own, "last", None)
         if last is None or last[:2] != (name, number):
             last = name, number, np.empty(size, np.uint8)
             self._fill(fd, name, number, last[2])
-            self._last = last
+            self._own.last = last
         return last[2]
 
     def _fill(self, fd: int, name: str, number: int, into: np.ndarray) -> None:

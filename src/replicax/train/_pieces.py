@@ -148,18 +148,18 @@ def own_parts(cell: Cell) -> list[Part]:
     )
 
 
-def put_parts(cell: Cell, parts: Sequence[Part], arrays: Sequence[np.ndarray]) -> None:
-    """Replace the value of a variable, of which ``parts`` are this process's own.
+def put_parts(cell: Cell, own: Mapping[Part, np.ndarray]) -> None:
+    """Replace the value of a variable.
 
     Args:
         cell: The variable's.
-        parts: What `own_parts` gave.
-        arrays: The new value of each, in memory that nobody else has.
+        own: The new value of each of `own_parts`, in memory that nobody else has.
     """
     if cell.topology is None:
-        cell.put(jax.device_put(arrays[0]))
+        (array,) = own.values()
+        cell.put(jax.device_put(array))
         return
-    own, shape, cut = dict(zip(parts, arrays, strict=True)), cell.stored_shape, cell.cut
+    shape, cut = cell.stored_shape, cell.cut
 
     def at(index: Any) -> np.ndarray:
         array = own[part_at(index, shape, cut)]
@@ -228,42 +228,48 @@ class Saved:
         if sum(piece.part.size for piece in self.pieces) != prod(self.shape):
             raise ValueError(f"the pieces do not make up an array of {list(self.shape)}")
 
-    def read(self, files: CheckedFiles, part: Part) -> np.ndarray:
+    def read(self, files: CheckedFiles, part: Part, into: np.ndarray | None = None) -> np.ndarray:
         """One part, of no more than the files that it is in; in memory of its own.
+
+        Args:
+            files: Where it is.
+            part: Which part.
+            into: Memory for it, which `empty` gave.
 
         Raises:
             DataLossError: If a file is damaged.
         """
+        found = self.empty(part) if into is None else into
         wanted = part.flat(self.shape)
         held = [piece.part.flat(self.shape) for piece in self.pieces]
         if wanted is not None and all(h is not None for h in held):
-            return self._read_range(files, wanted, held).reshape(part.shape)
+            self._read_range(files, wanted, held, found.reshape(-1))
+            return found
         if part.is_flat or any(piece.part.is_flat for piece in self.pieces):
             everything = self.read(files, whole(self.shape))
-            return (everything.ravel() if part.is_flat else everything)[part.slices()]
-        found = self._empty(part.shape)
+            found[...] = (everything.ravel() if part.is_flat else everything)[part.slices()]
+            return found
         for piece in self.pieces:
             common = part.common(piece.part)
             if common.size:
-                data = self._empty(piece.part.shape)
+                data = self.empty(piece.part)
                 files.read(piece.file, piece.at, as_bytes(data))
                 found[common.slices(part.box)] = data[common.slices(piece.part.box)]
         return found
 
     def _read_range(
-        self, files: CheckedFiles, wanted: Part, held: Sequence[Part | None]
-    ) -> np.ndarray:
-        found = self._empty(wanted.shape)
+        self, files: CheckedFiles, wanted: Part, held: Sequence[Part | None], found: np.ndarray
+    ) -> None:
         for piece, has in zip(self.pieces, held, strict=True):
             common = wanted.common(has)  # type: ignore[arg-type]
             if common.size:
                 skipped = common.box[0][0] - has.box[0][0]  # type: ignore[union-attr]
                 into = as_bytes(found[common.slices(wanted.box)])
                 files.read(piece.file, piece.at + skipped * self.dtype.itemsize, into)
-        return found
 
-    def _empty(self, shape: Shape) -> np.ndarray:
-        return buffer(prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
+    def empty(self, part: Part) -> np.ndarray:
+        """New memory for a part."""
+        return buffer(part.size * self.dtype.itemsize).view(self.dtype).reshape(part.shape)
 
 
 def chunk(name: str, ndim: int) -> str:

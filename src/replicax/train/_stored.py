@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from replicax._errors import VariableError
 from replicax.data._errors import FailedPreconditionError, NotFoundError
-from replicax.train._files import MANIFEST, CheckedFiles, is_stored, manifest, refused
+from replicax.train._files import MANIFEST, THREADS, CheckedFiles, is_stored, manifest, refused
 from replicax.train._object_graph import OWN, Names, Node, is_variable
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
@@ -103,11 +104,16 @@ class Stored:
             return jax.random.wrap_key_data(jnp.asarray(value), impl=saved.key_impl)
         return value
 
-    def read_parts(self, key: str, parts: Sequence[Part]) -> list[np.ndarray]:
-        """Parts of one array; no more is read than the blocks of the files that they lie in."""
-        if self._arrays[key].key_impl is not None:
+    def room(self, key: str, part: Part) -> np.ndarray:
+        """Memory for a part of one array."""
+        saved = self._arrays[key]
+        if saved.key_impl is not None:
             raise VariableError(f"The checkpoint has random keys as {key!r}, not numbers.")
-        return [self._arrays[key].read(self._files, part) for part in parts]
+        return saved.empty(part)
+
+    def read_part(self, key: str, part: Part, into: np.ndarray) -> None:
+        """A part of one array; no more is read than the blocks of the files that it lies in."""
+        self._arrays[key].read(self._files, part, into)
 
     def verify(self) -> None:
         """See that all files are there, and of the right size; they are checked when read.
@@ -151,7 +157,13 @@ def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
     """
     _agree(source, pairs.values())
     shapes = source.shapes()
-    put = [_read(source, key, x, shapes.get(key)) for key, x in pairs.items()]
+    needed = {key: _needed(key, x, shapes.get(key)) for key, x in pairs.items()}
+    found = {key: _read_parts(source, key, parts) for key, parts in needed.items()}
+    if isinstance(source, Stored):
+        jobs = [(k, part, room) for k, rooms in found.items() for part, room in rooms.items()]
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(lambda job: source.read_part(*job), jobs))
+    put = [_fit(source, key, x, found[key]) for key, x in pairs.items()]
     for restore in put:
         restore()
 
@@ -172,34 +184,40 @@ def _agree(source: Source, objects: Iterable[Any]) -> None:
         )
 
 
-def _read(source: Source, key: str, x: Any, shape: Any) -> Callable[[], Any]:
-    """Read what an object is restored from, and see that it fits; returns what puts it there."""
+def _needed(key: str, x: Any, shape: Any) -> list[Part]:
+    """The parts of its value that an object needs here; none if they are not put, but assigned."""
     if is_variable(x) != (shape is not None):
         saved, here = ("a value", "none") if shape is not None else ("none", "one")
         raise VariableError(
             f"The checkpoint has {saved} for {key!r}, and the {type(x).__name__} that it is for has"
             f" {here}. Nothing was restored. Build the objects as they were when they were saved."
         )
-    if not is_variable(x):
-        return partial(x.restore_state, source.read(key))
     held = variable_of(x)
-    if held is not None and is_placed(held):
-        _check_shape(x, key, shape)
-        parts = own_parts(held.cell)
-        arrays = [_fitted(x, key, part) for part in _read_parts(source, key, parts)]
-        return partial(put_parts, held.cell, parts, arrays)
+    if held is None or not is_placed(held):
+        return []
+    _check_shape(x, key, shape)
+    return own_parts(held.cell)
+
+
+def _read_parts(source: Source, key: str, parts: Sequence[Part]) -> dict[Part, np.ndarray]:
+    """Parts of one array, in memory of their own; of ours the memory, which is filled later."""
+    if isinstance(source, Stored):  # what threads allocate, they get anew from the system
+        return {part: source.room(key, part) for part in parts}
+    value = source.read(key) if parts else np.empty(0)
+    return {p: (value.ravel() if p.is_flat else value)[p.slices()].copy() for p in parts}
+
+
+def _fit(source: Source, key: str, x: Any, found: Mapping[Part, np.ndarray]) -> Callable[[], Any]:
+    """See that what was read fits, and read what was not; returns what puts it in its place."""
+    held = variable_of(x)
+    if found and held is not None:
+        return partial(put_parts, held.cell, {p: _fitted(x, key, v) for p, v in found.items()})
     value = source.read(key)
+    if not is_variable(x):
+        return partial(x.restore_state, value)
     _check_shape(x, key, np.shape(value))
     value = _fitted(x, key, value)
     return partial(setattr, x, "value", value) if held is None else partial(held.assign, value)
-
-
-def _read_parts(source: Source, key: str, parts: Sequence[Part]) -> list[np.ndarray]:
-    """Parts of one array, in memory of their own; of ours, no more is read than they need."""
-    if isinstance(source, Stored):
-        return source.read_parts(key, parts)
-    value = source.read(key)
-    return [(value.ravel() if p.is_flat else value)[p.slices()].copy() for p in parts]
 
 
 def is_placed(held: Variable) -> bool:
