@@ -155,7 +155,11 @@ def keras_loop(strategy, folder, ledger):
         return loss
 
     loop(strategy, folder, ledger, step, {"model": model, "optimizer": optimizer, "error": error})
-    return [bits(v) for v in (*model.variables, *optimizer.variables, *error.variables)]
+    # Replicas sum a metric up each for itself, and a checkpoint holds the sum of all: what is added
+    # later is rounded in another order.
+    total, count = (float(v.numpy()) for v in error.variables)
+    final = [bits(v) for v in (*model.variables, *optimizer.variables)]
+    return [*final, count, float(f"{total:.4g}")]
 
 
 class Net(nnx.Module):
