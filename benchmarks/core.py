@@ -196,7 +196,7 @@ def tensorflow(python: str, program: str = "_tensorflow.py") -> Iterator[object]
 
 
 def _first_calls(share: int) -> list[Row]:
-    """Tracing with 64 and with 2 replicas."""
+    """Tracing with 64 and with 2 replicas, and whole first calls with 2."""
     found = json.loads(_child(["-m", "benchmarks._first_call", str(max(2, 12 // share))]))
     traces = Comparison(found["64"]["trace"], found["2"]["trace"])
     compiled = found["64"]["compile"], found["2"]["compile"]
@@ -204,6 +204,7 @@ def _first_calls(share: int) -> list[Row]:
     return [
         _ratio("trace, 64 replicas / 2 (50 layers)", traces, 1.3),
         Row("compile, 64 replicas / 2 (once)", Spread(ratio, ratio, ratio), None, compiled),
+        _ratio("first call, 50 layers with Adam / hand-written", Comparison(*found["adam"]), 1.2),
     ]
 
 

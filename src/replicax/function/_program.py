@@ -132,7 +132,8 @@ class Program:
             return outs, new
         # A callback of the program's may want a variable while the call waits for it.
         with held, changing if not self._calls_back else nullcontext():
-            changed = [c.array() if c.owned else own_copy(c.array()) for c in self.changed]
+            # What a program gave to a variable, and nobody has seen, is as this one takes it.
+            changed = [c.value if c.owned else own_copy(c.array()) for c in self.changed]
             new, outs = self.jitted(changed, *inputs)
             self._commit(new)
         return outs, new

@@ -132,8 +132,8 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
         return key, array, lambda a: kind.of(Joined(a, topology))
     if isinstance(x.form, Stacked):  # what every step but the first hands on
         return _stacked(x.form.array, x.form.topology, type(x))
-    if (array := known_stack(x.form, x.topology)) is not None:
-        return _stacked(array, x.topology, type(x))  # type: ignore[arg-type]
+    if (known := known_stack(x.form, x.topology)) is not None:
+        return _stacked(known, x.topology, type(x))  # type: ignore[arg-type]
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None
