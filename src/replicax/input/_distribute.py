@@ -15,10 +15,10 @@ from replicax._tensor_spec import TensorSpec
 from replicax.data._ahead import Failed
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
+from replicax.input._agree import JointReading
 from replicax.input._autoshard import Part, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
-from replicax.input._meets import Meets
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
 from replicax.input._sources import DatasetSource, Source, source_of
 from replicax.input._split import (
@@ -60,8 +60,8 @@ def distribute_dataset(
         part = shard(source.dataset.node, policy, share)
         source = DatasetSource(Dataset(part.node), source.dataset)
     shared = part is None or part.every_worker_reads_all
-    meets = Meets(share, source, shared)
-    steps = _Steps(meets, part.batch_size if part else None)
+    reading = JointReading(share, source, shared)
+    steps = _Steps(reading, part.batch_size if part else None)
     feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
 
     def spec() -> Any:
@@ -69,8 +69,8 @@ def distribute_dataset(
         return distributed_spec(own, feed, leading=_leading(own, share, source.cardinality))
 
     depth = len(topology.own) * given.experimental_per_replica_buffer_size
-    count = source.cardinality if shared or share.workers == 1 else meets.cardinality
-    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, meets.waiting))
+    count = source.cardinality if shared or share.workers == 1 else reading.cardinality
+    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, reading.waiting))
 
 
 @dataclass(frozen=True)
@@ -78,27 +78,27 @@ class _Steps:
     """The steps of a dataset of global batches.
 
     Attributes:
-        meets: What this worker reads, and what the workers tell each other.
+        reading: What this worker reads, and what the workers tell each other.
         size: By what size the stream is split; None to split every batch on its own.
     """
 
-    meets: Meets
+    reading: JointReading
     size: int | None
 
     def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
-        meets, share = self.meets, self.meets.share
+        reading, share = self.reading, self.reading.share
         if share.total == 1:
-            elements, begun = meets.open(state, skip)
+            elements, begun = reading.open(state, skip)
             return single(elements), begun
-        if self.size is None and meets.shared:
-            elements, begun = meets.open(state, skip)
-            return meets.together(split_batches(elements, share), stop), begun
-        elements, begun = meets.open(state)
+        if self.size is None and reading.shared:
+            elements, begun = reading.open(state, skip)
+            return reading.together(split_batches(elements, share), stop), begun
+        elements, begun = reading.open(state)
         if self.size is None:
             chunks = split_batches(elements, share, shared=False)
         else:
-            chunks = split_stream(elements, share, self.size, meets.nothing)
-        return meets.together(passed_over(chunks, skip), stop), begun
+            chunks = split_stream(elements, share, self.size, reading.nothing)
+        return reading.together(passed_over(chunks, skip), stop), begun
 
 
 def distribute_from_function(
@@ -122,7 +122,7 @@ def distribute_from_function(
         sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
     else:
         sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
-    meets = Meets(share, sources[0], shared=False, drop=drop_partial)
+    reading = JointReading(share, sources[0], shared=False, drop=drop_partial)
     alone = share.workers == 1
 
     def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
@@ -134,11 +134,11 @@ def distribute_from_function(
             def drop() -> bool:
                 return drop_partial or (alone and _is_static(sources[0]))
 
-            return meets.together(deal(elements, replicas, drop=drop), stop), begun
+            return reading.together(deal(elements, replicas, drop=drop), stop), begun
         opened = [
             s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
         ]
-        return meets.together(_together([e for e, _ in opened]), stop), [b for _, b in opened]
+        return reading.together(_together([e for e, _ in opened]), stop), [b for _, b in opened]
 
     def spec() -> Any:
         leading = True if alone or sources[0].cardinality == INFINITE_CARDINALITY else None
@@ -146,9 +146,9 @@ def distribute_from_function(
 
     count = sources[0].cardinality
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
-    cardinality = cardinality if alone else meets.cardinality
+    cardinality = cardinality if alone else reading.cardinality
     depth = replicas * given.experimental_per_replica_buffer_size
-    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth, meets.waiting))
+    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth, reading.waiting))
 
 
 def numpy_dataset(numpy_input: Any) -> Dataset:
