@@ -266,6 +266,7 @@ def storm(step, check, *, steps, seed=0):
             signal.setitimer(signal.ITIMER_REAL, 0)
             check("a storm")
     finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
 
 

@@ -150,12 +150,14 @@ class Ahead(Iterator[Any]):
     def reaches(self, count: int) -> bool:
         """Whether ``count`` elements can be looked at, before the end or one that fails."""
         peeked = self._peeked
-        while len(peeked) < count and not self._is_failing():
+        while (seen := len(peeked)) < count and not self._is_failing():
             try:
                 self._look()
             except StopIteration:
                 return False
             except Exception as error:  # raised when its turn comes
+                if len(peeked) > seen:  # a signal's handler raised it, after the element came
+                    raise
                 peeked.append(Failed(error, is_element=False))
         return len(peeked) - self._is_failing() >= count
 
