@@ -9,6 +9,7 @@
 #   make soak       long and large runs: memory, files and threads stay as they are
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
+#   make docs       the documentation site, in docs/_build
 #   make bench      the speed table
 #   make dist       the sdist and the wheel, tried in a new environment
 #   make constraints  renew the versions that constraints.txt pins
@@ -25,7 +26,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos soak test-foreign test-oldest bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos soak test-foreign test-oldest docs bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -64,6 +65,9 @@ chaos: $(VENV)/.dev
 soak: $(VENV)/.dev
 	python -m pytest -q -m soak tests
 
+docs: $(VENV)/.docs
+	python -m sphinx --fail-on-warning --keep-going -q -b html docs docs/_build
+
 bench: $(VENV)/.dev
 	python -m benchmarks
 
@@ -80,10 +84,10 @@ constraints:
 	rm -rf $(VENV)-new
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) docs/_build docs/api .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # One stamp per set of extras; constraints.txt pins every version, the build tools included.
-$(VENV)/.demo $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
 	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
 	touch $@
 
