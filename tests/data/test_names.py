@@ -8,6 +8,7 @@ import sys
 from functools import reduce
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -65,6 +66,24 @@ def test_an_element_of_ones_own_type_keeps_it(make, tmp_path):
             list(step)
     assert type(dataset.batch(2).element_spec) is type(make(0))
     assert type(next(iter(dataset.batch(2)))) is type(make(0))
+
+
+def test_batches_of_a_class_that_jax_knows_are_divided_and_of_others_refused_with_words(two):
+    @dataclasses.dataclass
+    class Pair:
+        a: object
+        b: object
+
+    batches = Dataset.range(4).map(lambda x: Pair(x, 2 * x)).batch(4)
+    with pytest.raises(TypeError, match=r"register_dataclass\(Pair\).*named tuple"):
+        next(iter(two.experimental_distribute_dataset(batches)))
+
+    jax.tree_util.register_dataclass(Pair)
+    batch = next(iter(two.experimental_distribute_dataset(batches)))
+    total = two.run(lambda pair: pair.a.sum() + pair.b.sum(), args=(batch,))
+
+    assert [x.tolist() for x in batch.b.values] == [[0, 2], [4, 6]]
+    assert int(two.reduce("SUM", total, axis=None)) == 18
 
 
 def test_slices_and_generators_of_ones_own_type_keep_it():

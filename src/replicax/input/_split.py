@@ -213,6 +213,14 @@ class _Rows:
 
 def _rows(batch: Any) -> int:
     leaves = jax.tree.leaves(batch)
+    for leaf in leaves:
+        if hasattr(leaf, "__dataclass_fields__") or hasattr(leaf, "__attrs_attrs__"):
+            kind = type(leaf).__name__
+            raise TypeError(
+                f"A batch has a {kind} in it, and JAX does not know the parts of that class: tell"
+                f" it with `jax.tree_util.register_dataclass({kind})` (for attrs classes"
+                " `register_pytree_node`), or make a dict or a named tuple of it with `map`."
+            )
     if not leaves or any(np.ndim(x) == 0 for x in leaves):
         raise ValueError(
             "The dataset gives single elements, which cannot be divided over replicas. Batch it by"
