@@ -28,6 +28,7 @@ def main() -> None:
         "input": [],
         "data": [],
         "checkpoint": [],
+        "saved_model": quick,
         "with_keras": [*tensorflow, *quick],
         "workers": [*tensorflow, *torch, *quick],
     }
