@@ -145,3 +145,14 @@ def test_what_is_done_with_equal_arrays_of_a_pack_is_one_program():
     # With its place in it, each would be a program of its own.
     assert "f32[16]{0} dynamic-slice(" in text
     assert "f32[16]{0} slice(" not in text
+
+
+def test_places_beyond_32_bits_are_right():
+    sizes = [2**31 - 5, 10, 10]
+    arrays = [jax.ShapeDtypeStruct((n,), jnp.uint8) for n in sizes]
+    pack = lambda xs: packed(lambda packs: packs, xs, bytes_per_pack=2**40)  # noqa: E731
+
+    jaxpr = jax.make_jaxpr(pack)(arrays).jaxpr
+
+    cuts = [e.params for e in jaxpr.eqns if e.primitive.name == "slice"]
+    assert [p["start_indices"] for p in cuts] == [(0,), (2**31 - 5,), (2**31 + 5,)]

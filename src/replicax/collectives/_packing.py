@@ -4,8 +4,10 @@ Each collective has a fixed cost, and XLA does not join small ones on every plat
 arrays costs a copy and gains nothing, so only the small ones are packed unless asked otherwise.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -137,10 +139,13 @@ def _cut(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
         return [flat]
     if not flat.size:
         return [flat.reshape(x.shape) for x in like]
-    starts = tuple(np.cumsum([0, *(x.size for x in like[:-1])], dtype=np.int32))
+    starts = [0, *itertools.accumulate(x.size for x in like[:-1])]
+    if flat.size > np.iinfo(np.int32).max:  # places that a number of a program may not hold
+        pairs = zip(starts, like, strict=True)
+        return [jax.lax.slice_in_dim(flat, at, at + x.size).reshape(x.shape) for at, x in pairs]
     return [
         jax.lax.dynamic_slice(flat, (at,), (x.size,), allow_negative_indices=False).reshape(x.shape)
-        for at, x in zip(_untold(starts, flat), like, strict=True)
+        for at, x in zip(_untold(tuple(map(np.int32, starts)), flat), like, strict=True)
     ]
 
 
@@ -152,9 +157,9 @@ def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, 
     for each of them. (There XLA drops an `optimization_barrier` before it looks for equal parts.)
     Which branch is taken makes no difference.
     """
-    told: tuple[jax.Array, ...] = jax.lax.platform_dependent(
+    told: Any = jax.lax.platform_dependent(
         flat[0].real > 0,
         cpu=lambda chosen: jax.lax.cond(chosen, lambda: numbers, lambda: numbers),
         default=lambda _: numbers,
     )
-    return told
+    return tuple(told)
