@@ -283,6 +283,10 @@ def _check_fault(run, attempt, fault):
     if (fault.seconds_to_error or 0.0) > limit:
         run.violations.append(f"I4: {fault.seconds_to_error:.1f} s until an error: {fault.plan}")
     block = run.blocks.get(attempt, "")
+    if "SIGABRT" in block and "abort" not in fault.plan.get("fault", ""):
+        run.violations.append(
+            f"I6: a worker was aborted in attempt {attempt}, {fault.plan}: {block}"
+        )
     if len(block.splitlines()) > 40:
         run.violations.append(f"I6: {len(block.splitlines())} lines for attempt {attempt}")
     named = re.search(rf"\bworker {fault.plan['worker']}\b", block, re.IGNORECASE)

@@ -61,7 +61,7 @@ class Keeper:
         return not self._is_alive
 
     def end(self) -> None:
-        """End it now: no worker is left."""
+        """End it as soon as no process is connected to it, and wait for that."""
         with contextlib.suppress(OSError):
             self._pipe.send(_OVER)
         with contextlib.suppress(ChildProcessError):
@@ -79,10 +79,10 @@ def _keep(host: str, size: int, hub: socket.socket) -> None:
         service, address = _service(host, size)
         hub.send(address.encode())
         port = _wire.split_address(address)[1]
-        if _serve_hub(hub, port, size):
-            return
+        linger = 0.0 if _serve_hub(hub, port, size) else _LINGER
         last_seen = time.monotonic()
-        while time.monotonic() - last_seen < _LINGER:
+        # One that has said goodbye to the hub may still be ending, and JAX would abort it.
+        while _sockets.connections(port) or time.monotonic() - last_seen < linger:
             if _sockets.connections(port):  # one whose other end is silent is closed in time
                 last_seen = time.monotonic()
             time.sleep(_LOOK_EVERY)
