@@ -9,11 +9,10 @@ pytestmark = [pytest.mark.foreign, pytest.mark.slow]
 
 @pytest.mark.parametrize("group", keras_own.GROUPS)
 def test_keras_own_tests_pass_in_a_scope(group):
-    lost = []
-    for path in keras_own.files(group):
-        within = keras_own.outcomes(path, in_scope=True)
-        if "failed" in within.values():
-            without = keras_own.outcomes(path, in_scope=False)
-            lost += [t for t, r in within.items() if r == "failed" and without.get(t) == "passed"]
+    within = keras_own.outcomes(group, in_scope=True)
+    without = keras_own.outcomes(group, in_scope=False)
 
-    assert [test for test in lost if not keras_own.is_excepted(test)] == []
+    passed = [t for t, result in without.items() if result == "passed"]
+    lost = {t: within.get(t) for t in passed if within.get(t) != "passed"}
+
+    assert {t: why for t, why in lost.items() if not keras_own.why_excepted(t)} == {}
