@@ -8,6 +8,7 @@ import sys
 from functools import reduce
 from pathlib import Path
 
+import attrs
 import jax
 import numpy as np
 import pytest
@@ -39,11 +40,18 @@ class Named:
     second: object = None
 
 
+@attrs.define
+class Attributes:
+    first: object
+    second: object = None
+
+
 @pytest.mark.parametrize(
     "make",
     [
         lambda x: Point(x, {"y": x}),
         lambda x: Named(first=x, second=Point(x, (x,))),
+        lambda x: Attributes(x, {"y": x}),
         lambda x: collections.OrderedDict([("z", x), ("a", (x, x))]),
         lambda x: collections.defaultdict(list, {"z": x}),
     ],
