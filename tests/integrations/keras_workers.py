@@ -59,6 +59,7 @@ def eager():
         **_report(model, history),
         "evaluate": [float(v) for v in model.evaluate(X, Y, BATCH, verbose=0)],
         "predict": model.predict(X, BATCH, verbose=0).tolist(),
+        "predict dataset": model.predict(rows, verbose=0).tolist(),
     }
 
 

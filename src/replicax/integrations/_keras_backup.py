@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from replicax.integrations._hook import Hook
-from replicax.integrations._keras_trainer import FIT, TRAINER, DatasetAdapter, home_of
+from replicax.integrations._keras_data import DatasetAdapter
+from replicax.integrations._keras_trainer import FIT, TRAINER, home_of
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log

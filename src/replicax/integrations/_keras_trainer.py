@@ -8,25 +8,21 @@ variables all the time, where callbacks see them.
 
 import inspect
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 from keras import tree
-from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax._errors import ScopeError
 from replicax.context._current import get_strategy, is_default
 from replicax.data._dataset import Dataset
-from replicax.data._node import INFINITE_CARDINALITY
 from replicax.function._function import function
-from replicax.input._distributed import DistributedDataset
 from replicax.integrations._hook import Hook
+from replicax.integrations._keras_data import adapted, predicted_in_order
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed
 from replicax.values._placement import replicate
-from replicax.values._reduce import rows_of
 from replicax.variables._held import variable_of
 from replicax.workers import _group
 
@@ -71,6 +67,8 @@ def _entering(name: str) -> Callable[[Any], Any]:
                 _check_parts(self, home, given.arguments)
                 if name == "fit":
                     _agree_on_order(home)
+                if name == "predict" and isinstance(given.arguments.get("x"), Dataset):
+                    return predicted_in_order(original, given, home)
                 return original(*given.args, **given.kwargs)
 
         return method
@@ -237,100 +235,6 @@ def _not_placed(original: Any) -> Any:
     return distribute_data
 
 
-# Datasets of ours.
-
-
-def _adapted(original: Any) -> Any:
-    signature = inspect.signature(original)
-
-    def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        dataset = given["x"]
-        if not isinstance(dataset, Dataset | DistributedDataset):
-            return original(*args, **kwargs)
-        for name in ("y", "sample_weight"):
-            if given.get(name) is not None:
-                raise ValueError(
-                    f"`{name}` was given beside a dataset, whose elements have it already: they are"
-                    " (inputs, targets) or (inputs, targets, sample_weights)."
-                )
-        adapter = DatasetAdapter(dataset, get_strategy(), given.get("class_weight"))
-        if adapter.is_infinite and not given.get("steps_per_epoch"):
-            raise ValueError(
-                "The dataset repeats for ever. Say how many batches make an epoch:"
-                " `steps_per_epoch=` in fit, `validation_steps=` for validation data, `steps=` in"
-                " evaluate and predict."
-            )
-        return adapter
-
-    return get_data_adapter
-
-
-_Adapter: Any = data_adapter.DataAdapter
-
-
-class DatasetAdapter(_Adapter):  # type: ignore[misc]
-    """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
-
-    batch_size = None
-    has_partial_batch = False
-    partial_batch_size = None
-
-    def __init__(self, dataset: Any, strategy: Any, class_weight: Any) -> None:
-        is_spread = isinstance(dataset, DistributedDataset)
-        self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
-        self._topology: Topology | None = strategy.topology
-        self.passing: Any = None  # the newest pass over it
-        self._resumed: Any = None
-        self._class_weight = class_weight
-        self._cardinality = int(
-            self._dataset.cardinality if is_spread or strategy.topology else dataset.cardinality()
-        )
-
-    @property
-    def is_infinite(self) -> bool:
-        """Whether it has no end."""
-        return self._cardinality == INFINITE_CARDINALITY
-
-    @property
-    def num_batches(self) -> int | None:
-        """How many batches there are, if that is known."""
-        return self._cardinality if self._cardinality >= 0 else None
-
-    def get_jax_iterator(self) -> Iterator[Any]:
-        """The batches of all replicas."""
-        resumed, self._resumed = self._resumed, None
-        self.passing = iter(self._dataset) if resumed is None else resumed
-        for element in self.passing:
-            batch = jax.tree.map(self._rows, element, is_leaf=is_distributed)
-            if self._class_weight is not None:
-                x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
-                to_weights = data_adapter_utils.class_weight_to_sample_weights
-                batch = x, y, to_weights(np.asarray(y), self._class_weight)
-            yield batch if isinstance(batch, tuple) else (batch,)
-
-    get_numpy_iterator = get_jax_iterator
-
-    def go_to(self, state: dict[str, Any]) -> None:
-        """Have the next pass begin where another one stood, also in another process."""
-        self.passing = self._resumed = iter(self._dataset)
-        self._resumed.restore_state(state)
-
-    def go_after(self, state: dict[str, Any]) -> None:
-        """Have the next pass be the one that follows another one."""
-        self.go_to({**state, "steps": 0})
-        self.close()
-
-    def close(self) -> None:
-        """End the pass."""
-        if self.passing is not None:
-            self.passing.close()
-        self._resumed = None
-
-    def _rows(self, x: Any) -> Any:
-        return rows_of(x, self._topology) if is_distributed(x) and self._topology else x
-
-
 FIT = (
     "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,"
     " shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,"
@@ -383,6 +287,6 @@ HOOKS = (
     Hook(
         "trainers.data_adapters:get_data_adapter",
         "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",
-        _adapted,
+        adapted,
     ),
 )

@@ -1,0 +1,133 @@
+"""Datasets of ours, as Keras's trainers take their data."""
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from keras import tree
+from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
+
+from replicax.context._current import get_strategy
+from replicax.data._dataset import Dataset
+from replicax.data._node import INFINITE_CARDINALITY
+from replicax.input._distributed import DistributedDataset
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import is_distributed
+from replicax.values._reduce import rows_of
+
+
+def adapted(original: Any) -> Any:
+    """Keras's choice of an adapter, with ours among them."""
+    signature = inspect.signature(original)
+
+    def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
+        given = signature.bind(*args, **kwargs).arguments
+        dataset = given["x"]
+        if not isinstance(dataset, Dataset | DistributedDataset | DatasetAdapter):
+            return original(*args, **kwargs)
+        for name in ("y", "sample_weight"):
+            if given.get(name) is not None:
+                raise ValueError(
+                    f"`{name}` was given beside a dataset, whose elements have it already: they are"
+                    " (inputs, targets) or (inputs, targets, sample_weights)."
+                )
+        is_adapted = isinstance(dataset, DatasetAdapter)
+        weights = given.get("class_weight")
+        adapter = dataset if is_adapted else DatasetAdapter(dataset, get_strategy(), weights)
+        if adapter.is_infinite and not given.get("steps_per_epoch"):
+            raise ValueError(
+                "The dataset repeats for ever. Say how many batches make an epoch:"
+                " `steps_per_epoch=` in fit, `validation_steps=` for validation data, `steps=` in"
+                " evaluate and predict."
+            )
+        return adapter
+
+    return get_data_adapter
+
+
+_Adapter: Any = data_adapter.DataAdapter
+
+
+class DatasetAdapter(_Adapter):  # type: ignore[misc]
+    """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
+
+    batch_size = None
+    has_partial_batch = False
+    partial_batch_size = None
+
+    def __init__(self, dataset: Any, strategy: Any, class_weight: Any, rows: Any = None) -> None:
+        self._rows_of_batches = rows  # filled, where elements begin with the numbers of their rows
+        self._strategy = strategy
+        is_spread = isinstance(dataset, DistributedDataset)
+        self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
+        self._topology: Topology | None = strategy.topology
+        self.passing: Any = None  # the newest pass over it
+        self._resumed: Any = None
+        self._class_weight = class_weight
+        self._cardinality = int(
+            self._dataset.cardinality if is_spread or strategy.topology else dataset.cardinality()
+        )
+
+    @property
+    def is_infinite(self) -> bool:
+        """Whether it has no end."""
+        return self._cardinality == INFINITE_CARDINALITY
+
+    @property
+    def num_batches(self) -> int | None:
+        """How many batches there are, if that is known."""
+        return self._cardinality if self._cardinality >= 0 else None
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """The batches of all replicas."""
+        resumed, self._resumed = self._resumed, None
+        self.passing = iter(self._dataset) if resumed is None else resumed
+        for element in self.passing:
+            if self._rows_of_batches is not None:
+                numbers, element = element
+                self._rows_of_batches.append(np.asarray(self._strategy.gather(numbers, axis=0)))
+            batch = jax.tree.map(self._rows, element, is_leaf=is_distributed)
+            if self._class_weight is not None:
+                x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
+                to_weights = data_adapter_utils.class_weight_to_sample_weights
+                batch = x, y, to_weights(np.asarray(y), self._class_weight)
+            yield batch if isinstance(batch, tuple) else (batch,)
+
+    get_numpy_iterator = get_jax_iterator
+
+    def go_to(self, state: dict[str, Any]) -> None:
+        """Have the next pass begin where another one stood, also in another process."""
+        self.passing = self._resumed = iter(self._dataset)
+        self._resumed.restore_state(state)
+
+    def go_after(self, state: dict[str, Any]) -> None:
+        """Have the next pass be the one that follows another one."""
+        self.go_to({**state, "steps": 0})
+        self.close()
+
+    def close(self) -> None:
+        """End the pass."""
+        if self.passing is not None:
+            self.passing.close()
+        self._resumed = None
+
+    def _rows(self, x: Any) -> Any:
+        return rows_of(x, self._topology) if is_distributed(x) and self._topology else x
+
+
+def predicted_in_order(predict: Any, given: inspect.BoundArguments, home: Any) -> Any:
+    """Each worker has rows from everywhere in a batch: the order of the dataset is put back."""
+    if home.topology.is_whole:
+        return predict(*given.args, **given.kwargs)
+    rows: list[np.ndarray] = []
+    numbered = given.arguments["x"].map(
+        lambda *e: (np.arange(len(jax.tree.leaves(e)[0]), dtype=np.int32), e if e[1:] else e[0])
+    )
+    given.arguments["x"] = DatasetAdapter(numbered, home, None, rows)
+    outputs = predict(*given.args, **given.kwargs)
+    starts = np.cumsum([0, *map(len, rows[:-1])])
+    places = [s + np.argsort(r, kind="stable") for s, r in zip(starts, rows, strict=True)]
+    order = np.concatenate(places)
+    return tree.map_structure(lambda x: x[order[: len(x)]], outputs)
