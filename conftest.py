@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-# Before JAX reads them: the developer's own device count must not reach the tests.
-for _name in ("REPLICAX_CPU_DEVICES", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES"):
+# Before JAX reads them: the developer's own settings must not reach the tests.
+for _name in ("REPLICAX_CPU_DEVICES", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "PYTHONUNBUFFERED"):
     os.environ.pop(_name, None)
 os.environ["KERAS_BACKEND"] = "jax"  # Keras reads it when it is imported
 

@@ -43,7 +43,7 @@ def test_a_program_without_an_output_is_not_in_the_way(closed):
         from replicax.workers._sockets import unheard
         {closed}
         with unheard(1, re.compile(b"noise")):
-            sys.stderr.write("inside")
+            print("inside", end="", file=sys.stderr, flush=True)
         os._exit(0)
     """)
 

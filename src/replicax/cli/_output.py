@@ -60,6 +60,9 @@ class Console:
             self._out.write(text)
             self._out.flush()
         except (OSError, ValueError) as error:
+            # What Python holds back goes nowhere when it ends, in place of failing there.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._out.fileno())
             self._out = None
             _warn(f"the output of the workers cannot be shown any more: {error}. They go on.")
 
