@@ -33,9 +33,11 @@ def adapted(original: Any) -> Any:
                     f"`{name}` was given beside a dataset, whose elements have it already: they are"
                     " (inputs, targets) or (inputs, targets, sample_weights)."
                 )
-        is_adapted = isinstance(dataset, DatasetAdapter)
-        weights = given.get("class_weight")
-        adapter = dataset if is_adapted else DatasetAdapter(dataset, get_strategy(), weights)
+        adapter = (
+            dataset
+            if isinstance(dataset, DatasetAdapter)
+            else DatasetAdapter(dataset, get_strategy(), given.get("class_weight"))
+        )
         if adapter.is_infinite and not given.get("steps_per_epoch"):
             raise ValueError(
                 "The dataset repeats for ever. Say how many batches make an epoch:"
