@@ -86,6 +86,7 @@ def test_a_forked_child_that_exits_disturbs_nobody(tmp_path):
         assert [w.code for w in gang.workers] == [0, 0]
 
 
+@pytest.mark.slow
 def test_all_workers_say_that_the_process_of_jax_s_service_is_gone(tmp_path):
     with Gang(tmp_path, 2) as gang:
         for index in range(2):
