@@ -129,7 +129,8 @@ def predicted_in_order(predict: Any, given: inspect.BoundArguments, home: Any) -
     )
     given.arguments["x"] = DatasetAdapter(numbered, home, None, rows)
     outputs = predict(*given.args, **given.kwargs)
-    starts = np.cumsum([0, *map(len, rows[:-1])])
-    places = [s + np.argsort(r, kind="stable") for s, r in zip(starts, rows, strict=True)]
+    ends = np.cumsum([*map(len, rows)])
+    places = [e - len(r) + np.argsort(r, kind="stable") for e, r in zip(ends, rows, strict=True)]
     order = np.concatenate(places)
-    return tree.map_structure(lambda x: x[order[: len(x)]], outputs)
+    # Outputs that have no row for each row of the batches stay as they are.
+    return tree.map_structure(lambda x: x[order[: len(x)]] if len(x) in ends else x, outputs)
