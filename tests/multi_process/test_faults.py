@@ -86,7 +86,6 @@ def test_a_forked_child_that_exits_disturbs_nobody(tmp_path):
         assert [w.code for w in gang.workers] == [0, 0]
 
 
-@pytest.mark.slow
 def test_all_workers_say_that_the_process_of_jax_s_service_is_gone(tmp_path):
     with Gang(tmp_path, 2) as gang:
         for index in range(2):
@@ -95,8 +94,9 @@ def test_all_workers_say_that_the_process_of_jax_s_service_is_gone(tmp_path):
 
         for worker in gang.workers:
             assert worker.code == 1
-            assert "The process that keeps JAX's coordination service" in worker.error
-            assert "is gone: it was killed, or crashed" in worker.error
+            # As an error, or where the collective does not come back from Gloo, in its place.
+            assert "The process that keeps JAX's coordination service" in worker.text
+            assert "is gone: it was killed, or crashed" in worker.text
         assert gang.is_gone()
 
 
