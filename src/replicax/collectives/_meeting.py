@@ -19,6 +19,7 @@ from typing import Any
 
 from replicax._errors import ReplicaError, user_line
 from replicax._interrupts import held
+from replicax._threads import new_thread
 from replicax.collectives._thread_state import inherited_jax_state
 
 Settle = Callable[[list[Any]], list[Any]]
@@ -118,7 +119,7 @@ class Meeting:
                     self._failure = (replica, failure)
                 self._changed.notify_all()
 
-        thread = threading.Thread(target=work, name=f"replica-{replica}", daemon=True)
+        thread = new_thread(work, name=f"replica-{replica}")
         self._threads.append(thread)
         self._running[replica] = True
         thread.start()

@@ -5,11 +5,11 @@ consumer can come before or after a step of theirs, never within: no element is 
 thread and the consumer, and no lock is left in a wrong state.
 """
 
-import atexit
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from operator import call, itemgetter
 from queue import Empty, SimpleQueue
@@ -17,6 +17,7 @@ from typing import Any
 
 from replicax._faults import fault_point
 from replicax._interrupts import held
+from replicax._threads import new_thread
 from replicax.input._split import attempts
 
 _END = object()
@@ -39,15 +40,11 @@ class Prefetch:
         self._stop = stop or threading.Event()
         self._taken: deque[Any] = deque()
         self._is_done = False
-        self._thread = threading.Thread(
-            target=_produce,
-            args=(make, self._ready, self._room, self._stop),
-            name="replicax-feed",
-            daemon=True,
-        )
         # The thread knows the queues and the event, never this object: dropping it ends the thread.
-        self._finalizer = weakref.finalize(self, _end, self._stop, self._room, self._ready)
-        _open.add(self)
+        end = partial(_end, self._stop, self._room, self._ready)
+        self._finalizer = weakref.finalize(self, end)
+        arguments = make, self._ready, self._room, self._stop
+        self._thread = new_thread(_produce, *arguments, name="replicax-feed", stop=end)
         with held:
             self._thread.start()
 
@@ -114,16 +111,3 @@ def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]
             ready.get_nowait()
         except Empty:
             return
-
-
-_open: weakref.WeakSet[Prefetch] = weakref.WeakSet()
-
-
-@atexit.register
-def _close_all() -> None:
-    """At the end of the program: Python kills threads that come back from JAX after it.
-
-    Finalizers do the same, but it is not known whether they come before.
-    """
-    for prefetch in list(_open):
-        prefetch.close()

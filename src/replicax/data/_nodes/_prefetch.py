@@ -5,6 +5,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import final
 
+from replicax._threads import new_thread
 from replicax.data._blocks import Block
 from replicax.data._node import Due, Node, PassingNode, Stream
 from replicax.data._seeds import Run
@@ -133,9 +134,8 @@ class PrefetchStream(Stream):
         self._shared.stop()
 
     def _start(self) -> None:
-        self._thread = threading.Thread(
-            target=_read_ahead, args=(self._shared,), name="replicax-prefetch", daemon=True
-        )
+        shared = self._shared
+        self._thread = new_thread(_read_ahead, shared, name="replicax-prefetch", stop=shared.stop)
         self._thread.start()
 
     def _take(self) -> Block | None:
