@@ -3,8 +3,8 @@ from types import SimpleNamespace as Record
 
 import pytest
 
-from replicax.cluster._errors import ClusterStateError, MissingPackageError
-from replicax.cluster._gce import GCEClusterResolver
+from replicax.cluster._checks import ClusterStateError, MissingPackageError
+from replicax.cluster._clouds import GCEClusterResolver
 
 
 class Answer:

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicax.cluster._errors import ClusterError, ClusterTypeError
-from replicax.cluster._jobs import detect_job
+from replicax.cluster._checks import ClusterError, ClusterTypeError
+from replicax.cluster._resolve import detect_job
 
 JAXJOB = {
     "COORDINATOR_ADDRESS": "mnist-worker-0",

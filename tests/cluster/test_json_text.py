@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._errors import ClusterError, ClusterTypeError
-from replicax.cluster._json_text import read_object, refuse_misspelt
+from replicax.cluster._checks import ClusterError, ClusterTypeError
+from replicax.cluster._tf_config import read_object, refuse_misspelt
 
 values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.text()),

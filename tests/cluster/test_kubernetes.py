@@ -4,8 +4,8 @@ from types import SimpleNamespace as Record
 import pytest
 
 from replicax._errors import ReplicaxError
-from replicax.cluster._errors import ClusterStateError, MissingPackageError
-from replicax.cluster._kubernetes import (
+from replicax.cluster._checks import ClusterStateError, MissingPackageError
+from replicax.cluster._clouds import (
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )

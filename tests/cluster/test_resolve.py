@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax._errors import ReplicaxError
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterError, ClusterTypeError
 from replicax.cluster._resolve import resolve_cluster
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
 from replicax.cluster._spec import ClusterSpec

@@ -2,7 +2,7 @@ import jax
 import pytest
 
 from replicax._errors import ReplicaxError
-from replicax.cluster._errors import ClusterConflictError, ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterConflictError, ClusterError, ClusterTypeError
 from replicax.cluster._resolver import (
     ClusterResolver,
     SimpleClusterResolver,

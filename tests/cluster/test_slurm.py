@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._errors import ClusterError, ClusterStateError
+from replicax.cluster._checks import ClusterError, ClusterStateError
 from replicax.cluster._slurm import SlurmClusterResolver, expand_counts, expand_hosts
 
 

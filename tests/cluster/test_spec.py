@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterError, ClusterTypeError
 from replicax.cluster._spec import ClusterSpec
 
 MIXED = {"worker": ["a:1", "b:2"], "ps": {0: "p:0", 2: "p:2"}}

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from replicax._errors import ReplicaxError
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterError, ClusterTypeError
 from replicax.cluster._resolver import ClusterResolver, local_accelerators
 from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
 

@@ -1,7 +1,7 @@
 import jax.numpy as jnp
 
 import replicax as rx
-from replicax.collectives._destinations import plain_reduction, replicas_of, topology_of
+from replicax.collectives._options import plain_reduction, replicas_of, topology_of
 from tests.replicas import mirrored
 
 D = rx.distribute

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from replicax.collectives._thread_state import inherited_jax_state
+from replicax.collectives._meeting import inherited_jax_state
 from tests.replicas import components, context, mirrored, replica_id
 
 

@@ -3,7 +3,7 @@ import pytest
 
 import replicax as rx
 from replicax._errors import PlacementError
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterError, ClusterTypeError
 from replicax.cluster._resolver import ClusterResolver
 from replicax.topology._system import TPUClusterResolver
 

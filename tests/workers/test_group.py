@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers._group import Group
 from replicax.workers._wire import Wire
 

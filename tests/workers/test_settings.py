@@ -2,8 +2,8 @@
 
 import pytest
 
-from replicax.cluster._errors import ClusterError
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import ClusterError
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers._settings import Settings
 
 FACTS = ClusterFacts.of_processes(0, ("a:1", "b:1"), coordinator="a:1", source="test")

@@ -21,8 +21,8 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 
-from replicax.cluster._facts import ClusterFacts
 from replicax.cluster._resolve import resolve_cluster
+from replicax.cluster._spec import ClusterFacts
 from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "keras", "flax", "orbax-checkpoint", "libtpu")

@@ -16,8 +16,8 @@ from types import FrameType
 
 from replicax.cli._gang import Gang, Plan, Worker
 from replicax.cli._output import Log
-from replicax.cluster._errors import ClusterError
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import ClusterError
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers._join import HubProcess, hub_options
 from replicax.workers._sessions import Guard
 from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings, given_token

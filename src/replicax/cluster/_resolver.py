@@ -6,10 +6,8 @@ from typing import Any
 
 import jax
 
-from replicax.cluster._errors import ClusterConflictError, ClusterError, ClusterTypeError
-from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._tasks import format_master
-from replicax.cluster._values import show
+from replicax.cluster._checks import ClusterConflictError, ClusterError, ClusterTypeError, show
+from replicax.cluster._spec import ClusterSpec, format_master
 
 
 class ClusterResolver(ABC):

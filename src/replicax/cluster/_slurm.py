@@ -7,11 +7,9 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from replicax.cluster._errors import ClusterError, ClusterStateError
+from replicax.cluster._checks import ClusterError, ClusterStateError, show, to_index
 from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._tasks import master_of
-from replicax.cluster._values import show, to_index
+from replicax.cluster._spec import ClusterSpec, master_of
 
 _MOST_HOSTS = 100_000
 

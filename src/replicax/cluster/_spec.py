@@ -1,11 +1,21 @@
-"""ClusterSpec: the tasks of a cluster, by job."""
+"""What a cluster is: its tasks by job, their addresses, and what a strategy must know of them.
+
+ClusterSpec: the tasks of a cluster, by job.
+
+Tasks and their addresses, as resolvers answer for them.
+
+ClusterFacts: what a strategy must know about the cluster, whoever found it.
+"""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from replicax._lazy import LeavesOut
-from replicax.cluster._errors import ClusterError, ClusterTypeError
-from replicax.cluster._values import show, to_index, to_name
+from replicax.cluster._checks import ClusterError, ClusterTypeError, show, to_index, to_name
+
+if TYPE_CHECKING:
+    from replicax.cluster._resolver import ClusterResolver
 
 Jobs = dict[str, dict[int, str]]
 
@@ -204,3 +214,158 @@ def _parse_task(task: object, where: str) -> str:
     if not task:
         raise ClusterError(f'{where} is empty; write an address, such as "localhost:12345".')
     return task
+
+
+def task_or_own(
+    resolver: "ClusterResolver", task_type: str | None, task_id: int | None
+) -> tuple[str | None, int | None]:
+    """Complete a task that is named by half, or not at all, with the resolver's own.
+
+    Example:
+        >>> from replicax.cluster._resolver import SimpleClusterResolver
+        >>> from replicax.cluster._spec import ClusterSpec
+        >>> from replicax.cluster._spec import task_or_own
+        >>> resolver = SimpleClusterResolver(ClusterSpec({}), task_type="worker", task_id=1)
+        >>> task_or_own(resolver, None, 0)
+        ('worker', 0)
+    """
+    job = resolver.task_type if task_type is None else task_type
+    return job, resolver.task_id if task_id is None else task_id
+
+
+def master_of(
+    resolver: "ClusterResolver", task_type: str | None, task_id: int | None, rpc_layer: str | None
+) -> str:
+    """Give the address of a task, the resolver's own by default; empty if that is not known.
+
+    Example:
+        >>> from replicax.cluster._resolver import SimpleClusterResolver
+        >>> from replicax.cluster._spec import ClusterSpec
+        >>> from replicax.cluster._spec import master_of
+        >>> spec = ClusterSpec({"worker": ["a:1", "b:2"]})
+        >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=1)
+        >>> master_of(resolver, None, None, None), master_of(resolver, None, 0, "grpc")
+        ('b:2', 'grpc://a:1')
+    """
+    job, index = task_or_own(resolver, task_type, task_id)
+    if job is None or index is None:
+        return ""
+    address = resolver.cluster_spec().task_address(job, index)
+    return format_master(address, rpc_layer or resolver.rpc_layer)
+
+
+def format_master(address: str, rpc_layer: str | None) -> str:
+    """Put the protocol, if there is one, before an address.
+
+    Example:
+        >>> from replicax.cluster._spec import format_master
+        >>> format_master("a:1", "grpc"), format_master("a:1", None)
+        ('grpc://a:1', 'a:1')
+    """
+    return f"{rpc_layer}://{address}" if rpc_layer else address
+
+
+@dataclass(frozen=True)
+class ClusterFacts:
+    """The workers that train together, and which of them this process is.
+
+    Attributes:
+        num_workers: How many workers train together; 1 without a cluster.
+        index: This process among them: the chief is 0 and the workers follow.
+        addresses: The address of each worker, None where it is not known; empty without a cluster.
+        task_type: The job of this process, or None without a cluster.
+        task_id: The index of this process in its job, or None without a cluster.
+        is_chief: Whether this process is the one that writes for all.
+        coordinator: The address where the workers meet, that of worker 0; None where nobody else
+            is to be met.
+        source: Where this was read, for messages.
+
+    Example:
+        >>> from replicax.cluster._spec import ClusterFacts
+        >>> facts = ClusterFacts.alone("no cluster")
+        >>> facts.num_workers, facts.index, facts.is_chief
+        (1, 0, True)
+    """
+
+    num_workers: int
+    index: int
+    addresses: tuple[str | None, ...]
+    task_type: str | None
+    task_id: int | None
+    is_chief: bool
+    coordinator: str | None
+    source: str
+
+    @classmethod
+    def alone(cls, source: str) -> "ClusterFacts":
+        """One process that meets nobody.
+
+        Example:
+            >>> from replicax.cluster._spec import ClusterFacts
+            >>> ClusterFacts.alone("no cluster").coordinator is None
+            True
+        """
+        return cls(
+            num_workers=1,
+            index=0,
+            addresses=(),
+            task_type=None,
+            task_id=None,
+            is_chief=True,
+            coordinator=None,
+            source=source,
+        )
+
+    @classmethod
+    def of_processes(
+        cls, index: int, addresses: tuple[str | None, ...], *, coordinator: str, source: str
+    ) -> "ClusterFacts":
+        """Equal processes without a chief, as schedulers start them.
+
+        Example:
+            >>> from replicax.cluster._spec import ClusterFacts
+            >>> facts = ClusterFacts.of_processes(
+            ...     1, ("a:1", "b:1"), coordinator="a:1", source="Slurm"
+            ... )
+            >>> facts.task_type, facts.task_id, facts.is_chief
+            ('worker', 1, False)
+        """
+        return cls(
+            num_workers=len(addresses),
+            index=index,
+            addresses=addresses,
+            task_type="worker",
+            task_id=index,
+            is_chief=index == 0,
+            coordinator=coordinator,
+            source=source,
+        )
+
+    @property
+    def neighbours(self) -> int:
+        """How many of the workers, this one too, run on this one's machine, by their addresses.
+
+        Example:
+            >>> from replicax.cluster._spec import ClusterFacts
+            >>> facts = ClusterFacts.of_processes(
+            ...     0, ("a:1", "a:2", "b:1", None), coordinator="a:1", source="Slurm"
+            ... )
+            >>> facts.neighbours
+            2
+        """
+        hosts = [a.rpartition(":")[0] if a else None for a in self.addresses]
+        return hosts.count(hosts[self.index]) if hosts and hosts[self.index] else 1
+
+    def describe(self, index: int) -> str:
+        """Name a worker for a message.
+
+        Example:
+            >>> from replicax.cluster._spec import ClusterFacts
+            >>> facts = ClusterFacts.of_processes(
+            ...     0, ("a:1", None), coordinator="a:1", source="Kubeflow"
+            ... )
+            >>> facts.describe(0), facts.describe(1)
+            ('worker 0 (a:1)', 'worker 1')
+        """
+        address = self.addresses[index] if index < len(self.addresses) else None
+        return f"worker {index} ({address})" if address else f"worker {index}"

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
-from replicax.collectives._destinations import (
+from replicax.collectives._options import (
+    CommunicationOptions,
     Pairs,
     check_destinations,
     checked_pairs,
@@ -19,18 +20,23 @@ from replicax.collectives._destinations import (
     plain_reduction,
     replicas_of,
 )
-from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import WITHIN_PROCESS, Packing, for_parts, packed
 from replicax.topology._devices import resolve
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._across import MESH_AXIS, Across, sum_over_mesh, widened
-from replicax.values._in_body import apply_in_body, local_piece
-from replicax.values._indexed_slices import is_slices
+from replicax.topology._mesh import (
+    MESH_AXIS,
+    REPLICA_AXIS,
+    Across,
+    Topology,
+    sum_over_mesh,
+    widened,
+)
 from replicax.values._per_replica import (
     InBody,
     Mirrored,
     PerReplica,
 )
+from replicax.values._pieces import apply_in_body, local_piece
+from replicax.values._reduce import is_slices
 
 Leaves = list[jax.Array]
 

@@ -28,12 +28,11 @@ from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
 from replicax.data._errors import InvalidArgumentError
-from replicax.topology._mesh import Topology
-from replicax.values._across import widened
+from replicax.topology._mesh import Topology, widened
 from replicax.values._per_replica import pieces
+from replicax.values._pieces import all_shapes, gather_across
 from replicax.values._placement import is_array, on_device
-from replicax.values._regroup import select
-from replicax.values._workers import all_shapes, gather_across
+from replicax.values._structures import select
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from replicax._recording import unrecorded
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
-from replicax.values._across import Across
-from replicax.values._indexed_slices import IndexedSlices, is_slices
+from replicax.topology._mesh import Across
 from replicax.values._per_replica import is_opaque
+from replicax.values._reduce import IndexedSlices, is_slices
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

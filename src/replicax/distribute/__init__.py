@@ -30,10 +30,10 @@ from replicax.strategy._mirrored import MirroredStrategy
 from replicax.strategy._one_device import OneDeviceStrategy
 from replicax.strategy._v2 import Strategy
 from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica
-from replicax.values._specs import PerReplicaSpec
+from replicax.values._structures import PerReplicaSpec
 
 if TYPE_CHECKING:
-    from replicax.compat.v1._iterators import InputIterator
+    from replicax.compat.v1._strategies import InputIterator
     from replicax.distribute import cluster_resolver, experimental
     from replicax.input._distributed import DistributedDataset, DistributedIterator
     from replicax.input._options import InputContext, InputOptions, InputReplicationMode
@@ -80,7 +80,7 @@ _HOMES = {
     "DistributedDataset": "replicax.input._distributed",
     "DistributedIterator": "replicax.input._distributed",
     "InputContext": "replicax.input._options",
-    "InputIterator": "replicax.compat.v1._iterators",
+    "InputIterator": "replicax.compat.v1._strategies",
     "InputOptions": "replicax.input._options",
     "InputReplicationMode": "replicax.input._options",
     "MultiWorkerMirroredStrategy": "replicax.strategy._multi_worker",

@@ -16,7 +16,7 @@ from replicax._errors import (
     TracingError,
     VariableError,
 )
-from replicax.cluster._errors import ClusterError
+from replicax.cluster._checks import ClusterError, RollCallError, WorkerLostError
 from replicax.data._errors import (
     AlreadyExistsError,
     DataLossError,
@@ -28,7 +28,6 @@ from replicax.data._errors import (
     StructureError,
     UnimplementedError,
 )
-from replicax.workers._errors import RollCallError, WorkerLostError
 
 __all__ = [
     "AlreadyExistsError",

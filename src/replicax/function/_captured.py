@@ -14,7 +14,6 @@ import numpy as np
 from replicax.context._current import current
 from replicax.function._signals import HostDriven
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import local_piece
 from replicax.values._per_replica import (
     DistributedValues,
     Form,
@@ -27,6 +26,7 @@ from replicax.values._per_replica import (
     num_components,
     seen_by,
 )
+from replicax.values._pieces import local_piece
 from replicax.values._placement import check_count, is_array, is_traced, on_device
 from replicax.variables._cell import Cell
 from replicax.variables._levels import is_transformed

@@ -18,10 +18,9 @@ from replicax._errors import TracingError
 from replicax.context._current import in_replica
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import STORED_NAME, WHOLE_NAME
-from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._pieces import from_first, stacked_array
 from replicax.values._placement import is_traced
-from replicax.values._workers import from_first
 from replicax.variables._cell import Cell
 from replicax.variables._creation import value_before
 from replicax.variables._levels import TraceLevel, read_p

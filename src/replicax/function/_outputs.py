@@ -11,15 +11,15 @@ import numpy as np
 from replicax._errors import TracingError
 from replicax.function._reach import Edge, Reach
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Joined,
     Stacked,
     is_opaque,
 )
+from replicax.values._pieces import stacked_array
 from replicax.values._placement import first, is_array, is_traced
-from replicax.values._records import closed, has_records, opened
+from replicax.values._structures import closed, has_records, opened
 from replicax.variables._held import value_of
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)

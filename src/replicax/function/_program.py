@@ -18,8 +18,7 @@ from replicax.function._outputs import Outputs
 from replicax.function._signals import Unfilled
 from replicax.function._signature import Arguments
 from replicax.function._variance import calls_host
-from replicax.topology._mesh import Topology
-from replicax.topology._together import together
+from replicax.topology._mesh import Topology, together
 from replicax.values._placement import first, own_copy, replicate
 from replicax.variables._agreement import diverging
 from replicax.variables._cell import changing

@@ -13,7 +13,6 @@ from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._ahead import Ahead
 from replicax.function._signals import Ragged, Text
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import known_stack, stacked_array
 from replicax.values._per_replica import (
     DistributedValues,
     Joined,
@@ -24,8 +23,9 @@ from replicax.values._per_replica import (
     is_text,
     pieces,
 )
+from replicax.values._pieces import known_stack, stacked_array
 from replicax.values._placement import is_array
-from replicax.values._specs import PerReplicaSpec, component_specs
+from replicax.values._structures import PerReplicaSpec, component_specs
 
 Rebuild = Callable[[Any], Any]
 

@@ -21,7 +21,7 @@ from replicax.input._prefetch import Prefetch
 from replicax.input._split import Step, passed_over
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import T_co
-from replicax.values._specs import PerReplicaSpec
+from replicax.values._structures import PerReplicaSpec
 
 _STATE_VERSION = 2
 

@@ -16,7 +16,7 @@ from replicax._errors import ScopeError
 from replicax.context._current import current, get_strategy
 from replicax.function._control import cond, scan, while_loop
 from replicax.integrations._hook import Hook, replicas
-from replicax.topology._partition import partition_spec
+from replicax.topology._mesh import partition_spec
 from replicax.variables._layout import laid_out_like
 
 # Variables.

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
-from replicax.collectives._destinations import plain_reduction
-from replicax.collectives._options import RunOptions
+from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.strategy._bridges import Bridges
@@ -28,7 +27,6 @@ from replicax.strategy._run import run_replicas
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
-from replicax.values._indexed_slices import gather_slices, is_slices, reduce_slices
 from replicax.values._per_replica import (
     AnyArray,
     DistributedValues,
@@ -38,8 +36,15 @@ from replicax.values._per_replica import (
     is_opaque,
     pieces,
 )
-from replicax.values._records import closed, opened
-from replicax.values._reduce import Axis, gather_value, reduce_value
+from replicax.values._reduce import (
+    Axis,
+    gather_slices,
+    gather_value,
+    is_slices,
+    reduce_slices,
+    reduce_value,
+)
+from replicax.values._structures import closed, opened
 from replicax.variables._held import value_of, variable_of
 
 _T = TypeVar("_T")

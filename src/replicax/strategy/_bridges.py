@@ -14,13 +14,13 @@ from jax.sharding import Mesh
 from replicax._errors import PlacementError
 from replicax.context._current import entered
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import stacked_array
 from replicax.values._per_replica import (
     Joined,
     PerReplica,
     is_distributed,
     stacked,
 )
+from replicax.values._pieces import stacked_array
 from replicax.values._placement import is_traced
 from replicax.variables._held import variable_of
 from replicax.variables._levels import Storage, level

@@ -6,10 +6,9 @@ from typing import Any
 import jax
 
 from replicax._errors import ScopeError
-from replicax.cluster._facts import ClusterFacts
 from replicax.cluster._resolve import resolve_cluster
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
-from replicax.cluster._spec import ClusterSpec
+from replicax.cluster._spec import ClusterFacts, ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationOptions

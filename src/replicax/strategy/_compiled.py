@@ -17,10 +17,8 @@ from replicax.function._captured import own_value
 from replicax.function._lift import cooked, pull_reads, raw, settle_created
 from replicax.function._variance import varying_outputs
 from replicax.strategy._own_parts import on_own_parts
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._across import MESH_AXIS
+from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Topology
 from replicax.values._cut import Cut
-from replicax.values._in_body import local_piece, stacked_array
 from replicax.values._per_replica import (
     Joined,
     Mirrored,
@@ -29,9 +27,9 @@ from replicax.values._per_replica import (
     Stacked,
     is_opaque,
 )
+from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import is_array, per_replica_map
-from replicax.values._records import closed, opened
-from replicax.values._specs import component_specs
+from replicax.values._structures import closed, component_specs, opened
 from replicax.variables._agreement import note_verdict, settled_in_body
 from replicax.variables._cell import Cell
 from replicax.variables._levels import Level, TraceLevel, level

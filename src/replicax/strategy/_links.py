@@ -15,13 +15,11 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._across import MESH_AXIS, Across
-from replicax.values._in_body import local_piece
+from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax.values._per_replica import in_body, is_opaque
+from replicax.values._pieces import equal_across, local_piece
 from replicax.values._placement import is_array, is_traced, on_device
-from replicax.values._regroup import regroup, select
-from replicax.values._workers import equal_across
+from replicax.values._structures import regroup, select
 from replicax.variables._levels import Overlay, level
 
 

@@ -16,8 +16,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from replicax._errors import PlacementError
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.topology._partition import partition_spec
+from replicax.topology._mesh import REPLICA_AXIS, Topology, partition_spec
 from replicax.values._per_replica import DistributedValues
 from replicax.values._placement import WHOLE, is_traced
 from replicax.variables._held import value_of, variable_of

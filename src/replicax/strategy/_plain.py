@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
-from replicax.values._indexed_slices import is_slices
 from replicax.values._per_replica import DistributedValues, PerReplica, in_body, pieces
+from replicax.values._reduce import is_slices
 from replicax.variables._held import variable_of
 from replicax.variables._levels import level
 

@@ -24,7 +24,7 @@ from replicax.function._outputs import Outputs
 from replicax.function._signature import Arguments, take_apart
 from replicax.strategy._replica_thread import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
-from replicax.values._regroup import regroup, select, who_has_rows
+from replicax.values._structures import regroup, select, who_has_rows
 from replicax.variables._agreement import settled
 from replicax.variables._cell import Cell
 from replicax.variables._creation import births

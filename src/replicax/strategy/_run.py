@@ -28,7 +28,7 @@ from replicax.strategy._replica_thread import as_replica
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_opaque
 from replicax.values._placement import is_traced, on_device
-from replicax.values._regroup import check_counts, regroup, select, who_has_rows
+from replicax.values._structures import check_counts, regroup, select, who_has_rows
 from replicax.variables._cell import wholly
 from replicax.variables._levels import level
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from replicax._errors import ReplicaxError
+from replicax.cluster._checks import WorkerLostError
 from replicax.testing._faults import VARIABLE, Fault, as_text
-from replicax.workers._errors import WorkerLostError
 from replicax.workers._sessions import Guard, send
 from replicax.workers._wire import free_ports
 

@@ -1,15 +1,35 @@
-"""Topology: devices -> a mesh of replicas and their logical devices -> shardings."""
+"""The mesh: the devices of the replicas, and how the code of one replica reaches the others.
 
-from collections.abc import Sequence
+Topology: devices -> a mesh of replicas and their logical devices -> shardings.
+
+Partitions: into how many parts an array is cut along each axis -> a spec of logical axes.
+
+Together: what the processes of a topology do at the same time.
+
+Across: how code of one replica reaches the others.
+
+Code inside a compiled replica function reaches them over the mesh. A replica that is compiled by
+itself, because its shapes differ from the others', meets them; see ``collectives._eager``.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicax._errors import PlacementError
 from replicax.topology._devices import default_devices, device_name_as, resolve_all
+from replicax.workers import _group
+from replicax.workers._sockets import GLOO_GREETING, unheard
 
 REPLICA_AXIS = "replica"
 
@@ -111,3 +131,191 @@ def prime_factors(n: int) -> tuple[int, ...]:
             n //= p
         p += 1
     return tuple(factors)
+
+
+def partition_spec(
+    topology: Topology,
+    partition_dimensions: Sequence[int],
+    shape: Sequence[int],
+    *,
+    what: str,
+    may_repeat: bool = False,
+) -> PartitionSpec:
+    """How an array is cut over the logical devices of a replica.
+
+    Args:
+        topology: The replicas and their logical devices.
+        partition_dimensions: Into how many parts it is cut along each axis.
+        shape: Its shape.
+        what: What it is, for messages.
+        may_repeat: Whether fewer parts than logical devices are fine, each then on several.
+
+    Raises:
+        PlacementError: Checked in TensorFlow's order: not one number for each axis; an axis that
+            cannot be cut into so many equal parts; more or fewer parts than logical devices.
+
+    Example:
+        >>> from replicax.topology._mesh import Topology
+        >>> from replicax.topology._mesh import partition_spec
+        >>> eight = Topology(tuple(jax.devices()), cores=8)
+        >>> partition_spec(eight, [1, 2, 4, 1], (1, 8, 8, 3), what="an image")
+        P(None, 'l0', ('l1', 'l2'))
+    """
+    parts = _numbers(partition_dimensions)
+    if len(parts) != len(shape):
+        raise PlacementError(
+            f"partition_dimensions {parts} has {len(parts)} numbers, but {what} has the shape"
+            f" {tuple(shape)}: it needs {len(shape)}, one for each axis, with 1 for an axis that is"
+            " not cut."
+        )
+    for axis, (size, count) in enumerate(zip(shape, parts, strict=True)):
+        if size % count:
+            raise PlacementError(
+                f"partition_dimensions {parts} cuts axis {axis} of {what}, of shape"
+                f" {tuple(shape)}, into {count} parts, and {size} is not divisible by {count}."
+                " Cut another axis, or pad this one."
+            )
+    total, cores = math.prod(parts), topology.cores
+    if total != cores and not (may_repeat and cores % total == 0):
+        wanted = "a divisor of" if may_repeat else "equal to"
+        raise PlacementError(
+            f"partition_dimensions {parts} makes {total} parts; their number must be {wanted} the"
+            f" {cores} logical device(s) of a replica. The device assignment of the strategy says"
+            " how many there are: rx.tpu.experimental.DeviceAssignment.build(topology,"
+            " computation_shape=...)."
+        )
+    return _spec(topology, parts)
+
+
+def _numbers(partition_dimensions: Sequence[int]) -> list[int]:
+    try:
+        numbers: list[Any] = list(partition_dimensions)
+    except TypeError:
+        numbers = [None]
+    if not all(_is_positive(n) for n in numbers):
+        raise PlacementError(
+            f"partition_dimensions is {partition_dimensions!r}; it must be a list of positive whole"
+            " numbers, one for each axis, such as [1, 2, 4, 1]."
+        )
+    return [int(n) for n in numbers]
+
+
+def _is_positive(n: object) -> bool:
+    return isinstance(n, int | np.integer) and not isinstance(n, bool) and int(n) > 0
+
+
+def _spec(topology: Topology, parts: Sequence[int]) -> PartitionSpec:
+    free = dict(topology.logical_axes)
+    entries: list[str | tuple[str, ...] | None] = []
+    for count in parts:
+        chosen = tuple(_take_axis(free, prime) for prime in prime_factors(count))
+        entries.append(chosen if len(chosen) > 1 else chosen[0] if chosen else None)
+    while entries and entries[-1] is None:
+        entries.pop()
+    return PartitionSpec(*entries)
+
+
+def _take_axis(free: dict[str, int], size: int) -> str:
+    name = next(axis for axis, s in free.items() if s == size)
+    del free[name]
+    return name
+
+
+_Finish = Callable[[Any], Any]
+# Where workers have met: they connect, and say so, when they first do.
+_connected: set[Topology] = set()
+
+
+def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
+    """The gate for a computation on all replicas of ``topology``; nothing if all are ours.
+
+    Args:
+        topology: Whose replicas compute.
+        what: What they compute, in words; the same on all workers.
+
+    Returns:
+        A context that gives a function, to be called with the results before the context ends: a
+        connection that broke shows only in them.
+    """
+    return nullcontext(_as_it_is) if topology.is_whole else _gate(topology, what)
+
+
+@contextmanager
+def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
+    if topology.devices[0].platform != "cpu":
+        with _group.required().collective(what):
+            yield _as_it_is  # accelerators compute ahead, and are left to
+        return
+    is_first = topology not in _connected
+    quiet = unheard(1, GLOO_GREETING) if is_first else nullcontext()
+    with _group.required().collective(what), quiet:
+        yield jax.block_until_ready
+    _connected.add(topology)
+
+
+def _as_it_is(results: Any) -> Any:
+    return results
+
+
+class Across(Protocol):
+    """The collectives that everything else is made of."""
+
+    @abstractmethod
+    def index(self) -> Any:
+        """This replica's number."""
+
+    @abstractmethod
+    def sum(self, xs: list[Any]) -> list[Any]:
+        """The sum over all replicas of each array."""
+
+    @abstractmethod
+    def gather(self, x: jax.Array, axis: int) -> jax.Array:
+        """All replicas' arrays, joined along ``axis``."""
+
+
+class MeshAxis:
+    """The replicas are one program, and an axis of its mesh."""
+
+    def index(self) -> Any:
+        """Known when the program runs."""
+        return jax.lax.axis_index(REPLICA_AXIS)
+
+    def sum(self, xs: list[Any]) -> list[Any]:
+        """One all-reduce."""
+        return sum_over_mesh(xs)
+
+    def gather(self, x: jax.Array, axis: int) -> jax.Array:
+        """One all-gather."""
+        if x.size == 0:  # XLA has no all-gather of nothing
+            rows = x.shape[axis] * jax.lax.axis_size(REPLICA_AXIS)
+            return jnp.zeros((*x.shape[:axis], rows, *x.shape[axis + 1 :]), x.dtype)
+        joined: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS, axis=axis, tiled=True)
+        return joined
+
+
+MESH_AXIS = MeshAxis()
+
+
+def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[Any]:
+    """The sum over all replicas of each array, inside compiled code.
+
+    Args:
+        xs: Arrays; of Python's numbers, which are the same everywhere, the sum is known already.
+        groups: The replicas that add up among themselves; all by default.
+    """
+    seen = [_seen(x) for x in xs]
+    sums: list[Any] = jax.lax.psum(seen, REPLICA_AXIS, axis_index_groups=groups)
+    return sums
+
+
+def widened(x: Any) -> Any:
+    """``x``, with narrow integers as wide ones: the sum that becomes a mean must not wrap."""
+    is_narrow = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4
+    return x.astype(jnp.int32) if is_narrow else x
+
+
+def _seen(x: Any) -> Any:
+    # An array that the function closed over is a constant of this process's program, and another
+    # one in other processes'. JAX would multiply it by the number of replicas.
+    is_constant = isinstance(x, jax.Array) and not isinstance(x, Tracer)
+    return jax.lax.optimization_barrier(x) if is_constant and jax.process_count() > 1 else x

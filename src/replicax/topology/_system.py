@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from replicax._errors import PlacementError
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax.cluster._checks import ClusterError, ClusterTypeError, show
 from replicax.cluster._resolver import ClusterResolver, local_accelerators
 from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._values import show
 from replicax.topology._config import LogicalDevice
 from replicax.topology._devices import device_name_as
 from replicax.topology._slice import current_slice, forget_slice, start_slice

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.topology._together import together
+from replicax.topology._mesh import REPLICA_AXIS, Topology, together
 from replicax.values._placement import first, on_device, own_copy, per_replica_jit
 
 Shape = tuple[int, ...]

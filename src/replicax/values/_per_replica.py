@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._basics import stands_for
 from replicax._errors import PerReplicaError
-from replicax.topology._mesh import Topology
-from replicax.values._across import MESH_AXIS, Across
-from replicax.values._operators import stands_for
+from replicax.topology._mesh import MESH_AXIS, Across, Topology
 from replicax.values._placement import is_traced, split, unstack
 from replicax.workers import _group
 

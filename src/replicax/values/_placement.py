@@ -2,7 +2,7 @@
 
 A *stacked* array has one row for each replica and is what compiled code takes and gives. A *joined*
 array is declared the same on all replicas while they may differ; it never leaves this module and
-``replicax.values._in_body``, where each replica looks at its own part only. Within a replica, an
+``replicax.values._pieces``, where each replica looks at its own part only. Within a replica, an
 array is on every logical device, or cut over them as a spec of their mesh axes says.
 """
 

@@ -12,8 +12,7 @@ import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._errors import VariableError
-from replicax.topology._mesh import Topology
-from replicax.topology._partition import partition_spec
+from replicax.topology._mesh import Topology, partition_spec
 from replicax.values._placement import WHOLE
 
 

@@ -26,8 +26,8 @@ from replicax._enums import ReduceOp, VariableAggregation
 from replicax._errors import ScopeError, VariableError
 from replicax.context._current import current
 from replicax.topology._mesh import Topology
-from replicax.values._in_body import local_piece
 from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
+from replicax.values._pieces import local_piece
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._agreement import note_line, settled, settled_copies

@@ -13,9 +13,9 @@ from replicax._enums import VariableAggregation
 from replicax._jax_private import give_assign
 from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
-from replicax.values._indexed_slices import IndexedSlices
 from replicax.values._per_replica import DistributedValues, PerReplica
 from replicax.values._placement import is_traced
+from replicax.values._reduce import IndexedSlices
 from replicax.variables._checks import check_dtype
 
 if TYPE_CHECKING:

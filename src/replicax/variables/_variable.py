@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import ShapedArray
 
+from replicax._basics import stands_for
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array
@@ -19,15 +20,14 @@ from replicax.context._current import current, get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
-from replicax.values._operators import stands_for
 from replicax.values._per_replica import (
     DistributedValues,
     InBody,
     PerReplica,
     format_components,
 )
+from replicax.values._pieces import from_first
 from replicax.values._placement import is_traced
-from replicax.values._workers import from_first
 from replicax.variables._cell import Cell, shown
 from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, duplicated, initial_array

@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 
 from replicax._errors import ReplicaError, ReplicaxError
 from replicax._faults import fault_point
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import WorkerLostError
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _sockets, _wire
-from replicax.workers._errors import WorkerLostError
 from replicax.workers._reports import Report
 from replicax.workers._wire import Message, Wire
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from replicax._faults import fault_point
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import RollCallError
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
-from replicax.workers._errors import RollCallError
 from replicax.workers._hub import HubOptions
 from replicax.workers._sessions import bare_python
 from replicax.workers._settings import Settings

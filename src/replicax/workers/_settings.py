@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from replicax.cluster._errors import ClusterError
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import ClusterError
+from replicax.cluster._spec import ClusterFacts
 
 HUB_VARIABLE = "REPLICAX_HUB"
 TOKEN_VARIABLE = "REPLICAX_TOKEN"

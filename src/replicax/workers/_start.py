@@ -6,9 +6,9 @@ import jax
 
 from replicax._errors import ScopeError
 from replicax._jax_private import backend_is_initialized, connect_distributed
-from replicax.cluster._facts import ClusterFacts
+from replicax.cluster._checks import RollCallError
+from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _group, _sockets, _wire
-from replicax.workers._errors import RollCallError
 from replicax.workers._group import Group
 from replicax.workers._join import join
 from replicax.workers._settings import Settings

@@ -7,8 +7,7 @@ Example:
 
 from replicax._basics import enable_eager_execution
 from replicax.compat.v1 import distribute
-from replicax.compat.v1._config import ConfigProto
-from replicax.compat.v1._tensor_info import TensorInfo
+from replicax.compat.v1._strategies import ConfigProto, TensorInfo
 
 __all__ = ["ConfigProto", "TensorInfo", "distribute", "enable_eager_execution"]
 

@@ -1,29 +1,152 @@
-"""The v1 strategies: the same strategies, with older verbs beside the current ones."""
+"""The strategies of TensorFlow 1, with older verbs beside the current ones, and their iterators.
+
+ConfigProto: the session configuration that v1 strategies adjust.
+
+TensorInfo: the name under which the pages speak of values made of several arrays.
+
+InputIterator: the iterators of v1 strategies, which are initialized by hand.
+
+The v1 strategies: the same strategies, with older verbs beside the current ones.
+
+The v1 form of MultiWorkerMirroredStrategy.
+
+The v1 form of TPUStrategy.
+"""
 
 from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import jax
 
 from replicax._enums import ReduceOp
+from replicax.cluster._resolver import ClusterResolver
 from replicax.collectives._cross_device_ops import CrossDeviceOps
-from replicax.compat.v1._iterators import InputIterator
+from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.context._current import require_cross_replica
 from replicax.data._dataset import Dataset
+from replicax.data._optional import Optional
 from replicax.input._distribute import (
     distribute_dataset,
     distribute_from_function,
     numpy_dataset,
 )
+from replicax.input._distributed import DistributedDataset, DistributedIterator
 from replicax.input._options import InputContext, InputReplicationMode
 from replicax.strategy._base import StrategyBase
+from replicax.strategy._cluster import InCluster, OnWorkers, WorkersAllReduce
+from replicax.strategy._tpu import OnSlice
+from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import Topology
+from replicax.topology._system import TPUClusterResolver
 from replicax.values._reduce import Axis
+
+
+@dataclass
+class _Experimental:
+    collective_group_leader: str = ""
+
+
+@dataclass
+class ConfigProto:
+    """The fields of TensorFlow's session configuration that strategies look at.
+
+    There are no sessions here; it is carried for programs that pass it around.
+
+    Example:
+        >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0"])
+        >>> strategy.update_config_proto(rx.compat.v1.ConfigProto()).isolate_session_state
+        True
+    """
+
+    allow_soft_placement: bool = False
+    isolate_session_state: bool = False
+    device_filters: list[str] = field(default_factory=list)
+    experimental: _Experimental = field(default_factory=_Experimental)
+
+    def copy(self) -> ConfigProto:
+        """An equal configuration that can be changed."""
+        return copy.deepcopy(self)
+
+
+class _HasArrays(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        leaves, treedef = jax.tree.flatten(value)
+        return not jax.tree_util.treedef_is_leaf(treedef) and any(
+            isinstance(x, jax.Array) for x in leaves
+        )
+
+
+class TensorInfo:
+    """What a value is made of.
+
+    Example:
+        >>> composite = rx.compat.v1.TensorInfo.CompositeTensor
+        >>> isinstance({"a": jnp.ones(2)}, composite), isinstance(jnp.ones(2), composite)
+        (True, False)
+    """
+
+    class CompositeTensor(metaclass=_HasArrays):
+        """A value made of several arrays: any registered pytree, sparse arrays included.
+
+        `strategy.run` takes them apart and puts them together as it does with dicts and tuples.
+        """
+
+
+class InputIterator:
+    """One pass over a distributed dataset, begun anew by `initialize`.
+
+    Example:
+        >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> iterator = strategy.make_dataset_iterator(rx.data.Dataset.range(4).batch(2))
+        >>> iterator.initialize()
+        >>> [x.tolist() for x in strategy.experimental_local_results(iterator.get_next())]
+        [[0], [1]]
+    """
+
+    def __init__(self, dataset: DistributedDataset) -> None:
+        self._dataset = dataset
+        self._pass: DistributedIterator | None = None
+
+    def initialize(self) -> None:
+        """Begin a new pass."""
+        if self._pass is not None:
+            self._pass.close()
+        self._pass = iter(self._dataset)
+
+    @property
+    def initializer(self) -> None:
+        """Begin a new pass; there are no operations to run later."""
+        return self.initialize()
+
+    def get_next(self) -> Any:
+        """The next element.
+
+        Raises:
+            OutOfRangeError: At the end.
+        """
+        return self._current().get_next()
+
+    def get_next_as_optional(self) -> Optional:
+        """The next element, or an empty optional at the end."""
+        return self._current().get_next_as_optional()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._current())
+
+    def _current(self) -> DistributedIterator:
+        if self._pass is None:
+            self.initialize()
+        assert self._pass is not None
+        return self._pass
 
 
 class Strategy(StrategyBase):
@@ -215,3 +338,55 @@ def _deprecated(old: str, new: str) -> None:
         warnings.warn(
             f"{old} is an older name; use `strategy.{new}`.", DeprecationWarning, stacklevel=3
         )
+
+
+@final
+class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
+    """Synchronous training on several machines; see `rx.distribute.MultiWorkerMirroredStrategy`.
+
+    Args:
+        communication: Which library moves the data; XLA chooses, whatever is named.
+        cluster_resolver: Where to find the cluster; by default the environment.
+
+    Example:
+        >>> v1 = rx.compat.v1.distribute
+        >>> v1.experimental.MultiWorkerMirroredStrategy().num_replicas_in_sync
+        1
+    """
+
+    def __init__(
+        self,
+        communication: Any = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        self._cluster = InCluster(cluster_resolver)
+        options = CommunicationOptions(implementation=communication)
+        super().__init__(self._cluster.topology, WorkersAllReduce(options, self._cluster.topology))
+
+
+@final
+class TPUStrategy(OnSlice, Strategy):
+    """Synchronous training on a TPU slice; see `rx.distribute.TPUStrategy`.
+
+    Args:
+        tpu_cluster_resolver: The TPU; that of this machine by default.
+        steps_per_run: Accepted for TensorFlow's sake; `rx.scan` takes several steps in one call.
+        device_assignment: Which cores form which replica; one replica on each core by default.
+
+    Example:
+        >>> rx.compat.v1.distribute.experimental.TPUStrategy().num_replicas_in_sync
+        8
+    """
+
+    def __init__(
+        self,
+        tpu_cluster_resolver: TPUClusterResolver | None = None,
+        steps_per_run: int | None = None,
+        device_assignment: DeviceAssignment | None = None,
+    ) -> None:
+        self.steps_per_run = steps_per_run or 1
+        super().__init__(tpu_cluster_resolver, device_assignment)
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+        """Combine a per-replica value into one, in the memory of the host."""
+        return OnSlice.reduce(self, reduce_op, value, axis)

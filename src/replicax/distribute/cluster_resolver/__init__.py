@@ -8,8 +8,11 @@ Example:
     2
 """
 
-from replicax.cluster._gce import GCEClusterResolver
-from replicax.cluster._kubernetes import KubernetesClusterResolver, KubernetesExecutableLocation
+from replicax.cluster._clouds import (
+    GCEClusterResolver,
+    KubernetesClusterResolver,
+    KubernetesExecutableLocation,
+)
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
 from replicax.cluster._slurm import SlurmClusterResolver
 from replicax.cluster._tf_config import TFConfigClusterResolver

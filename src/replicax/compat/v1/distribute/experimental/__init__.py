@@ -14,8 +14,7 @@ from replicax.collectives._options import (
     CommunicationImplementation,
     CommunicationOptions,
 )
-from replicax.compat.v1._multi_worker import MultiWorkerMirroredStrategy
-from replicax.compat.v1._tpu import TPUStrategy
+from replicax.compat.v1._strategies import MultiWorkerMirroredStrategy, TPUStrategy
 
 CollectiveCommunication = CommunicationImplementation
 

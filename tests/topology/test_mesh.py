@@ -5,8 +5,7 @@ import hypothesis.strategies as st
 import jax
 import pytest
 
-from replicax.topology._mesh import Topology
-from replicax.topology._partition import partition_spec
+from replicax.topology._mesh import Topology, partition_spec
 
 
 def of_cores(cores):

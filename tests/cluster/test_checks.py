@@ -3,8 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._errors import ClusterError, ClusterTypeError
-from replicax.cluster._values import parse_address, show, to_index, to_name
+from replicax.cluster._checks import (
+    ClusterError,
+    ClusterTypeError,
+    parse_address,
+    show,
+    to_index,
+    to_name,
+)
 
 
 @pytest.mark.parametrize(

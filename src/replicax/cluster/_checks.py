@@ -1,10 +1,63 @@
-"""Checks that every resolver shares: indices, names and addresses."""
+"""The errors of clusters and of their workers, and the checks that all resolvers share.
+
+The errors of clusters and resolvers.
+
+Each is also the built-in that TensorFlow raises in the same place::
+
+    ReplicaxError
+    |-- ClusterError (ValueError)            a cluster, a task or an address that makes no sense
+    |-- ClusterTypeError (TypeError)         a value of the wrong kind, such as a number for a list
+    |-- ClusterStateError (RuntimeError)     the surroundings lack what a resolver needs
+    |-- ClusterConflictError (KeyError)      two resolvers that claim the same task
+    `-- MissingPackageError (ImportError)    a client library that is not installed
+
+Checks that every resolver shares: indices, names and addresses.
+
+The errors of a group of workers.
+
+::
+
+    ReplicaxError
+    |-- ClusterError (ValueError)
+    |   `-- RollCallError (RuntimeError)     the workers did not come together
+    `-- WorkerLostError (RuntimeError)       a worker is gone, stuck, or has raised an error
+"""
 
 import re
 from numbers import Integral
 from typing import NamedTuple
 
-from replicax.cluster._errors import ClusterError, ClusterTypeError
+from replicax._errors import ReplicaxError
+
+
+class ClusterError(ReplicaxError, ValueError):
+    """A cluster, a task or an address that makes no sense.
+
+    Example:
+        >>> issubclass(rx.errors.ClusterError, ValueError)
+        True
+    """
+
+
+class ClusterTypeError(ReplicaxError, TypeError):
+    """A part of a cluster description is of the wrong kind, such as a number for a list."""
+
+
+class ClusterStateError(ReplicaxError, RuntimeError):
+    """The surroundings (Slurm, Kubernetes) lack what a resolver needs, or contradict it."""
+
+
+class ClusterConflictError(ReplicaxError, KeyError):
+    """Two resolvers of a union claim the same task."""
+
+    def __str__(self) -> str:
+        # KeyError shows the repr of its argument, which is no way to print a sentence.
+        return str(self.args[0]) if self.args else ""
+
+
+class MissingPackageError(ReplicaxError, ImportError):
+    """A resolver needs a client library that is not installed."""
+
 
 _LARGEST_INDEX = 999_999  # more is a slip, and lists of that length are made
 _LARGEST_PORT = 2**16 - 1
@@ -14,7 +67,7 @@ def show(value: object, limit: int = 60) -> str:
     """Write a value for an error message, on one line and not longer than ``limit``.
 
     Example:
-        >>> from replicax.cluster._values import show
+        >>> from replicax.cluster._checks import show
         >>> show("worker")
         "'worker'"
     """
@@ -36,7 +89,7 @@ def to_index(value: object, where: str) -> int:
         The index.
 
     Example:
-        >>> from replicax.cluster._values import to_index
+        >>> from replicax.cluster._checks import to_index
         >>> to_index("3", "task_id"), to_index(2, "task_id")
         (3, 2)
     """
@@ -67,7 +120,7 @@ def to_name(value: object, where: str) -> str:
     """Read the name of a job or of a task type: text that is not empty.
 
     Example:
-        >>> from replicax.cluster._values import to_name
+        >>> from replicax.cluster._checks import to_name
         >>> to_name("worker", "task_type")
         'worker'
     """
@@ -85,7 +138,7 @@ class Address(NamedTuple):
     """A host and a port, taken from ``host:port``.
 
     Example:
-        >>> from replicax.cluster._values import Address
+        >>> from replicax.cluster._checks import Address
         >>> Address("10.0.0.1", 8888).port
         8888
     """
@@ -105,7 +158,7 @@ def parse_address(text: str, where: str) -> Address:
         The host, without brackets, and the port.
 
     Example:
-        >>> from replicax.cluster._values import parse_address
+        >>> from replicax.cluster._checks import parse_address
         >>> parse_address("[::1]:8888", "worker 0")
         Address(host='::1', port=8888)
     """
@@ -135,3 +188,28 @@ def parse_address(text: str, where: str) -> Address:
             f" {error}. The parts of a name between dots have 1 to 63 letters."
         ) from error
     return Address(host, port)
+
+
+class RollCallError(ClusterError, RuntimeError):
+    """The workers did not come together: one is missing, twice there, or of another kind.
+
+    Example:
+        >>> issubclass(rx.errors.RollCallError, RuntimeError)
+        True
+    """
+
+
+class WorkerLostError(ReplicaxError, RuntimeError):
+    """A worker is gone, stuck, or has raised an error, and the others cannot go on.
+
+    Attributes:
+        index: Which worker; None if it is the coordinator of all.
+
+    Example:
+        >>> issubclass(rx.errors.WorkerLostError, RuntimeError)
+        True
+    """
+
+    def __init__(self, message: str, index: int | None = None) -> None:
+        super().__init__(message)
+        self.index = index

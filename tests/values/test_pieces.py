@@ -6,8 +6,8 @@ from jax.sharding import PartitionSpec
 
 import replicax as rx
 from replicax.topology._mesh import REPLICA_AXIS
-from replicax.values._in_body import apply_in_body, local_piece, stacked_array
 from replicax.values._per_replica import stacked
+from replicax.values._pieces import apply_in_body, local_piece, stacked_array
 from replicax.values._placement import per_replica_map, stack
 from tests.replicas import components, mirrored, per_replica
 

@@ -1,0 +1,266 @@
+"""Structures that hold distributed values: opened, put together, described, walked.
+
+Records: dataclasses that hold arrays, taken for containers also if JAX was not told of them.
+
+The results of the replicas as one structure, and back.
+
+Each leaf that all replicas agree on as plain Python (the same object, or an equal number, text or
+None) stays one bare value; every other leaf becomes a `PerReplica`.
+
+What the components of a per-replica value look like.
+
+Structures of values; None and distributed values are leaves.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.topology._mesh import Topology
+from replicax.values._per_replica import (
+    DistributedValues,
+    Stacked,
+    is_distributed,
+    is_opaque,
+    is_ragged,
+    num_components,
+    pieces,
+)
+from replicax.values._placement import check_count, is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """A dataclass's fields, as a container that JAX knows."""
+
+    kind: type
+    fields: tuple[Any, ...]
+
+
+jax.tree_util.register_pytree_node(
+    _Record, lambda r: (r.fields, r.kind), lambda kind, fields: _Record(kind, tuple(fields))
+)
+
+
+def opened(tree: Any) -> Any:
+    """``tree`` with the dataclasses in it that hold arrays as containers; see `closed`."""
+    return jax.tree.map(_open, tree, is_leaf=_is_leaf)
+
+
+def closed(tree: Any) -> Any:
+    """The reverse of `opened`: the dataclasses again, with what has taken their fields' places."""
+    return jax.tree.map(
+        lambda x: _close(x) if isinstance(x, _Record) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x),
+    )
+
+
+def has_records(tree: Any) -> bool:
+    """Whether an opened tree has a dataclass in it."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x))
+    return any(isinstance(x, _Record) for x in leaves)
+
+
+def _is_leaf(x: Any) -> bool:
+    return x is None or is_opaque(x)
+
+
+def _open(x: Any) -> Any:
+    if not dataclasses.is_dataclass(x) or isinstance(x, type) or not _holds_arrays(x):
+        return x
+    return _Record(type(x), tuple(opened(value) for value in _fields(x).values()))
+
+
+def _close(record: _Record) -> Any:
+    made: Any = object.__new__(record.kind)
+    for field, value in zip(dataclasses.fields(record.kind), record.fields, strict=True):
+        object.__setattr__(made, field.name, closed(value))
+    return made
+
+
+def _fields(x: Any) -> dict[str, Any]:
+    return {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+
+
+def _holds_arrays(x: Any) -> bool:
+    leaves = jax.tree.leaves(_fields(x), is_leaf=is_opaque)
+    return any(
+        is_array(v)
+        or is_distributed(v)
+        or (dataclasses.is_dataclass(v) and not isinstance(v, type) and _holds_arrays(v))
+        for v in leaves
+    )
+
+
+_PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
+
+
+def regroup(results: Sequence[Any], topology: Topology) -> Any:
+    """One structure whose leaves hold each replica's leaf.
+
+    Raises:
+        ValueError: If the replicas returned different structures.
+    """
+    leaves, treedefs = zip(
+        *(
+            jax.tree.flatten(opened(r), is_leaf=lambda x: x is None or is_opaque(x))
+            for r in results
+        ),
+        strict=True,
+    )
+    for i, treedef in enumerate(treedefs[1:], 1):
+        if treedef != treedefs[0]:
+            raise ValueError(
+                "The replicas returned different structures, which cannot be put together:"
+                f" replica 0 {treedefs[0]}, replica {i} {treedef}."
+            )
+    merged = [_merge(column, topology) for column in zip(*leaves, strict=True)]
+    return closed(jax.tree.unflatten(treedefs[0], merged))
+
+
+def select(value: Any, replica: int) -> Any:
+    """What replica number ``replica`` sees of a structure with distributed values in it."""
+    return jax.tree.map(
+        lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_opaque
+    )
+
+
+def check_counts(value: Any, topology: Topology) -> bool:
+    """Refuse distributed values of another number of replicas in a structure.
+
+    Returns:
+        Whether there is a distributed value in it.
+
+    Raises:
+        ValueError: If one does not have a component for each replica.
+    """
+    found = False
+    for v in jax.tree.leaves(value, is_leaf=is_opaque):
+        if is_distributed(v):
+            check_count(num_components(v), topology)
+            found = True
+    return found
+
+
+def has_distributed(value: Any) -> bool:
+    """Whether a structure has a distributed value in it."""
+    return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_opaque)))
+
+
+def who_has_rows(value: Any, topology: Topology) -> list[bool]:
+    """Which of this process's replicas were given rows of a batch that is short for some."""
+    found = [True] * topology.num_replicas
+    for v in jax.tree.leaves(value, is_leaf=is_opaque):
+        if is_ragged(v):
+            rows = [bool(not shape or shape[0]) for shape, _ in v.form.everyones]
+            if any(rows):
+                found = [a and b for a, b in zip(found, rows, strict=True)]
+    return [found[number] for number in topology.own]
+
+
+def _merge(column: Sequence[Any], topology: Topology) -> Any:
+    head = column[0]
+    if isinstance(head, jax.Array | np.ndarray):
+        return pieces(column, topology)
+    if all(x is head for x in column):
+        return head
+    if isinstance(head, _PLAIN) and all(type(x) is type(head) and x == head for x in column):
+        return head
+    return pieces(column, topology)
+
+
+class PerReplicaSpec(TypeSpec):
+    """The specs of a per-replica value's components, as `input_signature` takes them.
+
+    Example:
+        >>> spec = rx.distribute.PerReplicaSpec(rx.TensorSpec([None]), rx.TensorSpec([None]))
+        >>> len(spec.value_specs)
+        2
+    """
+
+    def __init__(self, *value_specs: Any) -> None:
+        self.value_specs = value_specs
+
+    def is_compatible_with(self, spec_or_value: Any) -> bool:
+        """Whether a per-replica value, or the spec of one, has components that fit these."""
+        if isinstance(spec_or_value, PerReplicaSpec):
+            parts = spec_or_value.value_specs
+        elif isinstance(spec_or_value, DistributedValues):
+            parts = spec_or_value.values
+        else:
+            return False
+        return len(parts) == len(self.value_specs) and all(
+            mine.is_compatible_with(part)
+            for mine, part in zip(self.value_specs, parts, strict=True)
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PerReplicaSpec) and self.value_specs == other.value_specs
+
+    def __hash__(self) -> int:
+        return hash(self.value_specs)
+
+    def __repr__(self) -> str:
+        return f"PerReplicaSpec{self.value_specs!r}"
+
+
+def component_specs(value: DistributedValues) -> tuple[Any, ...]:
+    """The spec of each component; arrays that differ in shape give specs that differ."""
+    form = value.form
+    if isinstance(form, Stacked):
+        spec = TensorSpec(form.array.shape[1:], form.array.dtype)
+        return (spec,) * len(form.topology.own)
+    return tuple(
+        TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
+        for v in value.values
+    )
+
+
+def _is_nest_leaf(x: Any) -> bool:
+    return x is None or is_distributed(x)
+
+
+def flatten(structure: Any) -> list[Any]:
+    """The leaves of a structure.
+
+    Example:
+        >>> rx.nest.flatten((1, [2, None]))
+        [1, 2, None]
+    """
+    return jax.tree.leaves(structure, is_leaf=_is_nest_leaf)
+
+
+def map_structure(func: Callable[..., Any], *structures: Any) -> Any:
+    """``func`` of the leaves of one or more structures, in their structure.
+
+    Example:
+        >>> rx.nest.map_structure(lambda a, b: a + b, [1, 2], [10, 20])
+        [11, 22]
+    """
+    return jax.tree.map(func, *structures, is_leaf=_is_nest_leaf)
+
+
+def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
+    """Leaves put into a structure.
+
+    Example:
+        >>> rx.nest.pack_sequence_as({"a": 0, "b": 0}, [1, 2])
+        {'a': 1, 'b': 2}
+    """
+    return jax.tree.unflatten(jax.tree.structure(structure, is_leaf=_is_nest_leaf), flat_sequence)
+
+
+def is_nested(structure: Any) -> bool:
+    """Whether a value is a structure rather than a leaf.
+
+    Example:
+        >>> rx.nest.is_nested([1]), rx.nest.is_nested(1)
+        (True, False)
+    """
+    leaves, treedef = jax.tree.flatten(structure, is_leaf=_is_nest_leaf)
+    return not leaves or not jax.tree_util.treedef_is_leaf(treedef)
