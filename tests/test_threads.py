@@ -22,7 +22,7 @@ new_thread(work, name="t", stop=told.set).start()
 FEEDS = """
 import os, sys, time
 import jax, numpy as np
-from replicax.input._prefetch import Prefetch
+from replicax.input._feed import Prefetch
 
 class Slow:  # what a thread lets go of as it ends: JAX takes its time, without Python's lock
     def __init__(self):

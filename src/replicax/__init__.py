@@ -32,7 +32,7 @@ from replicax.integrations._join import join_libraries  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
 from replicax.values._reduce import IndexedSlices  # noqa: E402
 from replicax.variables._creation import variable_creator_scope  # noqa: E402
-from replicax.variables._tree import variables  # noqa: E402
+from replicax.variables._held import variables  # noqa: E402
 from replicax.variables._variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import pytest
 from replicax.data import Dataset, Options, TextLineDataset
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import Batching, walk
-from replicax.data._nodes._readers import ReaderNode
+from replicax.data._readers import ReaderNode
 from replicax.data.experimental import SHARD_HINT, AutoShardPolicy, DistributeOptions
 from tests.data.pipelines import ints
 

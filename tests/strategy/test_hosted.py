@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.strategy._hosted import LatestUsed
+from replicax.strategy._run import LatestUsed
 
 
 @pytest.fixture(scope="module")

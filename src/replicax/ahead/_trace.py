@@ -21,8 +21,7 @@ from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.function._function import BoundFunction, Function
-from replicax.function._lift import lift
-from replicax.function._outputs import Outputs
+from replicax.function._lift import Outputs, lift
 from replicax.function._program import Program
 from replicax.function._signature import Arguments, take_apart
 from replicax.topology._aim import PlannedTopology, aimed_at

@@ -14,7 +14,7 @@ from replicax._errors import ScopeError
 if TYPE_CHECKING:
     from replicax.context._replica import ReplicaContext
     from replicax.strategy._base import StrategyBase
-    from replicax.strategy._v2 import Strategy
+    from replicax.strategy._strategies import Strategy
 
 
 @dataclass(frozen=True, slots=True)

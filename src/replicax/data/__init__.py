@@ -6,11 +6,11 @@ from replicax._lazy import on_demand
 
 if TYPE_CHECKING:
     from replicax.data import experimental
+    from replicax.data._ahead import Optional
     from replicax.data._dataset import Dataset
-    from replicax.data._dataset_spec import DatasetSpec
     from replicax.data._iterator import DatasetIterator, Iterator
+    from replicax.data._leaves import DatasetSpec
     from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-    from replicax.data._optional import Optional
     from replicax.data._options import Options, ThreadingOptions
     from replicax.data._readers import (
         FixedLengthRecordDataset,

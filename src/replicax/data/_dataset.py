@@ -11,7 +11,7 @@ from replicax.data._ahead import around, is_plain
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._iterator import DatasetIterator
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
-from replicax.data._nodes._annotate import OptionsNode
+from replicax.data._nodes._select import OptionsNode
 from replicax.data._options import Options
 from replicax.data._surface._batches import Batches
 from replicax.data._surface._elements import Elements

@@ -18,11 +18,10 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, RowBlock, as_structure, join
-from replicax.data._cache_file import writing
 from replicax.data._errors import DataLossError, InvalidArgumentError, NotFoundError, StructureError
 from replicax.data._leaves import common_shape, leaf_spec
 from replicax.data._node import Node, SourceNode, Stream, walk
-from replicax.data._nodes._cache import FileStream
+from replicax.data._nodes._cache import FileStream, writing
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
 

@@ -4,7 +4,7 @@ Example:
     >>> rx.debug.check_in_sync()
 """
 
-from replicax.variables._sync import check_in_sync
+from replicax.variables._held import check_in_sync
 
 __all__ = ["check_in_sync"]
 

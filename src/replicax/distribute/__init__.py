@@ -26,9 +26,7 @@ from replicax.context._current import (
 from replicax.context._replica import ReplicaContext
 from replicax.strategy._distributing import ValueContext
 from replicax.strategy._extended import StrategyExtended
-from replicax.strategy._mirrored import MirroredStrategy
-from replicax.strategy._one_device import OneDeviceStrategy
-from replicax.strategy._v2 import Strategy
+from replicax.strategy._strategies import MirroredStrategy, OneDeviceStrategy, Strategy
 from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica
 from replicax.values._structures import PerReplicaSpec
 

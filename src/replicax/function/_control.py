@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
 from replicax.function._lift import Lifted, cooked, lift, raw
+from replicax.function._modes import HostDriven
 from replicax.function._pull import Pull, outward
-from replicax.function._signals import HostDriven
 from replicax.variables._cell import Cell
+from replicax.variables._creation import read
 from replicax.variables._levels import TraceLevel, is_staging, level
-from replicax.variables._told import read
 
 
 def cond(

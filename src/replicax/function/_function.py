@@ -29,14 +29,21 @@ import jax
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, traced, traced_apart
 from replicax.context._current import current, get_strategy, whereabouts, within
-from replicax.function._eagerly import FunctionOptions, runs_eagerly
-from replicax.function._given import with_givens
-from replicax.function._lift import lift
-from replicax.function._outputs import Outputs
+from replicax.function._inputs import with_givens
+from replicax.function._lift import Outputs, lift
+from replicax.function._modes import (
+    FunctionOptions,
+    HostDriven,
+    Reshaped,
+    Unfilled,
+    late_creation,
+    needs_value,
+    runs_eagerly,
+    tell,
+)
 from replicax.function._program import ConcreteFunction, Program
 from replicax.function._pull import driven
 from replicax.function._reach import refuse_leaked, refuse_lost
-from replicax.function._signals import HostDriven, Reshaped, Unfilled, late_creation, needs_value
 from replicax.function._signature import (
     Arguments,
     Identity,
@@ -46,12 +53,11 @@ from replicax.function._signature import (
     receivers,
     take_apart,
 )
-from replicax.function._watch import tell
 from replicax.topology._mesh import Topology
 from replicax.variables._creation import births
+from replicax.variables._declaration import tell_newcomers
+from replicax.variables._held import CHECKS_EVERY_CALL, check_carried
 from replicax.variables._levels import TraceLevel
-from replicax.variables._planned import tell_newcomers
-from replicax.variables._sync import CHECKS_EVERY_CALL, check_carried
 
 _MANY_TRACES = 6
 _NEEDS_VALUE = (

@@ -1,17 +1,191 @@
-"""Gradients with respect to variables."""
+"""Gradients: of functions, and backwards through what a tape recorded.
 
-from collections.abc import Callable, Iterable
+Backwards through what a gradient tape recorded.
+
+Gradients with respect to variables.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from replicax._errors import VariableError
+from replicax._enums import UnconnectedGradients
+from replicax._errors import TracingError, VariableError
 from replicax.context._current import current
+from replicax.variables._cell import Cell
+from replicax.variables._creation import is_differentiable
 from replicax.variables._held import variable_of
 from replicax.variables._levels import Overlay, current_trace, level
 from replicax.variables._policy import write_own
 from replicax.variables._variable import Variable
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on arrays that a tape follows.
+
+    Attributes:
+        call: The operation as a function of ``inputs``.
+        pull: Gradients with respect to ``outputs`` -> gradients with respect to ``inputs``.
+        seen_by: The tapes that were open around, and saw what ``pull`` was made of.
+    """
+
+    call: Callable[..., list[Any]]
+    inputs: list[jax.Array]
+    outputs: list[Any]
+    pull: Callable[[list[Any]], Sequence[Any]]
+    seen_by: tuple[Any, ...]
+
+    def pulled(self, gradients: dict[int, Any]) -> Iterator[tuple[jax.Array, Any]]:
+        """Each input with its part of the gradient, where it has one."""
+        given, taken = [], set()
+        for out in self.outputs:
+            # An operation may return one array twice, which then has one gradient.
+            known = id(out) in gradients and id(out) not in taken
+            given.append(gradients[id(out)] if known else _zero(out))
+            taken.add(id(out))
+        pull = self.pull
+        if any(tape not in self.seen_by for tape in current().tapes):
+            # Such a tape must see how the gradient depends on the inputs.
+            _, pull = jax.vjp(self.call, *self.inputs)
+        for x, part in zip(self.inputs, pull(given), strict=True):
+            if part.dtype != jax.dtypes.float0:
+                yield x, part
+
+
+@dataclass
+class Record:
+    """What a tape knows.
+
+    Attributes:
+        operations: In the order in which they ran.
+        followed: The arrays that are watched or computed from such, by their identity.
+        reads: The arrays that reads of each watched variable gave.
+    """
+
+    operations: list[Operation] = field(default_factory=list)
+    followed: dict[int, Any] = field(default_factory=dict)
+    reads: dict[Cell, dict[int, Any]] = field(default_factory=dict)
+
+    def follow(self, x: Any) -> None:
+        if is_differentiable(x):
+            self.followed[id(x)] = x
+
+    def backwards(self, gradients: dict[int, Any], sources: Sequence[Sequence[int]]) -> list[Any]:
+        """The gradient with respect to each source, from those with respect to the targets."""
+        kept = {i for source in sources for i in source}
+        between, reached = self._from(kept)
+        gradients = {i: g for i, g in gradients.items() if i in reached}
+        for operation in reversed(between):
+            if not any(id(x) in gradients for x in operation.outputs):
+                continue
+            for x, part in operation.pulled(gradients):
+                if id(x) in reached:
+                    gradients[id(x)] = gradients[id(x)] + part if id(x) in gradients else part
+            for x in operation.outputs:
+                if id(x) not in kept:
+                    gradients.pop(id(x), None)
+        return [_total([gradients[i] for i in s if i in gradients]) for s in sources]
+
+    def _from(self, sources: set[int]) -> tuple[list[Operation], set[int]]:
+        """The operations that depend on arrays, and all arrays that do."""
+        reached, operations = set(sources), []
+        for operation in self.operations:
+            if any(id(x) in reached for x in operation.inputs):
+                operations.append(operation)
+                reached.update(id(x) for x in operation.outputs if is_differentiable(x))
+        return operations, reached
+
+
+class Question:
+    """What a gradient is asked for."""
+
+    def __init__(self, record: Record, sources: Any, unconnected: UnconnectedGradients) -> None:
+        self.record = record
+        self._sources, self._treedef = jax.tree.flatten(sources, is_leaf=is_variable)
+        self._unconnected = unconnected
+
+    def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
+        """The gradient of each source, in their structure."""
+        start: dict[int, Any] = {}
+        for x, weight in zip(targets, weights, strict=True):
+            variable = variable_of(x)
+            value = _array(x, "of") if variable is None else variable
+            if jnp.issubdtype(value.dtype, jnp.inexact):
+                own = jnp.ones(value.shape, value.dtype)
+                own = own if weight is None else _conjugate(jnp.asarray(weight, value.dtype))
+                key = id(x) if variable is None else id(variable.cell)
+                start[key] = start[key] + own if key in start else own
+        found = self.record.backwards(start, [self._places(s) for s in self._sources])
+        answers = map(self._finished, self._sources, found)
+        return jax.tree.unflatten(self._treedef, list(answers))
+
+    def _places(self, source: Any) -> list[int]:
+        variable = variable_of(source)
+        if variable is not None:
+            return [id(variable.cell), *self.record.reads.get(variable.cell, ())]
+        return [id(_array(source, "with respect to"))]
+
+    def _finished(self, source: Any, gradient: Any) -> Any:
+        if gradient is None:
+            is_zero = self._unconnected is UnconnectedGradients.ZERO
+            return jnp.zeros(source.shape, source.dtype) if is_zero else None
+        return _conjugate(gradient)
+
+
+class Guard:
+    """Sees to it that Python code with its own derivatives hides nothing from the tape."""
+
+    def __init__(self, record: Record, given: set[int]) -> None:
+        self._record = record
+        self._given = given
+
+    def follows(self, x: Any) -> bool:
+        return id(x) in self._record.followed and id(x) not in self._given
+
+    def record(
+        self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
+    ) -> list[Any]:
+        if any(map(self.follows, args)):
+            raise TracingError(
+                "A function with jax.custom_jvp, jax.custom_vjp or jax.shard_map uses a variable or"
+                " an array that a GradientTape follows, without taking it as an argument: its"
+                " gradient would be lost. Pass it as an argument."
+            )
+        return call(*args)
+
+
+def is_variable(x: Any) -> bool:
+    """Whether ``x`` is a variable, or holds one."""
+    return variable_of(x) is not None
+
+
+def _array(x: Any, what: str) -> jax.Array:
+    if isinstance(x, jax.Array):
+        return x
+    raise TypeError(
+        f"A gradient is {what} variables or jax.Arrays, got {x!r} ({type(x).__name__}). What was"
+        " turned into Python numbers or NumPy arrays is not followed."
+    )
+
+
+def _conjugate(x: jax.Array) -> jax.Array:
+    # Of complex numbers TensorFlow takes the conjugate of JAX's gradient.
+    return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
+
+
+def _zero(x: Any) -> Any:
+    if is_differentiable(x):
+        return jnp.zeros(x.shape, x.dtype)
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
+
+
+def _total(parts: list[Any]) -> Any:
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 def value_and_grad(

@@ -12,18 +12,17 @@ from jax.extend.core import Literal, jaxprs_in_params
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._interrupts import held
 from replicax.context._current import current
-from replicax.function._given import Given
-from replicax.function._lift import Lifted
-from replicax.function._outputs import Outputs
-from replicax.function._signals import Unfilled
+from replicax.function._inputs import Given
+from replicax.function._jaxpr import calls_host
+from replicax.function._lift import Lifted, Outputs
+from replicax.function._modes import Unfilled
 from replicax.function._signature import Arguments
-from replicax.function._variance import calls_host
 from replicax.topology._mesh import Topology, together
 from replicax.values._placement import first, own_copy, replicate
 from replicax.variables._agreement import diverging
 from replicax.variables._cell import changing
+from replicax.variables._held import CHECKS_EVERY_CALL, check_cells
 from replicax.variables._levels import TraceLevel
-from replicax.variables._sync import CHECKS_EVERY_CALL, check_cells
 from replicax.workers._group import digest
 
 

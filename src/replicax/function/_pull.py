@@ -23,7 +23,7 @@ from replicax._errors import TracingError
 from replicax._jax_private import at_rest
 from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
-from replicax.function._signals import HostDriven, Reshaped, Unfilled
+from replicax.function._modes import HostDriven, Reshaped, Unfilled
 from replicax.function._signature import examples
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked

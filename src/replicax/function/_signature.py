@@ -11,7 +11,7 @@ import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._ahead import Ahead
-from replicax.function._signals import Ragged, Text
+from replicax.function._modes import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     DistributedValues,

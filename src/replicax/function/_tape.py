@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from replicax._enums import UnconnectedGradients
 from replicax._recording import recorded, unrecorded
 from replicax.context._current import current, entered
-from replicax.function._backwards import Guard, Operation, Question, Record, is_variable
+from replicax.function._grad import Guard, Operation, Question, Record, is_variable
 from replicax.variables._cell import Cell
+from replicax.variables._creation import is_differentiable
 from replicax.variables._held import value_of, variable_of
-from replicax.variables._told import is_differentiable
 from replicax.variables._variable import live_variables
 
 _NONE = UnconnectedGradients.NONE

@@ -10,9 +10,9 @@ from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
 from replicax.data._nodes._flat_map import NestingNode
 from replicax.data._nodes._map import MapNode
-from replicax.data._nodes._readers import ReaderNode
 from replicax.data._nodes._select import SHARD_HINT, ShardNode
 from replicax.data._options import AutoShardPolicy
+from replicax.data._readers import ReaderNode
 from replicax.data._structure import map_leaves
 from replicax.input._split import Share
 

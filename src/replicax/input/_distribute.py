@@ -15,12 +15,11 @@ from replicax._tensor_spec import TensorSpec
 from replicax.data._ahead import Failed
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
-from replicax.input._agree import JointReading
 from replicax.input._autoshard import Part, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
-from replicax.input._sources import DatasetSource, Source, source_of
+from replicax.input._sources import DatasetSource, JointReading, Source, source_of
 from replicax.input._split import (
     Share,
     Step,

@@ -16,8 +16,7 @@ from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
-from replicax.input._feed import Feed
-from replicax.input._prefetch import Prefetch
+from replicax.input._feed import Feed, Prefetch
 from replicax.input._split import Step, passed_over
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import T_co

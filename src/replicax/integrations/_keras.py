@@ -29,10 +29,9 @@ from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas
 from replicax.values._placement import is_traced
+from replicax.variables._declaration import laid_out_like, tell_newcomers
 from replicax.variables._held import read_global, trusted, variable_of
-from replicax.variables._layout import laid_out_like
 from replicax.variables._levels import TraceLevel, is_transformed
-from replicax.variables._planned import tell_newcomers
 from replicax.variables._policy import Merge
 from replicax.variables._variable import Variable
 

@@ -17,7 +17,7 @@ from replicax.context._current import current, get_strategy
 from replicax.function._control import cond, scan, while_loop
 from replicax.integrations._hook import Hook, replicas
 from replicax.topology._mesh import partition_spec
-from replicax.variables._layout import laid_out_like
+from replicax.variables._declaration import laid_out_like
 
 # Variables.
 

@@ -15,15 +15,12 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
-from replicax.strategy._bridges import Bridges
-from replicax.strategy._distributing import Distributing, Unknown
+from replicax.strategy._devices import Bridges, LogicalDeviceVerbs
+from replicax.strategy._distributing import Distributing, Unknown, is_workers_own, of_each_worker
 from replicax.strategy._extended import StrategyExtended
-from replicax.strategy._hosted import HostedRun, LatestUsed
 from replicax.strategy._links import SoloLink
-from replicax.strategy._logical import LogicalDeviceVerbs
-from replicax.strategy._plain import is_workers_own, of_each_worker
 from replicax.strategy._ragged import RaggedRun
-from replicax.strategy._run import run_replicas
+from replicax.strategy._run import HostedRun, LatestUsed, run_replicas
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded

@@ -13,10 +13,9 @@ from jax.sharding import PartitionSpec
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.function._captured import own_value
+from replicax.function._inputs import own_value
+from replicax.function._jaxpr import on_own_parts, varying_outputs
 from replicax.function._lift import cooked, pull_reads, raw, settle_created
-from replicax.function._variance import varying_outputs
-from replicax.strategy._own_parts import on_own_parts
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Topology
 from replicax.values._cut import Cut
 from replicax.values._per_replica import (

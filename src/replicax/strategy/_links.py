@@ -1,10 +1,16 @@
-"""How one replica reaches the others: alone, in threads, or in compiled code."""
+"""How one replica reaches the others: alone, in threads, or in compiled code.
+
+How one replica reaches the others: alone, in threads, or in compiled code.
+
+What surrounds the code of one eager replica in its thread.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +22,16 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
+from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._pieces import equal_across, local_piece
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._structures import regroup, select
-from replicax.variables._levels import Overlay, level
+from replicax.variables._levels import Overlay, ReplicaStorage, generation, level
+
+if TYPE_CHECKING:
+    from replicax.strategy._base import StrategyBase
+    from replicax.topology._mesh import Topology
 
 
 @dataclass(frozen=True)
@@ -217,3 +228,25 @@ def merge_in_body(
     with entered(replica=None, body=context):
         result = fn(context.strategy, *args, **kwargs)
     return jax.tree.map(local_piece, result, is_leaf=is_opaque)
+
+
+@contextmanager
+def as_replica(
+    strategy: StrategyBase, topology: Topology, replica: int, *, has_rows: bool
+) -> Iterator[None]:
+    """Be replica number ``replica`` of this process until the block ends."""
+    seat = _eager.Seat(topology, replica, strategy.cross_device_ops)
+    context = ReplicaContext(strategy, ThreadLink(seat, has_rows))
+    with (
+        jax.default_device(seat.device),
+        sharing_programs(),
+        # A function that JAX traces here may look at the replica: do not share it with others.
+        generation(("replica", topology, replica)),
+        entered(
+            strategy=strategy,
+            replica=context,
+            level=ReplicaStorage(topology, replica),
+            body=None,
+        ),
+    ):
+        yield

@@ -1,12 +1,142 @@
-"""MultiWorkerMirroredStrategy: a replica for each device of every worker."""
+"""MultiWorkerMirroredStrategy: a replica for each device of every worker.
 
+InCluster: where a multi-worker strategy finds its workers and its devices.
+
+MultiWorkerMirroredStrategy: a replica for each device of every worker.
+"""
+
+import copy
 from typing import Any
 
-from replicax.cluster._resolver import ClusterResolver
+import jax
+
+from replicax._errors import ScopeError
+from replicax.cluster._resolve import resolve_cluster
+from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
+from replicax.cluster._spec import ClusterFacts, ClusterSpec
+from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
+from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
-from replicax.strategy._cluster import InCluster, OnWorkers, WorkersAllReduce
-from replicax.strategy._v2 import Strategy
+from replicax.collectives._packing import BETWEEN_PROCESSES, for_parts
+from replicax.strategy._strategies import Strategy
+from replicax.topology._devices import default_devices, name_task
+from replicax.topology._mesh import Topology
+from replicax.topology._virtual import requested_devices, share_cores
 from replicax.values._cut import is_sharded
+from replicax.workers import _start
+
+
+class InCluster:
+    """The workers of a strategy.
+
+    Args:
+        resolver: What the user gave; None to look at the environment.
+    """
+
+    def __init__(self, resolver: ClusterResolver | None) -> None:
+        self.facts = resolve_cluster(resolver)
+        self.resolver = resolver if resolver is not None else _resolver_of(self.facts)
+        self.topology = _topology(self.facts)
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one that writes for all."""
+        return self.facts.is_chief
+
+    def configured(self, config_proto: Any) -> Any:
+        """A copy of a v1 session configuration that names this process and the chief."""
+        changed, facts = copy.deepcopy(config_proto), self.facts
+        if facts.task_type is None or not hasattr(changed, "device_filters"):
+            return changed
+        leads = "chief" if "chief" in self.resolver.cluster_spec().jobs else "worker"
+        changed.experimental.collective_group_leader = f"/job:{leads}/replica:0/task:0"
+        changed.device_filters[:] = [f"/job:{facts.task_type}/task:{facts.task_id}"]
+        return changed
+
+
+class OnWorkers:
+    """What a multi-worker strategy, of any version, answers about its cluster."""
+
+    between_graph = True
+    _cluster: InCluster
+
+    @property
+    def cluster_resolver(self) -> ClusterResolver:
+        """The cluster, and which task of it this process is."""
+        return self._cluster.resolver
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process is the one of all workers that writes files."""
+        return self._cluster.is_chief
+
+    def _configured(self, config_proto: Any) -> Any:
+        return self._cluster.configured(config_proto)
+
+
+class WorkersAllReduce(NcclAllReduce):
+    """One all-reduce over the replicas of all workers, packed as the strategy was told."""
+
+    def __init__(
+        self, options: CommunicationOptions | None, topology: Topology, *, sharded: bool = False
+    ) -> None:
+        super().__init__()
+        self.options = options or CommunicationOptions()
+        if not topology.is_whole and topology.devices[0].platform == "cpu":
+            self.packing = BETWEEN_PROCESSES
+        if sharded:
+            self.packing = for_parts(self.packing)
+
+    def sum_in_body(
+        self, leaves: Leaves, options: CommunicationOptions, topology: Topology
+    ) -> Leaves:
+        """One all-reduce for each pack."""
+        chosen = options if options.bytes_per_pack else self.options
+        return super().sum_in_body(leaves, chosen, topology)
+
+
+def _topology(facts: ClusterFacts) -> Topology:
+    if facts.num_workers == 1:
+        return Topology(_own_devices())
+    share_cores(facts.neighbours)
+    group = _start.start(facts)
+    name_task(facts.task_type or "worker", facts.index if facts.task_id is None else facts.task_id)
+    own = _own_devices()
+    _start.check_equal_devices(group, len(own), own[0].platform)
+    return Topology(
+        tuple(
+            device
+            for process in range(facts.num_workers)
+            for device in jax.local_devices(process_index=process, backend=own[0].platform)[
+                : len(own)
+            ]
+        )
+    )
+
+
+def _own_devices() -> tuple[jax.Device, ...]:
+    """All accelerators of this process, else one CPU device, or as many as were asked for."""
+    devices = default_devices()
+    if devices[0].platform != "cpu":
+        return devices
+    count = requested_devices() or 1
+    if count > len(devices):
+        raise ScopeError(
+            f"REPLICAX_CPU_DEVICES={count} came too late: JAX has started with {len(devices)} CPU"
+            " device(s). Set it before Python starts."
+        )
+    return devices[:count]
+
+
+def _resolver_of(facts: ClusterFacts) -> ClusterResolver:
+    if has_tf_config_cluster():
+        return TFConfigClusterResolver()
+    if facts.num_workers == 1:
+        return TFConfigClusterResolver()
+    jobs: dict[str, Any] = {"worker": [a or "" for a in facts.addresses]}
+    return SimpleClusterResolver(
+        ClusterSpec(jobs), task_type=facts.task_type or "", task_id=facts.task_id or 0
+    )
 
 
 class MultiWorkerMirroredStrategy(OnWorkers, Strategy):

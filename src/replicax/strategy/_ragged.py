@@ -18,11 +18,10 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 from replicax._errors import ReplicaError
 from replicax._interrupts import held
 from replicax.collectives import _eager
-from replicax.function._captured import own_value
-from replicax.function._lift import Lifted, lift
-from replicax.function._outputs import Outputs
+from replicax.function._inputs import own_value
+from replicax.function._lift import Lifted, Outputs, lift
 from replicax.function._signature import Arguments, take_apart
-from replicax.strategy._replica_thread import as_replica
+from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
 from replicax.values._structures import regroup, select, who_has_rows
 from replicax.variables._agreement import settled

@@ -10,7 +10,7 @@ from replicax._errors import PlacementError
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.strategy._base import StrategyBase
-from replicax.strategy._v2 import Strategy
+from replicax.strategy._strategies import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._slice import current_slice
 from replicax.topology._system import TPUClusterResolver, require_local

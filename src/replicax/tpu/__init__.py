@@ -12,8 +12,7 @@ from replicax.ahead._report import PreflightReport
 from replicax.ahead._sweep import Sweep
 from replicax.collectives._options import XLAOptions
 from replicax.tpu import experimental
-from replicax.variables._layout import LayoutMap
-from replicax.variables._planned import planning
+from replicax.variables._declaration import LayoutMap, planning
 
 __all__ = [
     "LayoutMap",

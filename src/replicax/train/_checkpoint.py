@@ -20,8 +20,8 @@ from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
 from replicax.train._stored import Source, is_placed, opened, restore_from
+from replicax.variables._declaration import newcomers
 from replicax.variables._held import held_array, variable_of
-from replicax.variables._planned import newcomers
 from replicax.variables._variable import Variable
 from replicax.workers import _group
 

@@ -19,7 +19,7 @@ from replicax.train._files import MANIFEST, THREADS, CheckedFiles, is_stored, ma
 from replicax.train._object_graph import OWN, Names, Node, is_variable
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
-from replicax.variables._checks import is_key
+from replicax.variables._declaration import is_key
 from replicax.variables._held import variable_of
 from replicax.variables._variable import Variable
 from replicax.workers import _group

@@ -20,8 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from replicax.data._errors import DataLossError, NotFoundError
-from replicax.data._records._crc32c import checksum, masked
-from replicax.data._records._wire import fields, varint
+from replicax.data._records._wire import checksum, fields, masked, varint
 from replicax.train._object_graph import Node, TensorFlowNames
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"

@@ -35,7 +35,7 @@ from replicax.values._placement import (
     split,
     stack,
 )
-from replicax.variables._planned import (
+from replicax.variables._declaration import (
     Awaited,
     is_planned,
     newcomers,

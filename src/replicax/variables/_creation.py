@@ -1,11 +1,17 @@
-"""Making variables: creator scopes, and one variable for all replicas."""
+"""Those who listen: scopes that are told of new variables, and tapes that are told of reads.
+
+Making variables: creator scopes, and one variable for all replicas.
+
+Reads, told to the gradient tapes that are open.
+"""
 
 import copy
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,11 +19,12 @@ import numpy as np
 
 from replicax._basics import kept_dtype
 from replicax._errors import TracingError, VariableError
+from replicax._recording import unrecorded
 from replicax.context._current import current, entered
 from replicax.values._placement import is_traced, own_copy
 from replicax.variables._cell import Cell
+from replicax.variables._declaration import is_planning, plan
 from replicax.variables._levels import Storage, TraceLevel, level
-from replicax.variables._planned import is_planning, plan
 
 Creator = Callable[..., Any]
 _T = TypeVar("_T")
@@ -221,3 +228,40 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     cast = value if dtype is None else value.astype(dtype)
     with jax.ensure_compile_time_eval():
         return jnp.zeros(cast.shape, cast.dtype), cast
+
+
+class Listener(Protocol):
+    """A gradient tape, as variables see it."""
+
+    @abstractmethod
+    def is_other(self, cell: Cell, value: jax.Array) -> bool:
+        """Whether the tape knows ``value`` as something else than a read of ``cell``."""
+
+    @abstractmethod
+    def note_read(self, cell: Cell, value: jax.Array) -> None:
+        """Note that ``value`` is what ``cell`` held when it was read."""
+
+
+def read(cell: Cell) -> Any:
+    """The value at the current level."""
+    value = level().read(cell)
+    return told(cell, value) if current().tapes else value
+
+
+def told(cell: Cell, value: Any) -> Any:
+    """What a read of ``cell`` gave, with the tapes knowing where it is from."""
+    tapes: tuple[Listener, ...] = current().tapes
+    if not tapes or not is_differentiable(value):
+        return value
+    if any(tape.is_other(cell, value) for tape in tapes):
+        # It was computed, then assigned: an assignment ends what a tape follows, as in TensorFlow.
+        with unrecorded():
+            value = jnp.copy(value)
+    for tape in tapes:
+        tape.note_read(cell, value)
+    return value
+
+
+def is_differentiable(x: Any) -> bool:
+    """Whether ``x`` is an array that can have a gradient."""
+    return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)

@@ -1,22 +1,36 @@
-"""Variables of other libraries: an object of Keras or Flax that holds an `rx.Variable`.
+"""Many variables: of other libraries, in structures, and whether their copies are still equal.
+
+Variables of other libraries: an object of Keras or Flax that holds an `rx.Variable`.
 
 An adapter gives the library's class a method ``__rx_variable__``, which returns the variable that
 an object holds, or None; whoever asks for a variable asks `variable_of`, so that all such objects
 pass wherever an `rx.Variable` does.
+
+A structure of arrays -> the same structure of variables.
+
+Are all copies of every mirrored variable still equal?
 """
 
-from collections.abc import Iterator
+import hashlib
+import os
+import weakref
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import jax
+import numpy as np
 
+from replicax._errors import DivergenceError
 from replicax.context._current import current
-from replicax.variables._cell import changing
+from replicax.values._per_replica import DistributedValues
+from replicax.values._reduce import agree
+from replicax.variables._cell import Cell, changing, on_host
+from replicax.variables._creation import told
 from replicax.variables._levels import level, refuse_in_foreign_trace
-from replicax.variables._told import told
-from replicax.variables._variable import Variable
+from replicax.variables._variable import Variable, live_variables
+from replicax.workers._group import required
 
 _trusted: ContextVar[bool] = ContextVar("replicax_trusted", default=False)
 
@@ -97,3 +111,167 @@ def held_array(held: Variable) -> jax.Array:
         array = cell.array()
         cell.owned = False
     return array
+
+
+def variables(tree: Any, name: str | None = None, **declared: Any) -> Any:
+    """A variable for each array of a structure, named by its path.
+
+    Args:
+        tree: Dictionaries, lists, tuples and other pytrees of arrays and numbers. A list is a
+            structure here, also a list of numbers.
+        name: What the paths begin with.
+        **declared: What `rx.Variable` takes, the same for all: ``trainable``, ``dtype``,
+            ``synchronization``, ``aggregation``.
+
+    Returns:
+        The same structure, of variables.
+
+    Raises:
+        ValueError: If something in it is no array.
+
+    Example:
+        >>> model = rx.variables({"dense": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}})
+        >>> model["dense"]["kernel"].name
+        'dense/kernel:0'
+        >>> [v.shape for v in jax.tree.leaves(model)]
+        [(3,), (2, 3)]
+    """
+
+    def made(path: Any, leaf: Any) -> Variable:
+        own = jax.tree_util.keystr(path, simple=True, separator="/")
+        variable: Variable = Variable(
+            leaf, name="/".join(part for part in (name, own) if part) or None, **declared
+        )
+        return variable
+
+    return jax.tree_util.tree_map_with_path(made, tree)
+
+
+CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
+
+
+def check_in_sync(variables: Iterable[Any] | None = None, step: Any = None) -> None:
+    """Check that every mirrored variable is the same, to the bit, on all replicas.
+
+    With the environment variable ``REPLICAX_CHECK_SYNC=1`` this is done after every call of a
+    compiled function, for the variables that it wrote; and before it for arguments that were the
+    same on all replicas in an earlier call, such as parameters that a program carries.
+
+    Args:
+        variables: Which to look at; all that are alive by default.
+        step: Named in the message.
+
+    Raises:
+        DivergenceError: If one is not; it names the first, where it differs and by how much.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0, name="weight")
+        >>> v.components[1].assign(2.0).numpy()
+        array(2., dtype=float32)
+        >>> rx.debug.check_in_sync([v])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        replicax._errors.DivergenceError: Mirrored variable 'weight' differs between replicas...
+    """
+    chosen = live_variables if variables is None else variables
+    check_cells(
+        [required_variable(v, "check_in_sync").whole.cell for v in chosen],
+        "" if step is None else f" after step {step}",
+    )
+
+
+_alike: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str) -> None:
+    """Check arguments that were once the same on all replicas: state that a program carries.
+
+    Raises:
+        DivergenceError: If one has come back with values that differ.
+    """
+    alike = _alike.setdefault(function, set())
+    for name, x in arguments:
+        if isinstance(x, jax.Array | np.ndarray):
+            alike.add(name)
+        elif isinstance(x, DistributedValues) and name in alike:
+            values = [on_host(p) for p in x.values]
+            if not agree(values):
+                raise DivergenceError(
+                    f"The {name} of {call} was the same on all replicas in an earlier call, and"
+                    f" differs now: {_difference(values)}. State that a step returns stays the"
+                    " same only if it is made of values that are: all-reduce the gradients first,"
+                    ' `rx.distribute.get_replica_context().all_reduce("SUM", gradients)`, or keep'
+                    " the state in an rx.Variable."
+                )
+
+
+def check_cells(cells: Iterable[Cell], when: str) -> None:
+    """Check that every mirrored one of ``cells`` is the same on all replicas.
+
+    Raises:
+        DivergenceError: If one is not.
+    """
+    spread: dict[str, tuple[Cell, np.ndarray]] = {}
+    fault = ""
+    for cell in cells:
+        if cell.per_replica or cell.topology is None or cell.sharded:  # or there is one copy
+            continue
+        pieces = [on_host(p) for p in cell.pieces()]
+        if not fault and not agree(pieces):
+            fault = _report(cell.name, pieces, when)
+        if not cell.topology.is_whole:
+            spread[str(cell.number)] = (cell, pieces[0])
+    if spread:
+        fault = _compared(spread, fault, when)
+    if fault:
+        raise DivergenceError(fault)
+
+
+def _compared(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str) -> str:
+    """What is wrong with variables that several workers hold; the same answer on all of them."""
+    mine = {
+        number: [hashlib.sha256(value.tobytes()).hexdigest(), str(value.ravel()[:3])]
+        for number, (_, value) in spread.items()
+    }
+    told = required().agree("the values of variables", [fault, mine])
+    for worker, (theirs, _) in enumerate(told):
+        if theirs:
+            return f"On worker {worker}: {theirs}"
+    for number, (cell, _) in sorted(spread.items(), key=lambda item: int(item[0])):
+        first = told[0][1].get(number)
+        for worker, (_, values) in enumerate(told):
+            if first and number in values and values[number][0] != first[0]:
+                return (
+                    f"Mirrored variable {cell.name!r} differs between workers{when}: worker 0 has"
+                    f" {first[1]}..., worker {worker} has {values[number][1]}.... An `assign`"
+                    " outside of `strategy.run` is local to each worker: assign the same value on"
+                    " all, or write it inside `strategy.run`."
+                )
+    return ""
+
+
+def _report(name: str, pieces: list[Any], when: str) -> str:
+    return (
+        f"Mirrored variable {name!r} differs between replicas{when}: {_difference(pieces)}."
+        " Something wrote to single copies, or replicas computed an update from different values;"
+        " all-reduce what the update is made of."
+    )
+
+
+def _difference(pieces: list[Any]) -> str:
+    other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
+    a, b = pieces[0], pieces[other]
+    if a.shape != b.shape:
+        return f"replica 0 has the shape {a.shape}, replica {other} {b.shape}"
+    differ = (_bytes(a) != _bytes(b)).any(axis=-1)
+    where = tuple(int(i) for i in np.argwhere(differ)[0])
+    at = f" at index {where}" if where else ""
+    return (
+        f"{int(differ.sum())} of {a.size} entries, first{at}: replica 0 has {a[where]}, replica"
+        f" {other} has {b[where]}"
+    )
+
+
+def _bytes(a: np.ndarray) -> np.ndarray:
+    return np.frombuffer(a.tobytes(), np.uint8).reshape(*a.shape, a.dtype.itemsize)

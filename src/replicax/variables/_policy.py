@@ -32,8 +32,8 @@ from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 from replicax.variables._agreement import note_line, settled, settled_copies
 from replicax.variables._cell import Cell, changing
+from replicax.variables._creation import read
 from replicax.variables._levels import is_staging, level
-from replicax.variables._told import read
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]

@@ -16,7 +16,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.values._per_replica import DistributedValues, PerReplica
 from replicax.values._placement import is_traced
 from replicax.values._reduce import IndexedSlices
-from replicax.variables._checks import check_dtype
+from replicax.variables._declaration import check_dtype
 
 if TYPE_CHECKING:
     from typing import Generic, Self, TypeVar

@@ -29,11 +29,15 @@ from replicax.values._per_replica import (
 from replicax.values._pieces import from_first
 from replicax.values._placement import is_traced
 from replicax.variables._cell import Cell, shown
-from replicax.variables._checks import check_declaration, check_dtype, is_key
 from replicax.variables._creation import CreatedOnce, births, duplicated, initial_array
-from replicax.variables._layout import layout_of
+from replicax.variables._declaration import (
+    check_declaration,
+    check_dtype,
+    is_key,
+    is_planned,
+    layout_of,
+)
 from replicax.variables._levels import TraceLevel, level
-from replicax.variables._planned import is_planned
 from replicax.variables._policy import (
     ComponentPolicy,
     MirroredPolicy,

@@ -29,8 +29,8 @@ from replicax.cluster._resolver import ClusterResolver
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.context._current import require_cross_replica
+from replicax.data._ahead import Optional
 from replicax.data._dataset import Dataset
-from replicax.data._optional import Optional
 from replicax.input._distribute import (
     distribute_dataset,
     distribute_from_function,
@@ -39,7 +39,7 @@ from replicax.input._distribute import (
 from replicax.input._distributed import DistributedDataset, DistributedIterator
 from replicax.input._options import InputContext, InputReplicationMode
 from replicax.strategy._base import StrategyBase
-from replicax.strategy._cluster import InCluster, OnWorkers, WorkersAllReduce
+from replicax.strategy._multi_worker import InCluster, OnWorkers, WorkersAllReduce
 from replicax.strategy._tpu import OnSlice
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import Topology

@@ -6,8 +6,8 @@ from typing import Any, Self, final
 
 from replicax.data._blocks import Block, as_structure
 from replicax.data._errors import StructureError
-from replicax.data._first import Known, first_element
 from replicax.data._functions import ElementFunction
+from replicax.data._known import Known, first_element
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._seeds import Run, Seeds, nested_seeds

@@ -9,12 +9,12 @@ import numpy as np
 
 from replicax.data._blocks import Block, RowBlock, as_structure, join, one_row
 from replicax.data._errors import InvalidArgumentError, StructureError
-from replicax.data._first import Known, first_element, opened
 from replicax.data._functions import ElementFunction
+from replicax.data._known import Known, first_element, opened
 from replicax.data._leaves import leaf_spec
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode, walk
+from replicax.data._nodes._batch import padded_shapes
 from replicax.data._nodes._flat_map import made_inside
-from replicax.data._nodes._padded_batch import padded_shapes
 from replicax.data._nodes._window import BlockNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten

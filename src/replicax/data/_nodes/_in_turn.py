@@ -8,8 +8,8 @@ import numpy as np
 
 from replicax.data._blocks import Block, RowBlock
 from replicax.data._errors import FailedPreconditionError, InvalidArgumentError, StructureError
-from replicax.data._first import Known, first_element, opened
 from replicax.data._functions import ElementFunction
+from replicax.data._known import Known, first_element, opened
 from replicax.data._leaves import leaf_spec, own, to_leaf
 from replicax.data._node import (
     INFINITE_CARDINALITY,

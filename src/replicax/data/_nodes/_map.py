@@ -11,8 +11,8 @@ import numpy as np
 
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._first import Known, mapped_spec
 from replicax.data._functions import ElementFunction
+from replicax.data._known import Known, mapped_spec
 from replicax.data._node import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,

@@ -1,15 +1,22 @@
-"""In-memory sources: a range of numbers, arrays cut along their first axis, one element."""
+"""Sources: a range, arrays, one element, a Python generator.
 
-from dataclasses import dataclass
+In-memory sources: a range of numbers, arrays cut along their first axis, one element.
+
+A Python generator as a source.
+"""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
-from replicax.data._blocks import Block, PlaceBlock, Source
-from replicax.data._errors import InvalidArgumentError
-from replicax.data._leaves import Array, leaf_spec, unshared
-from replicax.data._node import INFINITE_CARDINALITY, SourceNode, Stream
+from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.data._blocks import Block, PlaceBlock, Row, RowBlock, Source
+from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Due, SourceNode, Stream
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, Structure, flatten, require_dense
 
@@ -190,3 +197,171 @@ def _tuple_if_mixed(tensors: Any) -> Any:
     if isinstance(tensors, list) and any(isinstance(part, dict) for part in tensors):
         return tuple(tensors)
     return tensors
+
+
+class _Last:
+    """The iterator that the generator function returned last, to notice one-shot iterators."""
+
+    def __init__(self) -> None:
+        self._ref: Callable[[], Any] = lambda: None
+        self.spec: Any = None
+
+    def check(self, iterator: Any) -> None:
+        if self._ref() is iterator:
+            raise InvalidArgumentError(
+                "The function given to from_generator() returned the same iterator again; it was"
+                " used up by the first pass, and every later one would be empty. Make a new one in"
+                " each call: `from_generator(lambda: make_items())` instead of"
+                " `items = make_items(); from_generator(lambda: items)`."
+            )
+        try:
+            self._ref = weakref.ref(iterator)
+        except TypeError:
+            # Built-in iterators (of lists, of tuples) take no weak references; keep it instead.
+            self._ref = lambda: iterator
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GeneratorNode(SourceNode):
+    """Elements from a function that returns an iterable."""
+
+    function: Callable[..., Iterable[Any]]
+    args: tuple[Any, ...] = ()
+    signature: Any = None
+    last: _Last = field(default_factory=_Last)
+
+    @property
+    def element_spec(self) -> Any:
+        """The declared signature, or what the first element shows."""
+        if self.signature is not None:
+            return self.signature
+        if self.last.spec is None:
+            stream = self.open(Run())
+            try:
+                block = stream.pull(1)
+            finally:
+                stream.close()
+            if block is None:
+                raise InvalidArgumentError(
+                    "from_generator() without output_signature learns it from the first element,"
+                    " but the generator yields none. Pass output_signature."
+                )
+            specs = [leaf_spec(leaf) for leaf in block.rows()[0]]
+            self.last.spec = block.structure.unflatten(specs)
+        return self.last.spec
+
+    @property
+    def is_spec_known(self) -> bool:
+        """If it was declared, or asked for before."""
+        return self.signature is not None or self.last.spec is not None
+
+    @property
+    def cardinality(self) -> int:
+        """Nobody knows how much a generator yields."""
+        return UNKNOWN_CARDINALITY
+
+    @property
+    def calls_user_code(self) -> bool:
+        """A generator is advanced only as far as asked for."""
+        return True
+
+    def open(self, run: Run) -> Stream:
+        """Call the function."""
+        items = self.function(*self.args)
+        if isinstance(items, Iterator):
+            self.last.check(items)
+        return RowStream(iter(items), self.signature)
+
+
+@final
+class RowStream(Stream):
+    """Elements of a Python iterator, checked against a signature or against the first."""
+
+    def __init__(self, items: Iterator[Any], signature: Any) -> None:
+        self._items = items
+        self._structure: Structure | None = None
+        self._specs: list[TypeSpec] | None = None
+        if signature is not None:
+            self._structure, self._specs = flatten(signature)
+        self._index = 0
+        self._due = Due()
+
+    def pull(self, limit: int) -> Block | None:
+        """Advance the iterator up to ``limit`` times."""
+        self._due.settle()
+        rows: list[Row] = []
+        while len(rows) < limit:
+            try:
+                row = self._next_row()
+            except Exception as error:
+                if not rows:
+                    raise
+                self._due.put(error)
+                break
+            if row is None:
+                break
+            rows.append(row)
+        if not rows or self._structure is None:
+            return None
+        return RowBlock(self._structure, rows)
+
+    def skip(self, count: int) -> int:
+        """Replay: a generator has no other way to its middle."""
+        done = 0
+        for _ in range(count):
+            if self._next_row() is None:
+                break
+            done += 1
+        return done
+
+    def close(self) -> None:
+        """Close a generator, so that its `finally` runs."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+    def _next_row(self) -> Row | None:
+        try:
+            element = next(self._items)
+        except StopIteration:
+            return None
+        finally:
+            self._index += 1
+        if self._structure is None:
+            self._structure, leaves = flatten(element)
+        else:
+            try:
+                leaves = self._structure.leaves_of(element)
+            except StructureError as error:
+                raise self._different(error) from None
+        return self._convert(leaves)
+
+    def _convert(self, leaves: list[Any]) -> Row:
+        if self._specs is None:
+            return tuple(own(to_leaf(leaf)) for leaf in leaves)
+        return tuple(own(self._fit(v, spec)) for v, spec in zip(leaves, self._specs, strict=True))
+
+    def _fit(self, value: Any, spec: TypeSpec) -> Any:
+        if not isinstance(spec, TensorSpec):
+            return to_leaf(value)
+        try:
+            array = to_array(value) if spec.dtype == object else np.asarray(value, spec.dtype)
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(
+                f"Element {self._index - 1} of the generator is {value!r}, which cannot be"
+                f" converted to {spec.dtype}, the dtype in its output_signature {spec}."
+            ) from error
+        if not spec.is_compatible_with(array):
+            raise InvalidArgumentError(
+                f"Element {self._index - 1} of the generator has shape {array.shape}, where"
+                f" {spec.shape} was expected (None fits any size). Correct the generator, or the"
+                " output_signature."
+            )
+        return array if array.ndim else array[()]
+
+    def _different(self, error: StructureError) -> StructureError:
+        return StructureError(
+            f"Element {self._index - 1} is built differently from the ones before: {error}."
+            " All elements of a dataset need the same nesting of tuples and dicts."
+        )

@@ -9,8 +9,8 @@ import numpy as np
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import Array, to_array
-from replicax.data._records._chunks import chunks
 from replicax.data._records._features import empty_value
+from replicax.data._records._tfrecord import chunks
 
 _DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64, object))
 _INT = re.compile(rb"[+-]?[0-9]+")

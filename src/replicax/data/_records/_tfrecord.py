@@ -1,16 +1,134 @@
-"""TFRecord files: for each record its length, a checksum of that, the data, a checksum of it."""
+"""Records and lines: cut out of files.
+
+The bytes of a file in large pieces, decompressed.
+
+Text files, line by line, and files of pieces of a fixed length.
+
+TFRecord files: for each record its length, a checksum of that, the data, a checksum of it.
+"""
 
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import numpy as np
 
-from replicax.data._errors import DataLossError
+from replicax.data._errors import DataLossError, InvalidArgumentError
 from replicax.data._leaves import Array
-from replicax.data._records._chunks import chunks
-from replicax.data._records._crc32c import checksums, masked
+from replicax.data._records._wire import checksums, masked
+
+_CHUNK = 1 << 20
+_ANY_HEADER = 47  # zlib's code for: up to 32 KB window, gzip or zlib header
+
+COMPRESSIONS = ("", "GZIP", "ZLIB")
+
+
+def to_compression(value: Any, verb: str) -> str:
+    """A compression type as its name; None is no compression."""
+    name = "" if value is None else str(value)
+    if name not in COMPRESSIONS:
+        raise InvalidArgumentError(
+            f"{verb}(compression_type={value!r}): must be '' (or None), 'GZIP' or 'ZLIB'."
+        )
+    return name
+
+
+def chunks(path: str, compression: str) -> Iterator[bytes]:
+    """The content of a file, piece by piece."""
+    with open(path, "rb", buffering=0) as file:
+        raw = iter(lambda: file.read(_CHUNK), b"")
+        yield from _decompressed(raw, path, compression) if compression else raw
+
+
+def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator[bytes]:
+    """Pieces of at most `_CHUNK` bytes, however much a piece of the file stands for."""
+    worker = zlib.decompressobj(_ANY_HEADER)
+    offset = 0
+    is_open = False
+    for chunk in raw:
+        data, has_more = chunk, True
+        while data or has_more:
+            if worker.eof:  # several compressed streams may follow each other in one file
+                worker = zlib.decompressobj(_ANY_HEADER)
+            try:
+                content = worker.decompress(data, _CHUNK)
+            except zlib.error as error:
+                raise DataLossError(
+                    f"{path!r} is corrupt: its {compression} stream breaks between byte {offset}"
+                    f" and {offset + len(chunk)} of the compressed file ({error})."
+                ) from None
+            if content:
+                yield content
+            data = worker.unused_data if worker.eof else worker.unconsumed_tail
+            has_more = not worker.eof and len(content) == _CHUNK
+        is_open = not worker.eof
+        offset += len(chunk)
+    if is_open:
+        raise DataLossError(
+            f"{path!r} is cut off: its {compression} stream has no end at byte {offset}, the end"
+            " of the compressed file."
+        )
+
+
+@final
+@dataclass(frozen=True)
+class TextFormat:
+    """Lines without their ends; carriage returns are left out, as TensorFlow does."""
+
+    compression: str = ""
+
+    def read(self, path: str) -> Iterator[list[bytes]]:
+        """Lists of lines."""
+        rest: list[bytes] = []
+        for chunk in chunks(path, self.compression):
+            lines = chunk.split(b"\n")
+            if len(lines) == 1:
+                rest.append(chunk)
+                continue
+            lines[0] = b"".join(rest) + lines[0]
+            rest = [lines.pop()]
+            yield _without_returns(lines) if b"\r" in chunk or b"\r" in lines[0] else lines
+        last = b"".join(rest)
+        if last:
+            yield _without_returns([last])
+
+
+def _without_returns(lines: list[bytes]) -> list[bytes]:
+    return [line.replace(b"\r", b"") for line in lines]
+
+
+@final
+@dataclass(frozen=True)
+class FixedLengthFormat:
+    """Records of ``record_bytes``, between a header and a footer to leave out."""
+
+    record_bytes: int
+    header_bytes: int = 0
+    footer_bytes: int = 0
+    compression: str = ""
+
+    def read(self, path: str) -> Iterator[list[bytes]]:
+        """Lists of records."""
+        size, skip = self.record_bytes, self.header_bytes
+        data, total = b"", 0
+        for chunk in chunks(path, self.compression):
+            data, total = data + chunk, total + len(chunk)
+            dropped = min(skip, len(data))
+            skip, data = skip - dropped, data[dropped:]
+            whole = max(0, (len(data) - self.footer_bytes) // size * size)
+            if whole:
+                yield [data[i : i + size] for i in range(0, whole, size)]
+                data = data[whole:]
+        if skip or len(data) != self.footer_bytes:
+            body = total - self.header_bytes - self.footer_bytes
+            raise InvalidArgumentError(
+                f"{path!r} has {total} bytes; without its header of {self.header_bytes} and footer"
+                f" of {self.footer_bytes} there are {body}, which is not a multiple of the record"
+                f" length {size}."
+            )
+
 
 _LENGTH = struct.Struct("<Q")
 _HEADER = 12  # the length and its checksum

@@ -9,8 +9,8 @@ from typing import IO, Any, Self
 import numpy as np
 
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._records._chunks import to_compression
-from replicax.data._records._crc32c import checksums, masked
+from replicax.data._records._tfrecord import to_compression
+from replicax.data._records._wire import checksums, masked
 
 _BULK_BYTES = 1 << 20
 _BULK_RECORDS = 1024

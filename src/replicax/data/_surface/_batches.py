@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._nodes._batch import BatchNode
+from replicax.data._nodes._batch import BatchNode, PaddedBatchNode
 from replicax.data._nodes._group import Buckets, GroupByWindowNode, is_declared
-from replicax.data._nodes._padded_batch import PaddedBatchNode
-from replicax.data._nodes._unbatch import RebatchNode, UnbatchNode
-from replicax.data._nodes._window import WindowNode
+from replicax.data._nodes._window import RebatchNode, UnbatchNode, WindowNode
 from replicax.data._seeds import Seeds
 from replicax.data._surface._root import Root, to_int
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from replicax.data._blocks import RowBlock
-from replicax.data._dataset_spec import DatasetSpec
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._fingerprint import fingerprint_of
 from replicax.data._functions import ElementFunction
+from replicax.data._known import fingerprint_of
+from replicax.data._leaves import DatasetSpec
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._in_turn import PromisedNode
 from replicax.data._nodes._window import BlockNode

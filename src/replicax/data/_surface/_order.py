@@ -4,14 +4,14 @@ from typing import TYPE_CHECKING
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY
-from replicax.data._nodes._annotate import EnumerateNode
 from replicax.data._nodes._combine import ConcatenateNode
 from replicax.data._nodes._in_turn import UniqueNode, require_comparable
 from replicax.data._nodes._prefetch import PrefetchNode
-from replicax.data._nodes._repeat import RepeatNode
 from replicax.data._nodes._select import (
     SHARD_HINT,
+    EnumerateNode,
     IgnoreErrorsNode,
+    RepeatNode,
     ShardNode,
     SkipNode,
     TakeNode,

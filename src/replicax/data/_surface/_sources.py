@@ -19,9 +19,8 @@ from replicax.data._nodes._choose import (
     WeighedChoiceNode,
 )
 from replicax.data._nodes._combine import ZipNode
-from replicax.data._nodes._generator import GeneratorNode
 from replicax.data._nodes._shuffle import ShuffleNode
-from replicax.data._nodes._source import RangeNode, SlicesNode, TensorsNode
+from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten, parts_like
 from replicax.data._surface._root import Root, node_of, to_int

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from replicax._lazy import on_demand
+from replicax.data._ahead import Optional
 from replicax.data._csv_dataset import CsvDataset, make_csv_dataset
 from replicax.data._experimental import (
     Counter,
@@ -30,7 +31,6 @@ from replicax.data._experimental import (
 )
 from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._nodes._select import SHARD_HINT
-from replicax.data._optional import Optional
 from replicax.data._options import (
     AutoShardPolicy,
     AutotuneAlgorithm,

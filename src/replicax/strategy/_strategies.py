@@ -1,15 +1,26 @@
-"""Strategy: the current form of the verbs."""
+"""The strategies of one process: Strategy, MirroredStrategy, OneDeviceStrategy and the default.
+
+Strategy: the current form of the verbs.
+
+MirroredStrategy: one replica for each device of this process.
+
+OneDeviceStrategy, and the strategy that is there when no other is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, overload
+import copy
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final, overload
 
 import jax
 
 from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule, LeavesOut
+from replicax.collectives._cross_device_ops import CrossDeviceOps
+from replicax.context._current import set_default
 from replicax.strategy._base import StrategyBase
+from replicax.topology._mesh import Topology
 from replicax.values._per_replica import AnyArray
 from replicax.values._reduce import Axis
 
@@ -105,3 +116,87 @@ class Strategy(StrategyBase, LeavesOut):
             10
         """
         return _distribute.numpy_dataset(numpy_input)
+
+
+@final
+class MirroredStrategy(Strategy):
+    """Synchronous training on several devices of one machine.
+
+    Each variable has a copy on every device, and the copies are kept equal; or, sharded, each
+    device holds a part of it.
+
+    Args:
+        devices: Their names, such as ``["GPU:0", "GPU:1"]``; all GPUs by default, else all CPU
+            devices. To try several without hardware, set the environment variable
+            ``REPLICAX_CPU_DEVICES=4``.
+        cross_device_ops: How to combine values; `NcclAllReduce` by default.
+        variable_policy: ``"mirrored"``, or ``"sharded"``: every variable of more than 16 KiB, of
+            the model and of its optimizer, lies in equal parts on the devices. Reading it gathers
+            the parts; a gradient is added up so that each device gets its part. Programs stay as
+            they are, and so do their numbers, while the memory of the state is divided by the
+            number of devices.
+
+    Raises:
+        ValueError: If a device does not exist, is named twice, or is of another kind; or if there
+            is no such policy.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.num_replicas_in_sync
+        2
+        >>> sharded = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
+        >>> with sharded.scope():
+        ...     v = rx.Variable(jnp.zeros((256, 256)))
+        >>> [part.data.shape for part in v.cell.array().addressable_shards]
+        [(128, 256), (128, 256)]
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        variable_policy: str = "mirrored",
+    ) -> None:
+        super().__init__(Topology.local(devices), cross_device_ops, variable_policy)
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """All variables and all computation on one device; for trying a program out.
+
+    Args:
+        device: Its name, such as ``"GPU:0"``.
+
+    Example:
+        >>> strategy = rx.distribute.OneDeviceStrategy("CPU:0")
+        >>> float(strategy.run(lambda x: x * 2, args=(jnp.float32(3),)))
+        6.0
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(Topology.local([device]))
+
+    @property
+    def wraps_single(self) -> bool:
+        """Its one replica's values are plain."""
+        return False
+
+    def _configured(self, config_proto: Any) -> Any:
+        return copy.deepcopy(config_proto)
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica, wherever JAX computes; what `get_strategy` gives outside of every scope."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _configured(self, config_proto: Any) -> Any:
+        return copy.deepcopy(config_proto)
+
+    def __repr__(self) -> str:
+        return "<the default strategy>"
+
+
+set_default(DefaultStrategy())

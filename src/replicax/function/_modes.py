@@ -1,0 +1,154 @@
+"""How functions are run: compiled or not, what ends a trace, and who is told of it.
+
+What a trace says: the signals that end it, and the words for what it cannot do.
+
+Signals are no `Exception`, so that user code which catches those does not swallow them.
+
+Watch: be told of every program that a function is traced into, before it first runs.
+
+How functions are computed: their options, compiled or not, and how exactly.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypedDict
+
+import jax
+
+from replicax._jax_private import setting
+
+
+class HostDriven(BaseException):
+    """Python must run the function, as how many elements it takes depends on values."""
+
+
+class Unfilled(BaseException):
+    """An iterator cannot fill this call of a compiled function: Python runs it this time."""
+
+
+class Reshaped(Unfilled):
+    """The elements that come have other shapes than those that the function was traced with."""
+
+
+class Text(Unfilled):
+    """An argument holds strings: no compiled program can take them."""
+
+
+class Ragged(Unfilled):
+    """The replicas' arrays differ in shape: no single program can take them."""
+
+
+def late_creation(name: str, created: Iterable[Any]) -> str:
+    """What to say of variables that are created too late."""
+    names = ", ".join(repr(v.name) for v in created)
+    return (
+        f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
+        " create variables on its first call only: create them outside, or keep them and create"
+        " them once, `if self.v is None: self.v = rx.Variable(...)`."
+    )
+
+
+def needs_value(name: str, error: Exception) -> str:
+    """What to say if Python asks for the value of a traced array."""
+    return (
+        f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
+        " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
+        " NumPy depends on an array, or on the replica id. Use `rx.cond(condition, if_true,"
+        " if_false)`, `rx.while_loop` or `jnp.where`; pass what is fixed as a Python number; or run"
+        " without `rx.function`."
+        f"\nJAX says: {str(error).splitlines()[0]}"
+    )
+
+
+# Called with the function, the arguments taken apart, and the program.
+Watcher = Callable[[Any, Any, Any], None]
+
+_watcher: ContextVar[Watcher | None] = ContextVar("replicax_watcher", default=None)
+
+
+def tell(function: Any, arguments: Any, program: Any) -> None:
+    """Tell whoever watches."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(function, arguments, program)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Have ``watcher`` told of the functions that this thread traces in the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
+runs_eagerly = [False]
+
+
+class FunctionOptions(TypedDict, total=False):
+    """The options of `rx.function` beside the signature; most are TensorFlow's, and ignored."""
+
+    autograph: bool
+    jit_compile: bool | None
+    reduce_retracing: bool
+    experimental_implements: Any
+    experimental_autograph_options: Any
+    experimental_attributes: Any
+    experimental_relax_shapes: Any
+    experimental_compile: Any
+    experimental_follow_type_hints: Any
+
+
+def run_functions_eagerly(run_eagerly: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
+    """Have every `rx.function` run as plain Python, op by op, until it is switched off again.
+
+    Prints, breakpoints and values of arrays are there then, as without the decorator.
+
+    Example:
+        >>> @rx.function
+        ... def double(x):
+        ...     return 2 * x if x > 0 else x  # needs the value of x
+        >>> rx.config.run_functions_eagerly(True)
+        >>> float(double(jnp.float32(3)))
+        6.0
+        >>> rx.config.run_functions_eagerly(False)
+    """
+    if not isinstance(run_eagerly, bool):
+        raise TypeError(f"run_functions_eagerly takes True or False, got {run_eagerly!r}.")
+    runs_eagerly[0] = run_eagerly
+
+
+def functions_run_eagerly() -> bool:
+    """Whether every `rx.function` runs as plain Python; see `run_functions_eagerly`.
+
+    Example:
+        >>> rx.config.functions_run_eagerly()
+        False
+    """
+    return runs_eagerly[0]
+
+
+def enable_tensor_float_32_execution(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's
+    """Whether products of float32 matrices may be less exact on devices that are faster then.
+
+    Example:
+        >>> rx.config.experimental.enable_tensor_float_32_execution(False)
+        >>> rx.config.experimental.tensor_float_32_execution_enabled()
+        False
+        >>> rx.config.experimental.enable_tensor_float_32_execution(True)
+    """
+    if not isinstance(enabled, bool):
+        raise TypeError(f"enable_tensor_float_32_execution takes True or False, got {enabled!r}.")
+    jax.config.update("jax_default_matmul_precision", None if enabled else "highest")
+
+
+def tensor_float_32_execution_enabled() -> bool:
+    """Whether products of float32 matrices may be less exact; True at first.
+
+    Example:
+        >>> rx.config.experimental.tensor_float_32_execution_enabled()
+        True
+    """
+    return setting("jax_default_matmul_precision") not in ("highest", "float32")
