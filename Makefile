@@ -6,6 +6,7 @@
 #   make test-slow  the tests that `make test` leaves out
 #   make test-workers  all tests of several processes
 #   make chaos      300 faults in trainings that are started again and again; a table of what came of it
+#   make peers      the same faults in replicax, TensorFlow and torch DDP; a table (large downloads)
 #   make soak       long and large runs: memory, files and threads stay as they are
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
@@ -26,7 +27,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos soak test-foreign test-oldest docs bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-oldest docs bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -61,6 +62,10 @@ test-workers: $(VENV)/.dev
 CHAOS ?= --faults 300
 chaos: $(VENV)/.dev
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
+
+peers: $(VENV)/.dev $(VENV)-tensorflow/.done $(VENV)-torch/.done
+	PYTHONPATH=$(CURDIR) python -m tests.chaos.peers $(PEERS) \
+	    --tensorflow $(VENV)-tensorflow/bin/python --torch $(VENV)-torch/bin/python
 
 soak: $(VENV)/.dev
 	python -m pytest -q -m soak tests
@@ -97,10 +102,19 @@ $(VENV)/.preflight: pyproject.toml constraints.txt | $(VENV)/.dev
 	    -e '.[preflight,plot]' || echo "No TPU compiler here: the tests of preflight will be skipped."
 	touch $@
 
+# What replicax is compared with, each in an environment of its own.
+TENSORFLOW := tensorflow-cpu==2.21.0
+TORCH := torch==2.13.0
+$(VENV)-tensorflow/.done $(VENV)-torch/.done: $(VENV)-%/.done:
+	$(PYTHON) -m venv $(VENV)-$*
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check \
+	    numpy $(if $(filter torch,$*),$(TORCH),$(TENSORFLOW))
+	touch $@
+
 $(VENV)-foreign/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-foreign
 	$(VENV)-foreign/bin/python -m pip install --quiet --disable-pip-version-check \
-	    torch==2.13.0 -e '.[test,foreign]'
+	    $(TORCH) -e '.[test,foreign]'
 	touch $@
 
 OLDEST_JAX := $(shell sed -n 's/.*"jax>=\([0-9.]*\),.*/\1/p' pyproject.toml)

@@ -1,9 +1,11 @@
 """A small sample of what ``make chaos`` does at length, and a proof that it would notice."""
 
 import json
+import sys
 
 import pytest
 
+from tests.chaos.peers.__main__ import Trial, run, table
 from tests.chaos.rig import Run, _check_commits, _check_steps, chaos, golden, plan_of
 
 QUICK = (
@@ -86,3 +88,29 @@ def test_much_lost_work_is_noticed(tmp_path):
     _check_commits(run)
 
     assert [text[:2] for text in run.violations] == ["I7"]
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_a_trial_says_how_long_it_took_who_was_named_and_what_stayed():
+    trial = run("replicax", "kill", {"replicax": sys.executable}, limit=60.0)
+
+    assert trial.outcome == "all have ended"
+    assert trial.seconds < 60
+    assert trial.is_named
+    assert trial.left == []
+
+
+def test_the_table_of_peers_says_what_waits_and_what_stays():
+    trials = [
+        Trial("replicax", "kill", 1.04, "all have ended", is_named=True),
+        Trial("torch", "kill", None, "2 of 2 wait", is_named=False),
+        Trial("torch", "twin", 3.0, "all have ended", is_named=False, left=["a", "b"]),
+        Trial("torch", "late", 5.0, "trains"),
+    ]
+
+    _, _, kill, *_, late, _, twin, _ = table(trials, 120.0).splitlines()
+
+    assert kill == "| killed (SIGKILL) | 1.0 s, named | **waits** (2 of 2, 120 s), not named |"
+    assert late == "| comes 15 s late | not tried | trains after 5.0 s |"
+    assert twin == "| has another's index | not tried | 3.0 s, not named, **2 left** |"
