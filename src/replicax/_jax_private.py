@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import operator
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -40,6 +41,10 @@ with contextlib.suppress(ImportError):
 Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
 eval_jaxpr: Any = getattr(_core, "eval_jaxpr", None)
 
+_config: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src import config as _config
+
 _effects: Any = None
 _callback: Any = None
 with contextlib.suppress(ImportError):
@@ -53,6 +58,23 @@ with contextlib.suppress(ImportError):
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
+
+
+_public_settings = operator.attrgetter(
+    "jax_enable_x64",
+    "jax_default_matmul_precision",
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_default_prng_impl",
+)
+
+
+def settings() -> Any:
+    """The settings of JAX that decide what a trace of the same Python gives, in a hashable form."""
+    return _public_settings(jax.config)
+
+
+settings = getattr(_config, "trace_context", None) or settings
 
 
 class _TraceNow:

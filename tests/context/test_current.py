@@ -2,8 +2,11 @@ import threading
 
 import jax.numpy as jnp
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import replicax as rx
+from replicax.context._current import Attributes
 from tests.replicas import mirrored
 
 D = rx.distribute
@@ -296,3 +299,40 @@ def test_a_scope_is_a_decorator(two):
         return rx.Variable(1.0)
 
     assert len(make().components) == len(make().components) == 2
+
+
+class Owner:
+    pass
+
+
+ZERO = 0
+CHANGES = st.tuples(st.integers(0, 3), st.sampled_from("ab"), st.sampled_from([ZERO, 1, True, "x"]))
+
+
+@given(st.lists(CHANGES, max_size=30))
+def test_plain_attributes_have_one_number_for_each_state(changes):
+    attributes, owners = Attributes(), [Owner() for _ in range(4)]
+    state = {}
+    numbers = {(): attributes.number()}
+    for who, name, value in changes:
+        attributes.note(owners[who], name, state.get((who, name), ZERO), value)
+        state[who, name] = value
+        told = [f"{place} {v!r}" for place, v in state.items() if v is not ZERO]
+        now = tuple(sorted(told))
+        assert numbers.setdefault(now, attributes.number()) == attributes.number()
+    assert len(set(numbers.values())) == len(numbers)
+
+
+def test_objects_that_are_gone_change_no_number_and_are_forgotten():
+    attributes, stays = Attributes(), Owner()
+    attributes.note(stays, "a", 0, 1)
+    number = attributes.number()
+    for _ in range(1000):
+        attributes.note(passing := Owner(), "a", 0, 1)
+        attributes.number()
+        attributes.note(passing, "a", 1, 0)
+        assert attributes.number() == number
+
+    assert len(attributes._owners) < 200
+    attributes.note(stays, "a", 1, 0)
+    assert attributes.number() == 0

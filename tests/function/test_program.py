@@ -73,6 +73,19 @@ def test_a_per_replica_argument_enters_without_being_gathered(two):
     assert not any(word in text for word in ("all-gather", "all-reduce", "collective-permute"))
 
 
+def test_a_setting_of_jax_that_a_trace_bakes_in_is_another_signature():
+    multiply = rx.function(lambda x: x @ x)
+
+    def precision():
+        return multiply.get_concrete_function(jnp.ones((2, 2))).as_text()
+
+    plain = precision()
+    with jax.default_matmul_precision("highest"):
+        assert "highest" in precision()
+    assert "highest" not in plain
+    assert precision() == plain
+
+
 def test_x64_is_another_signature():
     f = rx.function(lambda x: x * 2)
     f(jnp.float32(1.5))

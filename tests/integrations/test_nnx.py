@@ -11,6 +11,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import replicax as rx
 from replicax.integrations import _nnx
@@ -359,3 +361,64 @@ class TestBorders:
 @pytest.mark.parametrize("hook", _nnx.HOOKS, ids=lambda h: h.place)
 def test_flax_still_has_what_is_hooked(hook):
     assert hook.fault() == ""
+
+
+class Scaled(nnx.Module):
+    by = 1.0  # a default that a module may have its own value for
+
+    def __init__(self, size):
+        self.kernel = nnx.Param(jnp.ones((size,)))
+        self.shift = 0.0
+        self.shift = 1.0  # changed while it is made
+
+    def __call__(self, x):
+        return x * self.kernel * self.by + self.shift
+
+
+CHANGES = {
+    "static": lambda m, k: setattr(m, "shift", (0.0, 2.0, 5.0)[k]),
+    "default": lambda m, k: setattr(m, "by", (1.0, 3.0, 4.0)[k]),
+    "parameter": lambda m, k: setattr(m, "kernel", nnx.Param(jnp.full((2,), float(k)))),
+    "value": lambda m, k: m.kernel.set_value(jnp.full((2,), k + 1.0)),
+}
+
+
+@pytest.mark.parametrize("is_argument", [False, True])
+@settings(max_examples=6, deadline=None)
+@given(changes=st.lists(st.tuples(st.sampled_from(sorted(CHANGES)), st.integers(0, 2)), max_size=6))
+def test_a_compiled_function_sees_every_change_of_a_module(is_argument, changes):
+    strategy = mirrored(2)
+    with strategy.scope():
+        module = Scaled(2)
+
+    if is_argument:
+        step = rx.function(lambda x: strategy.run(lambda m, x: m(x), args=(module, x)))
+    else:
+        step = rx.function(lambda x: strategy.run(lambda x: module(x), args=(x,)))
+    x = jnp.asarray([1.0, 2.0])
+    for name, k in [("static", 0), *changes]:
+        CHANGES[name](module, k)
+        for piece in strategy.experimental_local_results(step(x)):
+            np.testing.assert_array_equal(piece, module(x))
+
+
+def test_a_model_that_goes_to_and_fro_between_modes_has_two_programs():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model = nnx.Sequential(
+            nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.Dropout(0.5, rngs=nnx.Rngs(1))
+        )
+
+    @rx.function
+    def call(model, x):
+        return strategy.run(lambda x: model(x), args=(x,))
+
+    for _ in range(3):
+        model.train()
+        assert (strategy.gather(call(model, jnp.ones(64)), 0) == 0).any()
+        model.eval()
+        assert (strategy.gather(call(model, jnp.ones(64)), 0) == 1).all()
+    Scaled(3)  # what is made concerns no function
+
+    call(model, jnp.ones(64))
+    assert call.experimental_get_tracing_count() == 2

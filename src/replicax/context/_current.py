@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator, contextmanager
 from contextvars import ContextVar
@@ -111,10 +113,104 @@ def get_strategy() -> Strategy:
     return current().strategy or _program.get("set") or _program["default"]  # type: ignore[return-value]
 
 
-def whereabouts() -> tuple[Any, bool]:
-    """The current strategy, and whether no replica runs: where the same Python means the same."""
+class Attributes:
+    """Plain attributes of a library's objects, which a trace bakes into its program.
+
+    Every state that they were in has a number; one that comes back has its number again, so that
+    a model which is switched between training and evaluation has a program for each.
+    """
+
+    def __init__(self) -> None:
+        self.last = ""  # the attribute that was changed last
+        self._number: int | None = 0
+        self._numbers: dict[frozenset[Any], int] = {frozenset(): 0}
+        self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._changed: dict[tuple[int, str], Any] = {}
+        self._first: dict[tuple[int, str], Any] = {}
+        self._counter = itertools.count(1)
+        self._room = 64  # how many objects are remembered before the dead ones are forgotten
+        self._lock = threading.RLock()
+
+    def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
+        """An attribute of an object changes."""
+        before, after = _mark(old), _mark(new)
+        if before == after:
+            return
+        with self._lock:
+            place = self._owner(owner), name
+            if self._first.setdefault(place, before) == after:
+                self._changed.pop(place, None)
+            else:
+                self._changed[place] = after
+            self.last = f"{type(owner).__name__}.{name}"
+            self._number = None
+
+    def number(self) -> int:
+        """The number of the state that they are in."""
+        number = self._number
+        if number is None:
+            with self._lock:
+                state = frozenset(self._changed.items())
+                number = self._number = self._numbers.setdefault(state, next(self._counter))
+        return number
+
+    def _owner(self, owner: Any) -> int:
+        """A number that no other object has, or will have."""
+        known = self._owners.get(id(owner))
+        if known is None or known[0]() is not owner:
+            known = self._owners[id(owner)] = weakref.ref(owner), next(self._counter)
+            if len(self._owners) > self._room:
+                self._forget()
+        return known[1]
+
+    def _forget(self) -> None:
+        """States that differ in dead objects alone are one."""
+        self._owners = {i: o for i, o in self._owners.items() if o[0]() is not None}
+        self._room = 2 * len(self._owners) + 64
+        alive = {number for _, number in self._owners.values()}
+        now = self.number()
+        self._changed, self._first = (
+            {place: mark for place, mark in known.items() if place[0] in alive}
+            for known in (self._changed, self._first)
+        )
+        self._numbers = {
+            frozenset(item for item in state if item[0][0] in alive): number
+            for state, number in sorted(self._numbers.items(), key=lambda s: s[1] == now)
+        }
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Same:
+    """An object that is only equal to itself, whatever it says of it."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def _mark(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_mark, value))
+    is_plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
+    return (type(value), value) if is_plain else _Same(value)
+
+
+attributes = Attributes()
+
+
+def whereabouts() -> tuple[Any, bool, int]:
+    """Where the same Python means the same.
+
+    Returns:
+        The current strategy, whether no replica runs, and the state of all plain attributes.
+    """
     frame = _frame.get()
-    return frame.strategy or _program.get("set") or _program["default"], frame.replica is None
+    strategy = frame.strategy or _program.get("set") or _program["default"]
+    return strategy, frame.replica is None, attributes.number()
 
 
 def has_strategy() -> bool:

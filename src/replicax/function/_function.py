@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import (
@@ -27,8 +26,8 @@ from typing import (
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import at_rest, traced, traced_apart
-from replicax.context._current import current, get_strategy, whereabouts, within
+from replicax._jax_private import at_rest, settings, traced, traced_apart
+from replicax.context._current import attributes, current, get_strategy, whereabouts, within
 from replicax.function._inputs import with_givens
 from replicax.function._lift import Outputs, lift
 from replicax.function._modes import (
@@ -65,7 +64,6 @@ _NEEDS_VALUE = (
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
 )
-_x64 = operator.attrgetter("jax_enable_x64")
 _log = logging.getLogger("replicax")
 
 
@@ -328,7 +326,7 @@ class Function(Generic[_P, _R_co]):
             " (drop_remainder=True), and make the rx.function once, outside of loops.",
             self._name,
             self._traces,
-            explain(last[0], key[0], arguments.names(self._python)),
+            _why(last, key, arguments.names(self._python)),
         )
 
     @property
@@ -391,8 +389,16 @@ class BoundFunction(Generic[_P, _R_co]):
         return self._unbound.experimental_get_tracing_count()
 
 
+def _why(old: Any, new: Any, names: Sequence[str]) -> str:
+    if old[0] == new[0] and old[1][:-1] == new[1][:-1]:
+        if old[1] != new[1]:
+            return f"{attributes.last} was changed"
+        return "a setting of JAX changed"
+    return explain(old[0], new[0], names)
+
+
 def _key(arguments: Arguments) -> tuple[Any, ...]:
-    return arguments.key, whereabouts(), _x64(jax.config)
+    return arguments.key, whereabouts(), settings()
 
 
 def _shape(x: Any) -> jax.ShapeDtypeStruct:

@@ -294,7 +294,7 @@ def explain(old: Any, new: Any, names: Sequence[str]) -> str:
     for name, a, b in zip(names, old[1:], new[1:], strict=False):
         if a != b:
             return f"{name} changed from {_words(a)} to {_words(b)}"
-    return "the strategy or a JAX setting changed"
+    return "the strategy changed"
 
 
 def _words(key: Any) -> str:

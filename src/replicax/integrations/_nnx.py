@@ -23,7 +23,7 @@ from flax.nnx import pytreelib, tracers
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import TracingError
 from replicax._recording import unrecorded
-from replicax.context._current import current, entered
+from replicax.context._current import attributes, current, entered
 from replicax.integrations._hook import Hook, refused, replicas
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
@@ -39,6 +39,8 @@ _slot: Any = nnx.Variable.__dict__["_raw_value"]
 _stamp: Any = nnx.Variable.__dict__["_trace_state"]
 _outermost = tracers.current_jax_trace()
 _adopting = threading.RLock()
+_here = threading.local()
+_nothing = object()
 _keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
 _later: ContextVar[list[tuple[Variable, Any]] | None] = ContextVar("replicax_later", default=None)
 
@@ -169,6 +171,35 @@ def _held_from_the_start(original: Any) -> Any:
 
 def _written_in_any_level(original: Any) -> Any:
     return lambda self: None if held_by(self) is not None else original(self)
+
+
+def _known_to_functions(original: Any) -> Any:
+    """A module that is changed, as by `eval()`, is another one for compiled functions."""
+
+    def set_attribute(self: Any, name: str, value: Any) -> None:
+        before = getattr(self, name, _nothing)  # or the default that its class has
+        original(self, name, value)
+        is_change = before is not _nothing and id(self) not in _being_made()
+        if is_change and current().level is None:
+            attributes.note(self, name, before, getattr(self, name))
+
+    return set_attribute
+
+
+def _being_made() -> set[int]:
+    made: set[int] = _here.__dict__.setdefault("made", set())
+    return made
+
+
+def _made_before_it_is_changed(original: Any) -> Any:
+    def construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        _being_made().add(id(self))
+        try:
+            original(cls, self, *args, **kwargs)
+        finally:
+            _being_made().discard(id(self))
+
+    return construct
 
 
 def _changed_in_any_level(original: Any) -> Any:
@@ -345,6 +376,12 @@ HOOKS = tuple(
         ),
         ("variablelib:Variable._check_can_update", "self", _written_in_any_level),
         ("pytreelib:Pytree._check_valid_context", "self, error_msg", _changed_in_any_level),
+        ("pytreelib:Pytree._setattr", "self, name, value", _known_to_functions),
+        (
+            "pytreelib:PytreeMeta._pytree_meta_construct",
+            "cls, self, args, kwargs",
+            _made_before_it_is_changed,
+        ),
         ("tracers:current_jax_trace", "", _through_tapes),
         (
             "graphlib:unflatten",
