@@ -15,9 +15,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from replicax._show import as_text, show_bytes
 from replicax.ahead._report import PreflightReport
 from replicax.ahead._sweep import Sweep
-from replicax.ahead._tables import as_text, show_bytes
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"

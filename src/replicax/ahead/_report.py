@@ -8,6 +8,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from replicax._show import as_text
 from replicax.ahead._costs import Collective
 from replicax.ahead._fills import Buffer
 from replicax.ahead._targets import Limits, Target
@@ -178,7 +179,7 @@ class PreflightReport:
         return _tables().report_table(self)
 
     def __str__(self) -> str:
-        return str(_tables().as_text(self))
+        return as_text(self)
 
 
 def _tables() -> Any:

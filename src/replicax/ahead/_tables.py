@@ -1,12 +1,11 @@
 """Reports and sweeps as tables for people."""
 
-import io
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from replicax._show import show_bytes
 from replicax.ahead._costs import Collective
 from replicax.ahead._fills import Buffer
 from replicax.ahead._report import FORMULA, PreflightReport
@@ -40,13 +39,6 @@ def sweep_table(sweep: Sweep) -> Table:
             f"{1e3 * r.step_seconds:.3g} ms" if r.compiles else "-",
         )
     return table
-
-
-def as_text(drawn: Any) -> str:
-    """A table without colours, 100 characters wide."""
-    text = io.StringIO()
-    Console(width=100, file=text, force_terminal=False).print(drawn)
-    return text.getvalue()
 
 
 def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
@@ -111,12 +103,3 @@ def _short(source: str) -> str:
 def _described(c: Collective) -> str:
     hosts = f" of {c.hosts:,} machines" if c.hosts > 1 else ""
     return f"{c.count} x {c.kind} over {c.group:,} devices{hosts}, {show_bytes(c.bytes)} together"
-
-
-def show_bytes(count: float) -> str:
-    """A number of bytes for people."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:,.2f} GiB"

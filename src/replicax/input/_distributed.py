@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import jax
 
 from replicax._interrupts import held
+from replicax._show import Sheet
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.input._feed import Feed, Prefetch
 from replicax.input._split import Step, passed_over
+from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import T_co
 from replicax.values._structures import PerReplicaSpec
@@ -105,6 +108,28 @@ class DistributedDataset(Generic[T_co]):
     def cardinality(self) -> int:
         """How many steps there are, or a negative constant of rx.data."""
         return self._pipeline.cardinality
+
+    def __repr__(self) -> str:
+        facts = dict(self._facts())
+        return f"<DistributedDataset of {facts['steps']} steps, {facts['replicas']}>"
+
+    def _repr_html_(self) -> str:
+        return Sheet("DistributedDataset", self._facts()).to_html()
+
+    def _facts(self) -> tuple[tuple[str, str], ...]:
+        """What is known of it without reading any data."""
+        pipeline, topology = self._pipeline, self._pipeline.feed.topology
+        count, own = topology.num_replicas, len(topology.own)
+        here = "" if own == count else f", {own} of them in this process"
+        unknown = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "an unknown number of"}
+        facts = [
+            ("steps", unknown.get(pipeline.cardinality, f"{pipeline.cardinality:,}")),
+            ("replicas", f"{count} replica{'s' if count > 1 else ''}{here}"),
+            ("devices", shown_devices(topology.leads, kind=topology.kind)),
+            ("made ready ahead", f"{pipeline.depth} steps"),
+        ]
+        known = vars(pipeline).get("element_spec")
+        return (*facts, *((("elements", str(known)),) if known is not None else ()))
 
     if not TYPE_CHECKING:
 

@@ -15,6 +15,7 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
+from replicax.strategy._describe import Described
 from replicax.strategy._devices import Bridges, LogicalDeviceVerbs
 from replicax.strategy._distributing import Distributing, Unknown, is_workers_own, of_each_worker
 from replicax.strategy._extended import StrategyExtended
@@ -47,7 +48,7 @@ from replicax.variables._held import value_of, variable_of
 _T = TypeVar("_T")
 
 
-class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
+class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
     """What `rx.distribute.Strategy` and its v1 form have in common."""
 
     # Whether a run is compiled also where Python runs op by op.
@@ -362,12 +363,6 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges):
 
     def __deepcopy__(self, memo: Any) -> StrategyBase:
         return self
-
-    def __repr__(self) -> str:
-        count, cores = self.num_replicas_in_sync, self._topology.cores if self._topology else 1
-        of = f" of {cores} logical devices" if cores > 1 else ""
-        kind = type(self).__name__.removeprefix("Experimental")
-        return f"<{kind} of {count} replica{'s' if count > 1 else ''}{of}>"
 
 
 def _parts(x: Any) -> tuple[Any, ...]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -108,6 +108,27 @@ def device_name_as(device: jax.Device, kind: str) -> str:
     """The full name of a device that stands in for one of ``kind``; its own name if that is ''."""
     own = _canonical_name(device)
     return own if not kind else own.replace(f"device:{_kind(device)}:", f"device:{kind}:")
+
+
+def short_name(device: jax.Device, kind: str = "") -> str:
+    """The name of a device for people: ``CPU:1``, or ``worker 2 CPU:1`` in a cluster.
+
+    Example:
+        >>> from replicax.topology._devices import short_name
+        >>> short_name(jax.devices()[1])
+        'CPU:1'
+    """
+    task, _, name = device_name_as(device, kind).rpartition("/device:")
+    job, _, number = task.removeprefix("/job:").partition("/replica:0/task:")
+    return name if job == "localhost" else f"{job} {number} {name}"
+
+
+def shown_devices(devices: Iterable[jax.Device], most: int = 4, kind: str = "") -> str:
+    """Some devices, by name; of many the first and how many there are."""
+    in_order = isinstance(devices, tuple)
+    ordered = list(devices) if in_order else sorted(devices, key=lambda d: (d.process_index, d.id))
+    names = ", ".join(short_name(d, kind) for d in ordered[:most])
+    return names if len(ordered) <= most else f"{names}, ... ({len(ordered)} devices)"
 
 
 def simulate_tpus(devices: Sequence[jax.Device]) -> None:

@@ -19,8 +19,9 @@ import numpy as np
 
 from replicax._basics import stands_for
 from replicax._errors import PerReplicaError
+from replicax._show import format_components
 from replicax.topology._mesh import MESH_AXIS, Across, Topology
-from replicax.values._placement import is_traced, split, unstack
+from replicax.values._placement import glanced, is_traced, split, unstack
 from replicax.workers import _group
 
 if TYPE_CHECKING:  # only checkers know of defaults in Python 3.11
@@ -144,6 +145,13 @@ class DistributedValues(Generic[T_co]):
         if isinstance(self.form, InBody):
             return f"{type(self).__name__}:{{this replica: {self.form.piece!r}}}"
         return format_components(type(self).__name__, [repr(v) for v in self.values])
+
+    def _repr_html_(self) -> str:
+        form, kind = self.form, type(self).__name__.replace("MirroredResult", "PerReplica")
+        if isinstance(form, InBody):
+            return glanced(kind, ("this one",), (form.piece,))
+        own = form.topology.own if form.topology else range(len(form.values))
+        return glanced(kind, own, form.values)
 
     @property
     def component(self) -> T_co:
@@ -305,12 +313,6 @@ def is_text(x: Any) -> bool:
     if isinstance(x, DistributedValues):
         return isinstance(x.form, Pieces) and any(map(is_text, x.form.values))
     return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
-
-
-def format_components(title: str, rows: Sequence[str]) -> str:
-    """The layout that all distributed values and variables print in."""
-    body = ",\n".join(f"  {i}: {row}" for i, row in enumerate(rows))
-    return f"{title}:{{\n{body}\n}}"
 
 
 def _is_one(value: DistributedValues) -> bool:

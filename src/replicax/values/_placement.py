@@ -6,7 +6,8 @@ array is declared the same on all replicas while they may differ; it never leave
 array is on every logical device, or cut over them as a spec of their mesh axes says.
 """
 
-from collections.abc import Callable, Sequence
+import reprlib
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,6 +18,8 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._jax_private import at_rest, traced, uncommitted
+from replicax._show import Sheet, short
+from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 
 WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
@@ -245,3 +248,26 @@ def per_replica_map(
         axis_names={REPLICA_AXIS},
         check_vma=False,
     )
+
+
+_MOST_SHOWN = 8
+
+
+def glanced(title: str, numbers: Iterable[Any], values: Sequence[Any]) -> str:
+    """The values of some replicas as a table in HTML; large arrays are not looked at."""
+    rows = tuple((str(i), *_glance(v)) for i, v in zip(numbers, values, strict=True))
+    columns = ("replica", "device", "shape", "dtype", "value")
+    return Sheet(title, columns=columns, rows=rows).to_html()
+
+
+def _glance(x: Any) -> tuple[str, str, str, str]:
+    if is_traced(x) or not isinstance(x, jax.Array | np.ndarray):
+        return "", "", "", "traced" if is_traced(x) else short(reprlib.repr(x))
+    where, is_here = "", True
+    if isinstance(x, jax.Array):
+        where = shown_devices(x.devices())
+        is_here = x.is_fully_addressable and not x.is_deleted()
+    is_plain = np.issubdtype(x.dtype, np.number) or x.dtype == bool
+    is_small = is_here and is_plain and x.size <= _MOST_SHOWN
+    value = short(np.array2string(np.asarray(x), separator=", ")) if is_small else "not shown"
+    return where, str(tuple(x.shape)), str(x.dtype), value

@@ -16,6 +16,7 @@ from replicax._basics import stands_for
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array
+from replicax._show import format_components
 from replicax.context._current import current, get_strategy
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
@@ -24,7 +25,6 @@ from replicax.values._per_replica import (
     DistributedValues,
     InBody,
     PerReplica,
-    format_components,
 )
 from replicax.values._pieces import from_first
 from replicax.values._placement import is_traced
@@ -38,6 +38,7 @@ from replicax.variables._declaration import (
     layout_of,
 )
 from replicax.variables._levels import TraceLevel, level
+from replicax.variables._placed import Placed
 from replicax.variables._policy import (
     ComponentPolicy,
     MirroredPolicy,
@@ -335,6 +336,10 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             return self._row()
         kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
         return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
+
+    def _repr_html_(self) -> str:
+        placed = Placed.of_cell(self.cell, self.name)
+        return placed.sheet("SyncOnReadVariable" if self.cell.per_replica else "Variable").to_html()
 
     def _head(self) -> str:
         return f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"

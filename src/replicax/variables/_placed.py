@@ -1,0 +1,109 @@
+"""Placed: where a variable or an array is, found without looking at its value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+
+from replicax._show import Sheet, show_bytes
+from replicax.topology._devices import shown_devices
+from replicax.values._placement import WHOLE
+from replicax.variables._cell import Cell
+from replicax.variables._declaration import Awaited, is_planned
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an array or a variable is, found without looking at its value.
+
+    Attributes:
+        name: Its name.
+        shape: Its shape, as programs see it.
+        dtype: Its type.
+        layout: How it lies on the devices, in words.
+        parts: For each device, the first and the last entry that it holds of the axis along which
+            the array is cut, as fractions of that axis; and how many bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: str
+    parts: dict[jax.Device, tuple[float, float, int]]
+
+    @classmethod
+    def of_cell(cls, cell: Cell, name: str) -> Placed:
+        """Where a variable is."""
+        topology, held = cell.topology, cell.value
+        if isinstance(held, Awaited):
+            held = held.value
+        arrays = held if isinstance(held, tuple) else (held,)
+        parts: dict[jax.Device, tuple[float, float, int]] = {}
+        for array in {id(x): x for x in arrays}.values():  # new copies may still be one array
+            where = cell.sharding if is_planned(array) and topology else array.sharding
+            for device, part in _parts(tuple(array.shape), array.dtype, where).items():
+                before = parts.get(device, (0.0, 0.0, 0))[-1]
+                parts[device] = (*part[:2], before + part[-1])
+        return cls(name, cell.shape, str(cell.dtype), _in_words(cell, len(parts)), parts)
+
+    @classmethod
+    def of_array(cls, array: jax.Array, name: str) -> Placed:
+        """Where an array is."""
+        parts = _parts(tuple(array.shape), array.dtype, array.sharding)
+        count, spec = len(parts), getattr(array.sharding, "spec", None)
+        if count == 1:
+            layout = "one device"
+        elif array.sharding.is_fully_replicated:
+            layout = f"the same on {count} devices"
+        else:
+            layout = f"cut, {spec}" if spec is not None else f"cut over {count} devices"
+        return cls(name, tuple(array.shape), str(array.dtype), layout, parts)
+
+    @property
+    def most_bytes(self) -> int:
+        """What a device holds of it; of the one that holds most."""
+        return max((size for _, _, size in self.parts.values()), default=0)
+
+    def sheet(self, title: str) -> Sheet:
+        """What a person wants to know of it."""
+        facts = (
+            ("name", self.name),
+            ("shape", str(self.shape)),
+            ("dtype", self.dtype),
+            ("layout", self.layout),
+            ("devices", shown_devices(self.parts)),
+            ("bytes per device", show_bytes(self.most_bytes)),
+        )
+        return Sheet(title, facts)
+
+
+def _parts(shape: tuple[int, ...], dtype: Any, sharding: Any) -> dict[Any, Any]:
+    size = prod(sharding.shard_shape(shape)) * dtype.itemsize
+    found = {}
+    for device, index in sharding.devices_indices_map(shape).items():
+        begin, end = 0.0, 1.0
+        for cut, length in zip(index, shape, strict=True):
+            start, stop, _ = cut.indices(length)
+            if (start, stop) != (0, length):
+                begin, end = start / length, stop / length
+                break
+        found[device] = (begin, end, size)
+    return found
+
+
+def _in_words(cell: Cell, count: int) -> str:
+    topology = cell.topology
+    if topology is None or topology.num_replicas * topology.cores == 1:
+        return "one device"
+    if cell.per_replica:
+        return f"a value of its own on each of {topology.num_replicas} replicas"
+    if isinstance(cell.value, tuple):
+        return f"written copy by copy on {len(cell.value)} replicas"
+    if cell.sharded:
+        return f"in {topology.num_replicas} parts, one on each replica"
+    if cell.spec != WHOLE:
+        return f"mirrored, each copy cut over {topology.cores} logical devices: {cell.spec}"
+    return f"mirrored on {count} devices"
