@@ -54,7 +54,7 @@ test-foreign: $(VENV)-foreign/.done
 # The lower end of the range of JAX; the other end is what constraints.txt pins for all else.
 test-oldest: $(VENV)-oldest/.done
 	$(VENV)-oldest/bin/python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow" tests/test_jax_private.py \
-	    tests/variables tests/function tests/strategy tests/values tests/context tests/collectives
+	    tests/state tests/functions tests/strategy tests/values tests/context tests/collectives
 
 test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests

@@ -203,6 +203,27 @@ def test_the_names_of_a_namespace_exist_and_are_sorted(namespace):
     assert names == sorted(set(names), key=_list_order)
 
 
+def test_no_two_classes_have_one_name_but_those_that_users_know_by_it():
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(module_name(path))
+    public = {(obj.__name__, obj.__module__) for _, obj in ALL_PUBLIC}
+
+    assert {
+        name: homes
+        for name, homes in places.items()
+        if len(homes) > 1 and not all((name, home) in public for home in homes)
+    } == {}
+
+
+def test_no_package_is_also_a_function():
+    packages = [path.parent.name for path in PACKAGE.glob("*/__init__.py")]
+
+    assert [name for name in packages if callable(getattr(replicax, name, None))] == []
+
+
 @pytest.mark.parametrize("namespace", existing_namespaces())
 def test_completion_shows_the_names_of_a_namespace_and_no_others(namespace):
     module = importlib.import_module(namespace)

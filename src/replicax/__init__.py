@@ -25,15 +25,15 @@ from replicax._enums import (  # noqa: E402
 )
 from replicax._lazy import on_demand  # noqa: E402
 from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
-from replicax.function._function import function  # noqa: E402
-from replicax.function._grad import grad, value_and_grad  # noqa: E402
-from replicax.function._tape import GradientTape  # noqa: E402
-from replicax.integrations._join import join_libraries  # noqa: E402
+from replicax.functions._function import function  # noqa: E402
+from replicax.functions._grad import grad, value_and_grad  # noqa: E402
+from replicax.functions._tape import GradientTape  # noqa: E402
+from replicax.integrations._hook import join_libraries  # noqa: E402
+from replicax.state._creation import variable_creator_scope  # noqa: E402
+from replicax.state._held import variables  # noqa: E402
+from replicax.state._variable import Variable  # noqa: E402
 from replicax.topology._devices import device, device_name  # noqa: E402
 from replicax.values._reduce import IndexedSlices  # noqa: E402
-from replicax.variables._creation import variable_creator_scope  # noqa: E402
-from replicax.variables._held import variables  # noqa: E402
-from replicax.variables._variable import Variable  # noqa: E402
 
 if TYPE_CHECKING:
     from replicax import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
         train,
     )
     from replicax.ahead._preflight import preflight
-    from replicax.function._control import cond, scan, while_loop
+    from replicax.functions._control import cond, scan, while_loop
     from replicax.integrations._rx_keras import keras
 
 __all__ = [
@@ -102,7 +102,7 @@ __all__ = [
 __dir__ = __all__.copy
 __version__ = "0.1.0.dev0"
 
-_CONTROL = "replicax.function._control"
+_CONTROL = "replicax.functions._control"
 _HOMES = {
     **{
         name: f"replicax.{name}"

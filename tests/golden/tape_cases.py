@@ -1,7 +1,7 @@
 """Programs with a gradient tape, most of them from TensorFlow's guides to differentiation.
 
 The same code runs on TensorFlow (`make_tape.py`, which records `tape.json`) and on replicax
-(`tests/function/test_tape.py`). ``lib`` has the names that both share, and a few functions of
+(`tests/functions/test_tape.py`). ``lib`` has the names that both share, and a few functions of
 arrays under TensorFlow's names.
 """
 

@@ -1,7 +1,7 @@
 """The table of variables: what every kind of write and read leaves behind, in every context.
 
 The same code runs on TensorFlow (`make_variables.py`, which records `variables.json`) and on
-replicax (`tests/variables/test_policy.py`). Both are asked only for names that they share.
+replicax (`tests/state/test_policy.py`). Both are asked only for names that they share.
 """
 
 import itertools

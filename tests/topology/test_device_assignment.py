@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from replicax._errors import PlacementError
 from replicax.topology._device_assignment import DeviceAssignment, DeviceOrderMode
-from replicax.topology._tpu_topology import CoordinateError, Topology
+from replicax.topology._tpu_topology import CoordinateError
+from replicax.tpu.experimental import Topology
 
 AUTO, RING, MESH = DeviceOrderMode
 

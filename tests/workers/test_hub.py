@@ -17,12 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.workers import _door, _hub, _wire
-from replicax.workers._door import Door
+from replicax.workers import _hub, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, _prove
 from replicax.workers._sessions import bare_python
-from replicax.workers._wire import Wire
+from replicax.workers._wire import Door, Wire
 
 TOKEN = "the token of this run"
 PING = {"count": 1, "inside": False, "pace": 0.0, "journal": [[1, "a step", 7]]}
@@ -120,7 +119,7 @@ def test_workers_come_and_go_in_peace():
 
 def test_idle_strangers_do_not_keep_workers_out():
     with hub(2) as address, contextlib.ExitStack() as stack:
-        for _ in range(3 * _door.MOST_STRANGERS):
+        for _ in range(3 * _wire.MOST_STRANGERS):
             stack.enter_context(stranger(address))
         a, b = (stack.enter_context(worker(address, i, 2)) for i in range(2))
 
@@ -159,7 +158,7 @@ def test_a_hub_without_file_descriptors_serves_its_workers():
 
 
 def test_a_stranger_that_says_nothing_is_shown_out_in_time(monkeypatch):
-    monkeypatch.setattr(_door, "PROVE_WITHIN", 0.2)
+    monkeypatch.setattr(_wire, "PROVE_WITHIN", 0.2)
     with hub(2) as address, stranger(address) as sock:
         assert b"challenge" in sock.recv(1000)
         assert sock.recv(1000) == b""
@@ -168,7 +167,7 @@ def test_a_stranger_that_says_nothing_is_shown_out_in_time(monkeypatch):
 def test_a_stranger_cannot_send_much():
     with hub(2) as address, stranger(address) as sock:
         with contextlib.suppress(ConnectionError):
-            sock.sendall(b"x" * (2 * _door.LONGEST_PROOF))
+            sock.sendall(b"x" * (2 * _wire.LONGEST_PROOF))
             while sock.recv(1000):
                 pass
         with worker(address, 0, 2) as a, worker(address, 1, 2):

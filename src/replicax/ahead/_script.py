@@ -11,7 +11,7 @@ from typing import Any
 
 from replicax._errors import TracingError
 from replicax.ahead._trace import Step
-from replicax.function._modes import watched_by
+from replicax.functions._modes import watched_by
 
 
 class ScriptError(Exception):

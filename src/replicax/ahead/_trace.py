@@ -20,20 +20,20 @@ from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target
 from replicax.collectives._cross_device_ops import NcclAllReduce
-from replicax.function._function import BoundFunction, Function
-from replicax.function._lift import Outputs, lift
-from replicax.function._program import Program
-from replicax.function._signature import Arguments, take_apart
+from replicax.functions._function import BoundFunction, Function
+from replicax.functions._lift import Outputs, lift
+from replicax.functions._program import Program
+from replicax.functions._signature import Arguments, take_apart
+from replicax.state._cell import Cell
+from replicax.state._levels import TraceLevel
+from replicax.state._variable import Variable, live_variables, policy_for
 from replicax.topology._aim import PlannedTopology, aimed_at
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import Topology
-from replicax.topology._tpu_topology import Topology as TPUTopology
+from replicax.topology._tpu_topology import TPUTopology
 from replicax.values._cut import SPEC, is_cut, is_sharded
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import WHOLE
-from replicax.variables._cell import Cell
-from replicax.variables._levels import TraceLevel
-from replicax.variables._variable import Variable, live_variables, policy_for
 
 Places = tuple[tuple[int, ...], ...]
 

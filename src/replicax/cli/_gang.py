@@ -22,7 +22,7 @@ _BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
 
 
 @dataclass(frozen=True)
-class Plan:
+class GangPlan:
     """How one worker is started."""
 
     index: int
@@ -43,7 +43,7 @@ class Worker:
         made_to_end: Why the launcher itself killed it, if it did.
     """
 
-    plan: Plan
+    plan: GangPlan
     process: subprocess.Popen[bytes]
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
     ended: float | None = None
@@ -78,7 +78,7 @@ class Worker:
 class Gang:
     """Workers that live and end together."""
 
-    def __init__(self, plans: Sequence[Plan], logs: Sequence[Log], guard: Guard) -> None:
+    def __init__(self, plans: Sequence[GangPlan], logs: Sequence[Log], guard: Guard) -> None:
         self._guard = guard
         self._console = Console(sys.stdout)
         self._pumps: list[threading.Thread] = []
@@ -115,7 +115,7 @@ class Gang:
                 time.sleep(_POLL)
         self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
 
-    def _start(self, plan: Plan, log: Log) -> None:
+    def _start(self, plan: GangPlan, log: Log) -> None:
         process = subprocess.Popen(
             plan.command,
             env=plan.environment,

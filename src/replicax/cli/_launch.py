@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from replicax.cli._gang import Gang, Plan, Worker
+from replicax.cli._gang import Gang, GangPlan, Worker
 from replicax.cli._output import Log
 from replicax.cluster._checks import ClusterError
 from replicax.cluster._spec import ClusterFacts
@@ -124,7 +124,7 @@ def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
         gang.end(0.0)
 
 
-def _logs(folder: Path | None, plans: list[Plan], attempt: int) -> list[Log]:
+def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]:
     """A file for each worker; what an attempt that failed wrote stays."""
     if folder is None:
         return [Log(None)] * len(plans)
@@ -139,7 +139,7 @@ def _logs(folder: Path | None, plans: list[Plan], attempt: int) -> list[Log]:
         ) from error
 
 
-def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]:
+def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
     addresses = _addresses(options)
     each = options.workers // len(_hosts(options))
     own = range(options.host_index * each, (options.host_index + 1) * each)
@@ -161,7 +161,7 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[Plan]
     if options.devices_per_worker:
         common["REPLICAX_CPU_DEVICES"] = str(options.devices_per_worker)
     return [
-        Plan(
+        GangPlan(
             index,
             addresses[index],
             (sys.executable, *program),
@@ -206,7 +206,7 @@ def _write_token(options: argparse.Namespace, path: Path) -> None:
         file.write(token or secrets.token_hex(32))
 
 
-def _start_hub(plan: Plan) -> HubProcess:
+def _start_hub(plan: GangPlan) -> HubProcess:
     config = json.loads(plan.environment["TF_CONFIG"])
     facts = ClusterFacts.of_processes(
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
@@ -245,7 +245,7 @@ def _check(options: argparse.Namespace) -> None:
             raise ClusterError(f"{fault}.")
 
 
-def _show(plans: list[Plan]) -> None:
+def _show(plans: list[GangPlan]) -> None:
     for plan in plans:
         told = {
             name: plan.environment[name]

@@ -21,8 +21,8 @@ from replicax.ahead._script import NoStepError, ScriptError, preflight_script
 from replicax.ahead._sweep import Sweep
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step
+from replicax.state._declaration import planning
 from replicax.topology._virtual import planned_cpu_devices
-from replicax.variables._declaration import planning
 
 # The exit statuses; 2 is that of a command which makes no sense.
 OK, DOES_NOT_FIT, DOES_NOT_COMPILE, SCRIPT_FAILED, NO_STEP, TOO_MUCH = 0, 1, 3, 4, 5, 6

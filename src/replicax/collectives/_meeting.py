@@ -25,8 +25,7 @@ from typing import Any
 import jax
 
 from replicax._errors import ReplicaError, user_line
-from replicax._interrupts import held
-from replicax._threads import new_thread
+from replicax._threads import held, new_thread
 
 _SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "jax_enable_x64": jax.enable_x64,

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from replicax._lazy import on_demand
 from replicax.config import experimental
-from replicax.function._modes import functions_run_eagerly, run_functions_eagerly
+from replicax.functions._modes import functions_run_eagerly, run_functions_eagerly
 from replicax.topology._config import (
     LogicalDevice,
     LogicalDeviceConfiguration,

@@ -44,10 +44,10 @@ _HOMES = {
         name: f"replicax.data.{module}"
         for module, names in {
             "_dataset": ("Dataset",),
-            "_dataset_spec": ("DatasetSpec",),
+            "_leaves": ("DatasetSpec",),
             "_iterator": ("DatasetIterator", "Iterator"),
             "_node": ("AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"),
-            "_optional": ("Optional",),
+            "_ahead": ("Optional",),
             "_options": ("Options", "ThreadingOptions"),
             "_readers": ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
             "_seeds": ("set_seed_source",),

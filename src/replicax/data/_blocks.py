@@ -16,7 +16,7 @@ from replicax.data._structure import Structure
 Row = tuple[Any, ...]
 
 
-class Source(Protocol):
+class IndexedSource(Protocol):
     """Elements that can be fetched by number."""
 
     structure: Structure
@@ -77,7 +77,7 @@ class PlaceBlock(Block):
     __slots__ = ("places", "source", "start", "stop", "structure")
 
     def __init__(
-        self, source: Source, start: int, stop: int, *, places: Array | None = None
+        self, source: IndexedSource, start: int, stop: int, *, places: Array | None = None
     ) -> None:
         self.source = source
         self.start = start
@@ -86,7 +86,7 @@ class PlaceBlock(Block):
         self.structure = source.structure
 
     @classmethod
-    def of(cls, source: Source, places: Array) -> "PlaceBlock":
+    def of(cls, source: IndexedSource, places: Array) -> "PlaceBlock":
         """A block of scattered places."""
         return cls(source, 0, len(places), places=places)
 

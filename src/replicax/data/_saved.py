@@ -224,7 +224,7 @@ def _check_given(path: str, stored: list[Any], given: list[Any]) -> None:
 
 
 @dataclass(frozen=True)
-class _List:
+class _SavedList:
     """What the list of a saved dataset tells."""
 
     folder: str
@@ -233,7 +233,7 @@ class _List:
     specs: list[Any] | None
 
     @classmethod
-    def of(cls, told: Any) -> "_List":
+    def of(cls, told: Any) -> "_SavedList":
         """Read it; names that could lead out of the folder are none that `save` gives.
 
         Raises:
@@ -255,7 +255,7 @@ class _List:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _read_list(path: str) -> _List:
+def _read_list(path: str) -> _SavedList:
     file = os.path.join(path, _LIST)
     if os.path.exists(os.path.join(path, "dataset_spec.pb")) and not os.path.exists(file):
         raise DataLossError(
@@ -264,7 +264,7 @@ def _read_list(path: str) -> _List:
         )
     try:
         with open(file) as content:
-            return _List.of(json.load(content))
+            return _SavedList.of(json.load(content))
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no saved dataset in {path!r}: it has no file {_LIST!r}. `dataset.save(path)`"

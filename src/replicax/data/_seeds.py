@@ -162,7 +162,7 @@ class Seeds:
             self.seed, self._runs = origin.seed, max(begun, origin.number + 1)
 
 
-class Captured:
+class SeedsMet:
     """Free seeds that a run meets on its way: of datasets that a function refers to.
 
     They are not in the iterator's graph, and so neither in its state nor known to other workers.
@@ -200,7 +200,7 @@ class Run:
     is_fixed: bool = False
     outer: Origin | None = None
     floors: tuple[int, ...] = (0,)
-    captured: Captured = field(default_factory=Captured)
+    captured: SeedsMet = field(default_factory=SeedsMet)
 
     def at(self, *steps: int) -> "Run":
         """The run as seen from an epoch or a branch."""

@@ -5,7 +5,7 @@ Example:
 """
 
 from replicax.debug._placement import Placement, placement
-from replicax.variables._held import check_in_sync
+from replicax.state._held import check_in_sync
 
 __all__ = ["Placement", "check_in_sync", "placement"]
 

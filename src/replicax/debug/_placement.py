@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from replicax._show import Drawing, Sheet, show_bytes
+from replicax.state._held import variable_of
+from replicax.state._placed import Placed
 from replicax.topology._devices import short_name
 from replicax.train._object_graph import is_variable, parts_of
 from replicax.values._per_replica import DistributedValues
 from replicax.values._placement import is_traced
-from replicax.variables._held import variable_of
-from replicax.variables._placed import Placed
 
 _MOST_DRAWN, _MOST_COLUMNS = 40, 16
 # What functions, strategies and datasets are made of is not part of a model.

@@ -36,7 +36,7 @@ _KEEPS_BATCHES = frozenset(
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkerPart:
     """What one worker reads.
 
     Attributes:
@@ -50,23 +50,23 @@ class Part:
     every_worker_reads_all: bool
 
 
-def shard(node: Node, policy: AutoShardPolicy, share: Share) -> Part:
+def shard(node: Node, policy: AutoShardPolicy, share: Share) -> WorkerPart:
     """This worker's part of a dataset.
 
     Raises:
         ValueError: If FILE is asked for and there are fewer files than workers.
     """
     if share.total == 1:  # nothing is divided, so that nothing needs to be known
-        return Part(node, None, every_worker_reads_all=True)
+        return WorkerPart(node, None, every_worker_reads_all=True)
     chosen = choose(node, policy, share.workers, warns=share.worker == 0)
     if chosen is AutoShardPolicy.DATA:
-        return Part(node, None, every_worker_reads_all=True)
+        return WorkerPart(node, None, every_worker_reads_all=True)
     size = batch_size(node)
     if chosen is AutoShardPolicy.FILE:
         node = _with_files(node, share)
     elif chosen is AutoShardPolicy.HINT:
         node = _with_hints(node, share)
-    return Part(node, size, every_worker_reads_all=False)
+    return WorkerPart(node, size, every_worker_reads_all=False)
 
 
 def choose(

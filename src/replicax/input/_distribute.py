@@ -15,11 +15,11 @@ from replicax._tensor_spec import TensorSpec
 from replicax.data._ahead import Failed
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
-from replicax.input._autoshard import Part, shard
+from replicax.input._autoshard import WorkerPart, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
-from replicax.input._sources import DatasetSource, JointReading, Source, source_of
+from replicax.input._sources import DatasetSource, InputSource, JointReading, source_of
 from replicax.input._split import (
     Share,
     Step,
@@ -53,7 +53,7 @@ def distribute_dataset(
     share = Share.of(topology)
     _say_how_arrays_are_cut(dataset, share)
     source = source_of(dataset)
-    part: Part | None = None
+    part: WorkerPart | None = None
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         part = shard(source.dataset.node, policy, share)
@@ -197,7 +197,7 @@ def _leading(spec: Any, share: Share, cardinality: int) -> int | bool | None:
     return None if rest else size
 
 
-def _is_static(source: Source) -> bool:
+def _is_static(source: InputSource) -> bool:
     if not isinstance(source, DatasetSource):
         return False
     specs = _leaves(source.element_spec)

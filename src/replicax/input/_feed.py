@@ -24,9 +24,8 @@ import jax
 import numpy as np
 
 from replicax._faults import fault_point
-from replicax._interrupts import held
 from replicax._jax_private import uncommitted
-from replicax._threads import new_thread
+from replicax._threads import held, new_thread
 from replicax.input._split import HostStep, attempts
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces, stacked

@@ -35,7 +35,7 @@ from replicax.input._split import HostStep, Share, Step, emptied, evened, passed
 from replicax.workers._group import Cancelled, Group, required
 
 
-class Source(Protocol):
+class InputSource(Protocol):
     """A re-iterable stream of elements."""
 
     @property
@@ -168,7 +168,7 @@ class ForeignSource:
         return map(to_numpy, _batches_of(self._batches))  # unlike a generator, outlives an error
 
 
-def source_of(dataset: Any) -> Source:
+def source_of(dataset: Any) -> InputSource:
     """Whatever was given as a dataset, as a source.
 
     Raises:
@@ -240,7 +240,7 @@ class JointReading:
     """
 
     share: Share
-    source: Source
+    source: InputSource
     shared: bool
     drop: bool = False
 

@@ -28,19 +28,19 @@ from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas
+from replicax.state._declaration import laid_out_like, tell_newcomers
+from replicax.state._held import read_global, trusted, variable_of
+from replicax.state._levels import TraceLevel, is_transformed
+from replicax.state._policy import Merge
+from replicax.state._variable import Variable
 from replicax.values._placement import is_traced
-from replicax.variables._declaration import laid_out_like, tell_newcomers
-from replicax.variables._held import read_global, trusted, variable_of
-from replicax.variables._levels import TraceLevel, is_transformed
-from replicax.variables._policy import Merge
-from replicax.variables._variable import Variable
 
 SUPPORTED = "3.15"  # what the hooks were tested with; a test goes through all of them
 
 # The storage.
 
 
-class HeldValue:
+class KerasHeldValue:
     """``_value`` of a Keras variable: in the object, or in the variable that it holds."""
 
     def __get__(self, v: Any, owner: Any = None) -> Any:
@@ -357,7 +357,7 @@ def install() -> None:
     if why:
         variable.__init__ = refused(variable.__init__, "A Keras variable", why)
         return
-    variable._value = HeldValue()
+    variable._value = KerasHeldValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
     keras.Layer._losses = Losses()

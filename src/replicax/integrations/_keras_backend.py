@@ -14,10 +14,10 @@ from keras.src.distribution.distribution_lib import distribution
 
 from replicax._errors import ScopeError
 from replicax.context._current import current, get_strategy
-from replicax.function._control import cond, scan, while_loop
+from replicax.functions._control import cond, scan, while_loop
 from replicax.integrations._hook import Hook, replicas
+from replicax.state._declaration import laid_out_like
 from replicax.topology._mesh import partition_spec
-from replicax.variables._declaration import laid_out_like
 
 # Variables.
 

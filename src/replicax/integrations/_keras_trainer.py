@@ -18,12 +18,12 @@ from keras import tree
 from replicax._errors import ScopeError
 from replicax.context._current import get_strategy, is_default
 from replicax.data._dataset import Dataset
-from replicax.function._function import function
+from replicax.functions._function import function
 from replicax.integrations._hook import Hook
 from replicax.integrations._keras_data import adapted, predicted_in_order
+from replicax.state._held import variable_of
 from replicax.topology._mesh import Topology
 from replicax.values._placement import replicate
-from replicax.variables._held import variable_of
 from replicax.workers import _group
 
 # The strategy in whose scope a model was made. Not an attribute of the model, which Keras would

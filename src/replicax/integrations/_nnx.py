@@ -8,152 +8,38 @@ one: optimizers, random keys, statistics. All hooks do what NNX does where there
 
 import inspect
 import threading
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import pytreelib, tracers
+from flax.nnx import pytreelib
 
-from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import TracingError
 from replicax._recording import unrecorded
-from replicax.context._current import attributes, current, entered
+from replicax.context._current import attributes, current
 from replicax.integrations._hook import Hook, refused, replicas
+from replicax.integrations._nnx_storage import (
+    NNXHeldValue,
+    adopted,
+    held_by,
+    is_known,
+    keeps_one,
+    later,
+    slot,
+)
+from replicax.state._policy import Merge
+from replicax.state._variable import Variable
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
-from replicax.values._placement import is_traced
-from replicax.variables._creation import births
-from replicax.variables._held import read_global
-from replicax.variables._policy import Merge
-from replicax.variables._variable import Variable
 
 SUPPORTED = "0.12"  # what the hooks were tested with; a test goes through all of them
 
-_slot: Any = nnx.Variable.__dict__["_raw_value"]
-_stamp: Any = nnx.Variable.__dict__["_trace_state"]
-_outermost = tracers.current_jax_trace()
-_adopting = threading.RLock()
 _here = threading.local()
 _nothing = object()
-_keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
-_later: ContextVar[list[tuple[Variable, Any]] | None] = ContextVar("replicax_later", default=None)
-
-
-# The storage.
-
-
-class _Made:
-    """The value of a variable that was made in a replica or a function, and ends with it."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-
-class HeldValue:
-    """``_raw_value`` of an NNX variable: in its slot, or in the variable that the slot holds."""
-
-    def __init__(self) -> None:
-        self._here = threading.local()
-
-    def __get__(self, v: Any, owner: Any = None) -> Any:
-        if v is None:
-            return self
-        held = held_by(v)
-        if held is None:
-            value = _slot.__get__(v)
-            return value.value if type(value) is _Made else value
-        value = read_global(held)
-        self._seen[held.cell] = weakref.ref(value)
-        return value
-
-    def __set__(self, v: Any, x: Any) -> None:
-        held = held_by(v)
-        if held is None:
-            _slot.__set__(v, _Made(x) if _is_made_inside(v) else x)
-        elif (seen := self._seen.pop(held.cell, None)) is None or seen() is not x:
-            # NNX's gradients write back every variable, also what they only read.
-            if (later := _later.get()) is None:
-                held.assign(x)
-            else:
-                later.append((held, x))
-
-    def __delete__(self, v: Any) -> None:
-        _slot.__delete__(v)
-
-    @property
-    def _seen(self) -> Any:
-        if not hasattr(self._here, "seen"):
-            self._here.seen = weakref.WeakKeyDictionary()
-        return self._here.seen
-
-
-def _is_made_inside(v: Any) -> bool:
-    try:
-        return type(_slot.__get__(v)) is _Made
-    except AttributeError:  # it is just being made
-        return current().level is not None
-
-
-def held_by(v: Any) -> Variable | None:
-    """The variable that an NNX variable holds, or comes to hold where a function first meets it."""
-    try:
-        x = _slot.__get__(v)
-    except AttributeError:
-        return None
-    if type(x) is Variable:
-        return x
-    frame = current()
-    if (frame.level is None and not frame.tapes) or not _is_known(x):
-        return None
-    return _adopted(v, frame.strategy) if _stamp.__get__(v)._jax_trace == _outermost else None
-
-
-def _is_known(x: Any) -> bool:
-    return isinstance(x, jax.Array) and not is_traced(x)
-
-
-def _adopted(v: Any, strategy: Any) -> Variable:
-    token = births.set(None)  # it was there before the function that meets it
-    try:
-        with (
-            _adopting,
-            jax.ensure_compile_time_eval(),
-            entered(strategy=strategy, replica=None, level=None, body=None, tapes=()),
-        ):
-            x = _slot.__get__(v)
-            if type(x) is Variable:  # another replica was faster
-                return x
-            held = _variable(v, x)
-            _slot.__set__(v, held)
-            return held
-    finally:
-        births.reset(token)
-
-
-def _variable(v: Any, x: jax.Array) -> Variable:
-    kind = type(v)
-    strategy = current().strategy
-    sums = issubclass(kind, nnx.metrics.MetricState) and strategy is not None
-    if sums and not _keeps_one.get():
-        held = Variable(
-            jnp.zeros_like(x),
-            trainable=False,
-            name=kind.__name__,
-            synchronization=VariableSynchronization.ON_READ,
-            aggregation=VariableAggregation.SUM,
-        )
-        return held.assign(x)
-    held = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
-    held.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
-    return held
 
 
 # What is hooked.
@@ -163,8 +49,8 @@ def _held_from_the_start(original: Any) -> Any:
     def init(self: Any, value: Any, **metadata: Any) -> None:
         original(self, value, **metadata)
         frame = current()
-        if frame.strategy is not None and frame.level is None and _is_known(_slot.__get__(self)):
-            _adopted(self, frame.strategy)
+        if frame.strategy is not None and frame.level is None and is_known(slot.__get__(self)):
+            adopted(self, frame.strategy)
 
     return init
 
@@ -214,14 +100,14 @@ def _written_when_it_is_whole(original: Any) -> Any:
     """NNX empties a module and fills it again; replicas that meet in between would see half."""
 
     def unflatten(*args: Any, **kwargs: Any) -> Any:
-        if _later.get() is not None:
+        if later.get() is not None:
             return original(*args, **kwargs)
         writes: list[tuple[Variable, Any]] = []
-        token = _later.set(writes)
+        token = later.set(writes)
         try:
             node = original(*args, **kwargs)
         finally:
-            _later.reset(token)
+            later.reset(token)
         for held, x in writes:
             held.assign(x)
         return node
@@ -316,11 +202,11 @@ def _moments(replica: Any, *, x: Any, axes: Any, dtype: Any, mask: Any, **how: A
 
 @contextmanager
 def _one_for_all() -> Iterator[None]:
-    token = _keeps_one.set(True)
+    token = keeps_one.set(True)
     try:
         yield
     finally:
-        _keeps_one.reset(token)
+        keeps_one.reset(token)
 
 
 def _kept_equal(original: Any) -> Any:
@@ -417,11 +303,11 @@ def install() -> None:
     for hook in HOOKS:
         hook.install()
     can_update: Any = nnx.Variable._can_update
-    kind._raw_value = HeldValue()
+    kind._raw_value = NNXHeldValue()
     kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
     kind.__rx_variable__ = held_by
     # A variable with an array of its own is data, as NNX's functional code passes it.
-    kind.__rx_opaque__ = lambda v: type(_slot.__get__(v)) is Variable
+    kind.__rx_opaque__ = lambda v: type(slot.__get__(v)) is Variable
     pytreelib.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
     keep_whole(pytreelib.Pytree, nnx.Variable)
 

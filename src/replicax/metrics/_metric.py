@@ -17,7 +17,7 @@ from replicax._basics import kept_dtype
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax.context._current import get_replica_context
 from replicax.data._errors import InvalidArgumentError
-from replicax.variables._variable import Variable
+from replicax.state._variable import Variable
 
 
 class Metric:

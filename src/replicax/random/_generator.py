@@ -25,7 +25,7 @@ from replicax.random._stateless import (
     truncated_of,
     uniform_of,
 )
-from replicax.variables._variable import Variable
+from replicax.state._variable import Variable
 
 _WORDS = 4
 

@@ -15,6 +15,7 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
+from replicax.state._held import value_of, variable_of
 from replicax.strategy._describe import Described
 from replicax.strategy._devices import Bridges, LogicalDeviceVerbs
 from replicax.strategy._distributing import Distributing, Unknown, is_workers_own, of_each_worker
@@ -43,7 +44,6 @@ from replicax.values._reduce import (
     reduce_value,
 )
 from replicax.values._structures import closed, opened
-from replicax.variables._held import value_of, variable_of
 
 _T = TypeVar("_T")
 

@@ -13,9 +13,12 @@ from jax.sharding import PartitionSpec
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.function._inputs import own_value
-from replicax.function._jaxpr import on_own_parts, varying_outputs
-from replicax.function._lift import cooked, pull_reads, raw, settle_created
+from replicax.functions._inputs import own_value
+from replicax.functions._jaxpr import on_own_parts, varying_outputs
+from replicax.functions._lift import as_input, from_output, pull_reads, settle_created
+from replicax.state._agreement import note_verdict, settled_in_body
+from replicax.state._cell import Cell
+from replicax.state._levels import Level, TraceLevel, level
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Topology
 from replicax.values._cut import Cut
 from replicax.values._per_replica import (
@@ -29,9 +32,6 @@ from replicax.values._per_replica import (
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import is_array, per_replica_map
 from replicax.values._structures import closed, component_specs, opened
-from replicax.variables._agreement import note_verdict, settled_in_body
-from replicax.variables._cell import Cell
-from replicax.variables._levels import Level, TraceLevel, level
 
 _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
@@ -260,7 +260,7 @@ class _Traced:
         ]
         rest = results[first_write:]
         for cell, value in zip(writes, rest, strict=False):
-            outside.write(cell, cooked(value, cell))
+            outside.write(cell, from_output(value, cell))
         for cell, flag in zip(judged, rest[len(writes) :], strict=True):
             note_verdict(outside, cell, flag)
         return forms
@@ -269,4 +269,4 @@ class _Traced:
         """What a variable holds outside, as the replicas take it."""
         value = outside.read(cell)
         is_elsewhere = cell.sharded and cell.topology != self._topology
-        return value if is_elsewhere else raw(value, cell)
+        return value if is_elsewhere else as_input(value, cell)

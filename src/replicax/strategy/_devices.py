@@ -23,6 +23,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 from replicax._errors import PlacementError
 from replicax.context._current import entered
+from replicax.state._held import value_of, variable_of
+from replicax.state._levels import Storage, level
 from replicax.topology._mesh import REPLICA_AXIS, Topology, partition_spec
 from replicax.values._per_replica import (
     DistributedValues,
@@ -33,8 +35,6 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import stacked_array
 from replicax.values._placement import WHOLE, is_traced
-from replicax.variables._held import value_of, variable_of
-from replicax.variables._levels import Storage, level
 
 
 class Bridges:

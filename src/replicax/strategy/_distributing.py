@@ -24,11 +24,11 @@ from replicax.context._current import (
     require_cross_replica,
 )
 from replicax.input._options import InputContext, InputOptions
+from replicax.state._held import variable_of
+from replicax.state._levels import level
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, SomeArray, in_body, pieces
 from replicax.values._reduce import is_slices
-from replicax.variables._held import variable_of
-from replicax.variables._levels import level
 
 
 def is_workers_own(value: Any, topology: Topology | None) -> bool:

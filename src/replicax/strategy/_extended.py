@@ -13,15 +13,15 @@ from replicax._enums import ReduceOp
 from replicax._errors import DivergenceError, ScopeError
 from replicax.collectives._options import CommunicationOptions, checked_pairs
 from replicax.context._current import current, entered, strategy_scope
+from replicax.state._agreement import settled
+from replicax.state._cell import Cell
+from replicax.state._declaration import laid_out_like
+from replicax.state._held import required_variable, value_of, variable_of
+from replicax.state._levels import TraceLevel, level
 from replicax.strategy._distributing import MultiStepContext, is_workers_own, of_each_worker
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._pieces import local_piece
 from replicax.values._structures import regroup, select
-from replicax.variables._agreement import settled
-from replicax.variables._cell import Cell
-from replicax.variables._declaration import laid_out_like
-from replicax.variables._held import required_variable, value_of, variable_of
-from replicax.variables._levels import TraceLevel, level
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

@@ -21,13 +21,13 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
+from replicax.state._levels import Overlay, ReplicaStorage, generation, level
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._pieces import equal_across, local_piece
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._structures import regroup, select
-from replicax.variables._levels import Overlay, ReplicaStorage, generation, level
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

@@ -16,18 +16,18 @@ import jax
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from replicax._errors import ReplicaError
-from replicax._interrupts import held
+from replicax._threads import held
 from replicax.collectives import _eager
-from replicax.function._inputs import own_value
-from replicax.function._lift import Lifted, Outputs, lift
-from replicax.function._signature import Arguments, take_apart
+from replicax.functions._inputs import own_value
+from replicax.functions._lift import Lifted, Outputs, lift
+from replicax.functions._signature import Arguments, take_apart
+from replicax.state._agreement import settled
+from replicax.state._cell import Cell
+from replicax.state._creation import births
+from replicax.state._levels import TraceLevel, level
 from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
 from replicax.values._structures import regroup, select, who_has_rows
-from replicax.variables._agreement import settled
-from replicax.variables._cell import Cell
-from replicax.variables._creation import births
-from replicax.variables._levels import TraceLevel, level
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -40,7 +40,7 @@ class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
     """The function needs values while it is traced: it can only run op by op."""
 
 
-class _Made(CannotTrace):
+class _MadeVariables(CannotTrace):
     """The function has made variables, which it will not do again: another trace can be kept."""
 
 
@@ -93,7 +93,7 @@ def run_ragged(
         try:
             try:
                 programs = on_each(trace)
-            except _Made:
+            except _MadeVariables:
                 programs = on_each(trace)
         except CannotTrace:
             run.op_by_op = True
@@ -170,7 +170,7 @@ class _Program:
         finally:
             births.reset(token)
         if log:  # what starts from a traced value has no value yet
-            raise CannotTrace if inner.created else _Made
+            raise CannotTrace if inner.created else _MadeVariables
         jaxpr, collectives = _eager.numbered(lifted.jaxpr)
         call = jaxpr_as_fun(ClosedJaxpr(jaxpr, lifted.consts))
         return cls(lifted, outputs, collectives, jax.jit(call))

@@ -25,15 +25,17 @@ import jax
 import numpy as np
 
 from replicax._errors import ScopeError
-from replicax._interrupts import held
+from replicax._threads import held
 from replicax.collectives import _eager
 from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
-from replicax.function._function import BoundFunction, Function
-from replicax.function._inputs import own_value
-from replicax.function._modes import runs_eagerly
-from replicax.function._reach import Edge, Reach, first_difference
-from replicax.function._signature import conform, static_key
+from replicax.functions._function import BoundFunction, Function
+from replicax.functions._inputs import own_value
+from replicax.functions._modes import runs_eagerly
+from replicax.functions._reach import Edge, Reach, first_difference
+from replicax.functions._signature import conform, static_key
+from replicax.state._cell import wholly
+from replicax.state._levels import level
 from replicax.strategy._compiled import run_compiled
 from replicax.strategy._links import CompiledLink, SoloLink, as_replica
 from replicax.strategy._ragged import CannotTrace, run_ragged
@@ -41,8 +43,6 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
 from replicax.values._structures import check_counts, regroup, select, who_has_rows
-from replicax.variables._cell import wholly
-from replicax.variables._levels import level
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

@@ -6,8 +6,7 @@ Example:
     2
 """
 
-from replicax.testing._faults import Fault, InjectedFaultError, fault_point
-from replicax.testing._processes import run_in_processes
+from replicax.testing._processes import Fault, InjectedFaultError, fault_point, run_in_processes
 
 __all__ = ["Fault", "InjectedFaultError", "fault_point", "run_in_processes"]
 

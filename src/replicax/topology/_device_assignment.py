@@ -12,7 +12,7 @@ from replicax.topology._tpu_topology import (
     MESH_RANK,
     CoordinateError,
     Coordinates,
-    Topology,
+    TPUTopology,
     to_whole_numbers,
 )
 
@@ -51,14 +51,14 @@ class DeviceAssignment:
             twice, or it is missing in the slice.
 
     Example:
-        >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+        >>> from replicax.tpu.experimental import DeviceAssignment, Topology
         >>> topology = Topology(None, [1, 1, 1, 2], [[[0, 0, 0, 0], [0, 0, 0, 1]]])
         >>> assignment = DeviceAssignment(topology, [[[0, 0, 0, 1]], [[0, 0, 0, 0]]])
         >>> assignment.num_replicas, assignment.tpu_ordinal(replica=0)
         (2, 1)
     """
 
-    def __init__(self, topology: Topology, core_assignment: npt.ArrayLike) -> None:
+    def __init__(self, topology: TPUTopology, core_assignment: npt.ArrayLike) -> None:
         _check_topology(topology)
         cores = to_whole_numbers(core_assignment, "core_assignment")
         if cores.ndim != 3 or cores.shape[2] != MESH_RANK or not cores.size:
@@ -73,7 +73,7 @@ class DeviceAssignment:
 
     @staticmethod
     def build(
-        topology: Topology,
+        topology: TPUTopology,
         computation_shape: Coordinates | None = None,
         computation_stride: Coordinates | None = None,
         num_replicas: int = 1,
@@ -99,7 +99,7 @@ class DeviceAssignment:
 
         Example:
             >>> import itertools
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> cores = list(itertools.product(range(2), range(2), range(1), range(2)))
             >>> topology = Topology(mesh_shape=[2, 2, 1, 2], device_coordinates=[cores])
             >>> assignment = DeviceAssignment.build(topology, [1, 1, 2], num_replicas=4)
@@ -131,7 +131,7 @@ class DeviceAssignment:
         return DeviceAssignment(topology, _in_mesh_order(shape, stride, slots, num_replicas))
 
     @property
-    def topology(self) -> Topology:
+    def topology(self) -> TPUTopology:
         """The slice."""
         return self._topology
 
@@ -160,7 +160,7 @@ class DeviceAssignment:
             CoordinateError: There is no such replica or logical core.
 
         Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> topology = Topology(None, [1, 1, 1, 1], [[[0, 0, 0, 0]]])
             >>> DeviceAssignment.build(topology).coordinates(0, 0)
             (0, 0, 0, 0)
@@ -183,7 +183,7 @@ class DeviceAssignment:
             PlacementError: There are none.
 
         Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> topology = Topology(None, [1, 1, 1, 2], [[[0, 0, 0, 0], [0, 0, 0, 1]]])
             >>> DeviceAssignment.build(topology, num_replicas=2).lookup_replicas(0, 0)
             [0, 1]
@@ -201,7 +201,7 @@ class DeviceAssignment:
         """Look up the number that a logical core's TPU has in its task.
 
         Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> topology = Topology(None, [1, 1, 1, 1], [[[0, 0, 0, 0]]])
             >>> DeviceAssignment.build(topology).tpu_ordinal()
             0
@@ -213,7 +213,7 @@ class DeviceAssignment:
         """Name the TPU of a logical core.
 
         Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> topology = Topology(None, [1, 1, 1, 1], [[[0, 0, 0, 0]]])
             >>> DeviceAssignment.build(topology).tpu_device(job="worker")
             '/job:worker/task:0/device:TPU:0'
@@ -225,7 +225,7 @@ class DeviceAssignment:
         """Name the CPU of the task that holds a logical core.
 
         Example:
-            >>> from replicax.topology._device_assignment import DeviceAssignment, Topology
+            >>> from replicax.tpu.experimental import DeviceAssignment, Topology
             >>> topology = Topology(None, [1, 1, 1, 1], [[[0, 0, 0, 0]]])
             >>> DeviceAssignment.build(topology).host_device()
             '/task:0/device:CPU:0'
@@ -235,7 +235,7 @@ class DeviceAssignment:
 
 
 def _check_topology(topology: object) -> None:
-    if not isinstance(topology, Topology):
+    if not isinstance(topology, TPUTopology):
         raise PlacementError(
             f"topology is a {type(topology).__name__}; it must be the Topology that"
             " rx.tpu.experimental.initialize_tpu_system(resolver) returns."
@@ -243,7 +243,7 @@ def _check_topology(topology: object) -> None:
 
 
 def _index_replicas(
-    topology: Topology, cores: npt.NDArray[np.int32]
+    topology: TPUTopology, cores: npt.NDArray[np.int32]
 ) -> dict[tuple[int, int], list[int]]:
     """Map (task, logical core) to replicas; refuse cores that are missing or used twice."""
     users: dict[_Shape, tuple[int, int]] = {}
@@ -378,7 +378,7 @@ def _compact_grid(slots: _Shape, num_replicas: int) -> _Shape:
 
 
 def _in_task_order(
-    topology: Topology, shape: _Shape, stride: _Shape, num_replicas: int
+    topology: TPUTopology, shape: _Shape, stride: _Shape, num_replicas: int
 ) -> npt.NDArray[np.int32]:
     """A slice with holes: the cores as the tasks have them, whatever their places."""
     cores = topology.device_coordinates.reshape(-1, MESH_RANK)

@@ -14,7 +14,7 @@ from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._devices import simulate_tpus
 from replicax.topology._generations import SliceShape
 from replicax.topology._mesh import Topology
-from replicax.topology._tpu_topology import Topology as TPUTopology
+from replicax.topology._tpu_topology import TPUTopology
 from replicax.topology._virtual import TPU_VARIABLE
 
 _log = logging.getLogger("replicax")

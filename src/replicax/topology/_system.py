@@ -12,7 +12,7 @@ from replicax.cluster._spec import ClusterSpec
 from replicax.topology._config import LogicalDevice
 from replicax.topology._devices import device_name_as
 from replicax.topology._slice import current_slice, forget_slice, start_slice
-from replicax.topology._tpu_topology import Topology
+from replicax.topology._tpu_topology import TPUTopology
 
 _PROTOCOL = "grpc://"
 _PORT = 8470
@@ -37,7 +37,7 @@ class TPUSystemMetadata(NamedTuple):
     num_cores: int
     num_hosts: int
     num_of_cores_per_host: int
-    topology: Topology | None
+    topology: TPUTopology | None
     devices: tuple[LogicalDevice, ...]
 
 
@@ -134,7 +134,7 @@ class TPUClusterResolver(ClusterResolver):
         self._coordinator = (coordinator_name, coordinator_address)
         self._task_type = job_name
         self._task_id = 0
-        self._tpu_topology: Topology | None = None
+        self._tpu_topology: TPUTopology | None = None
 
     @staticmethod
     def connect(
@@ -253,7 +253,7 @@ class TPUClusterResolver(ClusterResolver):
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes | str) -> None:
         """Keep the topology that `Topology.serialized` wrote; `initialize_tpu_system` does it."""
-        self._tpu_topology = Topology(serialized_tpu_topology)
+        self._tpu_topology = TPUTopology(serialized_tpu_topology)
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
@@ -296,7 +296,7 @@ def experimental_connect_to_cluster(  # noqa: PLR0913 - TensorFlow's signature
         require_local(cluster_spec_or_resolver)
 
 
-def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> Topology:
+def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> TPUTopology:
     """Start the TPUs of this program, or what stands in for them.
 
     On a machine with TPUs these are the devices of its slice. On one without, virtual CPU devices

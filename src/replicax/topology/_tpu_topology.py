@@ -19,7 +19,7 @@ class CoordinateError(IndexError, PlacementError):
     """Coordinates, a replica or a logical core that is not there."""
 
 
-class Topology:
+class TPUTopology:
     """The cores of a TPU slice: where each lies in the mesh, and which task holds it.
 
     Args:
@@ -34,7 +34,7 @@ class Topology:
             it or on the place of another.
 
     Example:
-        >>> from replicax.topology._tpu_topology import Topology
+        >>> from replicax.tpu.experimental import Topology
         >>> topology = Topology(
         ...     mesh_shape=[2, 1, 1, 2],
         ...     device_coordinates=[
@@ -69,7 +69,7 @@ class Topology:
         """The size of the mesh: x, y, z, cores on each chip.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]]).mesh_shape
             array([1, 1, 1, 1], dtype=int32)
         """
@@ -100,7 +100,7 @@ class Topology:
         """The coordinates that no core takes, one row for each.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> half = Topology(mesh_shape=[2, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
             >>> half.missing_devices.tolist()
             [[1, 0, 0, 0]]
@@ -120,7 +120,7 @@ class Topology:
             CoordinateError: The coordinates are outside of the mesh.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> topology = Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
             >>> topology.task_ordinal_at_coordinates([0, 0, 0, 0])
             0
@@ -140,7 +140,7 @@ class Topology:
             CoordinateError: The coordinates are outside of the mesh.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> topology = Topology(
             ...     mesh_shape=[1, 1, 1, 2], device_coordinates=[[[0, 0, 0, 0], [0, 0, 0, 1]]]
             ... )
@@ -165,7 +165,7 @@ class Topology:
             CoordinateError: There is no core at the coordinates.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> topology = Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
             >>> topology.cpu_device_name_at_coordinates([0, 0, 0, 0], job="worker")
             '/job:worker/task:0/device:CPU:0'
@@ -188,7 +188,7 @@ class Topology:
             CoordinateError: There is no core at the coordinates.
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> topology = Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
             >>> topology.tpu_device_name_at_coordinates([0, 0, 0, 0])
             '/task:0/device:TPU:0'
@@ -203,7 +203,7 @@ class Topology:
             JSON of a format of replicax's own (TensorFlow uses a protocol buffer).
 
         Example:
-            >>> from replicax.topology._tpu_topology import Topology
+            >>> from replicax.tpu.experimental import Topology
             >>> topology = Topology(mesh_shape=[1, 1, 1, 1], device_coordinates=[[[0, 0, 0, 0]]])
             >>> Topology(serialized=topology.serialized()).num_tasks
             1

@@ -14,15 +14,15 @@ import numpy as np
 from replicax._enums import VariableAggregation
 from replicax._errors import CheckpointError, ScopeError, VariableError
 from replicax.context._current import current, entered
+from replicax.state._declaration import newcomers
+from replicax.state._held import held_array, variable_of
+from replicax.state._variable import Variable
 from replicax.train import _store
 from replicax.train._object_graph import Match, graph_of, is_variable, matched, parts_of
 from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
-from replicax.train._stored import Source, is_placed, opened, restore_from
-from replicax.variables._declaration import newcomers
-from replicax.variables._held import held_array, variable_of
-from replicax.variables._variable import Variable
+from replicax.train._stored import CheckpointSource, is_placed, opened, restore_from
 from replicax.workers import _group
 
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
@@ -171,7 +171,7 @@ class Checkpoint:
 class _Restoring:
     """A checkpoint that is restored, also into variables that are made later."""
 
-    def __init__(self, source: Source, checkpoint: Checkpoint) -> None:
+    def __init__(self, source: CheckpointSource, checkpoint: Checkpoint) -> None:
         self._source = source
         self._checkpoint = weakref.ref(checkpoint)
         self._done: set[str] = set()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from replicax.variables._held import variable_of
+from replicax.state._held import variable_of
 
 VALUE = "VARIABLE_VALUE"
 
@@ -46,7 +46,7 @@ _NO_PARTS = (
 
 
 @dataclass
-class Node:
+class ObjectNode:
     """One saved object.
 
     Attributes:
@@ -226,7 +226,7 @@ class Found:
         objects: What has a value, by its key.
     """
 
-    nodes: list[Node]
+    nodes: list[ObjectNode]
     objects: dict[str, Any]
 
 
@@ -235,7 +235,7 @@ def graph_of(root: Any, names: Names = OWN) -> Found:
     ways, parts, leaves = _reached(root, names)
     useful = _leading(parts, set(leaves)) | {id(root)}
     numbers = {place: i for i, place in enumerate(p for p in ways if p in useful)}
-    nodes = [Node() for _ in numbers]
+    nodes = [ObjectNode() for _ in numbers]
     for place, number in numbers.items():
         nodes[number].children = {
             name: numbers[id(part)]
@@ -308,7 +308,7 @@ class Match:
     missing: list[str]
 
 
-def matched(nodes: list[Node], root: Any, names: Names) -> Match:
+def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
     """Walk the saved graph and the live objects side by side.
 
     Args:
@@ -336,7 +336,7 @@ def matched(nodes: list[Node], root: Any, names: Names) -> Match:
     )
 
 
-def _met(nodes: list[Node], root: Any, names: Names) -> dict[int, Any]:
+def _met(nodes: list[ObjectNode], root: Any, names: Names) -> dict[int, Any]:
     """The live objects of saved ones, by their numbers."""
     met: dict[int, Any] = {0: root}
     waiting = deque([0])

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax.state._cell import Cell
 from replicax.train._files import CheckedFiles, as_bytes, buffer
 from replicax.values._cut import Cut
-from replicax.variables._cell import Cell
 
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]

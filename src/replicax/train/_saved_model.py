@@ -19,17 +19,17 @@ import numpy as np
 from replicax._errors import TracingError
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._errors import DataLossError
-from replicax.function._function import Function, function
-from replicax.function._lift import Lifted, lift
+from replicax.functions._function import Function, function
+from replicax.functions._lift import Lifted, lift
+from replicax.state._cell import Cell
+from replicax.state._held import read_global, variable_of
+from replicax.state._levels import TraceLevel
+from replicax.state._variable import Variable, live_variables
 from replicax.train import _store
 from replicax.train._files import is_stored
 from replicax.train._object_graph import graph_of, is_variable
 from replicax.train._stored import Stored
 from replicax.values._placement import is_array
-from replicax.variables._cell import Cell
-from replicax.variables._held import read_global, variable_of
-from replicax.variables._levels import TraceLevel
-from replicax.variables._variable import Variable, live_variables
 from replicax.workers import _group
 
 DEFAULT = "serving_default"

@@ -44,7 +44,7 @@ from replicax.train._files import (
     manifest,
     put_manifest,
 )
-from replicax.train._object_graph import Node
+from replicax.train._object_graph import ObjectNode
 from replicax.train._pieces import Piece, Task, Value, chunk, saved_arrays, shared_out
 from replicax.workers import _group
 
@@ -69,7 +69,7 @@ class Content:
         states: What other objects said of themselves, by key: plain Python values.
     """
 
-    nodes: list[Node]
+    nodes: list[ObjectNode]
     arrays: Mapping[str, Any]
     states: dict[str, Any]
 

@@ -15,24 +15,24 @@ import numpy as np
 
 from replicax._errors import VariableError
 from replicax.data._errors import FailedPreconditionError, NotFoundError
+from replicax.state._declaration import is_key
+from replicax.state._held import variable_of
+from replicax.state._variable import Variable
 from replicax.train._files import MANIFEST, THREADS, CheckedFiles, is_stored, manifest, refused
-from replicax.train._object_graph import OWN, Names, Node, is_variable
+from replicax.train._object_graph import OWN, Names, ObjectNode, is_variable
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
-from replicax.variables._declaration import is_key
-from replicax.variables._held import variable_of
-from replicax.variables._variable import Variable
 from replicax.workers import _group
 
 
-class Source(Protocol):
+class CheckpointSource(Protocol):
     """One checkpoint that can be read."""
 
     identity: str  # the same for the same checkpoint, wherever it is
 
     @property
     @abstractmethod
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ObjectNode]:
         """The graph of the saved objects, the root first."""
 
     @abstractmethod
@@ -70,7 +70,7 @@ class Stored:
             self.identity: str = body["sha256"]
             self.time = int(body["time"])
             self.states: dict[str, Any] = dict(body["states"])
-            self.nodes = [Node(children, values) for children, values in body["nodes"]]
+            self.nodes = [ObjectNode(children, values) for children, values in body["nodes"]]
             self._arrays = saved_arrays(body)
             self._files = CheckedFiles(os.path.join(path, body["folder"]), body["files"])
             for saved in self._arrays.values():
@@ -124,7 +124,7 @@ class Stored:
         self._files.verify()
 
 
-def opened(path: str) -> Source:
+def opened(path: str) -> CheckpointSource:
     """The checkpoint at ``path``.
 
     Raises:
@@ -141,7 +141,7 @@ def opened(path: str) -> Source:
     )
 
 
-def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
+def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
     """Restore objects, all or none: values are read and compared first.
 
     If some are variables of several workers, all of them must call it, with the same checkpoint.
@@ -168,7 +168,7 @@ def restore_from(source: Source, pairs: Mapping[str, Any]) -> None:
         restore()
 
 
-def _agree(source: Source, objects: Iterable[Any]) -> None:
+def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
     held = (variable_of(x) for x in objects)
     topologies = {v.cell.topology for v in held if v is not None}
     if all(topology is None or topology.is_whole for topology in topologies):
@@ -199,7 +199,9 @@ def _needed(key: str, x: Any, shape: Any) -> list[Part]:
     return own_parts(held.cell)
 
 
-def _read_parts(source: Source, key: str, parts: Sequence[Part]) -> dict[Part, np.ndarray]:
+def _read_parts(
+    source: CheckpointSource, key: str, parts: Sequence[Part]
+) -> dict[Part, np.ndarray]:
     """Parts of one array, in memory of their own; of ours the memory, which is filled later."""
     if isinstance(source, Stored):  # what threads allocate, they get anew from the system
         return {part: source.room(key, part) for part in parts}
@@ -207,7 +209,9 @@ def _read_parts(source: Source, key: str, parts: Sequence[Part]) -> dict[Part, n
     return {p: (value.ravel() if p.is_flat else value)[p.slices()].copy() for p in parts}
 
 
-def _fit(source: Source, key: str, x: Any, found: Mapping[Part, np.ndarray]) -> Callable[[], Any]:
+def _fit(
+    source: CheckpointSource, key: str, x: Any, found: Mapping[Part, np.ndarray]
+) -> Callable[[], Any]:
     """See that what was read fits, and read what was not; returns what puts it in its place."""
     held = variable_of(x)
     if found and held is not None:

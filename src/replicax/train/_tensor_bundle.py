@@ -21,7 +21,7 @@ import numpy as np
 
 from replicax.data._errors import DataLossError, NotFoundError
 from replicax.data._records._wire import checksum, fields, masked, varint
-from replicax.train._object_graph import Node, TensorFlowNames
+from replicax.train._object_graph import ObjectNode, TensorFlowNames
 
 OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -57,7 +57,7 @@ def is_bundle(prefix: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """A piece of a tensor that was saved in parts: where it begins and how long it is, by axis."""
 
     starts: tuple[int, ...]
@@ -74,7 +74,7 @@ class Entry:
     offset: int
     size: int
     crc: int
-    parts: tuple[Part, ...]
+    parts: tuple[TensorSlice, ...]
 
 
 class TensorBundle:
@@ -102,7 +102,7 @@ class TensorBundle:
             ) from None
         self.identity = hashlib.sha256(table).hexdigest()
         self._entries: dict[str, Entry] = {}
-        self._nodes: list[Node] = []
+        self._nodes: list[ObjectNode] = []
         self._num_shards = 1
         try:
             for key, value in _rows(table, index):
@@ -163,7 +163,7 @@ class TensorBundle:
         return np.frombuffer(data, little).astype(self.dtype(key)).reshape(entry.shape)
 
     @property
-    def nodes(self) -> list[Node]:
+    def nodes(self) -> list[ObjectNode]:
         """The objects that were saved, the root first."""
         if OBJECT_GRAPH not in self._entries:
             raise NotFoundError(
@@ -292,17 +292,17 @@ def _shape(message: bytes, span: tuple[int, int]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _part(message: bytes, span: tuple[int, int]) -> Part:
+def _part(message: bytes, span: tuple[int, int]) -> TensorSlice:
     starts, lengths = [], []
     for number, extent in fields(message, *span):
         if number == 1:
             inner = {n: _signed(message, s) for n, s in fields(message, *extent)}
             starts.append(inner.get(1, 0))
             lengths.append(inner.get(2, -1))
-    return Part(tuple(starts), tuple(lengths))
+    return TensorSlice(tuple(starts), tuple(lengths))
 
 
-def _part_key(name: str, part: Part) -> str:
+def _part_key(name: str, part: TensorSlice) -> str:
     """The key under which a part of a tensor stands, in TensorFlow's ordered code."""
     code = b"\0" + name.encode().replace(b"\0", b"\0\xff").replace(b"\xff", b"\xff\0") + b"\0\1"
     code += bytes([1, len(part.starts)])
@@ -350,7 +350,7 @@ def _strings(data: bytes, entry: Entry, what: str) -> np.ndarray[Any, Any]:
     return result.reshape(entry.shape)
 
 
-def _graph(message: bytes) -> list[Node]:
+def _graph(message: bytes) -> list[ObjectNode]:
     nodes = []
     for number, span in fields(message, 0, len(message)):
         if number == 1:
@@ -358,8 +358,8 @@ def _graph(message: bytes) -> list[Node]:
     return nodes
 
 
-def _node(message: bytes, span: tuple[int, int]) -> Node:
-    node = Node()
+def _node(message: bytes, span: tuple[int, int]) -> ObjectNode:
+    node = ObjectNode()
     for number, inner in fields(message, *span):
         found = dict(fields(message, *inner))
         if number == 1:

@@ -16,10 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replicax.workers import _reports, _watch, _wire
-from replicax.workers._door import Door, Visitor, allow_visitors
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
-from replicax.workers._wire import Message
+from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
 _TICK = 0.1
 _LINGER = 1.0  # seconds that the hub outlives its last worker

@@ -8,7 +8,7 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._lazy import on_demand
-from replicax.function._modes import (
+from replicax.functions._modes import (
     enable_tensor_float_32_execution,
     tensor_float_32_execution_enabled,
 )

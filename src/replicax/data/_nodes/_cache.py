@@ -214,7 +214,7 @@ def _read(file: IO[bytes], size: int, path: str, end: int) -> bytes:
     return data
 
 
-class Memory:
+class CacheMemory:
     """What a cache in memory holds, shared by all passes."""
 
     def __init__(self) -> None:
@@ -242,12 +242,12 @@ class CacheNode(PassingNode):
     """
 
     filename: str
-    memory: Memory = field(default_factory=Memory)
+    memory: CacheMemory = field(default_factory=CacheMemory)
 
     def with_inputs(self, *inputs: Node) -> Self:
         """A cache of another input, which holds nothing yet."""
         (node,) = inputs
-        return replace(self, input=node, memory=Memory())
+        return replace(self, input=node, memory=CacheMemory())
 
     @property
     def gives_places(self) -> bool:
@@ -269,10 +269,10 @@ class CacheNode(PassingNode):
         if self.filename:
             if os.path.exists(self.filename):
                 return FileStream(self.filename, self.input)
-            return _Recording(self.input.open(run.fixed()), _ToFile(self.filename))
+            return _Filling(self.input.open(run.fixed()), _ToFile(self.filename))
         blocks = self.memory.blocks
         if blocks is None:
-            return _Recording(self.input.open(run.fixed()), _ToMemory(self.memory))
+            return _Filling(self.input.open(run.fixed()), _ToMemory(self.memory))
         if len(blocks) == 1 and isinstance(blocks[0], PlaceBlock):
             return SourceStream(blocks[0].source, len(blocks[0]))
         return Copies(BlocksStream(blocks))
@@ -282,7 +282,7 @@ class CacheNode(PassingNode):
 
 
 class _ToMemory:
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: CacheMemory) -> None:
         self._memory = memory
         self._blocks: list[Block] = []
 
@@ -321,7 +321,7 @@ class _ToFile:
 
 
 @final
-class _Recording(Stream):
+class _Filling(Stream):
     """The input, kept on the side; only a complete pass counts."""
 
     def __init__(self, stream: Stream, target: _ToMemory | _ToFile) -> None:

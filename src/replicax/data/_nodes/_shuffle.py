@@ -17,10 +17,10 @@ import numpy as np
 from replicax.data._blocks import (
     Block,
     ColumnBlock,
+    IndexedSource,
     PlaceBlock,
     Row,
     RowBlock,
-    Source,
     as_structure,
 )
 from replicax.data._leaves import Array
@@ -101,7 +101,7 @@ class MixedStore(Store):
 class _PlaceStore(Store):
     """Places in one source: the number is the place, and nothing is kept."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: IndexedSource) -> None:
         self._source = source
 
     def accepts(self, block: Block) -> bool:

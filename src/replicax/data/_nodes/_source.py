@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from replicax._tensor_spec import TensorSpec, TypeSpec
-from replicax.data._blocks import Block, PlaceBlock, Row, RowBlock, Source
+from replicax.data._blocks import Block, IndexedSource, PlaceBlock, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Due, SourceNode, Stream
@@ -25,7 +25,7 @@ from replicax.data._structure import LEAF, Structure, flatten, require_dense
 class SourceStream(Stream):
     """The elements of a random-access source, in order; nothing is fetched yet."""
 
-    def __init__(self, source: Source, count: int) -> None:
+    def __init__(self, source: IndexedSource, count: int) -> None:
         self._source = source
         self._count = count
         self._position = 0

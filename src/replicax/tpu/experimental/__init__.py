@@ -18,7 +18,7 @@ from replicax.topology._system import (
     initialize_tpu_system,
     shutdown_tpu_system,
 )
-from replicax.topology._tpu_topology import Topology
+from replicax.topology._tpu_topology import TPUTopology as Topology
 
 __all__ = [
     "DeviceAssignment",

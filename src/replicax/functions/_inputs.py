@@ -20,7 +20,10 @@ import numpy as np
 from replicax._errors import TracingError
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, around, is_plain
-from replicax.function._modes import HostDriven
+from replicax.functions._modes import HostDriven
+from replicax.state._cell import Cell
+from replicax.state._levels import is_transformed
+from replicax.state._variable import Variable
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     DistributedValues,
@@ -36,9 +39,6 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import local_piece
 from replicax.values._placement import check_count, is_array, is_traced, on_device
-from replicax.variables._cell import Cell
-from replicax.variables._levels import is_transformed
-from replicax.variables._variable import Variable
 
 
 def _form(value: DistributedValues) -> Form:

@@ -188,7 +188,7 @@ def on_own_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[An
         plain: Callable[..., list[Any]] = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
         return plain
     held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
-    plan = _Plan.of(jaxpr, kept)
+    plan = _Rewriting.of(jaxpr, kept)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
     whole_inputs = [i for i, v in enumerate(jaxpr.invars) if v in plan.whole]
     wanted = {*plan.parts, *plan.used, *_variables(jaxpr.outvars)}
@@ -258,7 +258,7 @@ class _Step:
 
 
 @dataclass
-class _Plan:
+class _Rewriting:
     """What is computed whole and what by parts; found from the end to the start.
 
     Attributes:
@@ -276,7 +276,7 @@ class _Plan:
     steps: list[_Step] = field(default_factory=list)
 
     @classmethod
-    def of(cls, jaxpr: Jaxpr, kept: Cuts) -> "_Plan":
+    def of(cls, jaxpr: Jaxpr, kept: Cuts) -> "_Rewriting":
         outs = [(v, c) for v, c in zip(jaxpr.outvars, kept, strict=True) if isinstance(v, Var)]
         plan = cls({v for v, c in outs if c is None}, {v: c for v, c in outs if c is not None})
         rest = list(jaxpr.eqns)

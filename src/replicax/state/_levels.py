@@ -22,12 +22,12 @@ from replicax._errors import TracingError
 from replicax._jax_private import at_rest, traced
 from replicax._recording import surrounding
 from replicax.context._current import current, entered
+from replicax.state._agreement import check_workers_agree, settled_copies
+from replicax.state._cell import Cell
 from replicax.topology._mesh import Topology
 from replicax.values import _placement
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
-from replicax.variables._agreement import check_workers_agree, settled_copies
-from replicax.variables._cell import Cell
 
 # Part of the key of JAX's trace caches. JAX keeps the jaxpr of a function that is given to scan,
 # cond, jit or checkpoint; one that reads a variable must not be found again where the variable

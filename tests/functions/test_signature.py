@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.function._signature import Ragged, static_key, take_apart
+from replicax.functions._signature import Ragged, static_key, take_apart
 
 
 def key(*args, **kwargs):

@@ -13,15 +13,15 @@ from replicax._enums import VariableAggregation
 from replicax._jax_private import give_assign
 from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
+from replicax.state._declaration import check_dtype
 from replicax.values._per_replica import DistributedValues, PerReplica
 from replicax.values._placement import is_traced
 from replicax.values._reduce import IndexedSlices
-from replicax.variables._declaration import check_dtype
 
 if TYPE_CHECKING:
     from typing import Generic, Self, TypeVar
 
-    from replicax.variables._policy import Policy
+    from replicax.state._policy import Policy
 
     _V = TypeVar("_V")
 

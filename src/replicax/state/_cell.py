@@ -21,6 +21,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from replicax._errors import DivergenceError
 from replicax.collectives._meeting import Abandoned
 from replicax.context._current import current, within
+from replicax.state._declaration import (
+    Awaited,
+    is_planned,
+    newcomers,
+    refuse_planned,
+    tell_newcomers,
+)
 from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, Cut
@@ -34,13 +41,6 @@ from replicax.values._placement import (
     replicate,
     split,
     stack,
-)
-from replicax.variables._declaration import (
-    Awaited,
-    is_planned,
-    newcomers,
-    refuse_planned,
-    tell_newcomers,
 )
 
 _numbers = itertools.count(1)

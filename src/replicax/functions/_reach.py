@@ -18,10 +18,10 @@ import jax
 import numpy as np
 
 from replicax._errors import TracingError
-from replicax.function._signature import Identity, static_key
+from replicax.functions._signature import Identity, static_key
+from replicax.state._variable import Variable
 from replicax.values._per_replica import is_distributed, is_opaque
 from replicax.values._placement import is_traced
-from replicax.variables._variable import Variable
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
 _BOXES = (list, tuple, set, frozenset, deque)

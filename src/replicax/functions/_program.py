@@ -10,19 +10,19 @@ import numpy as np
 from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
-from replicax._interrupts import held
+from replicax._threads import held
 from replicax.context._current import current
-from replicax.function._inputs import Given
-from replicax.function._jaxpr import calls_host
-from replicax.function._lift import Lifted, Outputs
-from replicax.function._modes import Unfilled
-from replicax.function._signature import Arguments
+from replicax.functions._inputs import Given
+from replicax.functions._jaxpr import calls_host
+from replicax.functions._lift import Lifted, Outputs
+from replicax.functions._modes import Unfilled
+from replicax.functions._signature import Arguments
+from replicax.state._agreement import diverging
+from replicax.state._cell import changing
+from replicax.state._held import CHECKS_EVERY_CALL, check_cells
+from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import Topology, together
 from replicax.values._placement import first, own_copy, replicate
-from replicax.variables._agreement import diverging
-from replicax.variables._cell import changing
-from replicax.variables._held import CHECKS_EVERY_CALL, check_cells
-from replicax.variables._levels import TraceLevel
 from replicax.workers._group import digest
 
 

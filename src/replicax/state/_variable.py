@@ -18,6 +18,25 @@ from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array
 from replicax._show import format_components
 from replicax.context._current import current, get_strategy
+from replicax.state._cell import Cell, shown
+from replicax.state._creation import CreatedOnce, births, duplicated, initial_array
+from replicax.state._declaration import (
+    check_declaration,
+    check_dtype,
+    is_key,
+    is_planned,
+    layout_of,
+)
+from replicax.state._levels import TraceLevel, level
+from replicax.state._placed import Placed
+from replicax.state._policy import (
+    ComponentPolicy,
+    MirroredPolicy,
+    OnReadPolicy,
+    PlainPolicy,
+    Policy,
+)
+from replicax.state._scatter import SparseUpdates
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
@@ -28,25 +47,6 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import from_first
 from replicax.values._placement import is_traced
-from replicax.variables._cell import Cell, shown
-from replicax.variables._creation import CreatedOnce, births, duplicated, initial_array
-from replicax.variables._declaration import (
-    check_declaration,
-    check_dtype,
-    is_key,
-    is_planned,
-    layout_of,
-)
-from replicax.variables._levels import TraceLevel, level
-from replicax.variables._placed import Placed
-from replicax.variables._policy import (
-    ComponentPolicy,
-    MirroredPolicy,
-    OnReadPolicy,
-    PlainPolicy,
-    Policy,
-)
-from replicax.variables._scatter import SparseUpdates
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -25,15 +25,15 @@ import numpy as np
 from replicax._enums import ReduceOp, VariableAggregation
 from replicax._errors import ScopeError, VariableError
 from replicax.context._current import current
+from replicax.state._agreement import note_line, settled, settled_copies
+from replicax.state._cell import Cell, changing
+from replicax.state._creation import read
+from replicax.state._levels import is_staging, level
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
 from replicax.values._pieces import local_piece
 from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
-from replicax.variables._agreement import note_line, settled, settled_copies
-from replicax.variables._cell import Cell, changing
-from replicax.variables._creation import read
-from replicax.variables._levels import is_staging, level
 
 Parts = tuple[Any, ...]
 Combine = Callable[..., Any]

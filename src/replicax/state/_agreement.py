@@ -18,11 +18,11 @@ import numpy as np
 
 from replicax._enums import ReduceOp
 from replicax._errors import DivergenceError, user_line
+from replicax.state._cell import Cell, on_host
 from replicax.topology._mesh import Across, Topology
 from replicax.values._per_replica import InBody, PerReplica
 from replicax.values._pieces import equal_across, sum_across
 from replicax.values._reduce import first_value
-from replicax.variables._cell import Cell, on_host
 
 
 def settled(

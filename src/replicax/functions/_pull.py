@@ -23,13 +23,10 @@ from replicax._errors import TracingError
 from replicax._jax_private import at_rest
 from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
-from replicax.function._modes import HostDriven, Reshaped, Unfilled
-from replicax.function._signature import examples
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked
-from replicax.values._placement import is_array
-from replicax.variables._cell import Cell
-from replicax.variables._levels import (
+from replicax.functions._modes import HostDriven, Reshaped, Unfilled
+from replicax.functions._signature import examples
+from replicax.state._cell import Cell
+from replicax.state._levels import (
     Level,
     Overlay,
     TraceLevel,
@@ -37,6 +34,9 @@ from replicax.variables._levels import (
     is_staging,
     level,
 )
+from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked
+from replicax.values._placement import is_array
 
 
 def _taken(iterator: Ahead) -> Any:
@@ -166,7 +166,7 @@ def _leaves(element: Any) -> list[Any]:
 def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
     """Stand-ins for the next element, in a function that is being traced."""
     ahead = where.pulls.get(iterator, 0)
-    block = Block(iterator, ahead, ())
+    block = PulledBlock(iterator, ahead, ())
     first = ahead + _before(iterator, where.outer)
     if not _reaches(iterator, first + 1):
         raise Unfilled
@@ -210,7 +210,7 @@ class Turns(NamedTuple):
     step: int
 
 
-class Block:
+class PulledBlock:
     """Elements that one call takes: one, or with axes of turns, one for each of the turns."""
 
     def __init__(self, source: Ahead, start: int, axes: tuple[Turns, ...]) -> None:
@@ -256,7 +256,12 @@ class Pull(Cell):
     transient = True
 
     def __init__(
-        self, block: Block, leaf: int, own: tuple[int, ...], dtype: Any, topology: Topology | None
+        self,
+        block: PulledBlock,
+        leaf: int,
+        own: tuple[int, ...],
+        dtype: Any,
+        topology: Topology | None,
     ) -> None:
         self.block, self.leaf, self._own = block, leaf, own
         self.dtype = dtype
@@ -294,7 +299,7 @@ class Pull(Cell):
         taken: jax.Array = x
         return taken
 
-    def moved(self, block: Block) -> Pull:
+    def moved(self, block: PulledBlock) -> Pull:
         """The same leaf of another block."""
         block.size = self.block.size
         return Pull(block, self.leaf, self._own, self.dtype, self._topology)
@@ -314,8 +319,8 @@ def outward(
         return []
     where = traced_function()
     assert where is not None
-    blocks: dict[tuple[Ahead, int, tuple[Turns, ...]], Block] = {}
-    pulls: dict[tuple[Block, int], Pull] = {}
+    blocks: dict[tuple[Ahead, int, tuple[Turns, ...]], PulledBlock] = {}
+    pulls: dict[tuple[PulledBlock, int], Pull] = {}
     handed = []
     for cell in cells:
         assert isinstance(cell, Pull)
@@ -325,7 +330,7 @@ def outward(
             (count, is_reversed), step = axis, taken[source]
             start += (count - 1) * step if is_reversed else 0
             axes = (Turns(count, -step if is_reversed else step), *axes)
-        block = blocks.setdefault((source, start, axes), Block(source, start, axes))
+        block = blocks.setdefault((source, start, axes), PulledBlock(source, start, axes))
         handed.append(pulls.setdefault((block, cell.leaf), cell.moved(block)))
     for source, count in taken.items():
         where.pulls[source] = where.pulls.get(source, 0) + count * (axis[0] if axis else 1)

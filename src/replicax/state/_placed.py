@@ -9,10 +9,10 @@ from typing import Any
 import jax
 
 from replicax._show import Sheet, show_bytes
+from replicax.state._cell import Cell
+from replicax.state._declaration import Awaited, is_planned
 from replicax.topology._devices import shown_devices
 from replicax.values._placement import WHOLE
-from replicax.variables._cell import Cell
-from replicax.variables._declaration import Awaited, is_planned
 
 
 @dataclass(frozen=True)

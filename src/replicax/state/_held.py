@@ -24,12 +24,12 @@ import numpy as np
 
 from replicax._errors import DivergenceError
 from replicax.context._current import current
+from replicax.state._cell import Cell, changing, on_host
+from replicax.state._creation import told
+from replicax.state._levels import level, refuse_in_foreign_trace
+from replicax.state._variable import Variable, live_variables
 from replicax.values._per_replica import DistributedValues
 from replicax.values._reduce import agree
-from replicax.variables._cell import Cell, changing, on_host
-from replicax.variables._creation import told
-from replicax.variables._levels import level, refuse_in_foreign_trace
-from replicax.variables._variable import Variable, live_variables
 from replicax.workers._group import required
 
 _trusted: ContextVar[bool] = ContextVar("replicax_trusted", default=False)

@@ -21,10 +21,10 @@ from replicax._basics import kept_dtype
 from replicax._errors import TracingError, VariableError
 from replicax._recording import unrecorded
 from replicax.context._current import current, entered
+from replicax.state._cell import Cell
+from replicax.state._declaration import is_planning, plan
+from replicax.state._levels import Storage, TraceLevel, level
 from replicax.values._placement import is_traced, own_copy
-from replicax.variables._cell import Cell
-from replicax.variables._declaration import is_planning, plan
-from replicax.variables._levels import Storage, TraceLevel, level
 
 Creator = Callable[..., Any]
 _T = TypeVar("_T")

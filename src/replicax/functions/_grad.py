@@ -16,12 +16,12 @@ import numpy as np
 from replicax._enums import UnconnectedGradients
 from replicax._errors import TracingError, VariableError
 from replicax.context._current import current
-from replicax.variables._cell import Cell
-from replicax.variables._creation import is_differentiable
-from replicax.variables._held import variable_of
-from replicax.variables._levels import Overlay, current_trace, level
-from replicax.variables._policy import write_own
-from replicax.variables._variable import Variable
+from replicax.state._cell import Cell
+from replicax.state._creation import is_differentiable
+from replicax.state._held import variable_of
+from replicax.state._levels import Overlay, current_trace, level
+from replicax.state._policy import write_own
+from replicax.state._variable import Variable
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class Question:
         return _conjugate(gradient)
 
 
-class Guard:
+class DerivativeGuard:
     """Sees to it that Python code with its own derivatives hides nothing from the tape."""
 
     def __init__(self, record: Record, given: set[int]) -> None:

@@ -21,7 +21,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
-from replicax.function._reach import Edge, Reach
+from replicax.functions._reach import Edge, Reach
+from replicax.state._cell import Cell
+from replicax.state._creation import value_before
+from replicax.state._held import value_of
+from replicax.state._levels import TraceLevel, read_p
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._cut import STORED_NAME, WHOLE_NAME
 from replicax.values._per_replica import (
@@ -35,10 +39,6 @@ from replicax.values._per_replica import (
 from replicax.values._pieces import from_first, stacked_array
 from replicax.values._placement import first, is_array, is_traced
 from replicax.values._structures import closed, has_records, opened
-from replicax.variables._cell import Cell
-from replicax.variables._creation import value_before
-from replicax.variables._held import value_of
-from replicax.variables._levels import TraceLevel, read_p
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
 
@@ -161,9 +161,9 @@ class Lifted:
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
         """Call it with the values of a level; its results, with its writes done there."""
-        results = self.call(*args, *(raw(level.read(c), c) for c in self.reads))
+        results = self.call(*args, *(as_input(level.read(c), c) for c in self.reads))
         for cell, value in zip(self.writes, results[self.num_outs :], strict=True):
-            level.write(cell, cooked(value, cell))
+            level.write(cell, from_output(value, cell))
         return results[: self.num_outs]
 
 
@@ -190,7 +190,7 @@ def lift(
             outs = list(body(*xs))
         counts.append(len(outs))
         starts = [start for _, start in level.created]
-        return [*outs, *(raw(v, c) for c, v in level.writes.items()), *starts]
+        return [*outs, *(as_input(v, c) for c, v in level.writes.items()), *starts]
 
     closed = jax.make_jaxpr(traced)(*args)
     settle_created(level, closed, list(level.writes))
@@ -200,7 +200,7 @@ def lift(
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
 
-def raw(value: Any, cell: Cell) -> Any:
+def as_input(value: Any, cell: Cell) -> Any:
     """A cell's value at some level as the array that a jaxpr takes."""
     if isinstance(value, PerReplica):
         assert cell.topology is not None
@@ -209,8 +209,8 @@ def raw(value: Any, cell: Cell) -> Any:
     return value if cut is None else cut.stored(value)
 
 
-def cooked(value: Any, cell: Cell) -> Any:
-    """The reverse of `raw`: a stacked array is a per-replica value again."""
+def from_output(value: Any, cell: Cell) -> Any:
+    """The reverse of `as_input`: a stacked array is a per-replica value again."""
     if cell.per_replica and value.ndim > len(cell.shape):
         assert cell.topology is not None
         return stacked(value, cell.topology)

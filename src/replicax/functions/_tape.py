@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from replicax._enums import UnconnectedGradients
 from replicax._recording import recorded, unrecorded
 from replicax.context._current import current, entered
-from replicax.function._grad import Guard, Operation, Question, Record, is_variable
-from replicax.variables._cell import Cell
-from replicax.variables._creation import is_differentiable
-from replicax.variables._held import value_of, variable_of
-from replicax.variables._variable import live_variables
+from replicax.functions._grad import DerivativeGuard, Operation, Question, Record, is_variable
+from replicax.state._cell import Cell
+from replicax.state._creation import is_differentiable
+from replicax.state._held import value_of, variable_of
+from replicax.state._variable import live_variables
 
 _NONE = UnconnectedGradients.NONE
 
@@ -311,7 +311,7 @@ class GradientTape:
             return call(*every)
 
         inputs, given = [args[i] for i in places], {id(x) for x in args}
-        with recorded(Guard(record, given)) if opaque else nullcontext():
+        with recorded(DerivativeGuard(record, given)) if opaque else nullcontext():
             if not places:
                 return call(*args)
             outs, pull = jax.vjp(of_followed, *inputs)

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
-from replicax.function._lift import Lifted, cooked, lift, raw
-from replicax.function._modes import HostDriven
-from replicax.function._pull import Pull, outward
-from replicax.variables._cell import Cell
-from replicax.variables._creation import read
-from replicax.variables._levels import TraceLevel, is_staging, level
+from replicax.functions._lift import Lifted, as_input, from_output, lift
+from replicax.functions._modes import HostDriven
+from replicax.functions._pull import Pull, outward
+from replicax.state._cell import Cell
+from replicax.state._creation import read
+from replicax.state._levels import TraceLevel, is_staging, level
 
 
 def cond(
@@ -43,7 +43,7 @@ def cond(
     if not is_staging() and not _is_mapped(pred):
         return true_fn(*operands) if bool(pred) else false_fn(*operands)
     leaves, treedef = jax.tree.flatten(operands)
-    branches = [_Body(f, leaves, treedef) for f in (true_fn, false_fn)]
+    branches = [_LoopBody(f, leaves, treedef) for f in (true_fn, false_fn)]
     a, b = branches
     if a.out != b.out:
         raise TypeError(
@@ -57,7 +57,7 @@ def cond(
     own = [*a.lifted.reads, *b.lifted.reads, *writes]
     reads = list(dict.fromkeys(handed.get(c, c) for c in own))
     outside = level()
-    state = [raw(read(c), c) for c in reads]
+    state = [as_input(read(c), c) for c in reads]
     results = jax.lax.cond(
         jnp.asarray(pred, bool),
         *(body.with_state(reads, writes, handed) for body in branches),
@@ -113,10 +113,10 @@ def scan(
         _check_turn(result, carry_def)
         return result
 
-    body = _Body(step, [*carry, *slices], None, idle=not steps)
+    body = _LoopBody(step, [*carry, *slices], None, idle=not steps)
     lifted, outside = body.lifted, level()
     held = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
-    fixed = [raw(read(c), c) for c in held]
+    fixed = [as_input(read(c), c) for c in held]
     run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
     pulls = outward(body.pulls, body.level.pulls, (steps, reverse))
     elements = [outside.read(c) for c in pulls]
@@ -127,7 +127,7 @@ def scan(
         new = [jnp.asarray(n, o.dtype) for n, o in zip(new, changing, strict=True)]
         return (outs[: len(carry)], new), outs[len(carry) :]
 
-    first = [raw(read(c), c) for c in lifted.writes]
+    first = [as_input(read(c), c) for c in lifted.writes]
     (last, new), ys = jax.lax.scan(
         turn, (carry, first), (leaves, elements), length=length, reverse=reverse, unroll=unroll
     )
@@ -166,7 +166,10 @@ def while_loop(
         _check_same("body_fun of rx.while_loop", value, jax.tree.structure(init_val))
     leaves, treedef = jax.tree.flatten(value)
     unflat = lambda fn: lambda *flat: fn(jax.tree.unflatten(treedef, flat))  # noqa: E731
-    test, body = _Body(unflat(cond_fun), leaves, None), _Body(unflat(body_fun), leaves, None)
+    test, body = (
+        _LoopBody(unflat(cond_fun), leaves, None),
+        _LoopBody(unflat(body_fun), leaves, None),
+    )
     _check_structure("body_fun of rx.while_loop", body.out, treedef)
     if test.lifted.writes:
         raise TracingError(
@@ -179,7 +182,7 @@ def while_loop(
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
     held = [c for c in reads if c not in set(writes)]
-    fixed = [raw(read(c), c) for c in held]
+    fixed = [as_input(read(c), c) for c in held]
     order = [*held, *writes]
 
     def go_on(state: Any) -> Any:
@@ -189,13 +192,13 @@ def while_loop(
     def turn(state: Any) -> Any:
         return body.with_state(order, writes)(state[0], [*fixed, *state[1]])
 
-    first = [raw(read(c), c) for c in writes]
+    first = [as_input(read(c), c) for c in writes]
     outs, new = jax.lax.while_loop(go_on, turn, (leaves, first))
     _write(outside, writes, new)
     return jax.tree.unflatten(treedef, outs)
 
 
-class _Body:
+class _LoopBody:
     """A function of flat arrays, lifted where it stands."""
 
     def __init__(
@@ -282,7 +285,7 @@ def _check_structure(who: str, structure: Any, expected: Any) -> None:
 
 def _write(outside: Any, cells: list[Cell], values: Any) -> None:
     for cell, value in zip(cells, values, strict=True):
-        outside.write(cell, cooked(value, cell))
+        outside.write(cell, from_output(value, cell))
 
 
 def _eager_scan(f: Any, init: Any, xs: Any, steps: int, *, reverse: bool) -> tuple[Any, Any]:

@@ -26,11 +26,11 @@ from typing import (
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import at_rest, settings, traced, traced_apart
-from replicax.context._current import attributes, current, get_strategy, whereabouts, within
-from replicax.function._inputs import with_givens
-from replicax.function._lift import Outputs, lift
-from replicax.function._modes import (
+from replicax._jax_private import at_rest, traced, traced_apart
+from replicax.context._current import current, get_strategy, within
+from replicax.functions._inputs import with_givens
+from replicax.functions._lift import Outputs, lift
+from replicax.functions._modes import (
     FunctionOptions,
     HostDriven,
     Reshaped,
@@ -40,23 +40,25 @@ from replicax.function._modes import (
     runs_eagerly,
     tell,
 )
-from replicax.function._program import ConcreteFunction, Program
-from replicax.function._pull import driven
-from replicax.function._reach import refuse_leaked, refuse_lost
-from replicax.function._signature import (
+from replicax.functions._program import ConcreteFunction, Program
+from replicax.functions._pull import driven
+from replicax.functions._reach import refuse_leaked, refuse_lost
+from replicax.functions._signature import (
     Arguments,
     Identity,
     conform,
     examples,
-    explain,
+    key_of,
     receivers,
+    shape_of,
     take_apart,
+    why_new,
 )
+from replicax.state._creation import births
+from replicax.state._declaration import tell_newcomers
+from replicax.state._held import CHECKS_EVERY_CALL, check_carried
+from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import Topology
-from replicax.variables._creation import births
-from replicax.variables._declaration import tell_newcomers
-from replicax.variables._held import CHECKS_EVERY_CALL, check_carried
-from replicax.variables._levels import TraceLevel
 
 _MANY_TRACES = 6
 _NEEDS_VALUE = (
@@ -203,7 +205,7 @@ class Function(Generic[_P, _R_co]):
     def _run(self, arguments: Arguments) -> Any:
         if CHECKS_EVERY_CALL:
             check_carried(self, arguments.named(self._python), self._name)
-        programs = self._programs.get(_key(arguments), ())
+        programs = self._programs.get(key_of(arguments), ())
         for program in programs:
             try:
                 return program(arguments.arrays, arguments.leaves)
@@ -251,7 +253,7 @@ class Function(Generic[_P, _R_co]):
         if not args and not kwargs and self._signature is not None:
             args = self._signature
         arguments = take_apart(*examples((args, kwargs), get_strategy()))
-        key = _key(arguments)
+        key = key_of(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
         return ConcreteFunction(self, programs[0], arguments)
 
@@ -263,7 +265,7 @@ class Function(Generic[_P, _R_co]):
 
     def _traced(self, arguments: Arguments, tried: int) -> Program:
         with self._lock:
-            key = _key(arguments)
+            key = key_of(arguments)
             programs = self._programs.get(key, [])
             if len(programs) > tried:
                 return programs[-1]
@@ -306,7 +308,7 @@ class Function(Generic[_P, _R_co]):
 
         token = births.set(log)
         try:
-            lifted = lift(body, [_shape(x) for x in arguments.arrays], level)
+            lifted = lift(body, [shape_of(x) for x in arguments.arrays], level)
         except _NEEDS_VALUE as error:
             raise TracingError(needs_value(self._name, error)) from error
         finally:
@@ -326,7 +328,7 @@ class Function(Generic[_P, _R_co]):
             " (drop_remainder=True), and make the rx.function once, outside of loops.",
             self._name,
             self._traces,
-            _why(last, key, arguments.names(self._python)),
+            why_new(last, key, arguments.names(self._python)),
         )
 
     @property
@@ -387,20 +389,3 @@ class BoundFunction(Generic[_P, _R_co]):
     def experimental_get_tracing_count(self) -> int:
         """How many signatures the function was traced for."""
         return self._unbound.experimental_get_tracing_count()
-
-
-def _why(old: Any, new: Any, names: Sequence[str]) -> str:
-    if old[0] == new[0] and old[1][:-1] == new[1][:-1]:
-        if old[1] != new[1]:
-            return f"{attributes.last} was changed"
-        return "a setting of JAX changed"
-    return explain(old[0], new[0], names)
-
-
-def _key(arguments: Arguments) -> tuple[Any, ...]:
-    return arguments.key, whereabouts(), settings()
-
-
-def _shape(x: Any) -> jax.ShapeDtypeStruct:
-    aval = jax.typeof(x)
-    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

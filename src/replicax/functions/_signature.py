@@ -9,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax_private import settings
 from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax.context._current import attributes, whereabouts
 from replicax.data._ahead import Ahead
-from replicax.function._modes import Ragged, Text
+from replicax.functions._modes import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     DistributedValues,
@@ -310,3 +312,23 @@ def _words(key: Any) -> str:
     if kind == "stacked":
         return f"a per-replica array of shape {parts[1][1:]} and dtype {parts[2]}"
     return repr(key)
+
+
+def why_new(old: Any, new: Any, names: Sequence[str]) -> str:
+    """Why a call with the key ``new`` was not found beside the one with the key ``old``."""
+    if old[0] == new[0] and old[1][:-1] == new[1][:-1]:
+        if old[1] != new[1]:
+            return f"{attributes.last} was changed"
+        return "a setting of JAX changed"
+    return explain(old[0], new[0], names)
+
+
+def key_of(arguments: Arguments) -> tuple[Any, ...]:
+    """What a program is found by: the arguments, where it is called, and JAX's settings."""
+    return arguments.key, whereabouts(), settings()
+
+
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of an argument."""
+    aval = jax.typeof(x)
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

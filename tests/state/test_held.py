@@ -7,7 +7,7 @@ import pytest
 
 import replicax as rx
 from replicax._errors import DivergenceError, TracingError
-from replicax.variables._held import read_global, trusted, variable_of
+from replicax.state._held import read_global, trusted, variable_of
 
 
 class Weight:

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import replicax as rx
-from replicax.function._lift import lift
-from replicax.variables._levels import TraceLevel
+from replicax.functions._lift import lift
+from replicax.state._levels import TraceLevel
 
 
 def lifted(body, *args):
