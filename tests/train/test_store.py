@@ -9,6 +9,7 @@ import random
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -397,6 +398,39 @@ def test_a_worker_that_is_killed_while_all_save_harms_no_checkpoint(tmp_path, ki
             workers = gang.wait(seconds=60)
         check_newest(folder, workers[0].text)
         assert "WorkerLostError" in workers[1 - number % 2].text
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    ("then", "why"),
+    [
+        pytest.param(signal.SIGKILL, "it was killed, or crashed", id="killed"),
+        pytest.param(0, "it had not answered for 4 s", id="stopped", marks=pytest.mark.slow),
+    ],
+)
+def test_workers_that_save_when_jax_s_service_ends_say_so_and_end(tmp_path, then, why):
+    with Gang(tmp_path, 2) as gang:
+        for index in range(2):
+            gang.start(index, tmp_path / "run", "several", program="saver")
+        deadline = time.monotonic() + 60
+        while "saved" not in gang.workers[0].text and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (hub,) = children(gang.workers[0].process.pid)
+        (keeper,) = children(hub)
+        os.kill(keeper, signal.SIGSTOP)  # so that both are in a save when it ends
+        time.sleep(1.0)
+        os.kill(keeper, then)
+
+        for worker in gang.wait(seconds=60):
+            assert worker.code == 1
+            assert "WorkerLostError: The process that keeps JAX's coordination" in worker.text
+            assert why in worker.text
+        assert gang.is_gone()
+
+
+def children(pid):
+    lists = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for found in lists for child in found.read_text().split()]
 
 
 def test_checkpoints_of_the_first_format_are_read(tmp_path):

@@ -13,6 +13,7 @@ import numpy as np
 
 from replicax._enums import VariableAggregation
 from replicax._errors import CheckpointError, ScopeError, VariableError
+from replicax._threads import new_thread
 from replicax.context._current import current, entered
 from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of
@@ -25,6 +26,8 @@ from replicax.train._reader import log
 from replicax.train._stored import CheckpointSource, is_placed, opened, restore_from
 from replicax.workers import _group
 
+_LOOK_EVERY = 0.5
+_PATIENCE = 3.0  # seconds that a save may take when it is known that it cannot become whole
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
 
 
@@ -223,15 +226,19 @@ class _Writing:
             except BaseException as error:
                 self._failure = error
 
-        self._thread = threading.Thread(target=run, name="replicax-checkpoint")
+        self._thread = new_thread(run, name="replicax-checkpoint")
         self._thread.start()
         _unfinished.add(self)
         if _before_exit is None:  # nobody would wait for it at the end of the program
             self._thread.join()
 
     def wait(self) -> None:
-        self._thread.join()
         _unfinished.discard(self)
+        group = _group.current()
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_EVERY)
+            if group is not None:  # it may be in a question to JAX's service, which never answers
+                group.give_up(_PATIENCE)
         if self._failure is not None:
             raise self._failure
 

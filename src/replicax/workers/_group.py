@@ -58,6 +58,7 @@ class Group:
         self._hub_patience: float = go["ping_timeout"]
         self._unanswered = 0
         self._report: Report | None = None
+        self._lost_at = 0.0
         self._departed: list[Report] = []
         self._never: set[str] = set()
         self._answers: dict[str, list[Any]] = {}
@@ -163,6 +164,18 @@ class Group:
                 self._news.wait(0.1)
             return self._answers.pop(key)
 
+    def give_up(self, patience: float) -> None:
+        """For one who waits for what may need others: nothing, while they are there.
+
+        Args:
+            patience: Seconds that it may take after a worker, or the coordinator, is gone.
+
+        Raises:
+            WorkerLostError: When they have passed.
+        """
+        if self._report is not None and time.monotonic() - self._lost_at > patience:
+            raise self._error()
+
     def new_feed(self) -> int:
         """A number for a stream that workers read side by side; the same on all workers."""
         self._feeds += 1
@@ -266,7 +279,7 @@ class Group:
             if report.kind == "left":  # it may have answered all that we want of it
                 self._departed.append(report)
             elif self._report is None:
-                self._report = report
+                self._report, self._lost_at = report, time.monotonic()
             self._news.notify_all()
         if report.kind != "left":
             _sockets.cut(self._ports)

@@ -89,8 +89,8 @@ class Hub:
             self._door.tidy()
             if why := why_end():
                 self._end(why)
-            elif self._keeper is not None and self._keeper.is_lost():
-                self._break("hub", _reports.keeper_gone(self._keeper.pid))
+            elif self._keeper and (why := self._keeper.why_lost(self._options.ping_timeout)):
+                self._break("hub", _reports.keeper_gone(self._keeper.pid, why))
             if self._started:
                 self._look_after()
             else:

@@ -16,8 +16,11 @@ from typing import Any
 from replicax.workers import _sockets, _wire
 
 _LINGER = 3.0  # seconds without hub and without workers
+_LAST_ONES = 30.0  # seconds that workers may take to end after they have said goodbye
 _LOOK_EVERY = 0.2
-_OVER = b"."
+_TELL_EVERY = 1.0
+_SILENCE = 4 * _TELL_EVERY  # what is no silence
+_OVER, _HERE = b".", b"h"
 
 
 class Keeper:
@@ -42,30 +45,50 @@ class Keeper:
         self.address = self._pipe.recv(1024).decode()  # nothing where JAX has no such service
         self._is_alive = bool(self.address)
         self._pipe.setblocking(False)
+        self._silent, self._looked = 0.0, time.monotonic()
 
-    def is_lost(self) -> bool:
-        """Whether it was there and has ended; called often.
+    def why_lost(self, patience: float) -> str:
+        """Why it cannot be used any more, said once; called often.
 
         The keeper hands over a copy of each of its connections. While the hub holds them, they do
         not close when the keeper is killed, and JAX does not abort the workers: they can be told.
+
+        Args:
+            patience: Seconds that it may be silent.
         """
+        now = time.monotonic()
+        # A time in which this process is stopped does not count.
+        self._silent, self._looked = self._silent + min(now - self._looked, 1.0), now
         with contextlib.suppress(OSError):
             while True:
                 data, copies, _, _ = socket.recv_fds(self._pipe, 64, 16)
                 self._copies += copies
                 if not data:
                     break
+                self._silent = 0.0
         if not self._is_alive:
-            return False
+            return ""
         self._is_alive = os.waitpid(self.pid, os.WNOHANG) == (0, 0)
-        return not self._is_alive
+        if not self._is_alive:
+            return "it was killed, or crashed"
+        if self._silent < max(patience, _SILENCE):
+            return ""
+        self._is_alive = False
+        os.kill(self.pid, signal.SIGKILL)
+        return f"it was ended, as it had not answered for {patience:.0f} s: it was stopped"
 
     def end(self) -> None:
-        """End it as soon as no process is connected to it, and wait for that."""
+        """End it as soon as no process is connected to it, and wait for that.
+
+        If it was killed, the copies are what keeps JAX from aborting those that are still ending.
+        """
         with contextlib.suppress(OSError):
             self._pipe.send(_OVER)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
+        until = time.monotonic() + _LAST_ONES
+        while time.monotonic() < until and any(map(_sockets.is_connected, self._copies)):
+            time.sleep(_LOOK_EVERY)
 
 
 def _keep(host: str, size: int, hub: socket.socket) -> None:
@@ -95,14 +118,20 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> bool:
     """Hand copies of all connections to the hub until it ends; whether it said that all is over."""
     given: set[int] = set()
     while True:
-        hub.settimeout(_LOOK_EVERY if len(given) < size else 10 * _LOOK_EVERY)
-        with contextlib.suppress(TimeoutError):
+        hub.settimeout(_LOOK_EVERY if len(given) < size else _TELL_EVERY)
+        try:
             return hub.recv(1) == _OVER
-        for inode, copy in _sockets.copies(port):
-            with os.fdopen(copy, "rb", buffering=0):
-                if inode not in given:
-                    socket.send_fds(hub, [b"c"], [copy])
-                    given.add(inode)
+        except TimeoutError:
+            pass
+        except OSError:
+            return False
+        with contextlib.suppress(OSError):  # it is stopped, or gone: seen above
+            hub.send(_HERE)
+            for inode, copy in _sockets.copies(port):
+                with os.fdopen(copy, "rb", buffering=0):
+                    if inode not in given:
+                        socket.send_fds(hub, [b"c"], [copy])
+                        given.add(inode)
 
 
 def _service(host: str, size: int) -> tuple[Any, str]:

@@ -48,12 +48,11 @@ def gone(who: str, step: str, why: str) -> str:
     )
 
 
-def keeper_gone(pid: int) -> str:
+def keeper_gone(pid: int, why: str) -> str:
     """The process that holds JAX's coordination service is gone."""
     return (
         f"The process that keeps JAX's coordination service for all workers (pid {pid}, beside the"
-        " coordinator) is gone: it was killed, or crashed. Start all workers again, from the last"
-        " checkpoint."
+        f" coordinator) is gone: {why}. Start all workers again, from the last checkpoint."
     )
 
 

@@ -6,6 +6,7 @@ without a deadline. Closing them from another thread ends the wait with an error
 
 import os
 import re
+import select
 import socket
 import sys
 import tempfile
@@ -70,6 +71,13 @@ def copies(port: int) -> Iterator[tuple[int, int]]:
     for s in _own_sockets():
         if not _listens(s) and s.getsockname()[1] == port:
             yield os.fstat(s.fileno()).st_ino, os.dup(s.fileno())
+
+
+def is_connected(descriptor: int) -> bool:
+    """Whether the other end of a connection has not been closed."""
+    poll = select.poll()
+    poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
+    return not poll.poll(0)
 
 
 def _keep_alive(s: socket.socket) -> None:
