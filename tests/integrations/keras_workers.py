@@ -42,9 +42,77 @@ def train(directory):
         "evaluate": [float(v) for v in model.evaluate(X, Y, BATCH, verbose=0)],
         "predict": model.predict(X, BATCH, verbose=0).tolist(),
         "predict dataset": model.predict(rows, verbose=0).tolist(),
+        "predict distributed": model.predict(
+            strategy.experimental_distribute_dataset(rows), verbose=0
+        ).tolist(),
         "eager": np.asarray(model(X[:3])).tolist(),
         "shown": len(shown.getvalue()),
     }
+
+
+class Places(keras.Model):
+    """Gives what depends on where rows are in the batch: for each row, for pairs, and twice."""
+
+    def call(self, x):
+        first = keras.ops.cumsum(x[:, :1], axis=0)
+        return first, first[::2], keras.ops.repeat(first, 2, axis=0)
+
+
+def predict_places():
+    """Predictions of a model that looks at the order of rows, from all kinds of data."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = Places()
+    rows = rx.data.Dataset.from_tensor_slices(X).batch(BATCH)
+    spread = strategy.experimental_distribute_dataset(rows)
+    # Of the first four batches, two have as many rows as there are pairs.
+    return [model.predict(data, verbose=0) for data in (rows, spread, rows.take(4))]
+
+
+def stock_callbacks(directory):
+    """Keras's own callbacks that stop, change rates, swap weights and write files."""
+    kept = keras.callbacks
+    return [
+        kept.ModelCheckpoint(directory / "{epoch:02d}.keras", "loss", save_best_only=True),
+        kept.ModelCheckpoint(directory / "all.weights.h5", save_weights_only=True, save_freq=2),
+        kept.CSVLogger(directory / "log.csv"),
+        kept.EarlyStopping("loss", patience=1, min_delta=10.0, restore_best_weights=True),
+        kept.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=10.0),
+        kept.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        kept.SwapEMAWeights(swap_on_epoch=True),
+        kept.TerminateOnNaN(),
+    ]
+
+
+def averaged_net():
+    """A model whose optimizer keeps averages of the weights."""
+    model = compiled_net()
+    rate = keras.optimizers.SGD(0.5, momentum=0.9, use_ema=True, ema_momentum=0.5)
+    model.compile(rate, "binary_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def callbacks(directory):
+    """fit with the stock callbacks, which get a directory for each worker."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = averaged_net()
+    own = Path(directory) / str(strategy.cluster_resolver.task_id)
+    own.mkdir()
+    history = model.fit(**ARRAYS, epochs=5, verbose=0, callbacks=stock_callbacks(own))
+    rx.debug.check_in_sync(model.variables)
+    return _report(model, history)
+
+
+def board(directory):
+    """fit with a TensorBoard, which gets a directory for each worker; its files."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        model = compiled_net(names=("hidden", "out"))
+    own = Path(directory) / str(strategy.cluster_resolver.task_id)
+    told = keras.callbacks.TensorBoard(own, histogram_freq=1, update_freq=1)
+    more = {"epochs": 2, "validation_data": (X, Y), "verbose": 0}
+    return _report(model, model.fit(**ARRAYS, **more, callbacks=[told]))
 
 
 def eager():

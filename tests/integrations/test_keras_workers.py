@@ -9,7 +9,7 @@ from replicax.testing import run_in_processes
 from tests.integrations import keras_workers
 from tests.integrations.keras_loops import alone, batches, weights
 from tests.integrations.test_keras import clipped_momentum_with_regularizer
-from tests.integrations.test_keras_trainer import BATCH, TOLERANCE, X, Y, stock_fit
+from tests.integrations.test_keras_trainer import ARRAYS, BATCH, TOLERANCE, X, Y, stock_fit
 
 pytestmark = pytest.mark.multi_process
 
@@ -33,11 +33,39 @@ def test_workers_fit_evaluate_and_predict_as_one(tmp_path):
         np.testing.assert_allclose(
             report["evaluate"], stock.evaluate(X, Y, BATCH, verbose=0), **TOLERANCE
         )
-        for name in ("predict", "predict dataset"):
+        for name in ("predict", "predict dataset", "predict distributed"):
             np.testing.assert_allclose(report[name], expected, **TOLERANCE)
         np.testing.assert_allclose(report["eager"], expected[:3], **TOLERANCE)
     assert [report["shown"] > 0 for report in results] == [True, False]
     assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
+
+
+def test_predictions_are_one_devices_whatever_rows_they_have():
+    alone = keras_workers.Places()
+    expected = [alone.predict(rows, BATCH, verbose=0) for rows in (X, X, X[: 4 * BATCH])]
+
+    for report in run_in_processes(keras_workers.predict_places, 2, 2):
+        for got, wanted in zip(report, expected, strict=True):
+            for a, b in zip(got, wanted, strict=True):
+                np.testing.assert_allclose(a, b, **TOLERANCE)
+
+
+def test_stock_callbacks_do_on_workers_what_they_do_on_one_device(tmp_path):
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    stock = keras_workers.averaged_net()
+    callbacks = keras_workers.stock_callbacks(alone)
+    history = stock.fit(**ARRAYS, epochs=5, verbose=0, callbacks=callbacks)
+
+    for report in run_in_processes(keras_workers.callbacks, 2, 2, args=(str(tmp_path),)):
+        assert report["history"].keys() == history.history.keys()
+        for name, values in history.history.items():
+            np.testing.assert_allclose(report["history"][name], values, **TOLERANCE)
+        for a, b in zip(report["weights"], weights(stock), strict=True):
+            np.testing.assert_allclose(a, b, **TOLERANCE)
+    files = [sorted(os.listdir(tmp_path / name)) for name in ("alone", "0", "1")]
+    assert files[0] == ["01.keras", "02.keras", "all.weights.h5", "log.csv"]
+    assert files[1:] == [files[0], []]
 
 
 def test_every_policy_lets_fit_and_predict_meet_the_rows_that_it_should(tmp_path):

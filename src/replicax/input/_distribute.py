@@ -37,9 +37,16 @@ _said = False
 
 
 def distribute_dataset(
-    dataset: Any, options: InputOptions | None, topology: Topology
+    dataset: Any, options: InputOptions | None, topology: Topology, *, in_order: bool = False
 ) -> DistributedDataset:
     """A dataset of global batches, each divided over the replicas.
+
+    Args:
+        dataset: A dataset of ours, or what another library reads.
+        options: How batches come to the devices.
+        topology: The devices of the replicas.
+        in_order: Whether the rows of a batch that all workers read lie on the replicas in their
+            order, rather than as TensorFlow deals them.
 
     Raises:
         NotImplementedError: With one dataset for each replica, which needs a dataset function.
@@ -50,7 +57,7 @@ def distribute_dataset(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
-    share = Share.of(topology)
+    share = Share.of(topology, in_order=in_order)
     _say_how_arrays_are_cut(dataset, share)
     source = source_of(dataset)
     part: WorkerPart | None = None

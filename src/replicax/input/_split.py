@@ -21,22 +21,40 @@ from replicax.topology._mesh import Topology
 
 @dataclass(frozen=True)
 class Share:
-    """Which of the replicas of all workers are this process's."""
+    """Which of the replicas of all workers are this process's.
+
+    Attributes:
+        workers: How many workers there are.
+        worker: Which of them this is.
+        replicas: How many replicas each of them has.
+        in_order: Whether the replicas, in their order, get the chunks of a batch in theirs;
+            otherwise the workers take chunks in turn, as TensorFlow's do.
+    """
 
     workers: int
     worker: int
     replicas: int
+    in_order: bool = False
 
     @classmethod
-    def of(cls, topology: Topology) -> "Share":
+    def of(cls, topology: Topology, *, in_order: bool = False) -> "Share":
         """This process's share of the replicas of a topology."""
         replicas = len(topology.own)
-        return cls(topology.num_replicas // replicas, topology.own[0] // replicas, replicas)
+        workers, worker = topology.num_replicas // replicas, topology.own[0] // replicas
+        return cls(workers, worker, replicas, in_order)
 
     @property
     def total(self) -> int:
         """The replicas of all workers."""
         return self.workers * self.replicas
+
+    @property
+    def chunks(self) -> list[int]:
+        """The numbers of the chunks of a batch that this process's replicas get."""
+        numbers = range(self.replicas)
+        if self.in_order:
+            return [self.worker * self.replicas + i for i in numbers]
+        return [i * self.workers + self.worker for i in numbers]
 
 
 @dataclass(frozen=True)
@@ -232,7 +250,7 @@ def _rows(batch: Any) -> int:
 def _chunks(share: Share, *, shared: bool) -> list[list[int]]:
     """The numbers of the chunks of a batch that this worker takes, step by step."""
     if shared:
-        return [[i * share.workers + share.worker for i in range(share.replicas)]]
+        return [share.chunks]
     numbers = range(share.total)
     return [list(numbers[i : i + share.replicas]) for i in numbers[:: share.replicas]]
 

@@ -7,7 +7,6 @@ must act as one: optimizers, random seeds, control flow, the building of layers,
 All hooks do what Keras does where there is no level and no replica.
 """
 
-import contextlib
 import copy
 import functools
 import inspect
@@ -28,8 +27,8 @@ from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas
-from replicax.state._declaration import laid_out_like, tell_newcomers
-from replicax.state._held import read_global, trusted, variable_of
+from replicax.state._declaration import tell_newcomers
+from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable
@@ -138,63 +137,6 @@ def _copied(v: Any, memo: dict[int, Any]) -> Any:
 # Where replicas act as one.
 
 
-def _applied_once(original: Any) -> Any:
-    """Gradients are added up, and then the update happens once for all replicas."""
-
-    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        replica = replicas()
-        if replica is None:
-            with trusted():  # Keras branches in jax.lax.cond, on functions made anew each time
-                return original(self, grads, trainable_variables)
-        variables = None if trainable_variables is None else list(trainable_variables)
-        _check_home(variables or [], replica.strategy)
-        summed = _summed(self, list(grads), variables, replica)
-
-        def merge(_: Any) -> None:
-            with trusted():
-                original(self, summed, variables)
-
-        return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge))
-
-    return apply
-
-
-def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> list[Any]:
-    known = variables if variables is not None else optimizer._trainable_variables
-    at = [i for i, g in enumerate(grads) if g is not None]
-    overwrite = [i for i in at if getattr(known[i], "overwrite_with_gradient", False)]
-    for i in overwrite:  # float8 statistics, of which the largest counts
-        grads[i] = replica.all_gather(jnp.asarray(grads[i])[None], axis=0).max(axis=0)
-    at = [i for i in at if i not in overwrite]
-    for i, g in zip(at, replica.all_reduce("SUM", [grads[i] for i in at]), strict=True):
-        grads[i] = g
-    return grads
-
-
-def _check_home(variables: list[Any], strategy: Any) -> None:
-    for v in variables:
-        held = variable_of(v)
-        if held is None or held.distribute_strategy is not strategy:
-            raise ScopeError(
-                f"An optimizer steps in the replicas of {strategy}, but variable"
-                f" {getattr(v, 'path', v)!r} was not made in its scope. Make the model in"
-                " `with strategy.scope():`."
-            )
-
-
-def _cut_like_its_weight(original: Any) -> Any:
-    """A slot lies on the logical devices of each replica as the weight does that it is for."""
-
-    def add(
-        self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
-    ) -> Any:
-        held = vars(reference_variable).get("_rx")
-        with contextlib.nullcontext() if held is None else laid_out_like(held.cell):
-            return original(self, reference_variable, name, initializer)
-
-    return add
-
-
 def _drawn_apart(original: Any) -> Any:
     """Each replica draws its own numbers, from a state that is the same on all."""
 
@@ -224,35 +166,6 @@ def _built_once(original: Any) -> Any:
         return built
 
     return maybe_build
-
-
-def _chiefs(original: Any) -> Any:
-    """Of several workers, the first writes the files."""
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> None:
-        home = _keras_trainer.home_of(self.model)
-        if home is None or home.is_chief:
-            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
-            # its variables would be a collective that the other workers do not come to.
-            with entered(strategy=None):
-                original(self, *args, **kwargs)
-
-    return method
-
-
-def _first_workers_board(original: Any) -> Any:
-    """Of several workers, the first tells TensorBoard; the others tell nobody."""
-
-    def set_model(self: Any, model: Any) -> None:
-        home = _keras_trainer.home_of(model)
-        if home is None or home.is_chief:
-            original(self, model)
-            return
-        self.write_graph, self.embeddings_freq, self._should_trace = False, 0, False
-        original(self, model)
-        self._writers = dict.fromkeys(("train", "val"), self.summary.create_noop_writer())
-
-    return set_model
 
 
 class Losses:
@@ -293,21 +206,6 @@ def _synchronizable(original: Any) -> Any:
 
 
 HOOKS = (
-    Hook(
-        "optimizers.base_optimizer:BaseOptimizer.apply",
-        "self, grads, trainable_variables",
-        _applied_once,
-    ),
-    Hook(
-        "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
-        "self, grads, trainable_variables",
-        _applied_once,
-    ),
-    Hook(
-        "optimizers.base_optimizer:BaseOptimizer.add_variable_from_reference",
-        "self, reference_variable, name, initializer",
-        _cut_like_its_weight,
-    ),
     Hook("random.seed_generator:SeedGenerator.next", "self, ordered", _drawn_apart),
     Hook("layers.layer:Layer._maybe_build", "self, call_spec", _built_once),
     Hook(
@@ -318,15 +216,6 @@ HOOKS = (
         " renorm_momentum, synchronized, kwargs",
         _synchronizable,
     ),
-    Hook(
-        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
-        "self, epoch, batch, logs",
-        _chiefs,
-    ),
-    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
 )
 
 

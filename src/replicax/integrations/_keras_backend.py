@@ -1,23 +1,31 @@
-"""Keras's JAX backend in strategies: how variables begin, statistics, and control flow."""
+"""What Keras computes with, in strategies: new variables, optimizers, statistics, control flow."""
 
 import contextlib
 import math
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
+from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.distribution.distribution_lib import distribution
+from keras.src.optimizers.schedules.learning_rate_schedule import LearningRateSchedule
 
 from replicax._errors import ScopeError
 from replicax.context._current import current, get_strategy
 from replicax.functions._control import cond, scan, while_loop
+from replicax.functions._function import function
 from replicax.integrations._hook import Hook, replicas
 from replicax.state._declaration import laid_out_like
+from replicax.state._held import trusted, variable_of
+from replicax.state._policy import Merge
 from replicax.topology._mesh import partition_spec
+from replicax.values._placement import is_traced
 
 # Variables.
 
@@ -89,6 +97,120 @@ def _unhinted(original: Any) -> Any:
         return original(self, path) if get_strategy().topology is None else None
 
     return get_tensor_layout
+
+
+# Optimizers.
+
+
+def _applied_once(original: Any) -> Any:
+    """Gradients are added up, and then the update happens once for all replicas."""
+
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        replica = replicas()
+        if replica is None:
+            with trusted():  # Keras branches in jax.lax.cond, on functions made anew each time
+                return original(self, grads, trainable_variables)
+        variables = None if trainable_variables is None else list(trainable_variables)
+        _check_home(variables or [], replica.strategy)
+        summed = _summed(self, list(grads), variables, replica)
+
+        def merge(_: Any) -> None:
+            with trusted():
+                _stepped(self, original, summed, variables)
+
+        return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge))
+
+    return apply
+
+
+_steps: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any]] = weakref.WeakKeyDictionary()
+
+
+def _stepped(optimizer: Any, original: Any, grads: list[Any], variables: Any) -> None:
+    """Make a step: in eager code as one program, where all is known that Python tells it."""
+    frame = current()
+    is_eager = not (frame.level or frame.tapes or any(map(is_traced, grads)))
+    if is_eager and variables is not None and not optimizer.built:
+        with keras.name_scope(optimizer.name, caller=optimizer):
+            optimizer.build(variables)
+    told = _told([optimizer, variables]) if is_eager and optimizer.built else []
+    if not told:
+        original(optimizer, grads, variables)
+        return
+    old, step = _steps.get(optimizer, ([], None))
+    if len(old) != len(told) or not all(map(_is_same, old, told)):
+        alive = weakref.proxy(optimizer)
+        step = function(lambda summed: original(alive, summed, variables))
+        _steps[optimizer] = told, step
+    step(grads)
+
+
+_CONFIGURED = (keras.optimizers.Optimizer, LearningRateSchedule, keras.constraints.Constraint)
+
+
+def _told(x: Any) -> list[Any]:
+    """All that an optimizer holds, but for the values of variables; [] if code of others is in it.
+
+    Others' code may do what no program does: print, count, or branch on values.
+    """
+    found: list[Any] = []
+    left = [x]
+    while left:
+        x = left.pop()
+        if isinstance(x, dict):
+            left += [*x.keys(), *x.values()]
+        elif isinstance(x, list | tuple | set | frozenset):
+            left += x
+        elif isinstance(x, KerasVariable):
+            found.append(x)
+            left += [x.constraint, getattr(x, "overwrite_with_gradient", False)]
+        elif isinstance(x, _CONFIGURED) and type(x).__module__.startswith("keras."):
+            left += vars(x).items()
+        elif isinstance(x, _CONFIGURED) or callable(x):
+            return []
+        else:
+            found.append(x)
+    return found
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (type(a) is type(b) and isinstance(a, bool | int | float | str) and a == b)
+
+
+def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> list[Any]:
+    known = variables if variables is not None else optimizer._trainable_variables
+    at = [i for i, g in enumerate(grads) if g is not None]
+    overwrite = [i for i in at if getattr(known[i], "overwrite_with_gradient", False)]
+    for i in overwrite:  # float8 statistics, of which the largest counts
+        grads[i] = replica.all_gather(jnp.asarray(grads[i])[None], axis=0).max(axis=0)
+    at = [i for i in at if i not in overwrite]
+    for i, g in zip(at, replica.all_reduce("SUM", [grads[i] for i in at]), strict=True):
+        grads[i] = g
+    return grads
+
+
+def _check_home(variables: list[Any], strategy: Any) -> None:
+    for v in variables:
+        held = variable_of(v)
+        if held is None or held.distribute_strategy is not strategy:
+            raise ScopeError(
+                f"An optimizer steps in the replicas of {strategy}, but variable"
+                f" {getattr(v, 'path', v)!r} was not made in its scope. Make the model in"
+                " `with strategy.scope():`."
+            )
+
+
+def _cut_like_its_weight(original: Any) -> Any:
+    """A slot lies on the logical devices of each replica as the weight does that it is for."""
+
+    def add(
+        self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
+    ) -> Any:
+        held = vars(reference_variable).get("_rx")
+        with contextlib.nullcontext() if held is None else laid_out_like(held.cell):
+            return original(self, reference_variable, name, initializer)
+
+    return add
 
 
 # Statistics.
@@ -175,6 +297,21 @@ def _map(f: Any, xs: Any) -> Any:
 
 
 HOOKS = (
+    Hook(
+        "optimizers.base_optimizer:BaseOptimizer.apply",
+        "self, grads, trainable_variables",
+        _applied_once,
+    ),
+    Hook(
+        "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
+        "self, grads, trainable_variables",
+        _applied_once,
+    ),
+    Hook(
+        "optimizers.base_optimizer:BaseOptimizer.add_variable_from_reference",
+        "self, reference_variable, name, initializer",
+        _cut_like_its_weight,
+    ),
     Hook(
         "backend.jax.core:JaxVariable._initialize_with_initializer",
         "self, initializer",

@@ -2,19 +2,21 @@
 
 import inspect
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
-from keras import tree
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax.context._current import get_strategy
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
+from replicax.input._distribute import distribute_dataset
 from replicax.input._distributed import DistributedDataset
+from replicax.input._split import Share
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed
+from replicax.values._per_replica import PerReplica, is_distributed
 from replicax.values._reduce import rows_of
 
 
@@ -59,12 +61,16 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
     has_partial_batch = False
     partial_batch_size = None
 
-    def __init__(self, dataset: Any, strategy: Any, class_weight: Any, rows: Any = None) -> None:
-        self._rows_of_batches = rows  # filled, where elements begin with the numbers of their rows
+    def __init__(
+        self, dataset: Any, strategy: Any, class_weight: Any = None, *, was_dealt: bool = False
+    ) -> None:
+        self._was_dealt = was_dealt
         self._strategy = strategy
-        is_spread = isinstance(dataset, DistributedDataset)
-        self._dataset = dataset if is_spread else strategy.experimental_distribute_dataset(dataset)
         self._topology: Topology | None = strategy.topology
+        is_spread = isinstance(dataset, DistributedDataset)
+        self._dataset = dataset
+        if not is_spread and self._topology is not None:
+            self._dataset = distribute_dataset(dataset, None, self._topology, in_order=True)
         self.passing: Any = None  # the newest pass over it
         self._resumed: Any = None
         self._class_weight = class_weight
@@ -87,10 +93,7 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
         resumed, self._resumed = self._resumed, None
         self.passing = iter(self._dataset) if resumed is None else resumed
         for element in self.passing:
-            if self._rows_of_batches is not None:
-                numbers, element = element
-                self._rows_of_batches.append(np.asarray(self._strategy.gather(numbers, axis=0)))
-            batch = jax.tree.map(self._rows, element, is_leaf=is_distributed)
+            batch = self._rows(element)
             if self._class_weight is not None:
                 x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
                 to_weights = data_adapter_utils.class_weight_to_sample_weights
@@ -115,22 +118,29 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
             self.passing.close()
         self._resumed = None
 
-    def _rows(self, x: Any) -> Any:
-        return rows_of(x, self._topology) if is_distributed(x) and self._topology else x
+    def _rows(self, element: Any) -> Any:
+        topology = self._topology
+        if topology is None:
+            return element
+        order = self._order(element) if self._was_dealt else None
+
+        def rows(x: Any) -> Any:
+            if not is_distributed(x):
+                return x
+            found = rows_of(x, topology)
+            return found if order is None else _taken(found.sharding)(found, order)
+
+        return jax.tree.map(rows, element, is_leaf=is_distributed)
+
+    def _order(self, element: Any) -> np.ndarray:
+        """Where the rows of a batch lie that was dealt to the workers, chunk by chunk in turn."""
+        first = next(filter(is_distributed, jax.tree.leaves(element, is_leaf=is_distributed)))
+        chunks = Share.of(self._strategy.topology).chunks
+        numbers = [np.full(len(v), n, np.int32) for v, n in zip(first.values, chunks, strict=True)]
+        dealt = np.asarray(self._strategy.gather(PerReplica(numbers), axis=0))
+        return np.argsort(dealt, kind="stable")
 
 
-def predicted_in_order(predict: Any, given: inspect.BoundArguments, home: Any) -> Any:
-    """Each worker has rows from everywhere in a batch: the order of the dataset is put back."""
-    if home.topology.is_whole:
-        return predict(*given.args, **given.kwargs)
-    rows: list[np.ndarray] = []
-    numbered = given.arguments["x"].map(
-        lambda *e: (np.arange(len(jax.tree.leaves(e)[0]), dtype=np.int32), e if e[1:] else e[0])
-    )
-    given.arguments["x"] = DatasetAdapter(numbered, home, None, rows)
-    outputs = predict(*given.args, **given.kwargs)
-    ends = np.cumsum([*map(len, rows)])
-    places = [e - len(r) + np.argsort(r, kind="stable") for e, r in zip(ends, rows, strict=True)]
-    order = np.concatenate(places)
-    # Outputs that have no row for each row of the batches stay as they are.
-    return tree.map_structure(lambda x: x[order[: len(x)]] if len(x) in ends else x, outputs)
+@cache
+def _taken(sharding: Any) -> Any:
+    return jax.jit(lambda x, order: x[order], out_shardings=sharding)

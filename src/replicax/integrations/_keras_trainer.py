@@ -16,11 +16,11 @@ import numpy as np
 from keras import tree
 
 from replicax._errors import ScopeError
-from replicax.context._current import get_strategy, is_default
-from replicax.data._dataset import Dataset
+from replicax.context._current import current, entered, get_strategy, is_default
 from replicax.functions._function import function
+from replicax.input._distributed import DistributedDataset
 from replicax.integrations._hook import Hook
-from replicax.integrations._keras_data import adapted, predicted_in_order
+from replicax.integrations._keras_data import DatasetAdapter, adapted
 from replicax.state._held import variable_of
 from replicax.topology._mesh import Topology
 from replicax.values._placement import replicate
@@ -67,8 +67,8 @@ def _entering(name: str) -> Callable[[Any], Any]:
                 _check_parts(self, home, given.arguments)
                 if name == "fit":
                     _agree_on_order(home)
-                if name == "predict" and isinstance(given.arguments.get("x"), Dataset):
-                    return predicted_in_order(original, given, home)
+                if name == "predict" and isinstance(given.arguments.get("x"), DistributedDataset):
+                    _put_in_order(given, home)
                 return original(*given.args, **given.kwargs)
 
         return method
@@ -80,6 +80,12 @@ def _silence(given: inspect.BoundArguments) -> None:
     """Of several workers, the first shows the progress."""
     if given.arguments.get("verbose", "auto") in ("auto", 1):
         given.arguments["verbose"] = 0
+
+
+def _put_in_order(given: inspect.BoundArguments, home: Any) -> None:
+    """Predictions are in the order of the rows before they were dealt to several workers."""
+    if not home.topology.is_whole and len(home.topology.own) > 1:
+        given.arguments["x"] = DatasetAdapter(given.arguments["x"], home, was_dealt=True)
 
 
 def _agree_on_order(strategy: Any) -> None:
@@ -177,6 +183,8 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     """Keras's stateless step, between a read and a write of the variables."""
 
     def step(data: Any) -> Any:
+        if (level := current().level) is not None:  # also of a model without variables
+            level.uses(home_of(model).topology, f"model {model.name!r}")
         groups = [
             model.optimizer.variables if name == "optimizer" else getattr(model, name)
             for name in _GROUPS[kind]
@@ -235,6 +243,38 @@ def _not_placed(original: Any) -> Any:
     return distribute_data
 
 
+# Callbacks.
+
+
+def _chiefs(original: Any) -> Any:
+    """Of several workers, the first writes the files."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        home = home_of(self.model)
+        if home is None or home.is_chief:
+            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
+            # its variables would be a collective that the other workers do not come to.
+            with entered(strategy=None):
+                original(self, *args, **kwargs)
+
+    return method
+
+
+def _first_workers_board(original: Any) -> Any:
+    """Of several workers, the first tells TensorBoard; the others tell nobody."""
+
+    def set_model(self: Any, model: Any) -> None:
+        home = home_of(model)
+        if home is None or home.is_chief:
+            original(self, model)
+            return
+        self.write_graph, self.embeddings_freq, self._should_trace = False, 0, False
+        original(self, model)
+        self._writers = dict.fromkeys(("train", "val"), self.summary.create_noop_writer())
+
+    return set_model
+
+
 FIT = (
     "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,"
     " shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,"
@@ -289,4 +329,13 @@ HOOKS = (
         "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",
         adapted,
     ),
+    Hook(
+        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
+        "self, epoch, batch, logs",
+        _chiefs,
+    ),
+    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
+    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
 )
