@@ -155,11 +155,7 @@ def keras_loop(strategy, folder, ledger):
         return loss
 
     loop(strategy, folder, ledger, step, {"model": model, "optimizer": optimizer, "error": error})
-    # Replicas sum a metric up each for itself, and a checkpoint holds the sum of all: what is added
-    # later is rounded in another order.
-    total, count = (float(v.numpy()) for v in error.variables)
-    final = [bits(v) for v in (*model.variables, *optimizer.variables)]
-    return [*final, count, float(f"{total:.4g}")]
+    return [bits(v) for v in (*model.variables, *optimizer.variables, *error.variables)]
 
 
 class Net(nnx.Module):

@@ -1,3 +1,7 @@
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,6 +29,21 @@ def test_a_seed_starts_the_sequence_anew(draw):
     assert first == again
     assert first[0] != first[1]
     assert first != other
+
+
+def test_a_program_may_begin_with_its_seed_before_jax_starts():
+    """As strategies of several workers must be made before JAX's devices are there."""
+    code = (
+        "import jax, replicax as rx\n"
+        "rx.random.set_seed(3)\n"
+        "jax.config.update('jax_num_cpu_devices', 2)\n"  # refused once there are devices
+        "print(float(rx.random.uniform([])))\n"
+    )
+    env = os.environ | {"JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
+    rx.random.set_seed(3)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == float(rx.random.uniform([]))
 
 
 @pytest.mark.parametrize("seed", [-1, 2**40, 0])

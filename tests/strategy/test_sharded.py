@@ -338,6 +338,105 @@ def test_any_update_gives_the_numbers_of_mirrored_variables(cut_all, names, plac
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
+class Program:
+    """Statements of a step that read and write two variables, in and out of control flow."""
+
+    def __init__(self, strategy, rows):
+        rng = np.random.default_rng(0)
+        with strategy.scope():
+            self.v, self.w = (
+                rx.Variable(rng.normal(size=(rows, 3)).astype("f4"), name=n) for n in "vw"
+            )
+
+    def clip(self, total):
+        """Gradients of both, clipped by the norm of all, as one update."""
+        loss = lambda: jnp.mean(jnp.sin(self.v * self.w) * total)  # noqa: E731
+        gradients = rx.value_and_grad(loss, [self.v, self.w])()[1]
+        reduced = context().all_reduce("SUM", gradients)
+        norm = jnp.sqrt(sum(jnp.sum(jnp.square(g)) for g in reduced))
+        scale = jnp.minimum(1.0, 0.1 / norm)
+        for x, gradient in zip((self.v, self.w), reduced, strict=True):
+            x.assign_sub(gradient * scale)
+
+    def choose(self, total):
+        """One branch writes the one, the other reads it and writes the other."""
+        rx.cond(
+            jnp.sum(self.v) > 0,
+            lambda t: self.v.assign_sub(0.1 * t).read_value(),
+            lambda t: self.w.assign(self.w * 0.5 + self.v).read_value(),
+            total,
+        )
+
+    def choose_value(self, total):
+        """No branch writes."""
+        taken = jax.lax.cond(jnp.sum(self.w) > 0, lambda: self.v * 2, lambda: self.w * 3)
+        self.v.assign(0.5 * taken + 0.01 * total)
+
+    def loop(self, total):
+        """Each turn goes on from what the turn before it wrote."""
+
+        def turn(carry, x):
+            self.v.assign(0.9 * self.v + 0.1 * carry)
+            self.w.assign_add(0.1 * x * self.v)
+            return carry + jnp.mean(self.w), jnp.sum(self.v)
+
+        _, seen = rx.scan(turn, total, jnp.arange(3.0))
+        self.v.assign_add(0.01 * jnp.broadcast_to(seen.sum(), self.v.shape))
+
+    def choose_in_a_loop(self, total):
+        """A choice in a loop."""
+
+        def turn(carry, x):
+            rx.cond(x > 1, lambda: self.v.assign_add(carry), lambda: self.w.assign_sub(0.1 * carry))
+            return 0.5 * carry, None
+
+        rx.scan(turn, total, jnp.arange(3.0))
+
+    def times(self, total):
+        """JAX's own loops, which read: of a length that is known at run time only, and a scan."""
+        count = 2 + (jnp.sum(self.v) > 0).astype(jnp.int32)
+        add = lambda _, x: x + 0.1 * self.w.read_value()  # noqa: E731
+        self.v.assign(jax.lax.fori_loop(0, count, add, self.v.read_value()))
+        scanned = jax.lax.scan(lambda c, x: (c * self.v, jnp.sum(c) * x), total, jnp.ones(2))
+        self.w.assign_add(0.01 * scanned[0] + scanned[1].mean())
+
+
+STATEMENTS = sorted(name for name in vars(Program) if not name.startswith("_"))
+
+
+def numbers_of(strategy, names, rows):
+    program = Program(strategy, rows)
+    x = np.random.default_rng(1).normal(size=(4, rows, 3)).astype("f4")
+
+    def step(x):
+        total = context().all_reduce("SUM", x)
+        for name in names:
+            getattr(program, name)(total)
+
+    compiled(strategy, step, per_replica(strategy, x))
+    return program.v.numpy(), program.w.numpy()
+
+
+@settings(
+    max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    names=st.lists(st.sampled_from(STATEMENTS), min_size=1, max_size=4),
+    rows=st.sampled_from([7, 8]),
+)
+def test_clipping_choices_and_loops_give_the_numbers_of_mirrored_variables(cut_all, names, rows):
+    found, expected = (numbers_of(way(4), names, rows) for way in (sharded, mirrored))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_each_statement_gives_the_numbers_of_mirrored_variables(cut_all, name):
+    found, expected = (numbers_of(way(4), [name], 7) for way in (sharded, mirrored))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
 def test_short_batches_train_as_with_mirrored_variables():
     def train(strategy):
         rng = np.random.default_rng(0)

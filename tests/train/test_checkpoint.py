@@ -86,6 +86,78 @@ def test_a_checkpoint_is_restored_on_any_number_of_replicas(tmp_path, before, af
     assert int(total.read_value()) == 5 * before
 
 
+AGGREGATIONS = [SUM, rx.VariableAggregation.MEAN, rx.VariableAggregation.ONLY_FIRST_REPLICA]
+
+
+def counted(n, aggregation, dtype):
+    """What replicas add to, each for itself, and how they add."""
+    strategy = rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(n)])
+    with strategy.scope():
+        zeros = jnp.zeros(2, dtype)
+        v = rx.Variable(zeros, synchronization=ON_READ, aggregation=aggregation)
+
+    def add(rows):
+        values = [jnp.asarray(row, dtype) for row in rows]
+        given = strategy.experimental_distribute_values_from_function(
+            lambda c: values[c.replica_id_in_sync_group]
+        )
+        strategy.run(v.assign_add, args=(given,))
+
+    return strategy, v, add
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_what_replicas_count_goes_on_to_the_bit(tmp_path, data):
+    n, other_n = data.draw(st.sampled_from([(2, 3), (3, 2), (4, 1), (1, 4)]))
+    aggregation = data.draw(st.sampled_from(AGGREGATIONS))
+    is_mean = aggregation is rx.VariableAggregation.MEAN
+    dtype = data.draw(st.sampled_from(["float32", "bfloat16", "int32"][: 3 - is_mean]))
+    before, after = np.random.default_rng(data.draw(st.integers(0, 99))).normal(size=(2, n, 2))
+    scale = data.draw(st.sampled_from([1, 1e3]))
+    strategy, v, add = counted(n, aggregation, dtype)
+    add(before * scale)
+    total = v.numpy().tobytes()
+    path = rx.train.Checkpoint(v=v).write(f"{tmp_path}/ckpt")
+    add(after)
+
+    same, again, add = counted(n, aggregation, dtype)
+    rx.train.Checkpoint(v=again).restore(path).assert_consumed()
+    assert again.numpy().tobytes() == total
+    add(after)
+    assert again.numpy().tobytes() == v.numpy().tobytes()
+    for x, y in zip(
+        same.experimental_local_results(again),
+        strategy.experimental_local_results(v),
+        strict=True,
+    ):
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+    # On other replicas, and for everybody else, it is one value.
+    _, other, _ = counted(other_n, aggregation, dtype)
+    rx.train.Checkpoint(v=other).restore(path).assert_consumed()
+    if is_mean and other_n == 3:  # of three equal numbers it may be rounded
+        eps = float(jnp.finfo(dtype).eps)
+        saved = np.frombuffer(total, jnp.dtype(dtype)).astype("f8")
+        np.testing.assert_allclose(other.numpy().astype("f8"), saved, rtol=eps)
+    else:
+        assert other.numpy().tobytes() == total
+    reader = rx.train.load_checkpoint(path)
+    assert list(reader.get_variable_to_shape_map()) == ["save_counter" + SUFFIX, "v" + SUFFIX]
+    assert np.asarray(reader.get_tensor("v" + SUFFIX)).tobytes() == total
+
+
+def test_copies_are_restored_only_where_they_are_combined_as_they_were(tmp_path):
+    _, v, add = counted(2, SUM, "float32")
+    add([[1, 2], [3, 4]])
+    path = rx.train.Checkpoint(v=v).write(f"{tmp_path}/ckpt")
+
+    for aggregation in AGGREGATIONS:
+        _, other, _ = counted(2, aggregation, "float32")
+        rx.train.Checkpoint(v=other).restore(path)
+        assert other.numpy().tolist() == [4, 6]
+
+
 def variable_of(kind):
     """A variable of 27 KiB that lies on devices in one of several ways."""
     name, _, count = kind.partition(" ")

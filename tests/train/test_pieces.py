@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax.data._errors import DataLossError
 from replicax.train import _files
-from replicax.train._files import CheckedFiles, as_bytes, checksums
+from replicax.train._files import CheckedFiles, as_bytes, checksum, checksums
 from replicax.train._pieces import Part, Piece, Saved, Value, shared_out, whole
 from replicax.values._cut import Cut
 
@@ -71,6 +71,29 @@ def test_checksums_do_not_depend_on_how_a_file_is_put_together(parts, block):
     with mock.patch.object(_files, "BLOCK", block):
         expected = [checksums(joined[i : i + block])[0] for i in range(0, len(joined), block)]
         assert checksums(*parts) == checksums(joined) == expected
+
+
+def test_a_checksum_is_what_it_was():
+    assert checksum(b"") == 0xC6A09789FB81021F
+    assert checksum(bytes(range(100))) == 0x7146C1DC7A9FE539
+    assert checksum(bytes(range(256)) * 20) == 0x6CE325AB749C4130
+
+
+@given(st.data(), st.integers(1, 3 * _files._ROW), st.integers(0, 99))
+def test_damage_of_a_few_words_or_in_one_place_changes_the_checksum(data, size, seed):
+    good = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+    bad = good.copy()
+    if data.draw(st.booleans()):
+        begin = data.draw(st.integers(0, size - 1))
+        length = data.draw(st.integers(1, min(_files._ROW, size - begin)))
+        change = data.draw(st.sampled_from(["zeros", "flipped", "moved"]))
+        place = bad[begin : begin + length]
+        place[:] = {"zeros": 0, "flipped": ~place, "moved": np.roll(place, 8)}[change]
+    else:
+        for word in data.draw(st.lists(st.integers(0, (size - 1) // 8), min_size=1, max_size=3)):
+            bad[8 * word : 8 * word + 8] ^= np.uint8(data.draw(st.integers(1, 255)))
+    is_same = good.tobytes() == bad.tobytes()
+    assert (checksum(good) == checksum(bad)) == is_same
 
 
 def test_pieces_that_do_not_make_up_an_array_are_refused(tmp_path):

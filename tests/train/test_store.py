@@ -219,7 +219,7 @@ def elsewhere(body):
 
 
 def newer(body):
-    body["format"] = 3
+    body["format"] = 4
 
 
 @pytest.mark.parametrize("change", [outside, as_objects, huge, negative, elsewhere, newer])
@@ -433,20 +433,23 @@ def children(pid):
     return [int(child) for found in lists for child in found.read_text().split()]
 
 
-def test_checkpoints_of_the_first_format_are_read(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "file"), [(1, "data-*/arrays/a0/0.0"), (2, "data-*/arrays-0/small/0")]
+)
+def test_checkpoints_of_earlier_formats_are_read(tmp_path, version, file):
     w, b = rx.Variable(jnp.zeros((2, 3))), rx.Variable(jnp.zeros(2, jnp.bfloat16))
     n, key = rx.Variable(0), rx.Variable(jax.random.key(0))
     objects = {"w": w, "b": b, "n": n, "key": key, "empty": rx.Variable(jnp.zeros((0, 2)))}
     folder = tmp_path / "old"
-    shutil.copytree(GOLDEN / "checkpoint_format_1", folder)
+    shutil.copytree(GOLDEN / f"checkpoint_format_{version}", folder)
     rx.train.Checkpoint(**objects).restore(folder).assert_consumed()
     assert w.numpy().tolist() == [[0, 1, 2], [3, 4, 5]]
     assert b.numpy().tolist() == [1.5, -2.0]
     assert int(n) == 7
     assert jax.random.uniform(key.read_value()) == jax.random.uniform(jax.random.key(3))
 
-    (file,) = folder.glob("data-*/arrays/a0/0.0")
-    file.write_bytes(bytes(24))
+    (file,) = folder.glob(file)
+    file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(rx.errors.DataLossError, match="damaged"):
         rx.train.load_checkpoint(folder).get_tensor("w" + SUFFIX)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._enums import VariableAggregation
-from replicax.context._current import entered, get_replica_context
+from replicax.context._current import current, entered, get_replica_context
 from replicax.data._seeds import set_global_seed
 from replicax.random._stateless import (
     categorical_of,
@@ -21,6 +21,7 @@ from replicax.random._stateless import (
 from replicax.state._variable import Variable
 
 _source: list[Variable] = []
+_start = [np.zeros(2, np.uint32)]
 
 
 def set_seed(seed: int) -> None:
@@ -36,7 +37,11 @@ def set_seed(seed: int) -> None:
         True
     """
     set_global_seed(seed)
-    _state().assign(jnp.asarray([seed % 2**32, 0], jnp.uint32))
+    start = np.asarray([seed % 2**32, 0], np.uint32)
+    if _source or current().level is not None:
+        _state().assign(start)
+    else:  # nothing of JAX is touched: a strategy of several workers may be made after it
+        _start[:] = [start]
 
 
 def uniform(
@@ -176,7 +181,7 @@ def _state() -> Variable:
         ):
             _source.append(
                 Variable(
-                    jnp.zeros(2, jnp.uint32),
+                    _start[0],
                     trainable=False,
                     name="random_state",
                     aggregation=VariableAggregation.NONE,

@@ -19,11 +19,11 @@ from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of
 from replicax.state._variable import Variable
 from replicax.train import _store
-from replicax.train._object_graph import Match, graph_of, is_variable, matched, parts_of
+from replicax.train._object_graph import Match, copies_key, graph_of, is_variable, matched, parts_of
 from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
-from replicax.train._stored import CheckpointSource, is_placed, opened, restore_from
+from replicax.train._stored import CheckpointSource, copies_mark, is_placed, opened, restore_from
 from replicax.workers import _group
 
 _LOOK_EVERY = 0.5
@@ -165,7 +165,9 @@ class Checkpoint:
         arrays, states = {}, {}
         for key, x in found.objects.items():
             if is_variable(x):
-                arrays[key] = _value(x, key)
+                arrays[key] = saved_value(x, key)
+                if (copies := _copies(x)) is not None:
+                    arrays[copies_key(key)] = copies
             else:
                 states[key] = x.save_state()
         return _store.Content(found.nodes, arrays, states)
@@ -336,7 +338,12 @@ def _refuse_in_replica(verb: str) -> None:
         )
 
 
-def _value(x: Any, key: str) -> Any:
+def saved_value(x: Any, key: str) -> Any:
+    """The value of a variable as it is written: an array, or one of which each worker has parts.
+
+    Raises:
+        VariableError: If the copies of the replicas make no one value.
+    """
     held = variable_of(x)
     if held is None:
         return np.asarray(x.value)
@@ -349,6 +356,13 @@ def _value(x: Any, key: str) -> Any:
     if not is_placed(held):
         return held.read_value()
     return Value(held_array(held), held.cell.cut)
+
+
+def _copies(x: Any) -> Value | None:
+    """Each replica's own value: what goes on from the total alone is added up in another order."""
+    held = variable_of(x)
+    mark = None if held is None else copies_mark(held)
+    return None if held is None or mark is None else Value(held_array(held), copies_on=mark)
 
 
 def _has_value(x: Any) -> bool:

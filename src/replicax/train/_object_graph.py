@@ -23,6 +23,7 @@ import numpy as np
 from replicax.state._held import variable_of
 
 VALUE = "VARIABLE_VALUE"
+_COPIES = "COPIES"
 
 # What libraries keep about objects that are reached by other ways.
 _BOOKKEEPING = {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
@@ -272,6 +273,11 @@ def _reached(
 
 def _key(way: str) -> str:
     return f"{way}/.ATTRIBUTES/{VALUE}"
+
+
+def copies_key(key: str) -> str:
+    """Where the single copies of a value stand that is saved, and read, as one."""
+    return f"{key}/{_COPIES}"
 
 
 def _escaped(name: str) -> str:

@@ -82,10 +82,12 @@ class Value:
     Attributes:
         array: The array: NumPy's, or on devices of one or of all workers.
         cut: How it is held in parts that are not of its own shape.
+        copies_on: If its rows are the copies of replicas, of which; any text.
     """
 
     array: Any
     cut: Cut | None = None
+    copies_on: str | None = None
 
     @property
     def shape(self) -> Shape:
@@ -204,12 +206,14 @@ class Saved:
         dtype: Its dtype.
         key_impl: The kind of random keys that it is the numbers of; None if it is of no keys.
         pieces: Where it is.
+        copies_on: If its rows are the copies of replicas, of which.
     """
 
     shape: Shape
     dtype: np.dtype[Any]
     key_impl: str | None
     pieces: Sequence[Piece]
+    copies_on: str | None = None
 
     def check(self, files: CheckedFiles) -> None:
         """See that the pieces make up the array, and lie in their files.
@@ -287,7 +291,7 @@ def saved_arrays(body: dict[str, Any]) -> dict[str, Saved]:
             file = chunk(f"arrays/{entry['name']}", len(shape))
             pieces = [Piece(whole(shape), file, 0)]
         dtype = np.dtype(jnp.dtype(entry["dtype"]))
-        found[key] = Saved(shape, dtype, entry.get("key"), pieces)
+        found[key] = Saved(shape, dtype, entry.get("key"), pieces, entry.get("copies_on"))
     return found
 
 

@@ -22,10 +22,11 @@ from replicax.data._errors import DataLossError
 from replicax.functions._function import Function, function
 from replicax.functions._lift import Lifted, lift
 from replicax.state._cell import Cell
-from replicax.state._held import read_global, variable_of
+from replicax.state._held import variable_of
 from replicax.state._levels import TraceLevel
 from replicax.state._variable import Variable, live_variables
 from replicax.train import _store
+from replicax.train._checkpoint import saved_value
 from replicax.train._files import is_stored
 from replicax.train._object_graph import graph_of, is_variable
 from replicax.train._stored import Stored
@@ -92,9 +93,7 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
     of_cell = {v.cell: v for v in live_variables}
     for cell, name in names.items():
         variable = of_cell[cell]
-        arrays[f"variables/{name}"] = (
-            np.asarray(read_global(variable)) if variable.cell.sharded else read_global(variable)
-        )
+        arrays[f"variables/{name}"] = saved_value(variable, name)  # each worker its own parts
         told["variables"][name] = {"trainable": variable.trainable}
     group = _group.current()
     ticket = 0 if group is None else group.new_feed()

@@ -205,8 +205,9 @@ def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, d
         if jnp.issubdtype(value.array.dtype, jax.dtypes.prng_key):
             more = {"key": str(jax.random.key_impl(value.array))}
             value = Value(np.asarray(jax.random.key_data(value.array)))
-        values[key] = value
-        name = np.dtype(value.array.dtype).name
+        elif value.copies_on is not None:
+            more = {"copies_on": value.copies_on}
+        values[key], name = value, np.dtype(value.array.dtype).name
         entries[key] = {"dtype": name, "shape": list(value.shape), "pieces": [], **more}
     return values, entries
 

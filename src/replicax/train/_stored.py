@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import groupby
 from typing import Any, Protocol
 
 import jax
@@ -19,7 +20,7 @@ from replicax.state._declaration import is_key
 from replicax.state._held import variable_of
 from replicax.state._variable import Variable
 from replicax.train._files import MANIFEST, THREADS, CheckedFiles, is_stored, manifest, refused
-from replicax.train._object_graph import OWN, Names, ObjectNode, is_variable
+from replicax.train._object_graph import OWN, Names, ObjectNode, copies_key, is_variable
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
 from replicax.workers import _group
@@ -72,13 +73,24 @@ class Stored:
             self.states: dict[str, Any] = dict(body["states"])
             self.nodes = [ObjectNode(children, values) for children, values in body["nodes"]]
             self._arrays = saved_arrays(body)
-            self._files = CheckedFiles(os.path.join(path, body["folder"]), body["files"])
+            place = os.path.join(path, body["folder"])
+            self._files = CheckedFiles(place, body["files"], body["format"])
             for saved in self._arrays.values():
                 saved.check(self._files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every array, by key."""
-        return {key: saved.shape for key, saved in sorted(self._arrays.items())}
+        arrays = sorted(self._arrays.items())
+        return {key: saved.shape for key, saved in arrays if saved.copies_on is None}
+
+    def copies(self, key: str, held: Variable) -> str | None:
+        """Where the copies of a value stand, if ``held`` can take them as they are."""
+        saved, mark = self._arrays.get(copies_key(key)), copies_mark(held)
+        if saved is None or mark is None or saved.copies_on != mark:
+            return None
+        cell = held.cell
+        is_same = saved.shape == cell.stored_shape and saved.dtype == np.dtype(cell.dtype)
+        return copies_key(key) if is_same else None
 
     def dtype(self, key: str) -> np.dtype[Any]:
         """The dtype of one array."""
@@ -157,10 +169,10 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
     """
     _agree(source, pairs.values())
     shapes = source.shapes()
-    needed = {key: _needed(key, x, shapes.get(key)) for key, x in pairs.items()}
-    found = {key: _read_parts(source, key, parts) for key, parts in needed.items()}
+    needed = {key: _needed(source, key, x, shapes.get(key)) for key, x in pairs.items()}
+    found = {key: _read_parts(source, *parts) for key, parts in needed.items()}
     if isinstance(source, Stored):
-        jobs = [(k, part, room) for k, rooms in found.items() for part, room in rooms.items()]
+        jobs = [(needed[k][0], *job) for k, rooms in found.items() for job in rooms.items()]
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(lambda job: source.read_part(*job), jobs))
     put = [_fit(source, key, x, found[key]) for key, x in pairs.items()]
@@ -184,8 +196,8 @@ def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
         )
 
 
-def _needed(key: str, x: Any, shape: Any) -> list[Part]:
-    """The parts of its value that an object needs here; none if they are not put, but assigned."""
+def _needed(source: CheckpointSource, key: str, x: Any, shape: Any) -> tuple[str, list[Part]]:
+    """The parts that an object needs here, and of what; none if they are not put, but assigned."""
     if is_variable(x) != (shape is not None):
         saved, here = ("a value", "none") if shape is not None else ("none", "one")
         raise VariableError(
@@ -193,10 +205,15 @@ def _needed(key: str, x: Any, shape: Any) -> list[Part]:
             f" {here}. Nothing was restored. Build the objects as they were when they were saved."
         )
     held = variable_of(x)
-    if held is None or not is_placed(held):
-        return []
+    if held is None:
+        return key, []
+    copies = source.copies(key, held) if isinstance(source, Stored) else None
+    if copies is not None:
+        return copies, own_parts(held.cell)
+    if not is_placed(held):
+        return key, []
     _check_shape(x, key, shape)
-    return own_parts(held.cell)
+    return key, own_parts(held.cell)
 
 
 def _read_parts(
@@ -224,13 +241,6 @@ def _fit(
     return partial(setattr, x, "value", value) if held is None else partial(held.assign, value)
 
 
-def is_placed(held: Variable) -> bool:
-    """Whether a variable's parts are put where they belong, and not assigned."""
-    cell = held.cell
-    is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
-    return not (is_keys or cell.per_replica or held.whole is not held)
-
-
 def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
     if shape != tuple(x.shape):
         raise VariableError(
@@ -238,6 +248,29 @@ def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
             f" shape {tuple(x.shape)}. Nothing was restored. Build the model as it was when it was"
             " saved."
         )
+
+
+def is_placed(held: Variable) -> bool:
+    """Whether a variable's parts are put where they belong, and not assigned."""
+    cell = held.cell
+    is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
+    return not (is_keys or cell.per_replica or held.whole is not held)
+
+
+def copies_mark(held: Variable) -> str | None:
+    """What the total of a variable's copies depends on besides them; None if it has no copies.
+
+    Copies are restored, in place of their total, only where they have that total: on as many
+    replicas, of the same kind and shared out over workers alike, and combined in the same way.
+    """
+    cell, topology = held.cell, held.cell.topology
+    is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
+    if not cell.per_replica or is_keys or held.whole is not held or topology is None:
+        return None
+    leads = topology.devices[:: topology.cores]
+    rows = [len(list(group)) for _, group in groupby(leads, key=lambda d: d.process_index)]
+    kind = topology.kind or leads[0].platform.upper()
+    return f"{held.aggregation.name} {kind} {'+'.join(map(str, rows))} x {topology.cores}"
 
 
 def _fitted(x: Any, key: str, value: Any) -> Any:
