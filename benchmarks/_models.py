@@ -1,4 +1,4 @@
-"""The four networks of the table, as plain functions of a list of arrays."""
+"""The networks of the table, as plain functions of a list of arrays."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -54,6 +54,17 @@ def _cnn(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     return x.reshape(len(x), -1) @ weights[2] + weights[3]
 
 
+def _pooled_cnn(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    for kernel in weights[:2]:
+        x = jax.lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
+        x = jax.nn.relu(x)
+        window = (1, 2, 2, 1)
+        x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, window, window, "VALID")
+    return x.reshape(len(x), -1) @ weights[2] + weights[3]
+
+
 def _deep(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     for kernel, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
         x = x + jax.nn.relu(x @ kernel + bias)
@@ -74,6 +85,12 @@ def _dense(*widths: int) -> tuple[tuple[int, ...], ...]:
 
 MLP = Model("MLP", _dense(784, 512, 512, 10), (784,), _mlp)
 CNN = Model("CNN", ((3, 3, 1, 16), (3, 3, 16, 32), (7 * 7 * 32, 10), (10,)), (28, 28, 1), _cnn)
+POOLED_CNN = Model(
+    "CNN with max pooling",
+    ((3, 3, 1, 32), (3, 3, 32, 64), (7 * 7 * 64, 10), (10,)),
+    (28, 28, 1),
+    _pooled_cnn,
+)
 DEEP = Model("50 layers", _dense(*([128] * 50), 10), (128,), _deep)
 MANY = Model(
     "1,000 variables",

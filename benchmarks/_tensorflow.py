@@ -28,6 +28,7 @@ def main() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     makers = {
         "MLP": lambda: train_step(strategy, [784, 512, 512, 10], residual=False),
+        "CNN with max pooling": lambda: cnn_step(strategy),
         "50 layers": lambda: train_step(strategy, [128] * 50 + [10], residual=True),
         "small MLP": lambda: train_step(strategy, [784, 128, 10], residual=False),
         "50 narrow layers": lambda: train_step(strategy, [32] * 50 + [10], residual=True),
@@ -52,24 +53,37 @@ def main() -> None:
 
 
 def train_step(strategy, widths, *, residual):
+    shapes = [shape for a, b in pairwise(widths) for shape in ((a, b), (b,))]
+
+    def logits(weights, out):
+        for kernel, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+            new = tf.nn.relu(out @ kernel + bias)
+            out = out + new if residual else new
+        return out @ weights[-2] + weights[-1]
+
+    return trained(strategy, shapes, (widths[0],), logits)
+
+
+def cnn_step(strategy):
+    shapes = [(3, 3, 1, 32), (3, 3, 32, 64), (7 * 7 * 64, 10), (10,)]
+
+    def logits(weights, out):
+        for kernel in weights[:2]:
+            out = tf.nn.relu(tf.nn.conv2d(out, kernel, 1, "SAME"))
+            out = tf.nn.max_pool2d(out, 2, 2, "VALID")
+        return tf.reshape(out, (len(out), -1)) @ weights[2] + weights[3]
+
+    return trained(strategy, shapes, (28, 28, 1), logits)
+
+
+def trained(strategy, shapes, row, logits):
     rng = np.random.default_rng(0)
     with strategy.scope():
-        weights = [
-            (
-                tf.Variable((rng.standard_normal((a, b)) * 0.05).astype(np.float32)),
-                tf.Variable(np.zeros(b, np.float32)),
-            )
-            for a, b in pairwise(widths)
-        ]
-    flat = [w for pair in weights for w in pair]
+        flat = [tf.Variable((rng.standard_normal(s) * 0.05).astype(np.float32)) for s in shapes]
 
     def replica_step(x, y):
         with tf.GradientTape() as tape:
-            out = x
-            for kernel, bias in weights[:-1]:
-                new = tf.nn.relu(out @ kernel + bias)
-                out = out + new if residual else new
-            out = out @ weights[-1][0] + weights[-1][1]
+            out = logits(flat, x)
             losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=out)
             loss = tf.reduce_mean(losses)
         gradients = tape.gradient(loss, flat)
@@ -85,7 +99,7 @@ def train_step(strategy, widths, *, residual):
     x, y = (
         strategy.experimental_distribute_values_from_function(make)
         for make in (
-            lambda _: tf.constant(rng.standard_normal((64, widths[0])).astype(np.float32)),
+            lambda _: tf.constant(rng.standard_normal((64, *row)).astype(np.float32)),
             lambda _: tf.constant(rng.integers(0, 10, 64).astype(np.int32)),
         )
     )

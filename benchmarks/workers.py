@@ -100,7 +100,7 @@ def main() -> None:
     with Workers(sys.executable, "ours") as ours:
         for peer, command in peers.items():
             with Workers(*command) as theirs:
-                for name in (*ALL_REDUCES, "MLP", "transformer"):
+                for name in (*ALL_REDUCES, "MLP", "CNN", "transformer"):
                     blocks = ours.block(name), theirs.block(name)
                     show(f"{name}, ours / {peer}", compare(*blocks, pairs=pairs))
         blocks = ours.block("MLP from files"), ours.block("MLP from memory")

@@ -15,6 +15,7 @@ WANTED = {
     "jax._src.compiler": ["backend_compile_and_load"],
     "jax._src.core": ["Trace", "eval_jaxpr", "pytype_aval_mappings"],
     "jax._src.distributed": ["global_state"],
+    "jax._src.interpreters.mlir": ["_lowerings", "_platform_specific_lowerings"],
     "jax._src.xla_bridge": ["_backend_factories"],
     "jaxlib._jax": [
         "get_distributed_runtime_client",
@@ -29,6 +30,13 @@ def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
     assert [name for name in names if not hasattr(found, name)] == []
+
+
+def test_the_rules_of_lowering_are_told():
+    told = [_jax_private.lowering_of(p, "cpu") for p in (jax.lax.sin_p, jax.lax.max_p)]
+
+    assert all(map(callable, told))
+    assert _jax_private.lowering_of("no primitive", "cpu") is None
 
 
 def test_without_a_service_nothing_is_connected():

@@ -19,6 +19,7 @@ def main() -> None:
     jax.distributed.initialize(workers[0], len(workers), config["task"]["index"])
     mesh = jax.make_mesh((len(workers),), ("r",))
     mlp = (in_jax.mlp_loss, networks.mlp_weights(), networks.mlp_batch())
+    cnn = (in_jax.cnn_loss, networks.cnn_weights(), networks.cnn_batch())
     transformer = (
         in_jax.transformer_loss,
         networks.transformer_weights(),
@@ -27,6 +28,7 @@ def main() -> None:
     makers = {
         **{f"all_reduce {n}": lambda n=n: all_reduce(mesh, n) for n in (1, 2**10, 2**18)},
         "MLP": lambda: trainer(mesh, *mlp),
+        "CNN": lambda: trainer(mesh, *cnn),
         "transformer": lambda: trainer(mesh, *transformer),
     }
     serve(makers, jax.block_until_ready)

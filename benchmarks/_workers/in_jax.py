@@ -13,6 +13,15 @@ def mlp_loss(weights, x, y):
     return cross_entropy(x, y)
 
 
+def cnn_loss(weights, x, y):
+    for kernel in weights[:2]:
+        places = ("NHWC", "HWIO", "NHWC")
+        x = jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=places)
+        window = (1, 2, 2, 1)
+        x = jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, window, window, "VALID")
+    return cross_entropy(x.reshape(len(x), -1) @ weights[2] + weights[3], y)
+
+
 def transformer_loss(weights, tokens, following):
     embedding, positions, *blocks, out = weights
     n, t = tokens.shape

@@ -15,6 +15,7 @@ def main() -> None:
     tf.get_logger().setLevel("ERROR")
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     mlp = (mlp_loss, networks.mlp_weights(), networks.mlp_batch())
+    cnn = (cnn_loss, networks.cnn_weights(), networks.cnn_batch())
     transformer = (
         transformer_loss,
         networks.transformer_weights(),
@@ -23,6 +24,7 @@ def main() -> None:
     makers = {
         **{f"all_reduce {n}": lambda n=n: all_reduce(strategy, n) for n in (1, 2**10, 2**18)},
         "MLP": lambda: trainer(strategy, *mlp),
+        "CNN": lambda: trainer(strategy, *cnn),
         "transformer": lambda: trainer(strategy, *transformer),
     }
     serve(makers, lambda x: [r.numpy() for r in strategy.experimental_local_results(x)])
@@ -76,6 +78,12 @@ def mlp_loss(weights, x, y):
         x = x @ weights[i] + weights[i + 1]
         x = tf.nn.relu(x) if i < len(weights) - 2 else x
     return cross_entropy(x, y)
+
+
+def cnn_loss(weights, x, y):
+    for kernel in weights[:2]:
+        x = tf.nn.max_pool2d(tf.nn.relu(tf.nn.conv2d(x, kernel, 1, "SAME")), 2, 2, "VALID")
+    return cross_entropy(tf.reshape(x, (len(x), -1)) @ weights[2] + weights[3], y)
 
 
 def transformer_loss(weights, tokens, following):

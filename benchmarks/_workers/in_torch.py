@@ -22,6 +22,7 @@ def main() -> None:
         rank=config["task"]["index"],
     )
     mlp = (mlp_loss, networks.mlp_weights(), networks.mlp_batch())
+    cnn = (cnn_loss, networks.cnn_weights(), networks.cnn_batch())
     transformer = (
         transformer_loss,
         networks.transformer_weights(),
@@ -30,6 +31,7 @@ def main() -> None:
     makers = {
         **{f"all_reduce {n}": lambda n=n: all_reduce(n) for n in (1, 2**10, 2**18)},
         "MLP": lambda: trainer(*mlp),
+        "CNN": lambda: trainer(*cnn),
         "transformer": lambda: trainer(*transformer),
     }
     serve(makers, lambda _: None)
@@ -74,6 +76,15 @@ def mlp_loss(weights, x, y):
         x = x @ weights[i] + weights[i + 1]
         x = torch.relu(x) if i < len(weights) - 2 else x
     return functional.cross_entropy(x, y.long())
+
+
+def cnn_loss(weights, x, y):
+    x = x.permute(0, 3, 1, 2)  # in memory as before: the layout that is fast on CPUs
+    for kernel in weights[:2]:
+        x = functional.conv2d(x, kernel.permute(3, 2, 0, 1), padding="same")
+        x = functional.max_pool2d(torch.relu(x), 2)
+    x = x.permute(0, 2, 3, 1).reshape(len(x), -1)
+    return functional.cross_entropy(x @ weights[2] + weights[3], y.long())
 
 
 def transformer_loss(weights, tokens, following):

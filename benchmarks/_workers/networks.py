@@ -34,6 +34,19 @@ def mlp_batch(rows=MLP_ROWS):
     return x, rng.integers(0, MLP_WIDTHS[-1], rows).astype(np.int32)
 
 
+def cnn_weights():
+    """Two convolutions of 3 x 3, each with a max pooling of 2 x 2 behind it, and the way out."""
+    rng = np.random.default_rng(0)
+    shapes = ((3, 3, 1, 32), (3, 3, 32, 64), (7 * 7 * 64, 10))
+    return [*(_normal(rng, *s) for s in shapes), np.zeros(10, np.float32)]
+
+
+def cnn_batch():
+    """Pictures with rows and columns, and their labels."""
+    x, y = mlp_batch()
+    return x.reshape(-1, 28, 28, 1), y
+
+
 def transformer_weights():
     """Embedding, positions, four matrices for each block, and the way out."""
     rng = np.random.default_rng(0)

@@ -11,10 +11,12 @@ from benchmarks._workers.serve import serve
 def main() -> None:
     strategy = rx.distribute.MultiWorkerMirroredStrategy()
     mlp = (in_jax.mlp_loss, networks.mlp_weights())
+    cnn = (in_jax.cnn_loss, networks.cnn_weights())
     transformer = (in_jax.transformer_loss, networks.transformer_weights())
     makers = {
         **{f"all_reduce {n}": lambda n=n: all_reduce(strategy, n) for n in (1, 2**10, 2**18)},
         "MLP": lambda: held(strategy, *mlp, networks.mlp_batch()),
+        "CNN": lambda: held(strategy, *cnn, networks.cnn_batch()),
         "transformer": lambda: held(strategy, *transformer, networks.transformer_batch()),
         "MLP from files": lambda: fed(strategy, *mlp, rows("OFF")),
         "MLP from memory": lambda: fed(strategy, *mlp, rows("DATA")),

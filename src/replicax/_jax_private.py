@@ -55,6 +55,10 @@ _compiler: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import compiler as _compiler
 
+_mlir: Any = None
+with contextlib.suppress(ImportError):
+    from jax._src.interpreters import mlir as _mlir
+
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
     from jax._src.array import ArrayImpl as _ArrayImpl
@@ -171,6 +175,15 @@ def lower_ordered_call(ctx: Any, *args: Any, callback: Callable[..., Any], **_: 
     )
     ctx.set_tokens_out(ctx.tokens_in.update_tokens(mlir.TokenSet({effect: token})))
     return results
+
+
+def lowering_of(primitive: Any, platform: str) -> Callable[..., Any] | None:
+    """The rule by which JAX lowers a primitive for a platform now; None if it does not tell."""
+    own: Any = getattr(_mlir, "_platform_specific_lowerings", {})
+    common: Any = getattr(_mlir, "_lowerings", {})
+    entry = own.get(platform, {}).get(primitive) or common.get(primitive)
+    rule: Callable[..., Any] | None = getattr(entry, "rule", None)
+    return rule
 
 
 def setting(name: str) -> Any:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
+from replicax._pooling import pool_fast_on_cpus
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
@@ -67,6 +68,8 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
                 "cross_device_ops must be a rx.distribute.CrossDeviceOps, got"
                 f" {cross_device_ops!r}."
             )
+        if topology is not None:
+            pool_fast_on_cpus()
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)

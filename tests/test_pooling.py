@@ -1,0 +1,221 @@
+"""Max pooling on CPUs gives what XLA's own kernels give, bit by bit, and is used by strategies."""
+
+import importlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import replicax as rx
+from replicax._pooling import pool_fast_on_cpus
+from tests.fresh_process import run_fresh
+
+WINDOWS = importlib.import_module("jax._src.lax.windowed_reductions")
+HARD = [0.0, -0.0, 1.0, -1.0, 1.5, np.inf, -np.inf, np.nan, 1e-40, 3e-8, -1e-42]
+
+
+@pytest.fixture(autouse=True)
+def _fast():
+    assert pool_fast_on_cpus()
+
+
+def xla_pool(x, window, strides, padding):
+    lowest = np.asarray(-np.inf, x.dtype)
+    return lax.reduce_window(x, lowest, lambda a, b: lax.max(a, b), window, strides, padding)
+
+
+def xla_gradient(source, x, window, strides, padding, select=lax.ge_p):
+    options = {"window_dimensions": window, "window_strides": strides, "padding": padding}
+    return WINDOWS._select_and_scatter_add_impl(
+        source, x, select_prim=select, expand_padding=True, **options
+    )
+
+
+def own_gradient(source, x, window, strides, padding, select=lax.ge_p):
+    options = {"window_dimensions": window, "window_strides": strides, "padding": padding}
+    return lax.select_and_scatter_add_p.bind(source, x, select_prim=select, **options)
+
+
+def own_pool(x, window, strides, padding):
+    return lax.reduce_window(x, np.asarray(-np.inf, x.dtype), lax.max, window, strides, padding)
+
+
+def bits(x):
+    """The bits of floats; one NaN is like another."""
+    x = np.asarray(x)
+    return np.where(np.isnan(x), np.asarray(np.nan, x.dtype), x).view(f"u{x.dtype.itemsize}")
+
+
+def assert_same(own, xla, *args):
+    with jax.enable_x64():
+        mine, theirs = jax.jit(own)(*args), jax.jit(xla)(*args)
+
+    assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
+    np.testing.assert_array_equal(bits(mine), bits(theirs))
+
+
+@st.composite
+def pools(draw):
+    """A shape, its windows and an array, with ties and all that is no ordinary number."""
+    rank = draw(st.integers(1, 4))
+    window = draw(st.lists(st.sampled_from([1, 1, 2, 2, 3]), min_size=rank, max_size=rank))
+    strides = draw(st.lists(st.sampled_from([1, 2, 2, 3]), min_size=rank, max_size=rank))
+    if draw(st.booleans()):
+        strides = window
+    shape = [k + draw(st.integers(0, 4)) for k in window]
+    padding = draw(
+        st.one_of(
+            st.sampled_from(["VALID", "SAME"]),
+            st.just([(draw(st.integers(0, k)), draw(st.integers(0, k))) for k in window]),
+        )
+    )
+    if isinstance(padding, str):
+        padding = lax.padtype_to_pads(shape, window, strides, padding)
+    dtype = draw(st.sampled_from(["float32", "float32", "float64", "bfloat16", "float16"]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    ordinary = draw(st.booleans())
+
+    def numbers(shape):
+        some = rng.normal(size=shape) if ordinary else rng.choice(HARD, size=shape)
+        return some.astype(jnp.dtype(dtype))
+
+    return tuple(window), tuple(strides), tuple(padding), numbers(shape), numbers
+
+
+@pytest.mark.parametrize("cases", [12, pytest.param(400, marks=pytest.mark.slow)])
+def test_pools_and_gradients_are_those_of_xla(cases):
+    settings(max_examples=cases, deadline=None)(is_as_in_xla)()
+
+
+@given(pools(), st.sampled_from([lax.ge_p, lax.le_p]))
+def is_as_in_xla(case, select):
+    window, strides, padding, x, numbers = case
+    how = {"window": window, "strides": strides, "padding": padding}
+    ends = jax.eval_shape(partial(own_pool, **how), x)
+
+    assert_same(partial(own_pool, **how), partial(xla_pool, **how), x)
+    source = numbers(ends.shape)
+    gradients = [partial(g, **how, select=select) for g in (own_gradient, xla_gradient)]
+    assert_same(*gradients, source, x)
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "strides", "padding"),
+    [
+        ((4, 28, 28, 8), (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+        ((4, 27, 29, 8), (1, 2, 2, 1), (1, 2, 2, 1), "SAME"),
+        ((4, 15, 15, 3), (1, 3, 3, 1), (1, 2, 2, 1), "SAME"),
+        ((2, 3, 15, 15), (1, 1, 3, 3), (1, 1, 2, 2), "VALID"),
+        ((2, 6, 7, 8, 3), (1, 2, 2, 2, 1), (1, 2, 2, 2, 1), "SAME"),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_pool_as_xla_does(shape, window, strides, padding, dtype):
+    padding = lax.padtype_to_pads(shape, window, strides, padding)
+    how = {"window": window, "strides": strides, "padding": tuple(padding)}
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.integers(0, 4, shape), dtype)
+    source = jnp.asarray(rng.normal(size=own_pool(x, **how).shape), dtype)
+
+    assert_same(partial(own_pool, **how), partial(xla_pool, **how), x)
+    assert_same(partial(own_gradient, **how), partial(xla_gradient, **how), source, x)
+
+
+def step(x):
+    pooled = lax.reduce_window(x, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+    return jnp.sum(pooled**2)
+
+
+def test_no_window_is_visited_by_xla_in_a_step_of_a_strategy():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    x = jnp.arange(2 * 4 * 4 * 3, dtype="float32").reshape(2, 4, 4, 3)
+
+    @rx.function
+    def train(x):
+        return strategy.run(jax.grad(step), (x,))
+
+    text = train.get_concrete_function(x).as_text()
+
+    assert "select-and-scatter" not in text
+    assert "reduce-window" not in text
+    np.testing.assert_array_equal(
+        strategy.experimental_local_results(train(x))[1],
+        xla_gradient(
+            2 * xla_pool(x, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"),
+            x,
+            (1, 2, 2, 1),
+            (1, 2, 2, 1),
+            ((0, 0),) * 4,
+        ),
+    )
+
+
+def test_higher_derivatives_and_batches_are_as_before():
+    x = jnp.arange(3 * 2 * 4 * 4, dtype="float32").reshape(3, 2, 4, 4, 1) % 7
+    hessian = jax.jit(jax.vmap(jax.hessian(step)))(x)
+
+    eye = np.einsum("baij->baij", hessian.reshape(3, 32, 32)[:, None]).squeeze(1)
+    assert {*np.unique(eye)} == {0.0, 2.0}
+    assert [int(np.trace(h)) for h in eye] == [2 * 8] * 3
+
+
+@pytest.mark.parametrize("axis", [0, 1, 3])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_arrays_that_jax_divides_pool_as_whole_ones(axis, kind):
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("a",), axis_types=(kind,))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 8, 8, 4)), "float32")
+    divided = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*[None] * axis, "a")))
+
+    with jax.set_mesh(mesh):
+        if kind is AxisType.Explicit and axis == 1:
+            pytest.skip("JAX itself refuses to pool over a dimension that it divides")
+        found = jax.jit(jax.grad(step))(divided)
+
+    np.testing.assert_array_equal(found, jax.grad(step)(x))
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_pools_within_a_shard_map_are_those_of_the_parts(check):
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("a",))
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(4, 9, 8, 4)), "float32")
+    spec = PartitionSpec("a")
+    inside = jax.shard_map(
+        jax.grad(step), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check
+    )
+
+    np.testing.assert_array_equal(jax.jit(inside)(x), jax.grad(step)(x))
+
+
+def test_shapes_with_names_are_left_to_xla():
+    names = jax.export.symbolic_shape("n, 4, 4, 3")
+    exported = jax.export.export(jax.jit(jax.grad(step)))(jax.ShapeDtypeStruct(names, "float32"))
+    x = jnp.arange(48, dtype="float32").reshape(1, 4, 4, 3)
+
+    np.testing.assert_array_equal(exported.call(x), jax.grad(step)(x))
+
+
+def test_without_a_strategy_jax_is_as_it_was():
+    ran = run_fresh("""
+        import jax, jax.numpy as jnp
+        from jax import lax
+        import replicax as rx
+
+        def step(x):
+            return lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID").sum()
+
+        def text():
+            return jax.jit(jax.grad(step)).lower(jnp.ones(4)).as_text()
+
+        assert "select_and_scatter" in text()
+        rx.distribute.OneDeviceStrategy("CPU:0")
+        jax.clear_caches()
+        assert "select_and_scatter" not in text()
+    """)
+
+    assert ran.returncode == 0, ran.stderr
