@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=4, help="logical devices of each replica")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch", type=int, help="rows of each replica (default: one per core)")
+    parser.add_argument("--keep", action="store_true", help="keep what layers compute: no remat")
     options = parser.parse_args()
 
     # Without a TPU, and unless told otherwise: one machine, eight devices.
@@ -60,7 +61,8 @@ def main() -> None:
 
     size, console = SIZES[options.size], Console()
     strategy = make_strategy(options.cores)
-    trainer = Trainer(strategy, size, options.cores, options.batch or options.cores)
+    batch = options.batch or options.cores
+    trainer = Trainer(strategy, size, options.cores, batch, keep=options.keep)
     console.print(f"{strategy}, {trainer.num_parameters:,} parameters")
     for step in range(options.steps):
         loss = trainer.step(trainer.rows(step))
@@ -94,8 +96,10 @@ def layouts(cores: int) -> rx.tpu.LayoutMap:
 class Trainer:
     """The weights, the state of Adam, and one step of training."""
 
-    def __init__(self, strategy: Any, size: Size, cores: int, batch: int) -> None:
-        self.strategy, self.size, self.batch = strategy, size, batch
+    def __init__(
+        self, strategy: Any, size: Size, cores: int, batch: int, *, keep: bool = False
+    ) -> None:
+        self.strategy, self.size, self.batch, self.keep = strategy, size, batch, keep
         with strategy.scope(), layouts(cores).scope():
             self.weights = [_weight(i, n, s) for i, (n, s) in enumerate(shapes(size).items())]
             self.moments = [_like(w) for w in self.weights], [_like(w) for w in self.weights]
@@ -131,7 +135,7 @@ class Trainer:
 
     def _loss(self, rows: jax.Array) -> jax.Array:
         values = [weight.read_value() for weight in self.weights]
-        logits = network(values, rows[:, :-1])
+        logits = network(values, rows[:, :-1], keep=self.keep)
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), rows[:, 1:, None], axis=-1)
         return -jnp.mean(picked)
 
@@ -166,19 +170,18 @@ def _like(weight: rx.Variable) -> rx.Variable:
         return rx.Variable(lambda: jnp.zeros(weight.shape), name=f"moment of {weight.name}")
 
 
-def network(weights: list[jax.Array], tokens: jax.Array) -> jax.Array:
+def network(weights: list[jax.Array], tokens: jax.Array, *, keep: bool) -> jax.Array:
     """For each token, how likely each token is to follow; in bfloat16, layer by layer."""
     embedding, *layers = (weight.astype(jnp.bfloat16) for weight in weights)
     x = embedding[tokens] + _positions(tokens.shape[1], embedding.shape[1])
 
-    # The values inside a layer are computed again for the gradients, not kept.
-    @jax.checkpoint
     def layer(x: jax.Array, one: Any) -> tuple[jax.Array, None]:
         inside, outside, up, down = one
         x = x + attention(_normal(x), inside, outside)
         return x + jax.nn.gelu(_normal(x) @ up) @ down, None
 
-    x, _ = jax.lax.scan(layer, x, tuple(layers))
+    # Unless they are kept, the values inside a layer are computed again for the gradients.
+    x, _ = jax.lax.scan(layer if keep else jax.checkpoint(layer), x, tuple(layers))
     return (_normal(x) @ embedding.T).astype(jnp.float32)
 
 

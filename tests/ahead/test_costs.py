@@ -157,6 +157,11 @@ def test_kernels_that_cannot_be_counted_are_listed():
         ("replica_groups=mesh['replica'=2,'l0'=4] {'l0'}", 4, 1),
         ("replica_groups=mesh['replica'=2,'l0'=4] {'replica'}", 2, 2),
         ("replica_groups=mesh['replica'=8] {'replica'}", 8, 2),
+        ("replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'a'}", 4, 1),
+        ("replica_groups=mesh['a'=2,'b'=4], device_ids=(0,4,1,5,2,6,3,7) {'a'}", 2, 1),
+        ("replica_groups=mesh['a'=8] {'a':(1)2}", 2, 2),
+        ("replica_groups=mesh['a'=8] {'a':(2)4}", 4, 1),
+        ("replica_groups={}", 8, 2),
         ("source_target_pairs={{0,1},{1,2},{2,3},{3,0}}", 2, 1),
         ("source_target_pairs={{0,1},{1,2},{2,3},{3,4}}", 2, 2),
     ],
@@ -164,12 +169,76 @@ def test_kernels_that_cannot_be_counted_are_listed():
 def test_groups_of_devices_are_read_however_they_are_written(groups, group, hosts):
     kind = "collective-permute" if "pairs" in groups else "all-reduce"
     text = (
+        "HloModule m, is_scheduled=true, num_partitions=8\n\n"
         "ENTRY %e (x: f32[16]) -> f32[16] {\n"
         "  %x = f32[16]{0} parameter(0)\n"
         f"  ROOT %c = f32[16]{{0}} {kind}(%x), channel_id=1, {groups}, to_apply=%add\n}}\n"
     )
 
     assert cost(text, near=4).merged() == [Collective(kind, 1, 64, group, hosts)]
+
+
+def test_groups_that_cannot_be_read_are_named_and_counted_as_all():
+    text = (
+        "HloModule m, replica_count=1, num_partitions=8\n\n"
+        "ENTRY %e (x: f32[16]) -> f32[16] {\n"
+        "  %x = f32[16]{0} parameter(0)\n"
+        "  ROOT %c = f32[16]{0} all-reduce(%x), replica_groups=<runes>, to_apply=%add\n}\n"
+    )
+
+    found = cost(text)
+
+    assert found.merged() == [Collective("all-reduce", 1, 64, 8)]
+    assert found.notes == {"all-reduce whose devices cannot be read, counted as over all": 1}
+
+
+# The TPU compiler hid this all-gather behind a product: three fusions hold one and the same.
+HIDDEN = textwrap.dedent("""\
+    HloModule jit_step, is_scheduled=true, num_partitions=8
+
+    %begin (param_0: bf16[64,1024]) -> (bf16[64,1024], bf16[512,1024], s32[2], u32[]) {
+      %param_0 = bf16[64,1024]{1,0} parameter(0)
+      %all-gather.275 = bf16[512,1024]{1,0} all-gather(%param_0), channel_id=57, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, frontend_attributes={chain_id="13"}
+      ROOT %custom-call.54 = (bf16[64,1024]{1,0:S(1)}, bf16[512,1024]{1,0:S(1)}, s32[2]{0:S(4)}, u32[]{:S(2)}) custom-call(%all-gather.275), custom_call_target="AsyncCollectiveStart"
+    }
+
+    %beside (param_1: bf16[64,1024]) -> bf16[512,1024] {
+      %param_1 = bf16[64,1024]{1,0} parameter(0)
+      ROOT %all-gather.277 = bf16[512,1024]{1,0:S(1)} all-gather(%param_1), channel_id=57, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, frontend_attributes={chain_id="13"}
+    }
+
+    %end (param_2: bf16[64,1024]) -> bf16[512,1024] {
+      %param_2 = bf16[64,1024]{1,0} parameter(0)
+      %all-gather.279 = bf16[512,1024]{1,0} all-gather(%param_2), channel_id=57, replica_groups=mesh['axis_0'=8] {'axis_0'}, dimensions={0}, frontend_attributes={chain_id="13"}
+      ROOT %custom-call.56 = bf16[512,1024]{1,0:S(1)} custom-call(%param_2, %all-gather.279), custom_call_target="AsyncCollectiveDone"
+    }
+
+    %all-reduce-scatter.10 (input_0: bf16[512,1024]) -> bf16[64,1024] {
+      %input_0 = bf16[512,1024]{1,0} parameter(0)
+      %all-reduce.29 = bf16[512,1024]{1,0} all-reduce(%input_0), channel_id=1, replica_groups={{0,1,2,3,4,5,6,7}}, to_apply=%add
+      ROOT %part = bf16[64,1024]{1,0} dynamic-slice(%all-reduce.29, %at, %at), dynamic_slice_sizes={64,1024}
+    }
+
+    ENTRY %main (w: bf16[64,1024]) -> bf16[64,1024] {
+      %w = bf16[64,1024]{1,0} parameter(0)
+      %started = (bf16[64,1024], bf16[512,1024], s32[2], u32[]) fusion(%w), kind=kCustom, calls=%begin
+      %ran = bf16[512,1024]{1,0} fusion(%w), kind=kOutput, calls=%beside
+      %whole = bf16[512,1024]{1,0} fusion(%w), kind=kCustom, calls=%end
+      ROOT %sum = bf16[64,1024]{1,0} fusion(%whole), kind=kCustom, calls=%all-reduce-scatter.10
+    }
+    """)
+
+
+def test_a_collective_that_is_spread_over_fusions_counts_once():
+    found = cost(HIDDEN)
+
+    whole = 512 * 1024 * 2
+    # And an all-reduce of which a device keeps a part is sent as a reduce-scatter.
+    assert {(c.kind, c.count, c.bytes, c.group) for c in found.merged()} == {
+        ("all-gather", 1, whole, 8),
+        ("reduce-scatter", 1, whole, 8),
+    }
+    assert found.notes == {}
 
 
 def test_a_started_collective_of_several_arrays_counts_them_all():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.ahead._plan import Candidate, Plan, prices_of, search, sizes_of
+from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step, Variation, trace
 from tests.ahead.needs import needs_compiler
@@ -45,6 +45,35 @@ def test_prices_are_read_from_a_file(tmp_path):
     path.write_text('["v5e"]')
     with pytest.raises(ValueError, match="prices of an hour"):
         prices_of(str(path))
+
+
+def test_what_a_script_offers_is_tried_in_all_combinations():
+    assert choices_of([]) == [[]]
+    assert choices_of(["cores=1,8", "keep"]) == [
+        ["--cores", "1"],
+        ["--cores", "1", "--keep"],
+        ["--cores", "8"],
+        ["--cores", "8", "--keep"],
+    ]
+    assert choices_of(["-c=2"]) == [["-c", "2"]]
+    for wrong in ("cores=", "=8", ""):
+        with pytest.raises(ValueError, match=r"cores=1,8.*and not"):
+            choices_of([wrong])
+
+
+def test_the_table_shows_what_was_varied_and_only_that(tmp_path):
+    plain = Plan((candidate(4, 1e14), candidate(8, 1e14)))
+    report = dataclasses.replace(OLD, num_devices=8, num_replicas=2, collectives=())
+    split = Candidate(report, "mirrored", 8, None, ("--cores", "4"))
+
+    assert [c.header for c in plain.__rich__().columns][2:4] == ["variables", "rows"]
+    varied = Plan((*plain.candidates, split))
+    assert [c.header for c in varied.__rich__().columns][2:5] == ["logical", "variables", "options"]
+    assert split.how == "mirrored, 4 logical devices, --cores 4"
+    assert split.priced({"v5e": 2.0}).price == 2.0
+    pytest.importorskip("matplotlib", reason="a plot needs matplotlib")
+    varied.plot(tmp_path / "plan.svg")
+    assert "4 logical devices" in (tmp_path / "plan.svg").read_text()
 
 
 def test_a_kind_has_its_usual_sizes():

@@ -283,15 +283,26 @@ def test_replicas_that_do_not_fill_the_slice_are_refused():
         rx.tpu.preflight(lambda: strategy.run(lambda: jnp.ones(2)), (), "v5e:2x2")
 
 
+def ask_the_host(x):
+    return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+def print_it(x):
+    jax.debug.print("x is {}", x)
+    return x
+
+
 @needs_compiler
-def test_a_step_that_calls_back_into_python_is_refused():
+@pytest.mark.parametrize("called", [ask_the_host, print_it])
+def test_a_step_that_calls_back_into_python_is_refused(called):
     strategy = rx.distribute.TPUStrategy()
 
-    def host_only(x):
-        return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    with pytest.raises(TypeError, match=r"calls back into Python.*jax\.pure_callback"):
-        rx.tpu.preflight(lambda x: strategy.run(host_only, args=(x,)), (jnp.ones(2),), "v5e:2x2")
+    with pytest.raises(
+        TypeError, match=r"calls back into Python.*jax\.debug\.print.*Leave that out"
+    ):
+        rx.tpu.preflight(lambda x: strategy.run(called, args=(x,)), (jnp.ones(2),), "v5e:2x2")
+    with pytest.raises(TypeError, match=f"{called.__name__} calls back into Python"):
+        rx.preflight(jax.jit(called), (jnp.ones(2),), "v5e:1x1")
 
 
 def report_of(**changes):

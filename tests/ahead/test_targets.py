@@ -70,9 +70,25 @@ def test_a_gpu_of_ones_own(tmp_path):
 
 
 def test_a_gpu_has_as_much_memory_as_jax_takes_of_it(monkeypatch):
-    assert Target.parse("h100:8").hbm == 60e9
+    reported = 84_942_979_072  # by an H100 whose datasheet says 80 GB
+    assert Target.parse("h100:8").hbm == pytest.approx(0.75 * reported, abs=1)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
-    assert Target.parse("h100:8").hbm == 72e9
+    assert Target.parse("h100:8").hbm == pytest.approx(0.9 * reported, abs=1)
+
+
+def test_the_peaks_of_gpus_are_what_their_makers_publish():
+    """Operations of bfloat16 without sparsity, NVLink in both directions, network of a machine."""
+    published = {
+        "a100": (312e12, 2.039e12, 600e9, 8 * 200e9),
+        "h100": (1979e12 / 2, 3.35e12, 900e9, 8 * 400e9),
+        "h200": (1979e12 / 2, 4.8e12, 900e9, 8 * 400e9),
+        "b200": (72e15 / 8 / 4, 64e12 / 8, 14.4e12 / 8, 8 * 400e9),
+        "l4": (242e12 / 2, 300e9, 64e9, 100e9),
+    }
+    for name, figures in published.items():
+        limits = Target.parse(f"{name}:2x8").limits
+        ours = limits.flops, limits.hbm_bytes, 2 * limits.link_bytes, 8 * limits.far_bytes
+        assert ours == pytest.approx(figures, rel=0.05), name
 
 
 def test_links_between_machines_are_shared_by_the_groups_that_use_them():

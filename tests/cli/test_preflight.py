@@ -120,6 +120,92 @@ def test_a_script_without_a_step_says_what_it_traced(script):
     )
 
 
+PLAIN = """
+import jax, jax.numpy as jnp
+from functools import partial
+
+@partial(jax.jit, donate_argnums=0)
+def step(w, x):
+    return w - 0.1 * jax.grad(lambda w: jnp.square(x @ w).mean())(w)
+
+step(jnp.ones((256, 256)), jnp.ones((8, 256)))
+print("after")
+"""
+NNX = """
+import jax.numpy as jnp
+from flax import nnx
+
+model = nnx.Linear(256, 256, use_bias=False, rngs=nnx.Rngs(0))
+
+@nnx.jit
+def step(model, x):
+    gradient = nnx.grad(lambda m: jnp.square(m(x)).mean())(model)
+    model.kernel[...] -= 0.1 * gradient.kernel[...]
+
+step(model, jnp.ones((8, 256)))
+print("after")
+"""
+KERAS = """
+import keras
+import numpy as np
+
+model = keras.Sequential([keras.Input((256,)), keras.layers.Dense(256, use_bias=False)])
+model.compile(optimizer="sgd", loss="mse")
+model.fit(np.ones((8, 256)), np.ones((8, 256)), batch_size=8, verbose=0)
+print("after")
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [(PLAIN, "step"), (NNX, "step"), (KERAS, "train_step")],
+    ids=["jit", "nnx", "fit"],
+)
+def test_a_step_without_a_strategy_is_taken_by_its_name(text, name, tmp_path):
+    path, out = tmp_path / "plain.py", tmp_path / "report.json"
+    path.write_text(text)
+
+    done = replicax_command(
+        *("preflight", path, "--function", name, "--topology", "v5e:1x1", "--json", out),
+        KERAS_BACKEND="jax",
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "after" not in done.stdout
+    facts = json.loads(out.read_text())
+    assert (facts["step"], facts["num_replicas"]) == (name, 0)
+    assert facts["flops"] == 2 * 2 * 8 * 256 * 256
+
+
+@needs_compiler
+def test_a_step_without_a_strategy_is_named_if_it_was_not_asked_for(tmp_path):
+    path = tmp_path / "plain.py"
+    path.write_text(PLAIN)
+
+    done = replicax_command("preflight", path, "--topology", "v5e:1x1")
+
+    assert done.returncode == 5
+    assert "It gave jax.jit the functions step." in done.stderr
+
+
+@needs_compiler
+def test_what_the_compiler_is_wrongly_told_is_no_failure_of_the_script(script):
+    done = replicax_command(
+        *("preflight", script, "--topology", "v5e:2x2", "--xla-flags=--xla_nonsense", "--", "8")
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("replicax preflight: The compiler does not take --xla_nonsense")
+
+
+def test_an_amount_of_memory_that_is_none_is_refused_first(script):
+    done = replicax_command("preflight", script, "--max-memory", "lots")
+
+    assert done.returncode == 2
+    assert "'lots' is no amount of memory" in done.stderr
+
+
 @needs_compiler
 def test_a_script_that_fails_shows_its_traceback(script):
     done = replicax_command("preflight", script, "--topology", "v5e:2x2", "--", "many")

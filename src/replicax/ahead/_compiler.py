@@ -32,11 +32,22 @@ from jax import export
 from jax.experimental import serialize_executable, topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from replicax._errors import ReplicaxError
+
 _LIMIT = re.compile(r"available HBM \(([\d.]+)G\)")
 _TOO_LARGE = (1 << 21, 1 << 20)  # 2 TiB
 
 
 _LONGEST_SECONDS = 3600
+_BAD_FLAG = re.compile(
+    r"No such compile option: '(?P<unknown>\w+)'"
+    r"|Failed to parse '.*?' into flag (?P<unread>\w+)"
+    r"|While setting option (?P<refused>\w+), [^\n]*"
+)
+
+
+class OptionError(ReplicaxError, ValueError):
+    """An option that there is not, or a value that it does not take."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +60,7 @@ class Compiling:
         cache: A folder that keeps what the compiler said, by what it was given; none if empty.
     """
 
-    xla_flags: Mapping[str, str] = field(default_factory=dict)
+    xla_flags: Mapping[str, str | bool] = field(default_factory=dict)
     executable: str = ""
     cache: str = ""
 
@@ -58,14 +69,33 @@ class Compiling:
         """From a command line.
 
         Raises:
-            ValueError: The flags are none.
+            OptionError: The flags are none.
         """
         pairs = [word.removeprefix("--").partition("=") for word in flags.split()]
         if wrong := [name for name, _, _ in pairs if not name.startswith("xla_")]:
-            raise ValueError(
+            raise OptionError(
                 f"{wrong[0]!r} is no flag of XLA; they look like --xla_tpu_enable_foo=true."
             )
-        return cls({name: value or "true" for name, _, value in pairs}, executable, cache)
+        # Some options take the words, others only what the words mean.
+        values: dict[str, str | bool] = {"": True, "true": True, "false": False}
+        told = {name: values.get(value.lower(), value) for name, _, value in pairs}
+        return cls(told, executable, cache)
+
+    def refuse(self, error: str) -> None:
+        """Say it if what the compiler complains of is one of the flags.
+
+        Raises:
+            OptionError: It is.
+        """
+        found = _BAD_FLAG.search(error)
+        name = next((n for n in found.groups() if n), "") if found else ""
+        if found and name in self.xla_flags:
+            value = str(self.xla_flags[name]).lower()
+            raise OptionError(
+                f"The compiler does not take --{name}={value}: {found[0].rstrip(':')}. The names"
+                " of its options begin with xla_tpu_ or xla_jf_ for TPUs, with xla_gpu_ for GPUs;"
+                " this one came from --xla-flags."
+            )
 
 
 def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[str, Any], str]:

@@ -33,6 +33,7 @@ _PRODUCTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cudnn$conv")
 _NO_WORK = (
     "AllocateBuffer",
     "AssumeGatherIndicesInBound",
+    "AsyncCollective",
     "ConcatBitcast",
     "Sharding",
     "SPMD",
@@ -165,6 +166,13 @@ class Costs:
         cost = Cost()
         for name in fusion.called:
             cost.add(self._cost(name, ()))
+        if any(name.startswith("all-reduce-scatter") for name in fusion.called):
+            # An all-reduce of which each device keeps a part is sent as that.
+            line = self._hlo.source(fusion)
+            cost.collectives = {
+                (kind.replace("all-reduce", "reduce-scatter"), group, hosts, source or line): sent
+                for (kind, group, hosts, source), sent in cost.collectives.items()
+            }
         return cost
 
     def _loop(self, loop: Instruction, values: Values) -> Cost:
@@ -203,8 +211,12 @@ class Costs:
     def _own(self, one: Instruction, computation: Computation) -> Cost:
         cost = Cost()
         kind = one.opcode.removesuffix("-start")
+        if kind in KINDS and _is_further_part(one, computation):
+            return cost
         if kind in KINDS:
-            group, hosts = _group(one, self._near)
+            if re.search(r"replica_groups=(?!\{\})", one.tail) and not groups_of(one.tail):
+                cost.notes[f"{kind} whose devices cannot be read, counted as over all"] += 1
+            group, hosts = self._group(one)
             key = kind, group, hosts, self._hlo.source(one)
             cost.collectives[key] = 1, _moved_bytes(one, computation)
         elif one.opcode == "custom-call":
@@ -213,6 +225,15 @@ class Costs:
             cost.flops = _product_flops(one, computation)
         cost.bytes = cost.bytes_once = _traffic(one, computation)
         return cost
+
+    def _group(self, one: Instruction) -> tuple[int, int]:
+        """How many devices one collective joins, and over how many machines they are."""
+        if one.opcode == "send":
+            return 2, 2
+        members = groups_of(one.tail) or [list(range(self._hlo.num_devices))]
+        near = self._near
+        hosts = max(len({m // near for m in group}) for group in members) if near else 1
+        return max(map(len, members)), hosts
 
     def _fusion_bytes(self, one: Instruction, computation: Computation) -> float:
         """What a fusion reads and writes: of what it cuts, only the part."""
@@ -266,6 +287,18 @@ def _written_bytes(inside: Computation, whole: int) -> float:
     return whole
 
 
+def _is_further_part(one: Instruction, computation: Computation) -> bool:
+    """Whether a collective was begun in another fusion.
+
+    The TPU compiler hides some behind products: it writes such a one down in each of the fusions
+    that it runs beside, from that which starts it to that which waits for it.
+    """
+    if "chain_id=" not in one.tail:
+        return False
+    users = computation.users.get(one.name, [])
+    return not any(_target(user) == "AsyncCollectiveStart" for user in users)
+
+
 def _operand_bytes(one: Instruction, computation: Computation) -> int:
     return sum(operand.bytes for operand in computation.operands(one))
 
@@ -280,17 +313,6 @@ def _moved_bytes(one: Instruction, computation: Computation) -> int:
         # A start gives what went in, what comes out, and sometimes some marks.
         out = sum(s.bytes for s in one.shapes if s.sizes or s.dtype[0] not in "su") - into
     return max(out, into)
-
-
-def _group(one: Instruction, near: int) -> tuple[int, int]:
-    """How many devices one collective joins, and over how many machines they are."""
-    if one.opcode == "send":
-        return 2, 2
-    members = groups_of(one.tail)
-    if not members:
-        return 1, 1
-    hosts = max(len({m // near for m in group}) for group in members) if near else 1
-    return max(map(len, members)), hosts
 
 
 def _target(one: Instruction) -> str:

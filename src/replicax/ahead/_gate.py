@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from replicax._show import show_bytes
+from replicax.ahead._compiler import OptionError
 from replicax.ahead._report import PreflightReport
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
@@ -39,7 +40,7 @@ def limit_of(text: str, hbm: int) -> float:
     """How many bytes a text such as ``12GiB`` or ``80%`` means.
 
     Raises:
-        ValueError: It means none.
+        OptionError: It means none.
 
     Example:
         >>> from replicax.ahead._gate import limit_of
@@ -48,7 +49,7 @@ def limit_of(text: str, hbm: int) -> float:
     """
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"{text!r} is no amount of memory; write such as 12GiB, 900MiB or 80%.")
+        raise OptionError(f"{text!r} is no amount of memory; write such as 12GiB, 900MiB or 80%.")
     if match["percent"]:
         return float(match["percent"]) / 100 * hbm
     return float(match["number"]) * _UNITS[match["unit"]]

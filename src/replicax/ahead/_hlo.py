@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -27,6 +28,10 @@ _CALLED = re.compile(
     r"(?P<names>\{[^}]*\}|%[\w.\-]+)"
 )
 _NAME = re.compile(r"%([\w.\-]+)")
+_MESH = re.compile(
+    r"replica_groups=@?\w*\[(?P<axes>[^\]]*=[^\]]*)\]"
+    r"(?:, device_ids=\((?P<ids>\[[\d,]+\]T\([\d,]+\)|[\d,]+)\))? ?\{(?P<joined>[^}]*)\}"
+)
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MOST_TURNS = 1 << 18
 _CALLERS = ("fusion", "while", "call", "conditional", "async-start")
@@ -135,6 +140,12 @@ class Hlo:
             elif (match := _INSTRUCTION.match(line)) and (one := _parsed(match)):
                 current.instructions[one.name] = one
                 current.root = one.name if match["root"] else current.root
+
+    @property
+    def num_devices(self) -> int:
+        """How many devices run it."""
+        found = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", self.head)
+        return math.prod(map(int, found))
 
     def _note(self, table: str, line: str) -> None:
         """A row of what the program says of its sources."""
@@ -325,18 +336,31 @@ def groups_of(tail: str) -> list[list[int]]:
         ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
         groups: list[list[int]] = ids.reshape(int(tiled[1]), int(tiled[2])).tolist()
         return groups
-    meshed = re.search(r"replica_groups=(?:mesh|@?\w*)?\[([^\]]*=[^\]]*)\] ?\{([^}]*)\}", tail)
-    return _of_mesh(meshed[1], meshed[2]) if meshed else []
+    meshed = _MESH.search(tail)
+    return _of_mesh(meshed) if meshed else []
 
 
-def _of_mesh(mesh: str, axes: str) -> list[list[int]]:
-    named = re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", mesh)
-    sizes, joined = [int(n) for _, n in named], re.findall(r"['\"]?([\w.]+)['\"]?", axes)
-    inner = [i for i, (name, _) in enumerate(named) if name in joined]
-    outer = [i for i in range(len(named)) if i not in inner]
-    ids = np.arange(math.prod(sizes)).reshape(sizes).transpose([*outer, *inner])
+def _of_mesh(found: re.Match[str]) -> list[list[int]]:
+    """Groups along some axes of a mesh, or along parts of axes: ``'b':(2)4``."""
+    joined = re.findall(r"['\"]?([\w.]+)['\"]?(?::\((\d+)\)(\d+))?", found["joined"])
+    sizes, inner = list[int](), list[int]()
+    for name, size in re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", found["axes"]):
+        parts = [(int(a or 1), int(a or 1) * int(n or size)) for x, a, n in joined if x == name]
+        cuts = sorted({1, int(size), *(cut for part in parts for cut in part)})
+        for start, end in itertools.pairwise(cuts):
+            inner += [len(sizes)] if any(a <= start and end <= b for a, b in parts) else []
+            sizes.append(end // start)
+    outer = [i for i in range(len(sizes)) if i not in inner]
+    ids = _device_ids(found["ids"], math.prod(sizes)).reshape(sizes).transpose([*outer, *inner])
     groups: list[list[int]] = ids.reshape(-1, math.prod(sizes[i] for i in inner)).tolist()
     return groups
+
+
+def _device_ids(text: str | None, count: int) -> Any:
+    """The devices of a mesh in its order: ``[2,4]T(1,0)``, a list, or the usual one."""
+    if text and (turned := re.fullmatch(r"\[([\d,]+)\]T\(([\d,]+)\)", text)):
+        return np.arange(count).reshape(numbers(turned[1])).transpose(numbers(turned[2]))
+    return np.asarray(numbers(text)) if text else np.arange(count)
 
 
 def _listed(text: str) -> list[list[int]]:

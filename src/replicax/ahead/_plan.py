@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +16,7 @@ from rich.table import Table
 
 from replicax._errors import PlacementError
 from replicax._show import show_bytes
-from replicax.ahead._compiler import Compiling
+from replicax.ahead._compiler import Compiling, OptionError
 from replicax.ahead._preflight import compile_steps
 from replicax.ahead._report import PreflightReport
 from replicax.ahead._sweep import drawing
@@ -37,12 +39,31 @@ class Candidate:
         policy: Whether each replica holds all of each variable or a part.
         rows: The examples of one replica in a step.
         price: Of one device for an hour; None if it is not known.
+        options: What the script was given to do it so.
     """
 
     report: PreflightReport
     policy: str
     rows: int
     price: float | None = None
+    options: tuple[str, ...] = ()
+
+    def priced(self, prices: Mapping[str, float]) -> Candidate:
+        """The same with the price of its kind of device."""
+        kind = re.split("[:-]", self.report.topology)[0]
+        return dataclasses.replace(self, price=prices.get(kind))
+
+    @property
+    def how(self) -> str:
+        """What is not seen from the devices, for people."""
+        cores = f", {self.cores} logical devices" if self.cores > 1 else ""
+        options = f", {' '.join(self.options)}" if self.options else ""
+        return f"{self.policy}{cores}{options}"
+
+    @property
+    def cores(self) -> int:
+        """How many devices form a replica."""
+        return self.report.num_devices // (self.report.num_replicas or self.report.num_devices)
 
     @property
     def works(self) -> bool:
@@ -99,7 +120,7 @@ class Plan:
         lines: dict[str, list[Candidate]] = {}
         for c in self.candidates:
             kind = re.split("[:-]", c.report.topology)[0]
-            lines.setdefault(f"{kind}, {c.policy}", []).append(c)
+            lines.setdefault(f"{kind}, {c.how}", []).append(c)
         for label, tried in lines.items():
             working = [c for c in tried if c.works]
             points = [(c.report.num_devices, 1e3 * c.report.step_seconds) for c in working]
@@ -111,30 +132,66 @@ class Plan:
         figure.savefig(path, dpi=150)
 
     def __rich__(self) -> Table:
-        columns = ("devices", "number", "variables", "rows", "memory", "fits", "step, roofline")
         table = Table(title="From the fastest on, by the estimate")
-        for column in (*columns, "examples/s", "1,000 steps"):
-            table.add_column(column, justify="left" if column == "devices" else "right")
-        for c in self.ranked:
-            table.add_row(*_row(c), style="" if c.works else "dim")
+        columns = ("devices", "number", "logical", "variables", "options", "rows", "memory", "fits")
+        rows = [_row(c) for c in self.ranked]
+        for column in (*columns, "step, roofline", "examples/s", "1,000 steps"):
+            if any(row[column] for row in rows):
+                table.add_column(column, justify="left" if column == "devices" else "right")
+        shown = [str(column.header) for column in table.columns]
+        for c, row in zip(self.ranked, rows, strict=True):
+            table.add_row(*(row[name] for name in shown), style="" if c.works else "dim")
         return table
 
 
-def _row(c: Candidate) -> list[str]:
+def _row(c: Candidate) -> dict[str, str]:
+    """By column; a column that is empty everywhere is not shown."""
     r, seconds = c.report, c.report.step_seconds
     examples = c.rows * (r.num_replicas or 1) / seconds if seconds else 0
-    cost = f"{c.cost:,.2f}" if c.works and c.cost is not None else "-"
-    return [
-        r.topology,
-        f"{r.num_devices:,}",
-        c.policy,
-        f"{c.rows:,}",
-        show_bytes(r.memory.total) if r.memory.total else "-",
-        "yes" if c.works else "no",
-        f"{1e3 * seconds:.3g} ms" if r.compiles else "-",
-        f"{examples:,.0f}" if c.works else "-",
-        cost,
-    ]
+    return {
+        "devices": r.topology,
+        "number": f"{r.num_devices:,}",
+        "logical": f"{c.cores}" if c.cores > 1 else "",
+        "variables": c.policy,
+        "options": " ".join(c.options),
+        "rows": f"{c.rows:,}",
+        "memory": show_bytes(r.memory.total) if r.memory.total else "-",
+        "fits": "yes" if c.works else "no",
+        "step, roofline": f"{1e3 * seconds:.3g} ms" if r.compiles else "-",
+        "examples/s": f"{examples:,.0f}" if c.works else "-",
+        "1,000 steps": f"{c.cost:,.2f}" if c.works and c.cost is not None else "",
+    }
+
+
+def choices_of(varied: Sequence[str]) -> list[list[str]]:
+    """What to give a script, for all combinations of what is varied.
+
+    Args:
+        varied: ``cores=1,8`` tries an option of the script with each value; ``remat`` tries one
+            that has no value, without it and with it.
+
+    Raises:
+        OptionError: One of them has no name, or no values.
+
+    Example:
+        >>> from replicax.ahead._plan import choices_of
+        >>> choices_of(["cores=1,8"])
+        [['--cores', '1'], ['--cores', '8']]
+    """
+    tried = itertools.product(*map(_choices, varied))
+    return [list(itertools.chain.from_iterable(parts)) for parts in tried]
+
+
+def _choices(text: str) -> list[list[str]]:
+    name, equals, values = text.partition("=")
+    option = name if name.startswith("-") else f"--{name}"
+    found = [[option, value] for value in values.split(",") if value]
+    if not name or (equals and not found):
+        raise OptionError(
+            f"--vary takes an option of the script, with values as in 'cores=1,8' or without as in"
+            f" 'remat', and not {text!r}."
+        )
+    return found if equals else [[], [option]]
 
 
 def sizes_of(kind: str, most: int) -> list[Target]:
@@ -175,12 +232,14 @@ def search(
 
 
 def prices_of(path: str) -> dict[str, float]:
-    """What a device costs for an hour, by its kind, from a JSON file.
+    """What a device costs for an hour, by its kind, from a JSON file; none without one.
 
     Raises:
-        ValueError: The file holds something else.
+        OptionError: The file holds something else.
     """
-    read = json.loads(Path(path).read_text())
+    read = json.loads(Path(path).read_text()) if path else {}
     if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):
-        raise ValueError(f'{path} must be such as {{"v5e": 1.2, "h100": 11.0}}: prices of an hour.')
+        raise OptionError(
+            f'{path} must be such as {{"v5e": 1.2, "h100": 11.0}}: prices of an hour.'
+        )
     return {kind: float(price) for kind, price in read.items()}

@@ -174,6 +174,7 @@ def _compiled(traced: Traced, target: Target, how: Compiling) -> PreflightReport
         "donated": traced.donated,
     }
     facts, text = ask(request, traced.program, how)
+    how.refuse(facts.get("error", ""))
     return _reported(traced, target, facts, text, time.monotonic() - started)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import runpy
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from replicax._errors import TracingError
 from replicax.ahead._trace import Step
@@ -32,7 +36,7 @@ def preflight_script(
     """Run a script until it has traced its training step, and give that to ``use``.
 
     The training step is the first function that runs on a strategy's replicas and changes
-    variables; or the one with the given name.
+    variables; or the one with the given name, which may also be one that `jax.jit` compiles.
 
     Args:
         path: The script.
@@ -45,22 +49,65 @@ def preflight_script(
         ScriptError: It failed.
     """
     results: list[Any] = []
+    failures: list[Exception] = []
     seen: list[str] = []
+
+    def stop_at(step: Step) -> None:
+        try:
+            results.append(use(step))
+        except Exception as error:  # which is no failure of the script
+            failures.append(error)
+        raise _Stop
 
     def watch(traced: Any, arguments: Any, program: Any) -> None:
         seen.append(program.name)
         changes = any(not cell.transient and cell.guards is None for cell in program.written)
         is_step = program.topology is not None and changes
         if program.name == function or (function is None and is_step):
-            results.append(use(Step(traced.python_function, arguments)))
-            raise _Stop
+            stop_at(Step(traced.python_function, arguments))
 
+    jitted: list[str] = []
     try:
-        with watched_by(watch):
+        with watched_by(watch), _jit_watched(function, jitted, stop_at):
             _run(path, args)
     except _Stop:
+        if failures:
+            raise failures[0] from None
         return results[0]
-    raise _nothing_found(path, function, seen)
+    raise _nothing_found(path, function, seen, jitted)
+
+
+@contextmanager
+def _jit_watched(
+    function: str | None, names: list[str], stop_at: Callable[[Step], None]
+) -> Iterator[None]:
+    """See what a script gives to `jax.jit`, itself or by its libraries; take the one so named."""
+    original: Any = jax.jit
+
+    def jit(*given: Any, **options: Any) -> Any:
+        if not given:  # a decorator that is still to be given its function
+            return functools.partial(jit, **options)
+        made, name = original(*given, **options), getattr(given[0], "__name__", "")
+        if str(getattr(given[0], "__module__", "")).startswith(("replicax.", "jax.")):
+            return made
+        names.append(name)
+        return _first_call(made, stop_at) if name and name == function else made
+
+    jax.jit = jit
+    try:
+        yield
+    finally:
+        jax.jit = original
+
+
+def _first_call(made: Any, stop_at: Callable[[Step], None]) -> Any:
+    @functools.wraps(made)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
+            return made(*args, **kwargs)  # a part of something larger
+        return stop_at(Step.of(made, args, kwargs))
+
+    return call
 
 
 def _run(path: str, args: Sequence[str]) -> None:
@@ -86,10 +133,15 @@ def _told(path: str, error: Exception) -> str:
     return f"{path} failed before its training step was traced.\n\n{''.join(lines)}"
 
 
-def _nothing_found(path: str, function: str | None, seen: Sequence[str]) -> NoStepError:
+def _nothing_found(
+    path: str, function: str | None, seen: Sequence[str], jitted: Sequence[str]
+) -> NoStepError:
     wanted = f"a function {function!r}" if function else "a training step"
     traced = f"It traced {', '.join(dict.fromkeys(seen))}." if seen else "It traced no function."
+    others = ", ".join(dict.fromkeys(filter(None, jitted)))
+    also = f" It gave jax.jit the functions {others}." if others else ""
     return NoStepError(
-        f"{path} ended without {wanted}. {traced} A training step is an rx.function that calls"
-        " `strategy.run` and changes variables; `--function NAME` chooses another."
+        f"{path} ended without {wanted}. {traced}{also} A training step is an rx.function that"
+        " calls `strategy.run` and changes variables; `--function NAME` chooses another, also one"
+        " that jax.jit compiles."
     )

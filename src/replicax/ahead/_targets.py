@@ -1,15 +1,21 @@
 """Targets: the name of a slice or of GPU machines -> what the compiler needs, and the limits.
 
-The figures of GPUs are NVIDIA's: flops are bfloat16 without sparsity, memory is in units of 10^9
-bytes, links are one direction of NVLink (PCIe for l4), networks those of the machine named here.
+Where the figures of GPUs come from; links are one direction, half of what is published:
 
-* a100: A100 80GB SXM datasheet; DGX A100 (eight of 200 Gb/s).
-* h100, h200: H100 SXM and H200 SXM datasheets; DGX H100 and H200 (eight of 400 Gb/s).
-* b200: DGX B200 datasheet, an eighth of it; eight of 400 Gb/s.
-* l4: L4 datasheet; Google Cloud's g2-standard-96 (eight GPUs, 100 Gb/s).
+* Memory, its bandwidth, cores, caches and clocks: what the devices report, as XLA keeps it in
+  ``xla/backends/gpu/target_config/specs`` (a100_sxm_80, h100_sxm, h200, b200). A datasheet's
+  "80 GB" is less than that, its 8 TB/s of b200 are more. Of l4, which is not there: 22,565 MiB and
+  58 cores as programs print them, the rest from its datasheet.
+* Flops, bfloat16 without sparsity: the datasheets of A100 (312), H100 and H200 (989, half of 1,979
+  with sparsity), DGX B200 (a quarter of 72 petaflops of FP8 with sparsity, by eight) and L4 (half
+  of 242), as pages quote them; the datasheets themselves were not to be had.
+* Links: NVLink of A100 600, H100 and H200 900 GB/s; DGX B200 14.4 TB/s for eight
+  (docs.nvidia.com/dgx/dgxb200-user-guide); L4 PCIe of the fourth generation with 16 lanes.
+* Networks: an adapter for each GPU, of 200 Gb/s in DGX A100, of 400 Gb/s in DGX H100, H200
+  (docs.nvidia.com/dgx-basepod) and B200; L4 a g2-standard-96 with 100 Gb/s for eight
+  (cloud.google.com/compute/docs/gpus/gpu-network-bandwidth).
 
-Cores, caches and registers, which the compiler asks for, are those of the architecture papers and
-of the CUDA programming guide's table of compute capabilities.
+Registers and threads are those of the CUDA programming guide's table of compute capabilities.
 """
 
 from __future__ import annotations
@@ -245,27 +251,27 @@ _GPUS = {
     for gpu in (
         _described(
             *("a100", "NVIDIA A100-SXM4-80GB", (8, 0)),
-            (80e9, (312e12, 2039e9, 300e9, 25e9)),
+            (85_100_068_864, (312e12, 2_039_040_000_000, 300e9, 25e9)),
             _shaped(108, 167936, 41943040, 1.41, fpus_per_core=64),
         ),
         _described(
             *("h100", "NVIDIA H100 80GB HBM3", (9, 0)),
-            (80e9, (989e12, 3350e9, 450e9, 50e9)),
+            (84_942_979_072, (989e12, 3_352_320_000_000, 450e9, 50e9)),
             _HOPPER,
         ),
         _described(
             *("h200", "NVIDIA H200", (9, 0)),
-            (141e9, (989e12, 4800e9, 450e9, 50e9)),
+            (151_397_597_184, (989e12, 4_800_000_000_000, 450e9, 50e9)),
             _HOPPER,
         ),
         _described(
             *("b200", "NVIDIA B200", (10, 0)),
-            (180e9, (2250e12, 8000e9, 900e9, 50e9)),
-            _shaped(148, 233472, 132120576, 1.965),
+            (191_514_411_008, (2250e12, 7_672_320_000_000, 900e9, 50e9)),
+            _shaped(148, 233472, 132644864, 1.965),
         ),
         _described(
             *("l4", "NVIDIA L4", (8, 9)),
-            (24e9, (121e12, 300e9, 32e9, 12.5e9 / 8)),
+            (22_565 << 20, (121e12, 300e9, 32e9, 12.5e9 / 8)),
             _shaped(58, 102400, 50331648, 2.04, threads_per_core_limit=1536),
         ),
     )

@@ -263,7 +263,8 @@ def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Expo
         outs = jax.tree.structure(tuple(range(len(made.out_avals))))
         return dataclasses.replace(made, in_tree=ins, out_tree=outs)
     except (NotImplementedError, ValueError) as error:
-        if "devices to be present" not in str(error) and "callback" not in str(error):
+        signs = "devices to be present", "callback", "is different from the lowering platform"
+        if not any(sign in str(error) for sign in signs):
             raise
         raise TracingError(
             f"{_name(jitted)} calls back into Python while it runs (jax.pure_callback, io_callback,"

@@ -2,11 +2,13 @@
 
 import argparse
 import dataclasses
+import gc
+from functools import partial
 
 from rich.console import Console
 
 from replicax.ahead._compiler import Compiling
-from replicax.ahead._plan import Candidate, Plan, prices_of, search, sizes_of
+from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
 from replicax.ahead._preflight import require_compiler
 from replicax.ahead._trace import Step
 from replicax.cli._preflight import DOES_NOT_FIT, OK, caught, choose_devices
@@ -20,10 +22,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--global-batch", type=int, required=True, metavar="N", help="examples of one step"
     )
     parser.add_argument("--most", type=int, default=64, metavar="N", help="devices (default: 64)")
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="OPTION=A,B",
+        help="an option of the script to try with each of these values, such as cores=1,8; without"
+        " values, to try without and with it",
+    )
     parser.add_argument("--prices", metavar="FILE", help='a JSON file: {"v5e": 1.2} for an hour')
     parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
     parser.add_argument(
         "--plan", action="store_true", help="make the script's variables without values"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="virtual ones for the script"
     )
     parser.add_argument("--cache", metavar="DIR", default="", help="keep what the compiler said")
     parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
@@ -31,30 +44,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Catch the step of the script, try it on the devices, print the table."""
-    kinds = [kind.strip() for kind in options.fit.split(",") if kind.strip()]
-    prices = prices_of(options.prices) if options.prices else {}
-    targets = [target for kind in kinds for target in sizes_of(kind, options.most)]
+    targets = [target for kind in _kinds(options) for target in sizes_of(kind, options.most)]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
-    choose_devices(8)
-    console = Console()
-
-    def planned(step: Step) -> Plan:
-        found: list[Candidate] = []
-        how = Compiling(cache=options.cache)
-        for one in search(step, kinds, options.global_batch, options.most, how):
-            price = prices.get(one.report.topology.split(":")[0].split("-")[0])
-            found.append(dataclasses.replace(one, price=price))
-            console.print(f"tried {one.report.topology}, {one.policy}", style="dim")
-        return Plan(tuple(found))
-
-    status, plan = caught(options, "plan", planned)
-    if status:
-        return status
+    choices, prices = choices_of(options.vary), prices_of(options.prices or "")
+    choose_devices(options.devices)
+    console, candidates = Console(), list[Candidate]()
+    for given in choices:
+        words = argparse.Namespace(**vars(options) | {"rest": [*options.rest, *given]})
+        tried = partial(_tried, options=words, given=tuple(given), console=console)
+        status, found = caught(words, "plan", tried)
+        if status:
+            return status
+        candidates += found
+        gc.collect()  # the variables of this run of the script
+    plan = Plan(tuple(c.priced(prices) for c in candidates))
     console.print(plan)
     for title in ("smallest", "fastest"):
         if one := getattr(plan, title):
-            console.print(f"The {title} that fits: {one.report.topology}, variables {one.policy}.")
+            console.print(f"The {title} that fits: {one.report.topology}, variables {one.how}.")
     if options.plot:
         plan.plot(options.plot)
     return OK if plan.fastest else DOES_NOT_FIT
+
+
+def _kinds(options: argparse.Namespace) -> list[str]:
+    return [kind.strip() for kind in options.fit.split(",") if kind.strip()]
+
+
+def _tried(
+    step: Step, options: argparse.Namespace, given: tuple[str, ...], console: Console
+) -> list[Candidate]:
+    """A step on all the devices, each as soon as it is compiled."""
+    how, found = Compiling(cache=options.cache), list[Candidate]()
+    for one in search(step, _kinds(options), options.global_batch, options.most, how):
+        found.append(dataclasses.replace(one, options=given))
+        console.print(f"tried {one.report.topology}, {found[-1].how}", style="dim")
+    return found

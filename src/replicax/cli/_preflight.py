@@ -14,7 +14,7 @@ from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
 from replicax.ahead._compiler import Compiling
-from replicax.ahead._gate import above, grown
+from replicax.ahead._gate import above, grown, limit_of
 from replicax.ahead._preflight import compile_steps, require_compiler
 from replicax.ahead._report import PreflightReport
 from replicax.ahead._script import NoStepError, ScriptError, preflight_script
@@ -75,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
     targets = [Target.parse(name) for name in names]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
+    if options.max_memory:
+        limit_of(options.max_memory, 0)  # before anything takes minutes
     choose_devices(options.devices)
     how = Compiling.of(options.xla_flags, options.save_executable, options.cache)
     console = Console()

@@ -1,0 +1,188 @@
+"""Compile published training configurations, to hold the estimate against published step times.
+
+    python docs/published_steps.py FOLDER NAME
+
+writes the report of one of `RUNS`. The shapes, batches, shardings and remat policies are those of
+the scripts in ``src/maxtext/configs/tpu`` of AI-Hypercomputer/maxtext, the speeds those of the
+README files beside them. The program is one of JAX alone: a decoder with rotary attention and gated
+hidden layers, AdamW in float32, products in bfloat16, layers scanned.
+"""
+
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from rich.console import Console
+
+import replicax as rx
+from replicax.ahead._report import PreflightReport
+
+HEAD, VOCABULARY, BLOCK = 128, 32_000, 512
+
+
+@dataclass(frozen=True)
+class Run:
+    """A configuration, and how fast it was published to be.
+
+    Attributes:
+        model: As its script calls it.
+        topology: The slice.
+        sizes: Layers, width, heads, hidden units.
+        batch: Sequences of each device.
+        tensor: Over how many devices heads and hidden units are split; the rest holds parts of
+            every weight, and gathers them layer by layer.
+        remat: ``full`` or ``minimal``, which keeps the results of products.
+        speed: Operations of the model on one chip in a second, as published.
+        length: Of a sequence.
+    """
+
+    model: str
+    topology: str
+    sizes: tuple[int, int, int, int]
+    batch: int
+    tensor: int
+    remat: str
+    speed: float
+    length: int = 2048
+
+    @property
+    def flops(self) -> float:
+        """Of the model, on one device in a step, as MaxText counts: forward, and twice that back.
+
+        Attention counts in full, as it did when the speeds were published.
+        """
+        layers, width, heads, hidden = self.sizes
+        tokens = self.batch * self.length
+        weights = layers * width * (4 * heads * HEAD + 3 * hidden) + width * VOCABULARY
+        return 3 * (2 * tokens * weights + 4 * layers * tokens * self.length * heads * HEAD)
+
+    @property
+    def seconds(self) -> float:
+        """The published time of a step."""
+        return self.flops / self.speed
+
+
+RUNS = {
+    "16b_v5e": Run("16B", "v5e:16x16", (32, 4096, 64, 28672), 6, 1, "full", 120e12),
+    "32b_v5e": Run("32B", "v5e:16x16", (32, 8192, 64, 28672), 4, 1, "full", 132e12),
+    "64b_v5e": Run("64B", "v5e:16x16", (64, 8192, 64, 28672), 2, 1, "full", 118e12),
+    "22b_v4": Run("22B", "v4:4x4x4", (48, 6144, 24, 24576), 13, 1, "full", 156e12),
+    "32b_v5p": Run("32B", "v5p:4x4x4", (32, 8192, 64, 28672), 6, 4, "minimal", 328e12),
+    "64b_v5p": Run("64B", "v5p:4x4x4", (64, 8192, 64, 28672), 3, 4, "minimal", 323e12),
+    "128b_v5p": Run("128B", "v5p:4x4x8", (64, 8192, 128, 57344), 1, 8, "minimal", 315e12),
+}
+
+
+def compiled(run: Run) -> PreflightReport:
+    """What the compiler says of one step."""
+    devices = math.prod(map(int, run.topology.split(":")[1].split("x")))
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", devices)
+    shape = devices // run.tensor, run.tensor
+    mesh = jax.make_mesh(shape, ("fsdp", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    weights = {name: _struct(mesh, *about) for name, about in _weights(run).items()}
+    tokens = _struct(mesh, (devices * run.batch, run.length), P("fsdp"), jnp.int32)
+    state = {"weights": weights, "first": weights, "second": weights}
+
+    def train_step(state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+        return _train_step(run, mesh, state, tokens)
+
+    outs = jax.tree.map(lambda x: x.sharding, state), NamedSharding(mesh, P())
+    step = jax.jit(train_step, donate_argnums=0, out_shardings=outs)
+    return rx.preflight(step, (state, tokens), run.topology)
+
+
+def _weights(run: Run) -> dict[str, tuple[tuple[int, ...], P]]:
+    layers, width, heads, hidden = run.sizes
+    inward = (layers, width, heads, HEAD), P(None, "fsdp", "tensor")
+    up = (layers, width, hidden), P(None, "fsdp", "tensor")
+    return {
+        "embedding": ((VOCABULARY, width), P("tensor", "fsdp")),
+        "logits": ((width, VOCABULARY), P("fsdp", "tensor")),
+        **dict.fromkeys(("query", "key", "value"), inward),
+        "out": ((layers, heads, HEAD, width), P(None, "tensor", None, "fsdp")),
+        **dict.fromkeys(("gate", "up"), up),
+        "down": ((layers, hidden, width), P(None, "tensor", "fsdp")),
+    }
+
+
+def _struct(mesh: Mesh, shape: Any, spec: P, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+
+def _train_step(run: Run, mesh: Mesh, state: Any, tokens: jax.Array) -> tuple[Any, jax.Array]:
+    loss, gradients = jax.value_and_grad(_loss)(state["weights"], tokens, run, mesh)
+    first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, state["first"], gradients)
+    second = jax.tree.map(lambda v, g: 0.95 * v + 0.05 * g * g, state["second"], gradients)
+    weights = jax.tree.map(
+        lambda w, m, v: w - 1e-4 * (m / (jnp.sqrt(v) + 1e-8) + 0.1 * w),
+        *(state["weights"], first, second),
+    )
+    return {"weights": weights, "first": first, "second": second}, loss
+
+
+def _loss(weights: Any, tokens: jax.Array, run: Run, mesh: Mesh) -> jax.Array:
+    weights = dict(weights)
+    table, logits = weights.pop("embedding"), weights.pop("logits").astype(jnp.bfloat16)
+    rows = NamedSharding(mesh, P("fsdp", None, "tensor"))
+    x = jax.nn.one_hot(tokens, VOCABULARY, dtype=jnp.bfloat16) @ table.astype(jnp.bfloat16)
+
+    def layer(x: jax.Array, one: Any) -> tuple[jax.Array, None]:
+        x = jax.lax.with_sharding_constraint(x, rows)
+        return _layer(x, {name: w.astype(jnp.bfloat16) for name, w in one.items()}), None
+
+    kept = {"full": None, "minimal": jax.checkpoint_policies.dots_with_no_batch_dims_saveable}
+    x, _ = jax.lax.scan(jax.checkpoint(layer, policy=kept[run.remat]), x, weights)
+    scores = jax.nn.log_softmax((_normal(x) @ logits).astype(jnp.float32))
+    return -jnp.mean(scores * jax.nn.one_hot(tokens, VOCABULARY))
+
+
+def _layer(x: jax.Array, w: dict[str, jax.Array]) -> jax.Array:
+    y = _normal(x)
+    query, key, value = (jnp.einsum("btd,dhe->bthe", y, w[n]) for n in ("query", "key", "value"))
+    seen = _attention(_rotated(query), _rotated(key), value)
+    x = x + jnp.einsum("bthe,hed->btd", seen, w["out"])
+    y = _normal(x)
+    return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
+
+
+def _attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax.Array:
+    """Block by block of the queries, whose scores are never all there at once."""
+    length = query.shape[1]
+    blocks = query.reshape(query.shape[0], length // BLOCK, BLOCK, *query.shape[2:])
+
+    @jax.checkpoint
+    def one(given: tuple[jax.Array, jax.Array]) -> jax.Array:
+        at, block = given
+        scores = jnp.einsum("bthe,bshe->bhts", block, key) / HEAD**0.5
+        before = at * BLOCK + jnp.arange(BLOCK)[:, None] >= jnp.arange(length)
+        shares = jax.nn.softmax(jnp.where(before, scores, -1e9).astype(jnp.float32))
+        return jnp.einsum("bhts,bshe->bthe", shares.astype(value.dtype), value)
+
+    done = jax.lax.map(one, (jnp.arange(length // BLOCK), jnp.moveaxis(blocks, 1, 0)))
+    return jnp.moveaxis(done, 0, 1).reshape(query.shape)
+
+
+def _rotated(x: jax.Array) -> jax.Array:
+    half = HEAD // 2
+    angles = jnp.arange(x.shape[1])[:, None, None] / 10_000 ** (jnp.arange(half) / half)
+    sines, cosines = (f(angles).astype(x.dtype) for f in (jnp.sin, jnp.cos))
+    a, b = x[..., :half], x[..., half:]
+    return jnp.concatenate([a * cosines - b * sines, b * cosines + a * sines], axis=-1)
+
+
+def _normal(x: jax.Array) -> jax.Array:
+    square = jnp.mean(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(square + 1e-6).astype(x.dtype)
+
+
+if __name__ == "__main__":
+    report = compiled(RUNS[sys.argv[2]])
+    Console().print(report)
+    Path(sys.argv[1], f"published_{sys.argv[2]}.json").write_text(report.to_json() + "\n")
