@@ -101,13 +101,15 @@ class Sheet:
         if self.columns:
             table = _table.Table(box=None, header_style="bold", pad_edge=True)
             for column in self.columns:
-                side = "right" if column.startswith(">") else "left"
-                table.add_column(column.removeprefix(">"), justify=side, overflow="fold")  # type: ignore[arg-type]
+                if column.startswith(">"):
+                    table.add_column(column[1:], justify="right", no_wrap=True)
+                else:
+                    table.add_column(column, overflow="fold")
             for row in self._shown():
                 table.add_row(*(_text.Text(short(cell)) for cell in row))
             yield table
         for note in self._said():
-            yield _text.Text(note, "dim")
+            yield _text.Text(short(note, 1000), "dim")
 
     def __str__(self) -> str:
         text = as_text(self)

@@ -17,9 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.workers import _hub, _wire
+from replicax.workers import _hub, _readers, _wire
 from replicax.workers._hub import Hub, HubOptions
-from replicax.workers._join import HubProcess, _prove
+from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import bare_python
 from replicax.workers._wire import Door, Wire
 
@@ -82,7 +82,7 @@ def trusted(address):
     """A connection that has proved to know the token."""
     with stranger(address) as sock:
         wire = Wire(sock)
-        _prove(wire, TOKEN, address, "")
+        prove(wire, TOKEN, address)
         yield wire
 
 
@@ -112,6 +112,125 @@ def test_workers_come_and_go_in_peace():
         heard(b, "go")
         a.send({"ping": PING})
         assert heard(a, "pong") == 1
+
+
+# Readers.
+
+
+@contextlib.contextmanager
+def reader(address):
+    with stranger(address) as sock:
+        wire = Wire(sock)
+        prove(wire, TOKEN, address, role="reader")
+        yield wire
+
+
+def test_a_reader_is_told_how_each_worker_is():
+    load = {"steps": 7, "rate": 2.5, "waited": 3.0, "waits": 0.25, "memory": 4096}
+    with hub(2) as address, worker(address, 0, 2) as a, worker(address, 1, 2, host="h") as b:
+        heard(b, "go")
+        a.send({"ping": {**PING, "load": load}})
+        heard(a, "pong")
+        with reader(address) as wire:
+            status = heard(wire, "status")
+
+    first, second = status["workers"]
+    assert {name: first[name] for name in load} == load
+    assert (first["index"], first["state"], second["host"]) == (0, "here", "h")
+
+
+def test_a_reader_stays_until_the_end_and_hears_why():
+    with hub(2) as address, worker(address, 0, 2) as a, worker(address, 1, 2) as b:
+        heard(b, "go")
+        with reader(address) as wire:
+            heard(wire, "status")
+            a.send({"raised": "ValueError: no", "progress": PING})
+            heard(b, "report")
+            status = heard(wire, "status")
+            while not status["news"]:
+                status = heard(wire, "status")
+
+    assert "it raised ValueError: no" in status["news"][0]
+    assert [w["state"] for w in status["workers"]] == ["lost", "here"]
+
+
+@given(st.lists(st.one_of(st.binary(), st.just(b'{"bye": {}}\n'), st.just(b'{"join": 1}\n'))))
+@settings(max_examples=20)
+def test_nothing_that_a_reader_says_moves_the_run(run, data):
+    address, workers = run
+    with reader(address) as wire, contextlib.suppress(OSError):
+        for part in data:
+            wire.socket.sendall(part)
+        message = {"raised": "I am a worker", "progress": PING}
+        wire.socket.sendall(json.dumps(message).encode() + b"\n")
+        while wire.receive_within(30) is not None:  # it is shown out
+            pass
+
+    for index, wire in enumerate(workers):
+        wire.send({"ping": {**PING, "count": 1}})
+        assert heard(wire, "pong") == 1, index
+
+
+def test_a_reader_that_takes_nothing_in_keeps_nobody_waiting(monkeypatch):
+    monkeypatch.setattr(_wire, "_SEND_PATIENCE", 1e6)  # who waits for it, waits for ever
+    door = Door(_wire.listen("127.0.0.1:0"), TOKEN)
+    ours, theirs = socket.socketpair()
+    with contextlib.closing(door.selector), contextlib.closing(door), ours, theirs:
+        visitor = _wire.Visitor(Wire.__new__(Wire), "", trusted=True, reads=True)
+        visitor.wire.socket = ours
+        door.visitors[ours] = visitor
+        readers = _readers.Readers(door)
+        for number in range(50):
+            readers.tell(lambda n=number: {"number": n, "text": "x" * 100_000}, at_once=True)
+            assert len(visitor.unsent) < 110_000
+        received, lines = b"", []
+        theirs.setblocking(False)
+        while visitor.unsent or b"\n" not in received[-1:]:
+            readers.tell(dict)
+            with contextlib.suppress(BlockingIOError):
+                received += theirs.recv(1 << 20)
+        lines = [json.loads(line)["status"] for line in received.splitlines()]
+
+    numbers = [line["number"] for line in lines if line]
+    assert numbers[0] == 0
+    assert len(numbers) < 50
+    assert numbers == sorted(set(numbers))
+
+
+def test_there_are_only_so_many_readers():
+    with hub(1) as address, contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(reader(address)) for _ in range(_wire.MOST_READERS + 2)]
+        heard(wires[-1], "status")
+        for wire in wires[:2]:
+            while wire.receive_within(30) is not None:
+                pass
+
+
+def test_a_readers_proof_does_not_let_in_a_worker():
+    with hub(1) as address, stranger(address) as sock:
+        wire = Wire(sock)
+        challenge = wire.receive_within(30)["challenge"]
+        proof = _wire.proof(TOKEN, "reader", challenge, "n")
+        wire.send({"role": "worker", "nonce": "n", "proof": proof})
+        assert heard(wire, "refused") == "token"
+
+
+def test_readers_do_not_keep_a_hub_alive():
+    with hub(1) as address, reader(address) as wire:
+        with worker(address, 0, 1) as a:
+            heard(a, "go")
+            a.send({"bye": PING})
+            a.receive_within(30)
+        while wire.receive_within(30) is not None:
+            pass
+
+
+@pytest.fixture(scope="module")
+def run():
+    with hub(2) as address, worker(address, 0, 2) as a, worker(address, 1, 2) as b:
+        heard(a, "go")
+        heard(b, "go")
+        yield address, (a, b)
 
 
 # Strangers.

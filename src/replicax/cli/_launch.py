@@ -1,6 +1,7 @@
 """``replicax launch --workers 4 train.py``: start all workers of a cluster, and watch over them."""
 
 import argparse
+import contextlib
 import json
 import os
 import secrets
@@ -16,6 +17,7 @@ from types import FrameType
 
 from replicax.cli._gang import Gang, GangPlan, Worker
 from replicax.cli._output import Log
+from replicax.cli._report import Reporter
 from replicax.cluster._checks import ClusterError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers._join import HubProcess, hub_options
@@ -28,6 +30,8 @@ _QUICK_FAILURE = 3.0  # seconds; if workers fail sooner, restarts wait longer ea
 _LONGEST_PAUSE = 30.0
 _OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
 _LOOPBACK = "127.0.0.1"
+# What a launcher keeps while it runs, among the temporary files: `replicax top` looks there.
+FOLDER, RUN_FILE, TOKEN_FILE = "replicax-launch-", "run.json", "token"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--log-dir", type=Path, metavar="DIR", help="keep the output of each worker there")
     add("--grace", type=float, default=15.0, metavar="S", help="seconds to end by themselves")
     add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
+    add("--report", type=Path, metavar="FILE", help="at the end, write a page about the run there")
     add("--dry-run", action="store_true", help="show what would be started")
     add("-m", action="store_true", dest="is_module", help="the program is a module")
     add("program", help="the training program")
@@ -62,8 +67,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         with _signals_as_interrupts(), _guarded(options.grace) as (guard, folder):
-            _write_token(options, folder / "token")
-            return _attempts(options, guard, folder)
+            _write_token(options, folder / TOKEN_FILE)
+            with _reported(options) as reporter:
+                return _attempts(options, guard, folder, reporter)
     except KeyboardInterrupt as interrupt:
         return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
 
@@ -74,7 +80,7 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
     guard = Guard(grace)
     try:
         # The guard knows of the folder before it is there.
-        folder = Path(tempfile.gettempdir()) / f"replicax-launch-{secrets.token_hex(8)}"
+        folder = Path(tempfile.gettempdir()) / f"{FOLDER}{secrets.token_hex(8)}"
         guard.remove_later(folder)
         folder.mkdir(mode=0o700)
         yield guard, folder
@@ -82,11 +88,35 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
         guard.end()
 
 
-def _attempts(options: argparse.Namespace, guard: Guard, folder: Path) -> int:
+@contextmanager
+def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
+    """What listens to the run; whatever ends it, the page is written."""
+    if options.report is None:
+        yield None
+        return
+    reporter = Reporter(options.report, options.program)
+    try:
+        reporter.write()  # now, as a path that cannot be written must not be found at the end
+    except OSError as error:
+        raise ClusterError(
+            f"--report {options.report} cannot be written: {error.strerror}. Give a file in a"
+            " folder that exists and is yours."
+        ) from error
+    try:
+        yield reporter
+    finally:
+        with contextlib.suppress(OSError):
+            reporter.write()
+            _say(f"wrote {options.report}")
+
+
+def _attempts(
+    options: argparse.Namespace, guard: Guard, folder: Path, reporter: Reporter | None
+) -> int:
     failures, attempt = 0, 0
     while True:
         began = time.monotonic()
-        code = _attempt(options, attempt, guard, folder)
+        code = _attempt(options, attempt, guard, folder, reporter)
         if code == 0 or attempt == options.max_restarts:
             return code
         attempt += 1
@@ -97,10 +127,17 @@ def _attempts(options: argparse.Namespace, guard: Guard, folder: Path) -> int:
         time.sleep(pause)
 
 
-def _attempt(options: argparse.Namespace, attempt: int, guard: Guard, folder: Path) -> int:
-    plans = _plans(options, attempt, folder / "token")
+def _attempt(
+    options: argparse.Namespace, attempt: int, guard: Guard, folder: Path, reporter: Reporter | None
+) -> int:
+    plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
     hub = _start_hub(plans[0]) if options.host_index == 0 and options.workers > 1 else None
+    address = plans[0].environment[HUB_VARIABLE]
+    _note_run(options, folder, address)
+    if reporter is not None:
+        reporter.begin(address, (folder / TOKEN_FILE).read_text())
+    code, story = None, ""
     try:
         gang = Gang(plans, logs, guard)
         try:
@@ -111,10 +148,23 @@ def _attempt(options: argparse.Namespace, attempt: int, guard: Guard, folder: Pa
             raise
         if hub is not None and options.hosts:
             hub.wait(_OTHER_HOSTS if culprit else None)  # the workers of other machines need it
+        code, story = (culprit.code, _story(culprit, gang.workers)) if culprit else (0, "")
     finally:
         if hub is not None:
             hub.end()
-    return _report(culprit, gang.workers) if culprit else 0
+        if reporter is not None:
+            reporter.end(code, story)
+    if story:
+        _say(story)
+    return code
+
+
+def _note_run(options: argparse.Namespace, folder: Path, address: str) -> None:
+    """Say in the launcher's own folder where the hub is, for `replicax top`."""
+    told = {"address": address, "program": options.program, "pid": os.getpid()}
+    draft = folder / f"{RUN_FILE}.draft"
+    draft.write_text(json.dumps(told))
+    draft.replace(folder / RUN_FILE)
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
@@ -256,8 +306,8 @@ def _show(plans: list[GangPlan]) -> None:
         sys.stdout.write(f"[worker {plan.index}] {' '.join(words)} {shlex.join(plan.command)}\n")
 
 
-def _report(first: Worker, workers: list[Worker]) -> int:
-    """Say which worker failed first; the exit code."""
+def _story(first: Worker, workers: list[Worker]) -> str:
+    """Which worker failed first, and what became of the others."""
     blamed = next((w for w in workers if w.plan.index == first.blamed and w.made_to_end), None)
     culprit = blamed or first
     last = list(culprit.lines)[-_SHOWN:]
@@ -272,8 +322,7 @@ def _report(first: Worker, workers: list[Worker]) -> int:
         lines += [f"    {line}" for line in last]
     others = [w for w in workers if w not in (culprit, first) and w.process.returncode]
     lines += [f"Then {w.story()}." for w in others]
-    _say("\n".join(lines))
-    return first.code
+    return "\n".join(lines)
 
 
 def _say(text: str) -> None:

@@ -12,6 +12,7 @@ VERBS = {
     "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
     "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
     "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",
+    "top": "Show the workers of a running cluster: steps, waits for input, memory, last heard.",
 }
 
 

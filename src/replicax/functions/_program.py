@@ -24,6 +24,7 @@ from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import Topology, together
 from replicax.values._placement import first, own_copy, replicate
 from replicax.workers._group import digest
+from replicax.workers._load import load
 
 
 class Program:
@@ -155,6 +156,7 @@ class Program:
                     for cell, value in zip(self.written, old, strict=True):
                         cell.value, cell.owned = value, False
                 raise
+            load.steps += 1
             return outs
 
     def _bind(self, leaves: Sequence[Any]) -> None:

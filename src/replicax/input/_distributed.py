@@ -24,6 +24,7 @@ from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import T_co
 from replicax.values._structures import PerReplicaSpec
+from replicax.workers._load import load
 
 _STATE_VERSION = 2
 
@@ -239,7 +240,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
             return Ahead.take(self)
 
     def _look(self) -> None:
-        with self._pipeline.waiting():
+        with load, self._pipeline.waiting():
             if not self._elements.move_to(self._peeked):
                 raise EndOfSequenceError(self._end())
 

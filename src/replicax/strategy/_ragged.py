@@ -28,6 +28,7 @@ from replicax.state._levels import TraceLevel, level
 from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
 from replicax.values._structures import regroup, select, who_has_rows
+from replicax.workers._load import load
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -109,6 +110,7 @@ def run_ragged(
 
     rows = on_each(body)
     _commit([writes for _, writes in rows], before, has_rows, topology)
+    load.steps += 1
     return regroup([result for result, _ in rows], topology)
 
 

@@ -43,6 +43,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
 from replicax.values._structures import check_counts, regroup, select, who_has_rows
+from replicax.workers._load import load
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -354,7 +355,9 @@ def _run_threads(
         with held, _eager.opened(topology) as meeting:
             return regroup(meeting.hold(body), topology)
 
-    return wholly(run)
+    results = wholly(run)
+    load.steps += 1
+    return results
 
 
 def _own(result: Any) -> Any:

@@ -26,6 +26,7 @@ from replicax._faults import fault_point
 from replicax.cluster._checks import WorkerLostError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _sockets, _wire
+from replicax.workers._load import load
 from replicax.workers._reports import Report
 from replicax.workers._wire import Message, Wire
 
@@ -229,6 +230,7 @@ class Group:
                 "inside": self._inside,
                 "pace": statistics.median(self._paces) if self._paces else 0.0,
                 "journal": list(self._journal),
+                "load": load.told(),
             }
 
     def _begin(self, what: str) -> None:

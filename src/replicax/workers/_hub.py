@@ -17,7 +17,9 @@ from typing import Any
 
 from replicax.workers import _reports, _watch, _wire
 from replicax.workers._keeper import Keeper
+from replicax.workers._readers import Readers, row
 from replicax.workers._reports import Report
+from replicax.workers._settings import HubOptions
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
 _TICK = 0.1
@@ -26,31 +28,6 @@ _PATIENCE = 10.0  # seconds that one which was given up has to end by itself
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
 AFTER_REFUSAL = 30.0  # seconds that the roll-call goes on after a worker was refused
-
-
-@dataclass(frozen=True)
-class HubOptions:
-    """What the hub is told when it starts.
-
-    Attributes:
-        address: Where to listen.
-        size: How many workers are to come.
-        token: What they must know.
-        addresses: Where they live, None where that is not known.
-        owner: Who starts it, in words.
-        join_timeout: Seconds that they may take to come.
-        ping_timeout: Seconds of silence after which a worker is given up.
-        step_timeout: Seconds after which one that others wait for is given up.
-    """
-
-    address: str
-    size: int
-    token: str
-    addresses: tuple[str | None, ...]
-    owner: str
-    join_timeout: float
-    ping_timeout: float
-    step_timeout: float
 
 
 @dataclass
@@ -78,7 +55,9 @@ class Hub:
         self._deadline = self._began + options.join_timeout
         self._started = False
         self._is_broken = self._is_ending = False
-        self._gone: set[int] = set()
+        self._gone: dict[int, Message] = {}  # what is known of those that are
+        self._news: list[str] = []
+        self._readers = Readers(door)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
@@ -95,7 +74,20 @@ class Hub:
                 self._look_after()
             else:
                 self._call_roll()
+            self._readers.tell(self._status)
         self._door.close()
+        self._readers.tell(self._status, at_once=True)
+
+    def _status(self) -> Message:
+        """How the run is, for those who only look."""
+        here = {i: row(m.facts, m.progress, "here") for i, m in self._members.items()}
+        found = {**self._gone, **here}
+        return {
+            "size": self._options.size,
+            "seconds": time.monotonic() - self._began,
+            "news": self._news,
+            "workers": [found[i] for i in sorted(found)],
+        }
 
     @property
     def has_started(self) -> bool:
@@ -126,6 +118,8 @@ class Hub:
     def _take(self, visitor: Visitor, message: Message) -> None:
         if not visitor.trusted:
             self._door.prove(visitor, message)
+        elif visitor.reads:
+            raise _wire.WireError("a reader says nothing")
         elif visitor.index is None:
             self._join(visitor, _reports.checked_facts(message.get("join")))
         elif visitor.index in self._members:
@@ -226,6 +220,7 @@ class Hub:
         """Tell all why nobody can go on, if they do not know yet."""
         self._door.close()
         self._door.tell_workers(Report(kind, None, text).to_message())
+        self._note(text)
         self._is_broken = True
 
     def _start(self) -> None:
@@ -281,7 +276,7 @@ class Hub:
         if len(offers) == self._options.size:
             del self._offers[key], self._asked[key]
             self._door.tell_workers({"answer": key, "values": [offers[i] for i in sorted(offers)]})
-        elif self._gone - offers.keys():
+        elif self._gone.keys() - offers.keys():
             self._door.tell_workers({"never": key})
 
     def _look_after(self) -> None:
@@ -336,11 +331,17 @@ class Hub:
         self._door.tell_workers(
             Report("left" if quietly else "lost", index, text, count).to_message()
         )
+        if not quietly:
+            self._note(text)
         del self._members[index]
-        self._gone.add(index)
+        self._gone[index] = row(member.facts, member.progress, "left" if quietly else "lost")
         self._is_broken |= not quietly
         for key in [k for k, offers in self._offers.items() if index not in offers]:
             self._door.tell_workers({"never": key})
+
+    def _note(self, text: str) -> None:
+        if not self._is_broken:  # what follows is no cause
+            self._news.append(text)
 
     def _name(self, index: int) -> str:
         return _reports.name_of(self._members[index].facts)

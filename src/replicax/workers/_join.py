@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,8 @@ from replicax._faults import fault_point
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
-from replicax.workers._hub import HubOptions
 from replicax.workers._sessions import bare_python
-from replicax.workers._settings import Settings
+from replicax.workers._settings import HubOptions, Settings
 from replicax.workers._wire import Message, Wire
 
 _log = logging.getLogger("replicax")
@@ -53,7 +53,7 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     deadline = time.monotonic() + settings.join_timeout
     wire = _connect(facts, settings, address, fault, deadline)
     try:
-        _prove(wire, settings.token, address, fault)
+        prove(wire, settings.token, address, fault)
         wire.send({"join": _own_facts(facts)})
         return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
@@ -159,19 +159,38 @@ def _connect(
             time.sleep(_RETRY)
 
 
-def _prove(wire: Wire, token: str, address: str, fault: str) -> None:
-    """Show that this worker knows the token, and see that the hub does."""
+def prove(wire: Wire, token: str, address: str, fault: str = "", role: str = "worker") -> None:
+    """Show that this process knows the token, and see that the hub does.
+
+    Raises:
+        RollCallError: If it does not, or what answers is no hub.
+    """
     wire.socket.settimeout(_ANSWER_PATIENCE)
     stranger = _cannot_listen(address, fault) if fault else _not_ours(address)
     challenge = _patiently(wire, stranger).get("challenge")
     if not isinstance(challenge, str):
         raise RollCallError(stranger)
     mine = _wire.nonce()
-    answer = {"nonce": mine, "proof": _wire.proof(token, "worker", challenge, mine)}
-    wire.send(answer)
+    wire.send({"role": role, "nonce": mine, "proof": _wire.proof(token, role, challenge, mine)})
     reply = _patiently(wire, stranger)
     if not _wire.is_proof(reply.get("proof"), token, "hub", mine, challenge):
         raise RollCallError(stranger)
+
+
+def statuses(address: str, token: str) -> Iterator[Message]:
+    """What the hub at ``address`` tells of its run, once a second, until it ends.
+
+    Raises:
+        RollCallError: If what listens there is no hub of a run with this token.
+        OSError: If nothing listens there.
+    """
+    sock = socket.create_connection(_wire.split_address(address), timeout=5)
+    with sock:
+        wire = Wire(sock)
+        prove(wire, token, address, role="reader")
+        while (message := wire.receive_within(_FEWEST_SECONDS)) is not None:
+            if isinstance(status := message.get("status"), dict):
+                yield status
 
 
 def _patiently(wire: Wire, otherwise: str) -> Message:

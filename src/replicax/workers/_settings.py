@@ -55,6 +55,31 @@ class Settings:
         return cls(hub, token or _derived(facts), token is not None, join, ping, step)
 
 
+@dataclass(frozen=True)
+class HubOptions:
+    """What the hub is told when it starts.
+
+    Attributes:
+        address: Where to listen.
+        size: How many workers are to come.
+        token: What they must know.
+        addresses: Where they live, None where that is not known.
+        owner: Who starts it, in words.
+        join_timeout: Seconds that they may take to come.
+        ping_timeout: Seconds of silence after which a worker is given up.
+        step_timeout: Seconds after which one that others wait for is given up.
+    """
+
+    address: str
+    size: int
+    token: str
+    addresses: tuple[str | None, ...]
+    owner: str
+    join_timeout: float
+    ping_timeout: float
+    step_timeout: float
+
+
 def _seconds(name: str, environment: Mapping[str, str], usual: float) -> float:
     text = environment.get(name, "").strip()
     if not text:

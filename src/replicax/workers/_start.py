@@ -11,6 +11,7 @@ from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _group, _sockets, _wire
 from replicax.workers._group import Group
 from replicax.workers._join import join
+from replicax.workers._load import load
 from replicax.workers._settings import Settings
 
 _log = logging.getLogger("replicax")
@@ -73,6 +74,10 @@ def _start_jax(group: Group, service: str) -> None:
     mine = sorted(_sockets.listening_ports() - before)
     devices = jax.local_devices()
     told = group.agree("devices", {"ports": mine, "kind": devices[0].platform, "n": len(devices)})
+    if devices[0].platform != "cpu":
+        load.device_memory = lambda: sum(
+            (d.memory_stats() or {}).get("bytes_in_use", 0) for d in devices
+        )
     group.watch_sockets([port for one in told for port in one["ports"]])
 
 

@@ -1,11 +1,13 @@
 """Watch: what each worker last said of its progress -> who is silent, stuck, or does otherwise."""
 
 import itertools
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 _REMEMBERED = 64
+FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
 
 
 @dataclass
@@ -20,6 +22,7 @@ class Progress:
         moved: When ``count`` or ``inside`` last changed.
         heard: When it last said anything.
         journal: Its last collectives, by number: what each was, and a digest of all up to it.
+        load: What it said of its steps, waits and memory; see `replicax.workers._load`.
     """
 
     count: int = 0
@@ -29,12 +32,14 @@ class Progress:
     moved: float = field(default_factory=time.monotonic)
     heard: float = field(default_factory=time.monotonic)
     journal: dict[int, tuple[str, int]] = field(default_factory=dict)
+    load: dict[str, float] = field(default_factory=dict)
 
     def note(self, ping: dict[str, Any]) -> None:
         """Take in what the worker says."""
         now = time.monotonic()
         count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
         calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
+        self.load = _numbers(ping.get("load", {}))
         self.heard = now
         if (count, inside) != (self.count, self.inside):
             self.moved = now
@@ -44,6 +49,14 @@ class Progress:
             self.journal[number] = (what, chain)
         for number in sorted(self.journal)[:-_REMEMBERED]:
             del self.journal[number]
+
+
+def _numbers(load: dict[str, Any]) -> dict[str, float]:
+    """The figures that are known; ValueError if one is no number."""
+    found = {name: float(load.get(name, 0.0)) for name in FIGURES}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"no numbers: {found}")
+    return found
 
 
 def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, float]]:

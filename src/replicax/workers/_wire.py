@@ -210,18 +210,21 @@ def free_ports(count: int) -> list[int]:
 
 
 MOST_STRANGERS = 64
+MOST_READERS = 8
 PROVE_WITHIN = 10.0  # seconds
 LONGEST_PROOF = 4096  # bytes
 
 
 @dataclass
 class Visitor:
-    """A connection: a stranger first, then one that knows the token, then a worker."""
+    """A connection: a stranger first, then one that knows the token, then a worker or a reader."""
 
     wire: Wire
     challenge: str
     peer: str = ""
     trusted: bool = False
+    reads: bool = False  # it only listens
+    unsent: bytes = b""  # what such a one has not taken in yet
     index: int | None = None
     since: float = field(default_factory=time.monotonic)
 
@@ -256,13 +259,17 @@ class Door:
             WireError: If it is wrong.
         """
         theirs, mine = str(message.get("nonce")), visitor.challenge
-        if not is_proof(message.get("proof"), self._token, "worker", mine, theirs):
+        role = "reader" if message.get("role") == "reader" else "worker"
+        if not is_proof(message.get("proof"), self._token, role, mine, theirs):
             visitor.wire.send({"refused": "token"})
             self.turned_away = [*self.turned_away[-9:], visitor.peer]
             raise WireError("a wrong proof")
-        visitor.trusted = True
-        visitor.wire.lines.longest = LONGEST_LINE
+        visitor.trusted, visitor.reads = True, role == "reader"
         visitor.wire.send({"proof": proof(self._token, "hub", theirs, mine)})
+        if not visitor.reads:
+            visitor.wire.lines.longest = LONGEST_LINE
+        elif len(self.readers()) > MOST_READERS:
+            self.show_out(self.readers()[0])
 
     def tidy(self) -> None:
         """Show those out who have not become workers in time."""
@@ -290,6 +297,10 @@ class Door:
         for visitor in list(self.visitors.values()):
             if visitor.index is not None:
                 visitor.wire.send(message)
+
+    def readers(self) -> list[Visitor]:
+        """Those who know the token and only listen; the oldest first."""
+        return [v for v in self.visitors.values() if v.reads]
 
     def _accept(self) -> None:
         if not self._is_open:
@@ -322,7 +333,7 @@ class Door:
             time.sleep(0.05)  # somebody else has taken all that this machine has
 
     def _waiting(self) -> list[Visitor]:
-        return [v for v in self.visitors.values() if v.index is None]
+        return [v for v in self.visitors.values() if v.index is None and not v.reads]
 
 
 def allow_visitors(workers: int) -> None:

@@ -1,0 +1,195 @@
+"""``replicax top``: a live table of the workers of a run, from what its hub hears."""
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from replicax._show import Sheet, short, show_bytes
+from replicax.cli._launch import FOLDER, RUN_FILE, TOKEN_FILE
+from replicax.cluster._checks import ClusterError
+from replicax.workers._join import statuses
+from replicax.workers._settings import TOKEN_FILE_VARIABLE, given_token
+from replicax.workers._wire import Message
+
+_RETRY = 0.5
+_PATIENCE = 10.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of this verb."""
+    add = parser.add_argument
+    add(
+        "run",
+        nargs="?",
+        help="the process number of its launcher, or HOST:PORT of worker 0; not needed if one run"
+        " was launched on this machine",
+    )
+    add("--token-file", type=Path, metavar="F", help="the token of the run, with HOST:PORT")
+    add("--once", action="store_true", help="print the table once")
+    add("--json", action="store_true", help="print what is known once, as JSON")
+
+
+@dataclass(frozen=True)
+class LaunchedRun:
+    """A run that can be looked at.
+
+    Attributes:
+        name: What it is called here.
+        address: Where its hub listens.
+        token: What proves that one may look.
+        folder: Where its launcher keeps both, as a restart may change them.
+    """
+
+    name: str
+    address: str
+    token: str
+    folder: Path | None = None
+
+    def now(self) -> "LaunchedRun":
+        """The same run, with the address of its present attempt."""
+        return self if self.folder is None else _of_folder(self.folder) or self
+
+
+def run(options: argparse.Namespace) -> int:
+    """Show the run until it ends, or once."""
+    chosen = _chosen(options)
+    if options.once or options.json:
+        status = _first(chosen)
+        if options.json:
+            sys.stdout.write(json.dumps(status, indent=2) + "\n")
+        else:
+            Console().print(table(status, chosen.name))
+        return 0
+    return _watch(chosen)
+
+
+def _first(chosen: LaunchedRun) -> Message:
+    """How the run is now; waited for, while its launcher starts it or starts it again."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        for status in _statuses(chosen.now()):
+            return status
+        is_launched = chosen.folder is not None and chosen.folder.exists()
+        if not is_launched or time.monotonic() > deadline:
+            raise ClusterError(f"Nothing answers at {chosen.address}: the run {_OVER}.")
+        time.sleep(_RETRY)
+
+
+_OVER = "has ended, has not begun, or has one worker only, which tells nobody"
+
+
+def _watch(chosen: LaunchedRun) -> int:
+    last: Sheet | None = None
+    with contextlib.suppress(KeyboardInterrupt), Live(screen=False, auto_refresh=False) as live:
+        while True:
+            for status in _statuses(chosen.now()):
+                last = table(status, chosen.name)
+                live.update(last, refresh=True)
+            if chosen.folder is None or not chosen.folder.exists():
+                break
+            time.sleep(_RETRY)  # the launcher may start all again
+    if last is None:
+        raise ClusterError(f"Nothing answers at {chosen.address}: the run {_OVER}.")
+    return 0
+
+
+def _statuses(chosen: LaunchedRun) -> Iterator[Message]:
+    with contextlib.suppress(OSError):
+        yield from statuses(chosen.address, chosen.token)
+
+
+def table(status: Message, name: str) -> Sheet:
+    """How a run is, for people."""
+    workers = [w for w in status["workers"] if isinstance(w, dict)]
+    rows = tuple(_row(w) for w in workers)
+    missing = int(status["size"]) - len(workers)
+    come = "" if not missing else f", {missing} not here yet"
+    facts = (
+        ("workers", f"{status['size']}{come}"),
+        ("since", f"{float(status['seconds']):.0f} s"),
+    )
+    columns = (
+        *("worker", "machine, pid", "state", ">step", ">steps/s", ">input wait", ">memory"),
+        *(">silent for", "in"),
+    )
+    return Sheet(name, facts, columns, rows, tuple(str(text) for text in status["news"]))
+
+
+def _row(w: Message) -> tuple[str, ...]:
+    memory = float(w.get("memory", 0))
+    devices = float(w.get("device_memory", 0))
+    held = [show_bytes(memory)] if memory else ["-"]
+    held += [f"{show_bytes(devices)} on devices"] if devices else []
+    return (
+        str(w["index"]),
+        f"{w['host'] or w['address']}, {w['pid']}",
+        str(w["state"]),
+        f"{w.get('steps', 0):.0f}",
+        f"{w.get('rate', 0):.2f}",
+        f"{100 * w.get('waits', 0):.0f} %",
+        ", ".join(held),
+        f"{w['silent']:.1f} s",
+        short(w["doing"], 30),
+    )
+
+
+def _chosen(options: argparse.Namespace) -> LaunchedRun:
+    if options.run and ":" in options.run:
+        return LaunchedRun(f"Run at {options.run}", options.run, _token(options))
+    runs = launched()
+    if options.run:
+        runs = [r for r in runs if r.name.endswith(f"pid {options.run}")]
+    if len(runs) == 1:
+        return runs[0]
+    if not runs:
+        raise ClusterError(
+            "There is no run of `replicax launch` on this machine"
+            + (f" with the process number {options.run}" if options.run else "")
+            + ". For a run elsewhere, give the address of its worker 0 and the token:"
+            " `replicax top HOST:PORT --token-file F`, or set REPLICAX_TOKEN."
+        )
+    names = "\n".join(f"  replicax top {r.name.rpartition(' ')[2]}   {r.name}" for r in runs)
+    raise ClusterError(f"There are {len(runs)} runs on this machine. Choose one:\n{names}")
+
+
+def _token(options: argparse.Namespace) -> str:
+    given: Any = os.environ
+    if options.token_file:
+        given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
+    token = given_token(given)
+    if token is None:
+        raise ClusterError(
+            f"To look at the run at {options.run}, its token is needed: `--token-file F`, or"
+            " REPLICAX_TOKEN as its workers have it."
+        )
+    return token
+
+
+def launched() -> list[LaunchedRun]:
+    """The runs that launchers of this user have going on this machine."""
+    folders = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER}*"))
+    return [found for folder in folders if (found := _of_folder(folder))]
+
+
+def _of_folder(folder: Path) -> LaunchedRun | None:
+    """The run whose launcher keeps this folder; None if it is not ours, or has none now."""
+    try:
+        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+            return None
+        told = json.loads((folder / RUN_FILE).read_text())
+        name = f"{told['program']}, launched by pid {int(told['pid'])}"
+        token = (folder / TOKEN_FILE).read_text().strip()
+        return LaunchedRun(name, str(told["address"]), token, folder)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,220 @@
+"""A run is looked at while it goes on, and told of on a page when it is over."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+import replicax
+from replicax._show import page
+from replicax.cli._main import main
+from replicax.cli._report import Reporter, Samples
+from replicax.cli._top import launched, table
+
+# Steps until it is told to stop; the first attempt of worker 1 fails with a name that is markup.
+PROGRAM = """
+    import os, pathlib, sys, time
+    import jax.numpy as jnp
+    import numpy as np
+    import replicax as rx
+
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    stop = pathlib.Path(sys.argv[1])
+    with strategy.scope():
+        total = rx.Variable(jnp.zeros(()))
+
+    def rows():
+        while True:
+            time.sleep(0.02)
+            yield np.ones(2, "f")
+
+    @rx.function
+    def step(batch):
+        strategy.run(lambda x: total.assign_add(
+            rx.distribute.get_replica_context().all_reduce("SUM", x.sum())), args=(batch,))
+
+    dataset = rx.data.Dataset.from_generator(
+        rows, output_signature=rx.TensorSpec((2,), "float32"))
+    for batch in strategy.experimental_distribute_dataset(dataset):
+        step(batch)
+        if os.environ["REPLICAX_RESTART"] == "0" and total.numpy() > 20:
+            if strategy.cluster_resolver.task_id == 1:
+                raise ValueError("<script>a wrong turn</script>")
+        if total.numpy() > 400 or stop.exists():
+            break
+"""
+
+
+def environment():
+    src = str(Path(replicax.__file__).parents[1])
+    return {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": src, "XLA_FLAGS": ""}
+
+
+def replicax_command(*arguments):
+    code = "from replicax_command import entry; entry()"
+    return [sys.executable, "-c", code, *arguments]
+
+
+@pytest.mark.multi_process
+def test_a_run_is_seen_while_it_goes_on_and_told_of_at_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    program, stop, report = tmp_path / "train.py", tmp_path / "stop", tmp_path / "run.html"
+    program.write_text(textwrap.dedent(PROGRAM))
+    asked = ("--workers", "2", "--max-restarts", "1", "--report", str(report))
+    process = subprocess.Popen(
+        replicax_command("launch", *asked, str(program), str(stop)),
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        status = _seen(
+            lambda s: len(s["workers"]) == 2 and all(w["steps"] > 3 for w in s["workers"])
+        )
+        other = subprocess.run(
+            replicax_command("top", "--once"), env=environment(), capture_output=True, text=True
+        )
+        stop.write_text("")
+        said, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+
+    assert process.returncode == 0, said
+    assert other.returncode == 0, other.stderr
+    assert "launched by pid" in other.stdout
+    for worker in status["workers"]:
+        assert worker["steps"] > 0
+        assert 0 <= worker["waits"] <= 1
+        assert worker["memory"] > 1 << 20
+        assert worker["state"] == "here"
+    told = report.read_text()
+    assert "ended well" in told
+    assert "1 restart" in told
+    assert "Why attempt 0 ended" in told
+    assert "ValueError: &lt;script&gt;a wrong turn" in told
+    assert "<script" not in told
+    assert told.count("<polyline") >= 4
+
+
+def _seen(is_so):
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        done = subprocess.run(
+            replicax_command("top", "--json"), env=environment(), capture_output=True, text=True
+        )
+        if done.returncode == 0 and is_so(status := json.loads(done.stdout)):
+            return status
+        time.sleep(0.2)
+    raise AssertionError(done.stderr)
+
+
+def test_without_a_run_it_says_how_to_name_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    assert main(["top"]) == 2
+    assert "replicax top HOST:PORT --token-file F" in capsys.readouterr().err
+    assert main(["top", "127.0.0.1:1"]) == 2
+    assert "its token is needed" in capsys.readouterr().err
+
+
+def test_several_runs_are_listed_to_choose_from(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for pid in (11, 12):
+        folder = tmp_path / f"replicax-launch-{pid}"
+        folder.mkdir()
+        (folder / "token").write_text("t")
+        told = {"address": "127.0.0.1:1", "program": "train.py", "pid": pid}
+        (folder / "run.json").write_text(json.dumps(told))
+    (tmp_path / "replicax-launch-damaged").mkdir()
+    (tmp_path / "replicax-launch-damaged" / "run.json").write_text("[]")
+
+    assert [r.address for r in launched()] == ["127.0.0.1:1"] * 2
+    assert main(["top"]) == 2
+    assert "replicax top 12" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, capsys):
+    target = str(tmp_path / "no" / "run.html")
+
+    assert main(["launch", "--workers", "1", "--report", target, "train.py"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_long_run_keeps_a_bounded_number_of_samples():
+    samples = Samples()
+    for second in range(20_000):
+        samples.add(second, {"steps": 3 * second, "waited": 0.0})
+
+    assert len(samples.points) <= 1000
+    assert samples.points[0][0] < 100
+    assert samples.points[-1][0] > 19_000
+    assert all(steps == 3 * second for second, steps, _ in samples.points)
+
+
+STATUS = {
+    "size": 3,
+    "seconds": 5.0,
+    "news": ["Worker 1 is gone: <b>it</b> raised \x1b[31mred"],
+    "workers": [
+        {
+            "index": 0,
+            "host": "<i>h</i>\x1b]0;title\x07",
+            "address": "",
+            "pid": 7,
+            "state": "here",
+            "steps": 12.0,
+            "rate": 1.5,
+            "waits": 0.25,
+            "memory": 2048.0,
+            "silent": 0.5,
+            "doing": "call 3 of step",
+        }
+    ],
+}
+
+
+def test_what_workers_say_cannot_steer_the_terminal():
+    text = str(table(STATUS, "run"))
+
+    assert "\x1b" not in text
+    assert "\x07" not in text
+    assert all(figure in text for figure in ("12", "1.50", "25 %", "2 KiB", "2 not here yet"))
+
+
+def test_a_page_needs_no_other_file_and_its_tags_are_closed(tmp_path):
+    reporter = Reporter(tmp_path / "run.html", "train <x>.py")
+    reporter.begin("127.0.0.1:1", "token")
+    reporter._take(reporter.attempts[0], STATUS)
+    reporter._take(reporter.attempts[0], STATUS)
+    reporter.end(1, "worker 0 <failed>")
+    reporter.write()
+
+    text = (tmp_path / "run.html").read_text()
+
+    checker = _Closed()
+    checker.feed(text)
+    assert checker.open == []
+    assert "http" not in text.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "")
+    assert "<failed>" not in text
+    assert page("t", "b").startswith("<!doctype html>")
+
+
+class _Closed(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open = []
+
+    def handle_starttag(self, tag, attrs):
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
