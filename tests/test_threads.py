@@ -62,3 +62,16 @@ def test_a_feeding_thread_whose_owner_is_gone_ends_before_python_does():
 
     assert code == 0
     assert out == "let go\n" * 2  # the element in the queue, and the one in the thread
+
+
+ITERATES = """
+import sys
+import replicax as rx
+iterator = iter(rx.data.Dataset.range(9).prefetch(2))
+next(iterator)
+sys.modules["kept"] = type("Kept", (), {"iterator": iterator})  # until modules are emptied
+"""
+
+
+def test_an_iterator_that_lives_until_the_end_of_python_says_nothing():
+    assert run(ITERATES) == (0, "", "")

@@ -426,3 +426,39 @@ def test_state_that_a_compiled_replica_function_writes_to_python_objects_is_refu
 
     assert f"`{name}{place}`" in str(error.value)
     assert "rx.Variable" in str(error.value)
+
+
+LARGE = 1_000_000
+
+
+def doors(strategy):
+    """What takes an array of NumPy, and gives what the replicas have of it."""
+    with strategy.scope():
+        variable = rx.Variable(np.zeros(LARGE, np.float32))
+        model = rx.keras.Sequential([rx.keras.layers.Identity()])
+    local = strategy.experimental_local_results
+    from_function = strategy.experimental_distribute_values_from_function
+    compiled = rx.function(lambda x: strategy.run(lambda x: x * 1, args=(x,)))
+    assigned = rx.function(lambda x: variable.assign(x))
+    return {
+        "argument": lambda x: local(compiled(x)),
+        "argument without a strategy": rx.function(lambda x: [x * 1]),
+        "values from a function": lambda x: local(compiled(from_function(lambda _: x))),
+        "assign": lambda x: local(variable.assign(x)),
+        "assign_add": lambda x: local(variable.assign(jnp.zeros(LARGE)).assign_add(x)),
+        "assign of a part": lambda x: [variable[5:].assign(x[5:])[5:]],
+        "variable": lambda x: [rx.Variable(x).read_value()],
+        "variable of truths": lambda x: [rx.Variable(x == 1).read_value()],
+        "assign in a function": lambda x: [assigned(x), *local(variable)],
+        "per_replica": lambda x: local(strategy.per_replica(x.reshape(2, -1))),
+        "predict_on_batch": lambda x: [model.predict_on_batch(x.reshape(2, -1))],
+    }
+
+
+def test_what_its_owner_does_to_an_array_afterwards_changes_nothing():
+    for door, enter in doors(strategy_of(2)).items():
+        for _ in range(10):
+            x = np.ones(LARGE, np.float32)
+            given = enter(x)
+            x[:] = 0
+            assert all((np.asarray(value) == 1).all() for value in given), door

@@ -1,7 +1,8 @@
 """One pass over a dataset, element by element, that can be stopped and continued elsewhere."""
 
+import sys
+from collections.abc import Callable, Sequence
 from collections.abc import Iterator as AnyIterator
-from collections.abc import Sequence
 from typing import Any
 
 from replicax._jax_private import at_rest, traced
@@ -152,8 +153,9 @@ class DatasetIterator(Ahead):
         self._peeked.clear()
         self._finish()
 
-    def __del__(self) -> None:
-        if getattr(self, "_stream", None) is not None:
+    def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At the end of the program threads have been ended, and modules may be empty.
+        if not is_over() and getattr(self, "_stream", None) is not None:
             self._stop()
 
     def _end(self) -> str:

@@ -26,7 +26,7 @@ from replicax.values._per_replica import (
     pieces,
 )
 from replicax.values._pieces import known_stack, stacked_array
-from replicax.values._placement import is_array
+from replicax.values._placement import is_array, private
 from replicax.values._structures import PerReplicaSpec, component_specs
 
 Rebuild = Callable[[Any], Any]
@@ -119,7 +119,7 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
     if isinstance(x, DistributedValues):
         return _distributed(x)
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV":
-        return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), x, _same
+        return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), private(x), _same
     if is_text(x):
         raise Text
     if isinstance(x, Ahead):

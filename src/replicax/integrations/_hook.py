@@ -135,7 +135,15 @@ def _follow(loader: Any, adapter: str) -> None:
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        execute(module)
+        try:
+            execute(module)
+        except ModuleNotFoundError as error:
+            if module.__name__ == "keras":  # its default backend is TensorFlow
+                error.add_note(
+                    "replicax runs Keras on JAX: set KERAS_BACKEND=jax in the environment of the"
+                    " program, or write `keras = rx.keras` in place of `import keras`."
+                )
+            raise
         importlib.import_module(adapter)
 
     loader.exec_module = exec_module

@@ -23,7 +23,7 @@ from replicax.integrations._hook import Hook
 from replicax.integrations._keras_data import DatasetAdapter, adapted
 from replicax.state._held import variable_of
 from replicax.topology._mesh import Topology
-from replicax.values._placement import replicate
+from replicax.values._placement import private, replicate
 from replicax.workers import _group
 
 # The strategy in whose scope a model was made. Not an attribute of the model, which Keras would
@@ -210,8 +210,8 @@ def _placed(x: Any, topology: Topology) -> Any:
     rows = np.shape(x)[0] if np.ndim(x) else 0
     divides = rows > 0 and rows % topology.num_replicas == 0
     if topology.is_whole:
-        return jax.device_put(x, topology.stacked if divides else topology.mirrored)
-    host = np.asarray(x)
+        return jax.device_put(private(x), topology.stacked if divides else topology.mirrored)
+    host = private(np.asarray(x))
     if not divides:
         return replicate(host, topology)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
@@ -222,7 +222,7 @@ def _whole(x: Any, topology: Topology) -> Any:
     """All rows of a batch on this worker, which computes the eager step by itself, as all do."""
     if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
         return jax.jit(lambda rows: rows, out_shardings=topology.mirrored)(x).addressable_data(0)
-    return jax.device_put(x, topology.leads[0])
+    return jax.device_put(private(x), topology.leads[0])
 
 
 def _own_batches(original: Any) -> Any:

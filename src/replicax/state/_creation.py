@@ -24,7 +24,7 @@ from replicax.context._current import current, entered
 from replicax.state._cell import Cell
 from replicax.state._declaration import is_planning, plan
 from replicax.state._levels import Storage, TraceLevel, level
-from replicax.values._placement import is_traced, own_copy
+from replicax.values._placement import is_traced, own_copy, private
 
 Creator = Callable[..., Any]
 _T = TypeVar("_T")
@@ -131,7 +131,7 @@ def _as_array(value: Any, dtype: Any) -> jax.Array:
         return own_copy(value if dtype is None else value.astype(dtype))
     refuse_tree(value)
     try:
-        return jnp.asarray(value, dtype=kept_dtype(dtype))
+        return jnp.asarray(private(value), dtype=kept_dtype(dtype))
     except (TypeError, ValueError) as error:
         if not isinstance(value, list | tuple):
             raise

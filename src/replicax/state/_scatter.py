@@ -15,7 +15,7 @@ from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
 from replicax.state._declaration import check_dtype
 from replicax.values._per_replica import DistributedValues, PerReplica
-from replicax.values._placement import is_traced
+from replicax.values._placement import is_traced, private
 from replicax.values._reduce import IndexedSlices
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ class SparseUpdates(_ArrayToCheckers):
         if isinstance(value, DistributedValues) and current().replica is not None:
             value = value.component
         if not isinstance(value, PerReplica):
-            array = jnp.asarray(value)
+            array = jnp.asarray(private(value))
             check_dtype(self, array, "assign", exact=False)
             if not _fits(array.shape, shape):
                 raise InvalidArgumentError(
@@ -124,7 +124,7 @@ class SparseUpdates(_ArrayToCheckers):
             value = value if is_number else array.astype(self.dtype)
         dtype = self.dtype
         self._policy.update(
-            (value,), lambda old, new: old.at[key].set(jnp.asarray(new, dtype)), "part"
+            (value,), lambda old, new: old.at[key].set(jnp.asarray(private(new), dtype)), "part"
         )
         return self._after_write()
 
@@ -212,7 +212,10 @@ class SparseUpdates(_ArrayToCheckers):
                 " are replaced, or kept by size, cannot be added up over replicas. Use aggregation"
                 " NONE or ONLY_FIRST_REPLICA."
             )
-        parts = (jnp.asarray(delta.indices), jnp.asarray(delta.values, cell.dtype))
+        parts = (
+            jnp.asarray(private(delta.indices)),
+            jnp.asarray(private(delta.values), cell.dtype),
+        )
         self._policy.update(parts, combine, "sparse")
         return self._after_write()
 

@@ -46,7 +46,7 @@ from replicax.values._per_replica import (
     PerReplica,
 )
 from replicax.values._pieces import from_first
-from replicax.values._placement import is_traced
+from replicax.values._placement import is_traced, private
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -241,7 +241,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         dtype = self.dtype
         self._policy.update(
             (self._checked(value, "assign"),),
-            lambda _, new: new if is_key(new) else jnp.asarray(new, dtype),
+            lambda _, new: new if is_key(new) else jnp.asarray(private(new), dtype),
             "replace",
         )
         return self._after_write()
@@ -271,7 +271,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     def _add(self, delta: Any, op: Callable[[Any, Any], Any], verb: str) -> Variable:
         dtype = self.dtype
         self._policy.update(
-            (self._checked(delta, verb),), lambda old, d: op(old, d).astype(dtype), "add"
+            (self._checked(delta, verb),), lambda old, d: op(old, private(d)).astype(dtype), "add"
         )
         return self._after_write()
 
@@ -298,7 +298,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             check_dtype(self, np.asarray(value), verb, exact=False)
             return value
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
-        array = jnp.asarray(value)
+        array = jnp.asarray(private(value))
         self._check_array(array, verb, exact=exact)
         return array if is_key(array) else array.astype(self.dtype)
 

@@ -34,7 +34,7 @@ from replicax.values._per_replica import (
     stacked,
 )
 from replicax.values._pieces import stacked_array
-from replicax.values._placement import WHOLE, is_traced
+from replicax.values._placement import WHOLE, is_traced, private
 
 
 class Bridges:
@@ -120,7 +120,7 @@ class Bridges:
                 f" {topology.num_replicas} replicas. Its first axis must be that long; a global"
                 " batch is cut with `x.reshape(strategy.num_replicas_in_sync, -1, *x.shape[1:])`."
             )
-        rows = array if is_traced(array) else jax.device_put(array, topology.stacked)
+        rows = array if is_traced(array) else jax.device_put(private(array), topology.stacked)
         return stacked(rows, topology)
 
 
@@ -271,8 +271,8 @@ def _placed(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
         variable.cell.lay_out(spec)
         return tensor
     if topology.cores == 1:
-        return jnp.asarray(tensor)
-    return jax.device_put(tensor, topology.sharding(spec))
+        return jnp.asarray(private(tensor))
+    return jax.device_put(private(tensor), topology.sharding(spec))
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:

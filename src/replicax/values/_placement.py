@@ -46,12 +46,19 @@ def on_device(x: Any, device: jax.Device) -> jax.Array:
     return uncommitted(placed)
 
 
+def private(x: Any) -> Any:
+    """``x``, or a copy if it is an array of NumPy, which its owner may change.
+
+    `device_put` and compiled functions read it later, even if they may not alias it.
+    """
+    return x.copy() if isinstance(x, np.ndarray) else x
+
+
 def own_copy(x: Any) -> jax.Array:
     """``x`` in memory of its own; nothing is compiled for it, as `jnp.copy` does for each shape."""
     if is_traced(x):
         return x  # type: ignore[no-any-return]
     if not is_array(x):
-        # Copied here: device_put reads the caller's memory later, even if it may not alias it.
         return jax.device_put(np.array(x))  # type: ignore[no-any-return]
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would forget where they are
         numbers = own_copy(jax.random.key_data(x))
@@ -112,7 +119,7 @@ def _shards(piece: Any, topology: Topology, replica: int, spec: PartitionSpec) -
     devices = topology.devices_of(replica)
     if spec == WHOLE:
         return [_at(piece, device) for device in devices]
-    cut = jax.device_put(piece, NamedSharding(topology.mesh_of(replica), spec))
+    cut = jax.device_put(private(piece), NamedSharding(topology.mesh_of(replica), spec))
     at = {shard.device: shard.data for shard in cut.addressable_shards}
     return [at[device] for device in devices]
 
@@ -120,7 +127,7 @@ def _shards(piece: Any, topology: Topology, replica: int, spec: PartitionSpec) -
 def _at(piece: Any, device: jax.Device) -> jax.Array:
     if isinstance(piece, jax.Array) and piece.devices() == {device}:
         return piece
-    placed: jax.Array = jax.device_put(piece, device)
+    placed: jax.Array = jax.device_put(private(piece), device)
     return placed
 
 
@@ -175,7 +182,7 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
 def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """The same without a program of all processes, which they would have to start together."""
     rows = [
-        _raised(jax.device_put(piece, device))
+        _raised(jax.device_put(private(piece), device))
         for piece, replica in zip(pieces, topology.own, strict=True)
         for device in topology.devices_of(replica)
     ]
