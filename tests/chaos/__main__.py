@@ -9,7 +9,7 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.chaos.rig import FAMILIES, chaos, golden, plan_of
+from tests.chaos.rig import FAMILIES, RESIZED, chaos, golden, plan_of, resized
 
 STEPS_FOR_EACH = 12  # that a run has for each of its faults
 
@@ -21,6 +21,9 @@ def main():
     parser.add_argument(
         "--seed", type=int, default=1, help="of the first run; the next has the next"
     )
+    parser.add_argument(
+        "--resized", type=int, default=5, help="runs with other numbers of workers, before them"
+    )
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only of these")
     options = parser.parse_args()
@@ -29,10 +32,15 @@ def main():
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, options.out.open("w") as out:
         right = golden(Path(name, "golden"), STEPS_FOR_EACH * options.each)
+        short = golden(Path(name, "short"), STEPS_FOR_EACH * 3) if options.resized else None
         seed = options.seed
         while sum(len(o.happened) for o in outcomes) < options.faults:
-            plan = plan_of(seed, options.each, tuple(options.family or FAMILIES))
-            outcome = chaos(Path(name, f"run-{seed}"), seed, plan, right)
+            folder = Path(name, f"run-{seed}")
+            if len(outcomes) < options.resized:
+                outcome = resized(folder, seed, short)
+            else:
+                plan = plan_of(seed, options.each, tuple(options.family or FAMILIES))
+                outcome = chaos(folder, seed, plan, right)
             outcomes.append(outcome)
             out.write(json.dumps(asdict(outcome)) + "\n")
             out.flush()
@@ -52,7 +60,7 @@ def table(outcomes):
     rows = ["| fault | times | seconds until an error: p50, p95, max | until training goes on |"]
     rows += ["|---|---|---|---|"]
     every = [f for o in outcomes for f in o.happened]
-    for family in [*FAMILIES, "all"]:
+    for family in [*FAMILIES, RESIZED, "all"]:
         mine = [f for f in every if family in (f.family, "all")]
         if mine:
             errors = _spread([f.seconds_to_error for f in mine])

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import re
+import struct
 import subprocess
 import sys
 import time
@@ -20,12 +21,19 @@ from tests.multi_process.gang import ROOT, left_behind
 SOON, LATER = 20.0, 60.0  # seconds until the others know of a death, and of one that is stuck
 COMMITS = ("commit-begin", "commit-write", "commit-manifest", "committed", "prune")
 QUIET = ("stop", "hang", "busy")  # whoever does that must first be missed
+STARTS = (
+    *("twin", "other size", "other token", "other devices", "other address"),
+    *("broken program", "never"),
+)
+RESIZED, SURVIVED = "other number of workers", "network for a while"
+WORKERS = range(4)
 AGAIN = "starting all workers again"
 
 
 def _at(rng, point, action, most):
     # The first batches are read ahead of the restoration, which throws them away.
     least = 6 if point == "input" else 1
+    most = 1 if point == "leave" else most
     worker = 0 if point in COMMITS and point != "commit-write" else rng.randrange(2)
     return {"worker": worker, "fault": f"{point}:{action}@{rng.randint(least, least + most - 1)}"}
 
@@ -61,6 +69,15 @@ FAMILIES = {
     "coordinator ends": lambda r: _struck(
         r, *r.choice([("hub", ["KILL", "TERM", "INT"]), ("keeper", ["KILL"])])
     ),
+    "network": lambda r: _struck(r, "net", ["reset", "down"]),
+    SURVIVED: lambda r: {
+        **_struck(r, "net", ["0.05", "0.5", "1", "2"]),
+        "fault": f"collected:kill@{r.randint(16, 20)}",
+    },
+    "started wrongly": lambda r: {
+        "worker": r.randrange(2),
+        "start": r.choice(STARTS),
+    },
     "late": lambda r: {**_at(r, "collected", "kill", 14), "late": r.uniform(0, 5)},
     "slow": lambda r: {
         "worker": r.randrange(2),
@@ -74,7 +91,8 @@ def plan_of(seed, faults, families=tuple(FAMILIES)):
     rng = random.Random(seed)
     names = [families[i % len(families)] for i in range(faults)]
     rng.shuffle(names)
-    return [{"family": name, **FAMILIES[name](rng)} for name in names]
+    plan = [{"family": name, **FAMILIES[name](rng)} for name in names]
+    return sorted(plan, key=lambda entry: entry.get("fault", "").startswith("leave"))  # at the end
 
 
 @dataclass
@@ -118,7 +136,7 @@ class Run:
         """Launch, and launch again when the launcher itself was ended."""
         base = 0
         while base <= len(self.plan):
-            code, said = self._launch(base)
+            code, said = self.launch(base)
             blocks = re.split(rf"^replicax launch: {AGAIN}.*$", said, flags=re.MULTILINE)
             self.blocks |= dict(enumerate(blocks, base))
             struck = [x["attempt"] for x in self.lines(0, 1) if "launcher" in x.get("blow", "")]
@@ -129,7 +147,8 @@ class Run:
                 return
             base = struck[-1] + 1
 
-    def _launch(self, base):
+    def launch(self, base, workers=2, restarts=None):
+        """One launcher, from attempt ``base`` on: its code, and what it said."""
         environment = os.environ | {
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": "",
@@ -140,12 +159,13 @@ class Run:
             "REPLICAX_STEP_TIMEOUT": "10",
             "REPLICAX_JOIN_TIMEOUT": "120",
         }
-        restarts = str(len(self.plan) - base + 3)
+        restarts = len(self.plan) - base + 3 if restarts is None else restarts
         with (self.folder / f"said-{base}.txt").open("w+") as said:
             launcher = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "replicax", "launch", "--workers", "2"),
-                    *("--max-restarts", restarts, "--log-dir", str(self.folder / f"logs-{base}")),
+                    *(sys.executable, "-m", "replicax", "launch", "--workers", str(workers)),
+                    *("--max-restarts", str(restarts)),
+                    *("--log-dir", str(self.folder / f"logs-{base}")),
                     *("-m", "tests.chaos.trainee", str(self.folder), str(self.steps)),
                 ],
                 env=environment,
@@ -210,6 +230,66 @@ def chaos(folder, seed, plan, against):
     return Outcome(seed, faults, run.violations, time.monotonic() - began)
 
 
+def resized(folder, seed, against):
+    """Train with another number of workers after each fault: the same examples, and the same end.
+
+    Sums of floats depend on how many workers add them up: losses are compared within a tolerance.
+    """
+    began = time.monotonic()
+    rng = random.Random(seed)
+    sizes = rng.choice([(2, 1, 4, 2), (1, 2, 1, 2), (4, 2, 1, 2)])
+    plan = [
+        {"family": RESIZED, "worker": rng.randrange(n), "blow": "self:KILL", "after": 4, "size": n}
+        for n in sizes[:-1]
+    ]
+    run = Run(folder, plan, against.steps)
+    for attempt, size in enumerate(sizes):
+        code, run.blocks[attempt] = run.launch(attempt, size, restarts=0)
+        if (code == 0) != (attempt == len(plan)):
+            run.violations.append(f"I1: {size} workers ended with {code}: {run.blocks[attempt]}")
+    _check_examples(run, against)
+    _check_commits(run)
+    faults = [Fault(RESIZED, entry) for entry in plan]
+    for attempt, fault in enumerate(faults):
+        _measure(run, attempt, fault)
+        _check_fault(run, attempt, fault)
+    return Outcome(seed, faults, run.violations, time.monotonic() - began)
+
+
+def _check_examples(run, against):
+    """I1 and I2 for any number of workers: every step has its examples, and nearly its loss."""
+    made, right = _examples(run), _examples(against)
+    for attempt, step in sorted(made):
+        ids, loss = made[attempt, step]
+        right_ids, right_loss = right.get((0, step), ("no such step", 0.0))
+        if ids != right_ids or abs(loss - right_loss) > 1e-4 * max(1.0, abs(right_loss)):
+            what = f"{ids} {loss} for {right_ids} {right_loss}"
+            run.violations.append(f"I2: step {step} of attempt {attempt} differs: {what}")
+    if missing := {step for _, step in right} - {step for _, step in made}:
+        run.violations.append(f"I1: nobody took the steps {sorted(missing)}")
+    seen = [[x["seen"] for x in r.lines(*WORKERS) if x["kind"] == "end"] for r in (run, against)]
+    if seen[0][-1:] != seen[1][-1:]:
+        run.violations.append(f"I1: examples were seen {seen[0][-1:]} times for {seen[1][-1:]}")
+
+
+def _examples(run):
+    """Of each attempt and step that all its workers took: the examples of all, and the loss."""
+    steps = {}
+    for x in run.lines(*WORKERS):
+        if x["kind"] == "step":
+            steps.setdefault((x["attempt"], x["step"]), []).append(x)
+    sizes = {e: run.plan[e].get("size", 2) if e < len(run.plan) else 2 for e, _ in steps}
+    return {
+        key: (sorted(i for x in xs for i in x["ids"]), _as_float(xs[0]["loss"]))
+        for key, xs in steps.items()
+        if len(xs) == sizes[key[0]]
+    }
+
+
+def _as_float(bits):
+    return struct.unpack("f", struct.pack("I", bits))[0]
+
+
 def _check_steps(run, against):
     """I1 and I2: every step is that of the run without faults, and the end is the same."""
     for worker in range(2):
@@ -237,7 +317,7 @@ def _check_steps(run, against):
 
 def _check_commits(run):
     """I3 and I7: an attempt goes on from a commit, not too old, and both workers from the same."""
-    lines = run.lines(0, 1)
+    lines = run.lines(*WORKERS)
     furthest = 0
     for attempt in range(len(run.plan) + 1):
         mine = [x for x in lines if x["attempt"] == attempt]
@@ -252,7 +332,7 @@ def _check_commits(run):
 
 
 def _measure(run, attempt, fault):
-    lines = run.lines(0, 1)
+    lines = run.lines(*WORKERS)
     log = run.folder / f"fault-{attempt}.log"
     blows = [x["time"] for x in lines if x["attempt"] == attempt and x["kind"] == "blow"]
     logged = (
@@ -279,7 +359,8 @@ def _check_fault(run, attempt, fault):
     """I4 and I6: the others know in time, and the launcher says who it was, in few lines."""
     if fault.happened is None:
         return
-    limit = LATER if any(word in str(fault.plan.get("fault")) for word in QUIET) else SOON
+    what = f"{fault.plan.get('fault')} {fault.plan.get('blow')}"
+    limit = LATER if any(word in what for word in (*QUIET, "net:down")) else SOON
     if (fault.seconds_to_error or 0.0) > limit:
         run.violations.append(f"I4: {fault.seconds_to_error:.1f} s until an error: {fault.plan}")
     block = run.blocks.get(attempt, "")
@@ -287,14 +368,29 @@ def _check_fault(run, attempt, fault):
         run.violations.append(
             f"I6: a worker was aborted in attempt {attempt}, {fault.plan}: {block}"
         )
+    if block and not _is_survived(run, attempt, fault):
+        run.violations.append(f"I4: a short pause of the net ended attempt {attempt}: {block}")
     if len(block.splitlines()) > 40:
         run.violations.append(f"I6: {len(block.splitlines())} lines for attempt {attempt}")
-    named = re.search(rf"\bworker {fault.plan['worker']}\b", block, re.IGNORECASE)
-    if "blow" in fault.plan:
-        named = "launcher" in fault.plan["blow"] or "coordina" in block
-    elif fault.plan["fault"].startswith("leave"):
-        named = True  # all had done their work
-    if not named:
+    if not _is_named(fault.plan, block):
         run.violations.append(
             f"I6: attempt {attempt} does not name who it was, {fault.plan}: {block}"
         )
+
+
+def _is_survived(run, attempt, fault):
+    """Whether it did no harm, if it must not: what is to happen later in the attempt, happens."""
+    return fault.family != SURVIVED or (run.folder / f"fault-{attempt}.log").exists()
+
+
+def _is_named(plan, block):
+    """Whether the launcher says who it was, where it can know."""
+    named = re.search(rf"\bworker {plan['worker']}\b", block, re.IGNORECASE)
+    match plan.get("blow", "").partition(":")[0]:
+        case "launcher":
+            return True  # it cannot say it
+        case "hub" | "keeper":
+            return "coordina" in block
+        case "net":
+            return named or "coordina" in block
+    return named or plan.get("fault", "").startswith("leave")  # all had done their work

@@ -6,7 +6,15 @@ import sys
 import pytest
 
 from tests.chaos.peers.__main__ import Trial, run, table
-from tests.chaos.rig import Run, _check_commits, _check_steps, chaos, golden, plan_of
+from tests.chaos.rig import (
+    Run,
+    _check_commits,
+    _check_examples,
+    _check_steps,
+    chaos,
+    golden,
+    plan_of,
+)
 
 QUICK = (
     *("killed at any time", "preempted", "raises", "ends early", "launcher ends"),
@@ -70,6 +78,29 @@ def test_a_step_that_differs_is_noticed(tmp_path, key, at):
     lines[at][key] = "other"
 
     assert violations(tmp_path, lines) == {"I2"}
+
+
+@pytest.mark.parametrize(
+    ("at", "key", "value", "found"),
+    [
+        (1, "ids", [6], {"I2"}),
+        (5, "loss", 1065353216, {"I2"}),  # 1.0
+        (5, "step", 4, {"I1", "I2"}),
+        (6, "seen", [1, 1, 2], {"I1"}),
+        (0, "restored", 0, set()),
+    ],
+)
+def test_with_another_number_of_workers_other_examples_or_losses_are_noticed(
+    tmp_path, at, key, value, found
+):
+    right = [*LEDGER[:-1], STEP | {"attempt": 0, "step": 3}, LEDGER[-1]]
+    lines = [dict(x) for x in LEDGER]
+    lines[at][key] = value
+    run = run_with(tmp_path / "run", lines)
+
+    _check_examples(run, run_with(tmp_path / "right", right))
+
+    assert {text[:2] for text in run.violations} == found
 
 
 def test_a_step_that_is_missing_is_noticed(tmp_path):

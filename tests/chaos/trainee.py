@@ -4,12 +4,16 @@ Usage: trainee FOLDER STEPS. The folder holds ``plan.json``, a list with one ent
 ``commits`` and one ledger for each worker.
 """
 
+import ctypes
 import hashlib
 import json
 import os
 import random
 import signal
+import socket
+import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -19,9 +23,11 @@ import numpy as np
 
 import replicax as rx
 from replicax import _faults
-from replicax.workers import _group
+from replicax.workers import _group, _sockets
 
 EVERY = 3  # steps between two commits
+_ATTACH_FILTER, _DETACH_FILTER = 26, 27
+_DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
 
 
 class Trainee:
@@ -50,8 +56,32 @@ class Trainee:
             self._damage(self.plan["damage"])
         if self.is_victim:
             time.sleep(self.plan.get("late", 0))
+            if "start" in self.plan:
+                self._start_wrongly(self.plan["start"])
             os.environ[_faults.LOG_VARIABLE] = str(self.folder / f"fault-{self.attempt}.log")
             _faults.arm(self.plan.get("fault", ""))
+
+    def _start_wrongly(self, how):
+        """Come to the other workers as somebody comes who was started with a mistake."""
+        self.note("blow", blow=how)
+        cluster = json.loads(os.environ["TF_CONFIG"])
+        match how:
+            case "twin":
+                cluster["task"]["index"] = 1 - self.index
+            case "other size":
+                cluster["cluster"]["worker"].append("127.0.0.1:9")
+            case "other token":
+                os.environ.pop("REPLICAX_TOKEN_FILE", None)
+                os.environ["REPLICAX_TOKEN"] = "of-another-run-0123456789"
+            case "other devices":
+                os.environ["REPLICAX_CPU_DEVICES"] = "2"
+            case "other address":
+                os.environ |= {"REPLICAX_HUB": "127.0.0.1:9", "REPLICAX_JOIN_TIMEOUT": "5"}
+            case "broken program":
+                raise ImportError("no module named nope")
+            case "never":
+                sys.exit(3)
+        os.environ["TF_CONFIG"] = json.dumps(cluster)
 
     def _damage(self, how):
         """Do something to the newest checkpoint, as a bad disk or a careless hand does."""
@@ -74,15 +104,37 @@ class Trainee:
 
     def _strike(self, blow):
         """A fault of another process than this one."""
+        self.note("blow", blow=blow)
         who, name = blow.split(":")
+        if who == "net":
+            self._break_net(name)
+            return
+        if who == "self":
+            os.kill(os.getpid(), getattr(signal, f"SIG{name}"))
         hub = _group.required()._hub_pid
         pid = {
             "launcher": os.getppid,
             "hub": lambda: hub,
             "keeper": lambda: int(Path(f"/proc/{hub}/task/{hub}/children").read_text().split()[0]),
         }[who]()
-        self.note("blow", blow=blow)
         os.kill(pid, getattr(signal, f"SIG{name}"))
+
+    def _break_net(self, name):
+        """Reset the connection to the coordinator, or lose all that comes by any connection."""
+        if name == "reset":
+            wire = _group.required()._wire.socket
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            wire.shutdown(socket.SHUT_RDWR)
+            return
+        self._filter(_ATTACH_FILTER)
+        if name != "down":
+            threading.Timer(float(name), self._filter, [_DETACH_FILTER]).start()
+
+    def _filter(self, option):
+        program = struct.pack("HL", 1, ctypes.addressof(_DROP_ALL))
+        for s in _sockets._own_sockets():
+            if not _sockets._listens(s):
+                s.setsockopt(socket.SOL_SOCKET, option, program)
 
     def train(self):
         strategy = rx.distribute.MultiWorkerMirroredStrategy()

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from replicax.cli._output import Console, Log, Speaker, pump
@@ -76,10 +76,24 @@ class Worker:
 
 
 class Gang:
-    """Workers that live and end together."""
+    """Workers that live and end together.
 
-    def __init__(self, plans: Sequence[GangPlan], logs: Sequence[Log], guard: Guard) -> None:
+    Args:
+        plans: How they are started.
+        logs: Where each one's output goes.
+        guard: What ends them if the launcher cannot.
+        tell: Told of each one that has ended, in words.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[GangPlan],
+        logs: Sequence[Log],
+        guard: Guard,
+        tell: Callable[[str], None] = lambda story: None,
+    ) -> None:
         self._guard = guard
+        self._tell = tell
         self._console = Console(sys.stdout)
         self._pumps: list[threading.Thread] = []
         self.workers: list[Worker] = []
@@ -140,6 +154,7 @@ class Gang:
             if worker.ended is None and worker.process.poll() is not None:
                 worker.ended = time.monotonic()
                 self._finish(worker)
+                self._tell(worker.story())
         return [w for w in self.workers if w.ended is None]
 
     def _end_stopped(self) -> None:

@@ -139,7 +139,7 @@ def _attempt(
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
     code, story = None, ""
     try:
-        gang = Gang(plans, logs, guard)
+        gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None)
         try:
             culprit = gang.wait(options.grace)
         except KeyboardInterrupt as interrupt:

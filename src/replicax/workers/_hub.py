@@ -369,7 +369,7 @@ class _Owner:
     def why_end(self, hub: Hub) -> str:
         """Why the hub must end now; nothing if it need not."""
         if not self._why and not hub.has_started and select.select([0], [], [], 0)[0]:
-            return f"{self._who}, which had started it, has ended"
+            return sys.stdin.readline().strip() or f"{self._who}, which had started it, has ended"
         return self._why
 
     def _note(self, number: int, _: Any) -> None:

@@ -107,6 +107,12 @@ class HubProcess:
         if self.fault:
             self.end()
 
+    def tell_end(self, story: str) -> None:
+        """Say that a worker has ended: if it has not come, nobody need wait for it."""
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or was let go
+            self._input.write(story.encode() + b"\n")
+            self._input.flush()
+
     def end(self) -> None:
         """End it now, and wait until it has ended."""
         self._process.terminate()
