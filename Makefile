@@ -10,6 +10,7 @@
 #   make soak       long and large runs: memory, files and threads stay as they are
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
+#   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
 #   make docs       the documentation site, in docs/_build
 #   make bench      the speed table
 #   make dist       the sdist and the wheel, tried in a new environment
@@ -27,7 +28,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-oldest docs bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-keras test-oldest docs bench clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -45,11 +46,14 @@ pytest: $(VENV)/.dev $(VENV)/.preflight
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign and not soak"
 
 test-slow: $(VENV)/.dev
-	python -m pytest -q -m slow
+	python -m pytest -q -m "slow and not foreign"
 
 # Other libraries in a venv of their own: they are large, and nobody else needs them.
 test-foreign: $(VENV)-foreign/.done
-	$(VENV)-foreign/bin/python -m pytest -q tests/foreign
+	$(VENV)-foreign/bin/python -m pytest -q -m "not slow" tests/foreign
+
+test-keras: $(VENV)-foreign/.done
+	$(VENV)-foreign/bin/python -m pytest -q tests/foreign/test_keras_own.py
 
 # The lower end of the range of JAX; the other end is what constraints.txt pins for all else.
 test-oldest: $(VENV)-oldest/.done

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax.testing import run_in_processes
+from tests.integrations import keras_workers
 from tests.integrations import test_keras_trainer as trainer
 from tests.integrations.test_keras_trainer import assert_same, compiled_net, in_scope, stock_fit
 
@@ -150,29 +152,46 @@ def test_a_model_fits_evaluates_and_predicts_from_it_as_on_one_device(strategy, 
         np.testing.assert_allclose(got, wanted, **trainer.TOLERANCE)
 
 
+MORE = {"epochs": 2, "validation_data": (trainer.X, trainer.Y), "verbose": 0}
+
+
 @pytest.mark.filterwarnings("default")
 def test_tensorboard_is_told_what_it_is_told_on_one_device(strategy, tmp_path):
     pytest.importorskip("tensorboard")
-    told = []
     make = functools.partial(compiled_net, names=("hidden", "out"))
     for name, model in (("alone", make()), ("both", in_scope(strategy, make))):
         board = rx.keras.callbacks.TensorBoard(tmp_path / name, histogram_freq=1, update_freq=1)
-        more = {"epochs": 2, "validation_data": (trainer.X, trainer.Y), "verbose": 0}
-        model.fit(**trainer.ARRAYS, **more, callbacks=[board])
-        told.append(
-            {
-                tag: v
-                for run in ("train", "validation")
-                for tag, v in scalars(tmp_path / name / run, run)
-            }
-        )
+        model.fit(**trainer.ARRAYS, **MORE, callbacks=[board])
 
-    alone, both = told
-    assert both.keys() == alone.keys()
-    assert any("epoch_loss" in tag for tag in alone)
-    assert any("batch_loss" in tag for tag in alone)
-    for tag, value in alone.items():
-        np.testing.assert_allclose(both[tag], value, **trainer.TOLERANCE, err_msg=str(tag))
+    assert_told(told(tmp_path / "both"), told(tmp_path / "alone"))
+
+
+@pytest.mark.multi_process
+@pytest.mark.filterwarnings("default")
+def test_of_several_workers_the_first_tells_tensorboard(tmp_path):
+    pytest.importorskip("tensorboard")
+    board = rx.keras.callbacks.TensorBoard(tmp_path / "alone", histogram_freq=1, update_freq=1)
+    model = compiled_net(names=("hidden", "out"))
+    model.fit(**trainer.ARRAYS, **MORE, callbacks=[board])
+
+    run_in_processes(keras_workers.board, 2, 2, args=(str(tmp_path),))
+
+    assert_told(told(tmp_path / "0"), told(tmp_path / "alone"))
+    assert [p for p in (tmp_path / "1").rglob("*") if p.is_file()] == []
+
+
+def assert_told(got, expected):
+    assert got.keys() == expected.keys()
+    assert any("epoch_loss" in tag for _, tag, _ in expected)
+    assert any("batch_loss" in tag for _, tag, _ in expected)
+    for tag, value in expected.items():
+        np.testing.assert_allclose(got[tag], value, **trainer.TOLERANCE, err_msg=str(tag))
+
+
+def told(directory):
+    """What TensorBoard was told in both of its runs."""
+    runs = ("train", "validation")
+    return {tag: v for run in runs for tag, v in scalars(directory / run, run)}
 
 
 def scalars(directory, run):
