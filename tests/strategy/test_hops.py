@@ -1,5 +1,7 @@
-"""The hop budget: how far it is from strategy.run to the function of the user."""
+"""The hop budget: how far it is from strategy.run to the function of the user, and the walks."""
 
+import json
+import re
 import sys
 import threading
 from pathlib import Path
@@ -8,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+from tests.fresh_process import run_fresh
 from tests.replicas import context, mirrored
 
 MOST_FRAMES = 25
@@ -90,3 +93,27 @@ def test_a_collective_is_a_short_way_from_the_replica():
     strategy.run(lambda: context().all_reduce("SUM", jnp.ones(())))
 
     assert len(deepest[0]) <= MOST_FRAMES
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_walks_are_as_short_as_the_architecture_says():
+    result = run_fresh(
+        f"""
+        import json, sys
+        sys.path.insert(0, {str(DOCS)!r})
+        import make_walks
+        found = make_walks.walks()
+        assert make_walks.drawing(found).count("<circle") >= sum(map(len, found.values()))
+        print(json.dumps(found))
+        """,
+        REPLICAX_CPU_DEVICES="2",
+    )
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    rows = re.findall(r"^\| (an? [^|]+) \| (\d+) \|", (DOCS / "architecture.md").read_text(), re.M)
+    stated = {what: int(most) for what, most in rows}
+
+    assert set(stated) == set(found)
+    assert {what: names for what, names in found.items() if len(names) > stated[what]} == {}

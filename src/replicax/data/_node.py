@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, TypeVar, cast
 
 from replicax.data._blocks import Block, join
 from replicax.data._seeds import Run, Seeds
@@ -80,7 +80,13 @@ class Batching:
 
 
 class Node(ABC):
-    """One transformation, or a source."""
+    """One transformation, or a source.
+
+    Attributes:
+        keeps_batches: Whether it changes neither the batches of its input nor their rows.
+    """
+
+    keeps_batches: ClassVar[bool] = False
 
     @property
     @abstractmethod
@@ -145,7 +151,7 @@ class SourceNode(Node):
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """None."""
+        """No nodes: elements are made here."""
         return ()
 
     def with_inputs(self, *inputs: Node) -> Self:
@@ -184,6 +190,8 @@ class UnaryNode(Node):
 
 class PassingNode(UnaryNode):
     """A node that gives some of its input's elements, as they are."""
+
+    keeps_batches = True
 
     @property
     def batching(self) -> Batching | None:

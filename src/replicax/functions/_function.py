@@ -26,8 +26,8 @@ from typing import (
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import at_rest, traced, traced_apart
-from replicax.context._current import current, get_strategy, within
+from replicax._jax_private import at_rest, settings, traced, traced_apart
+from replicax.context._current import current, get_strategy, whereabouts, within
 from replicax.functions._inputs import with_givens
 from replicax.functions._lift import Outputs, lift
 from replicax.functions._modes import (
@@ -205,7 +205,8 @@ class Function(Generic[_P, _R_co]):
     def _run(self, arguments: Arguments) -> Any:
         if CHECKS_EVERY_CALL:
             check_carried(self, arguments.named(self._python), self._name)
-        programs = self._programs.get(key_of(arguments), ())
+        # What `key_of` gives, without the call: every step comes here.
+        programs = self._programs.get((arguments.key, whereabouts(), settings()), ())
         for program in programs:
             try:
                 return program(arguments.arrays, arguments.leaves)

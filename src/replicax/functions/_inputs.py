@@ -92,7 +92,7 @@ def _of_pieces(held: Pieces, inside: Any) -> Cell | None:
     values, strategy = held.values, current().strategy
     if not all(is_array(v) or isinstance(v, np.ndarray) for v in values):
         return None
-    if any(map(is_text, values)) or any(one != held.everyones[0] for one in held.everyones):
+    if any(map(is_text, values)) or any(one != held.all_specs[0] for one in held.all_specs):
         if inside is not None and inside.position is not None:  # compiled for one replica only
             return None
         raise HostDriven

@@ -176,7 +176,7 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 Cuts = Sequence[Cut | None]
 
 
-def on_own_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
+def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
     """The function of ``jaxpr``, with parts in the place of some whole arrays.
 
     Args:

@@ -18,22 +18,6 @@ from replicax.input._split import Share
 
 _log = logging.getLogger("replicax")
 
-# What changes neither the batches nor their number of rows.
-_KEEPS_BATCHES = frozenset(
-    {
-        "CacheNode",
-        "IgnoreErrorsNode",
-        "OptionsNode",
-        "PrefetchNode",
-        "PromisedNode",
-        "RepeatNode",
-        "ShardNode",
-        "ShuffleNode",
-        "SkipNode",
-        "TakeNode",
-    }
-)
-
 
 @dataclass(frozen=True)
 class WorkerPart:
@@ -104,7 +88,7 @@ def batch_size(node: Node) -> int | None:
     After a function, its result must show it, unless its input leaves it open: then the result
     does too.
     """
-    while type(node).__name__ in _KEEPS_BATCHES:
+    while node.keeps_batches:
         (node,) = node.inputs
     if isinstance(node, BatchingNode):
         return node.size

@@ -145,7 +145,7 @@ class MirroredPolicy:
                 refuse_plain(self.cell, merged)
             assert self.cell.topology is not None
             self._write(
-                [everyones(m, self.cell.topology) for m in merged], combine, kind, rows=rows
+                [per_worker(m, self.cell.topology) for m in merged], combine, kind, rows=rows
             )
 
         merge_fn = Merge(f"a write to variable {self.cell.name!r}", merge)
@@ -290,7 +290,7 @@ class Merge:
         return self.fn(*args)
 
 
-def everyones(part: Any, topology: Topology) -> Any:
+def per_worker(part: Any, topology: Topology) -> Any:
     """A number that this process's replicas wrote, as what other processes' may differ from."""
     is_number = isinstance(part, bool | int | float | complex)
     if topology.is_whole or not is_number or current().body is not None:

@@ -14,7 +14,7 @@ from replicax._tensor_spec import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.functions._inputs import own_value
-from replicax.functions._jaxpr import on_own_parts, varying_outputs
+from replicax.functions._jaxpr import on_parts, varying_outputs
 from replicax.functions._lift import as_input, from_output, pull_reads, settle_created
 from replicax.state._agreement import note_verdict, settled_in_body
 from replicax.state._cell import Cell
@@ -213,7 +213,7 @@ class _Traced:
         kept = [None] * self._num_outs + [self._cut(c) for c in self._writes]
         for i in self._suspects:  # compared whole, and cut then
             kept[self._num_outs + i] = None
-        self._call = on_own_parts(jaxpr, given, kept)
+        self._call = on_parts(jaxpr, given, kept)
 
     def _cut(self, cell: Cell) -> Cut | None:
         """How these replicas hold parts of a variable; None if each has all of it."""

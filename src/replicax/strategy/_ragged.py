@@ -68,7 +68,7 @@ def run_ragged(
     """
     calls = [take_apart(*select(call, i)) for i in range(len(topology.own))]
     shapes = tuple(
-        x.form.everyones for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
+        x.form.all_specs for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
     )
     run = strategy.ragged_runs.find((key, shapes, tuple(c.key for c in calls)), RaggedRun)
     has_rows = who_has_rows(call, topology)

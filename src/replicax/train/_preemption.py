@@ -127,14 +127,14 @@ class Notice:
         return self._signalled or (self._is_told is not None and bool(self._is_told()))
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
-        def everyones(what: Any, value: Any) -> list[Any]:
+        def of_all_workers(what: Any, value: Any) -> list[Any]:
             if group is None:
                 return [value]
             return group.exchange(f"preemption {ticket} {what}", value, lambda: self._is_closed)
 
         asked = 0
         try:
-            while not any(everyones(asked, self._is_noticed())):
+            while not any(of_all_workers(asked, self._is_noticed())):
                 asked += 1
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
@@ -143,7 +143,7 @@ class Notice:
             with self._changed:
                 self._holds = True
                 begun = self._begun
-            self._stop_at = max(everyones("begun", begun))
+            self._stop_at = max(of_all_workers("begun", begun))
         except (_group.Cancelled, ReplicaxError):
             return  # the training itself will say that a worker is gone
         finally:

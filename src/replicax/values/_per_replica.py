@@ -40,7 +40,7 @@ class Pieces:
     topology: Topology | None = None
 
     @cached_property
-    def everyones(self) -> tuple[tuple[Any, ...], ...]:
+    def all_specs(self) -> tuple[tuple[Any, ...], ...]:
         """The shape and dtype of each replica's array, of all processes; () for other things."""
         if self.topology is None or self.topology.is_whole:
             return tuple((np.shape(v), v.dtype) if hasattr(v, "dtype") else () for v in self.values)
@@ -304,8 +304,8 @@ def is_ragged(x: Any) -> bool:
     """Whether ``x`` is a per-replica value whose arrays differ in shape or dtype."""
     if not isinstance(x, PerReplica) or not isinstance(x.form, Pieces):
         return False
-    everyones = x.form.everyones
-    return all(everyones) and any(one != everyones[0] for one in everyones)
+    all_specs = x.form.all_specs
+    return all(all_specs) and any(one != all_specs[0] for one in all_specs)
 
 
 def is_text(x: Any) -> bool:

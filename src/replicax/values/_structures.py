@@ -157,7 +157,7 @@ def who_has_rows(value: Any, topology: Topology) -> list[bool]:
     found = [True] * topology.num_replicas
     for v in jax.tree.leaves(value, is_leaf=is_opaque):
         if is_ragged(v):
-            rows = [bool(not shape or shape[0]) for shape, _ in v.form.everyones]
+            rows = [bool(not shape or shape[0]) for shape, _ in v.form.all_specs]
             if any(rows):
                 found = [a and b for a, b in zip(found, rows, strict=True)]
     return [found[number] for number in topology.own]

@@ -175,6 +175,8 @@ class _ScanStream(Stream):
 class UniqueNode(PassingNode):
     """Each element at its first appearance."""
 
+    keeps_batches = False  # its elements are single values
+
     @property
     def cardinality(self) -> int:
         """Not known before looking."""
