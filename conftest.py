@@ -21,7 +21,11 @@ import replicax as rx  # noqa: E402
 from replicax.data._seeds import set_global_seed  # noqa: E402
 
 # What records golden results needs TensorFlow, and tests nothing.
-collect_ignore_glob = ["tests/golden/make_*.py", "tests/chaos/peers/with_*.py"]
+collect_ignore_glob = [
+    "tests/golden/make_*.py",
+    "tests/golden/port/*.py",
+    "tests/chaos/peers/with_*.py",
+]
 
 jax.config.update("jax_platforms", os.environ.get("JAX_PLATFORMS", "cpu"))
 jax.config.update("jax_num_cpu_devices", 8)

@@ -6,6 +6,7 @@ import gc
 import pickle
 import weakref
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -497,3 +498,21 @@ def test_keras_is_joined_in_whichever_order_it_is_imported(imports):
     """)
 
     assert result.stdout.split() == ["2"], result.stderr
+
+
+def test_functions_of_jax_take_a_keras_variable_as_its_value():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        v = keras.Variable(np.array([1.0, 2.0], np.float32))
+
+    def step():
+        with rx.GradientTape() as tape:
+            loss = jnp.sum(jnp.square(v)) + jnp.dot(v, v)
+        v.assign(v * 2.0)
+        return tape.gradient(loss, [v])[0] + 0 * jnp.max(v)
+
+    for turn in (1.0, 2.0):  # the second sees what the first assigned
+        local = strategy.experimental_local_results(rx.function(strategy.run)(step))
+        assert [x.tolist() for x in local] == [[4.0 * turn, 8.0 * turn]] * 2
+    assert float(jnp.sum(v)) == 12.0
+    assert jax.jit(jnp.tanh)(v).shape == (2,)

@@ -11,6 +11,7 @@ VERBS = {
     "doctor": "Look at what this machine, and the cluster, have for a training program.",
     "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
     "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
+    "port": "Rewrite a program for TensorFlow as one for replicax, and mark what is left to do.",
     "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",
     "top": "Show the workers of a running cluster: steps, waits for input, memory, last heard.",
 }

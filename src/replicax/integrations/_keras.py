@@ -23,6 +23,7 @@ from keras.src.export.export_utils import get_input_signature
 
 from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
+from replicax._jax_private import accept_as_array
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
@@ -249,6 +250,7 @@ def install() -> None:
     variable._value = KerasHeldValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
+    accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
     keras.Layer._losses = Losses()
     keras.Model.__rx_export__ = _forward
     if not hasattr(metric, "reset_states"):  # as Keras 2 called it

@@ -1,0 +1,367 @@
+"""`replicax port`: programs for TensorFlow train to TensorFlow's numbers, or say what is left."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import replicax as rx
+from replicax.cli._main import main
+from replicax.cli._port_rewrite import PortError, port
+from replicax.cli._port_rules import ROWS, Left, Row, Rules, Same
+from tests.golden.port_math import EXPRESSIONS, NAMES
+from tests.golden.public_names import PUBLIC, found
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PROGRAMS = sorted((GOLDEN / "port").glob("*.py"))
+ANSWERS = json.loads((GOLDEN / "ports.json").read_text())
+MATH = json.loads((GOLDEN / "port_math.json").read_text())
+
+
+def ported(text):
+    return port(text).code
+
+
+def body(text):
+    """What becomes of lines below `import tensorflow as tf`, without the imports."""
+    code = ported(f"import tensorflow as tf\n{text}")
+    return "\n".join(line for line in code.splitlines() if not line.startswith("import "))
+
+
+def close(ours, theirs):
+    """Numbers to 1e-5 of TensorFlow's; everything else as it is."""
+    if isinstance(theirs, dict):
+        return ours.keys() == theirs.keys() and all(close(ours[k], theirs[k]) for k in theirs)
+    if isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(close, ours, theirs))
+    if isinstance(theirs, float):
+        return ours == pytest.approx(theirs, rel=1e-5, abs=1e-6)
+    return ours == theirs
+
+
+@pytest.mark.filterwarnings("ignore:.* is an older name:DeprecationWarning")
+@pytest.mark.parametrize(
+    "path", [p for p in PROGRAMS if p.stem != "tf_config"], ids=lambda path: path.stem
+)
+def test_a_ported_program_gives_tensorflows_numbers(path, tmp_path):
+    result = port(path.read_text(), path.name)
+    program = tmp_path / path.name
+    program.write_text(result.code)
+    spec = importlib.util.spec_from_file_location(f"ported_{path.stem}", program)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    answer = module.main(str(tmp_path))
+
+    assert not [mark for mark in result.marks if mark.is_left]
+    assert close(json.loads(json.dumps(answer)), ANSWERS[path.stem])
+
+
+@pytest.mark.multi_process
+def test_a_ported_program_of_two_workers_gives_tensorflows_numbers(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(ported((GOLDEN / "port" / "tf_config.py").read_text()))
+    source = str(Path(rx.__file__).parents[1])
+
+    result = subprocess.run(
+        [sys.executable, "-m", "replicax", "launch", "--workers", "2", str(program)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    answers = [line[line.index("{") :] for line in result.stdout.splitlines() if "{" in line]
+    assert len(answers) == 2
+    assert all(close(json.loads(answer), ANSWERS["tf_config"]) for answer in answers)
+
+
+def test_a_ported_program_runs_as_a_program_too(tmp_path):
+    program = tmp_path / "train.py"
+    program.write_text(ported((GOLDEN / "port" / "from_function.py").read_text()))
+    source = str(Path(rx.__file__).parents[1])
+
+    result = subprocess.run(
+        [sys.executable, str(program)],
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+    assert result.returncode == 0, result.stderr
+    assert close(json.loads(result.stdout.splitlines()[-1]), ANSWERS["from_function"])
+
+
+@pytest.mark.parametrize("text", EXPRESSIONS)
+@pytest.mark.parametrize("home", ["jax", "elements"])
+def test_an_expression_means_in_jax_and_in_functions_of_elements_what_it_meant(text, home):
+    dtype, value = MATH[text]
+    names = {"jax": jax, "jnp": jnp, "np": np, "rx": rx}
+    if home == "jax":
+        code, values = body(f"result = {text}"), jax.tree.map(jnp.asarray, NAMES)
+    else:
+        code, values = body(f"ds.map(f)\ndef f():\n    return {text}\nresult = f()"), NAMES
+        code = code.replace("ds.map(f)", "")
+    scope = names | values
+    exec(code, scope)
+
+    assert "tf." not in code
+    ours = np.asarray(scope["result"])
+    assert ours.shape == np.shape(value)
+    assert ours.dtype.kind == np.dtype(dtype).kind
+    if ours.dtype.kind == "f":
+        np.testing.assert_allclose(ours, np.asarray(value), rtol=2e-6, atol=2e-6)
+    else:
+        assert ours.tolist() == value
+
+
+def test_every_row_of_the_table_is_compared():
+    compared = " ".join(EXPRESSIONS)
+
+    assert [name for name in ROWS if f"tf.{name}(" not in compared] == []
+
+
+def test_a_row_uses_each_argument_once():
+    for name, row in ROWS.items():
+        words = row.target.replace("(", " ").replace(")", " ").replace(",", " ").replace("*", " ")
+        used = [word.partition("=")[2] or word for word in words.split()[1:]]
+        for parameter in (*row.parameters, *([row.rest] if row.rest else [])):
+            assert used.count(parameter) == 1, name
+
+
+@pytest.mark.parametrize("path", PUBLIC)
+def test_what_replicax_says_of_a_name_of_tensorflow_is_what_the_port_says(path):
+    rules = Rules()
+    for name in PUBLIC[path]:
+        ours, words = found(path, name)
+        answer = rules.of(f"{path}.{name}")
+        if words is None:
+            assert isinstance(answer, Same)
+            assert answer.value is ours or answer.value == ours
+        else:
+            assert isinstance(answer, Left)
+            assert answer.words == words
+
+
+def test_the_import_becomes_those_that_are_needed_in_its_place():
+    code = (
+        '"""Trains."""\nimport os\n\n# The framework.\nimport tensorflow as tf\n\nx = tf.exp(1.0)\n'
+    )
+
+    assert ported(code) == (
+        '"""Trains."""\nimport os\n\n# The framework.\nimport jax.numpy as jnp\n'
+        "import replicax as rx\n\nx = jnp.exp(1.0)\n"
+    )
+
+
+def test_names_from_tensorflow_keep_their_own_names():
+    code = "from tensorflow.keras import layers\nfrom tensorflow.io import gfile as g\n"
+
+    assert ported(code + "a = layers.Dense(3), g.exists('x')\n") == (
+        "import replicax as rx\nlayers = rx.keras.layers\ng = rx.io.gfile\n"
+        "a = layers.Dense(3), g.exists('x')\n"
+    )
+
+
+def test_an_import_in_a_function_is_replaced_too():
+    assert ported("def f():\n    import tensorflow as tf\n    return tf.zeros(2)\n") == (
+        "import jax.numpy as jnp\nimport replicax as rx\n"
+        "def f():\n    pass\n    return jnp.zeros(2, jnp.float32)\n"
+    )
+
+
+def test_what_is_not_tensorflows_stays():
+    code = "import tensorflow as tf\ndef f(tf):\n    return tf.exp(1)\nmath.exp(tf.exp(x))\n"
+
+    assert ported(code).endswith("def f(tf):\n    return tf.exp(1)\nmath.exp(jnp.exp(x))\n")
+
+
+def test_the_layout_of_a_call_stays():
+    code = "y = tf.reduce_sum(\n    x,  # all of it\n    axis=1,\n    name='y',\n)"
+
+    assert body(code) == "y = jnp.sum(\n    x,  # all of it\n    axis=1,\n)"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = tf.raw_ops.Foo(1)",
+        "x = tf.print(x)",
+        "x = tf.shape(x)",
+        "x = tf.where(m)",
+        "x = tf.matmul(a, b, transpose_b=True)",
+        "x = tf.reduce_sum(*many)",
+        "x = tf.scan(f, xs)",
+        "x = tf.while_loop(c, b, [1])",
+        "x = tf.distribute.ParameterServerStrategy(r)",
+        "x = tf.keras.layers.NoSuchLayer()",
+        "x = tf.keras.callbacks.TensorBoard('logs')",
+        "x = tf.data.Dataset.range(3, nothing=1)",
+        "x = tf.__version__",
+        "x = getattr(tf, name)",
+        "x = y.numpy().decode()",
+        "f = tf.nn.gelu",
+        "with tf.compat.v1.Session() as session:\n    pass",
+    ],
+)
+def test_what_has_no_equal_stays_with_a_comment_that_says_what_to_write(line):
+    result = port(f"import tensorflow as tf\n{line}\n")
+
+    assert any(mark.is_left and len(mark.words) > 20 for mark in result.marks)
+    assert line in result.code
+    before = result.code[: result.code.index(line)].splitlines()
+    assert before[-1].startswith("# ")
+    assert "# replicax port: " in result.code
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("x = tf.reduce_mean(y)", "same for floats"),
+        ("x = tf.maximum(a, b)", "gradient"),
+        ("x = tf.random.normal([2])", "other random numbers"),
+        ("x = tf.cast(y, tf.int64)", "32 bits"),
+        ("for i in tf.range(n):\n    pass", "unrolled"),
+        ("y = strategy.make_dataset_iterator(d)", "If this is a"),
+        ("import tensorflow_datasets as tfds", "TensorFlow along"),
+    ],
+)
+def test_what_may_mean_something_else_is_rewritten_with_a_comment(line, words):
+    result = port(f"import tensorflow as tf\n{line}\n")
+
+    assert [mark.is_left for mark in result.marks] == [False]
+    assert words in result.marks[0].words
+    assert "# replicax port: look at " in result.code
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = tf.reduce_mean(tf.cast(hits, tf.float32))",
+        "x = tf.reduce_mean((a - b) / 2)",
+        "x = tf.reduce_mean(0.5 * a)",
+        "x = tf.reduce_mean(tf.square(tf.exp(a)))",
+        "f = tf.keras.losses.MeanSquaredError()\nx = tf.reduce_mean(f(a, b))",
+        "y = tf.sqrt(a)\nx = tf.reduce_mean(y, axis=0)",
+        "d.map(lambda x: tf.maximum(x, 0.0))",
+        "x = tf.io.FixedLenFeature([], tf.int64)",
+        "for i in tf.range(10):\n    pass",
+        "s = tf.compat.v1.distribute.MirroredStrategy()\ns.experimental_run(f, i)",
+    ],
+)
+def test_what_is_proved_the_same_has_no_comment(line):
+    assert port(f"import tensorflow as tf\n{line}\n").marks == []
+
+
+def test_a_name_that_changes_in_a_loop_is_not_proved_to_be_a_float():
+    code = "import tensorflow as tf\ndef f(y):\n    x = 1.0\n    x += y\n    tf.reduce_mean(x)\n"
+
+    assert len(port(code).marks) == 1
+
+
+def test_a_comment_stands_above_the_statement_and_its_decorators():
+    code = body("@tf.function(nothing=1)\n@tf.custom_gradient\ndef f(x):\n    return x")
+
+    assert code.index("# replicax port") < code.index("@rx.function")
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("import tensorflow as tf\nrx = 1\n", "something else `rx`"),
+        ("import tensorflow as tf\nimport os as np\n", "something else `np`"),
+        ("import tensorflow as tf\nx = (\n", "is not Python"),
+    ],
+)
+def test_a_program_that_cannot_be_ported_says_why(code, words):
+    with pytest.raises(PortError, match=words):
+        port(code)
+
+
+def test_what_is_ported_is_left_alone_by_a_second_port():
+    for path in PROGRAMS:
+        once = ported(path.read_text())
+        again = port(once)
+
+        assert again.code == once
+        assert not again.changes
+
+
+def test_every_refusal_teaches():
+    rules = Rules()
+    for name in ("raw_ops.Foo", "image.resize", "sparse.SparseTensor", "nn.conv2d", "einsum2"):
+        answer = rules.of(name)
+        assert isinstance(answer, Left)
+        assert name in answer.words
+
+
+def test_a_row_is_what_a_bare_name_becomes_only_where_its_arguments_are_the_same():
+    assert isinstance(ROWS["nn.relu"], Row)
+    assert ROWS["nn.relu"].bare == "jax.nn.relu"
+    assert ROWS["nn.softmax"].bare == "jax.nn.softmax"
+    assert ROWS["nn.gelu"].bare is None
+    assert ROWS["argmax"].bare is None
+
+
+TRAIN = "import tensorflow as tf\nx = tf.zeros(3)\n"
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def test_without_a_place_to_write_to_the_command_only_looks(program, capsys):
+    assert main(["port", str(program)]) == 0
+
+    said = capsys.readouterr().out
+    assert "1 places are rewritten" in said.replace("\n", " ")
+    assert program.read_text() == TRAIN
+
+
+def test_the_diff_can_be_applied(program, capsys, tmp_path):
+    main(["port", str(program), "--diff"])
+    text = capsys.readouterr().out
+
+    assert "-x = tf.zeros(3)\n" in text
+    assert "+x = jnp.zeros(3, jnp.float32)\n" in text
+
+
+def test_the_port_is_written_where_one_asks(program, tmp_path):
+    target = tmp_path / "ported.py"
+
+    assert main(["port", str(program), "--output", str(target)]) == 0
+    assert target.read_text().endswith("x = jnp.zeros(3, jnp.float32)\n")
+    assert program.read_text() == TRAIN
+    assert main(["port", str(program), "--output", str(target)]) == 2  # it exists
+
+
+def test_a_program_replaced_in_place_is_kept_beside_its_port(program):
+    program.chmod(0o754)
+
+    assert main(["port", str(program), "--in-place"]) == 0
+    assert "jnp.zeros" in program.read_text()
+    assert program.with_name("train.py.orig").read_text() == TRAIN
+    assert program.stat().st_mode & 0o777 == 0o754
+    assert sorted(p.name for p in program.parent.iterdir()) == ["train.py", "train.py.orig"]
+    assert main(["port", str(program), "--in-place"]) == 2
+
+
+def test_the_exit_status_says_that_something_is_left(program, capsys):
+    program.write_text(TRAIN + "tf.raw_ops.Foo()\n")
+
+    assert main(["port", str(program)]) == 1
+    said = capsys.readouterr().out
+    assert "1 left" in said.replace("\n", " ")
+    assert "tf.raw_ops.Foo" in said
