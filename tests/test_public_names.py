@@ -19,6 +19,7 @@ MADE_BY_US = {
     "ReplicaContext",
     "Strategy",
     "StrategyExtended",
+    "SummaryWriter",
 }
 # Parts of TensorFlow's own machinery, which programs do not call.
 INNER = {

@@ -49,6 +49,8 @@ NAMESPACES = (
     "replicax.random",
     "replicax.random.experimental",
     "replicax.saved_model",
+    "replicax.summary",
+    "replicax.summary.experimental",
     "replicax.testing",
     "replicax.tpu",
     "replicax.tpu.experimental",

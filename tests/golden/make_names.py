@@ -31,6 +31,7 @@ NAMESPACES = (
     "io",
     "random",
     "saved_model",
+    "summary",
     "tpu",
     "train",
 )

@@ -194,15 +194,15 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Name(  # noqa: N802
         self, original_node: cst.Name, updated_node: cst.Name
-    ) -> cst.BaseExpression:
+    ) -> Any:
         return self._renamed(original_node, updated_node)
 
     def leave_Attribute(  # noqa: N802
         self, original_node: cst.Attribute, updated_node: cst.Attribute
-    ) -> cst.BaseExpression:
+    ) -> Any:
         return self._renamed(original_node, updated_node)
 
-    def _renamed(self, node: cst.CSTNode, updated: Any) -> cst.BaseExpression:
+    def _renamed(self, node: cst.CSTNode, updated: Any) -> Any:
         parent = self.get_metadata(ParentNodeProvider, node, None)
         if isinstance(parent, cst.Attribute | cst.Arg | cst.Param) and (
             getattr(parent, "value", None) is not node
@@ -262,7 +262,7 @@ class _Rewriter(cst.CSTTransformer):
 
     def leave_Call(  # noqa: N802
         self, original_node: cst.Call, updated_node: cst.Call
-    ) -> cst.BaseExpression:
+    ) -> Any:
         answer = self._answers.get(original_node.func)
         if answer is None:
             return self._as_numpy(original_node, updated_node)
@@ -377,7 +377,7 @@ class _Rewriter(cst.CSTTransformer):
             self._mark(node, name, words, is_left=False)
 
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
-        result = super().on_leave(original_node, updated_node)
+        result: Any = super().on_leave(original_node, updated_node)
         if isinstance(result, cst.SimpleStatementLine) and not result.body:
             return self._in_place_of_nothing(original_node)
         marks = self._marks.get(original_node, ())

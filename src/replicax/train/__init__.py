@@ -23,6 +23,7 @@ from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
 from replicax.train._options import CheckpointOptions
 from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
+from replicax.train._progress import ProgressBar, progress
 from replicax.train._reader import (
     CheckpointReader,
     checkpoints_iterator,
@@ -48,6 +49,7 @@ __all__ = [
     "FloatList",
     "Int64List",
     "PreemptionCheckpointHandler",
+    "ProgressBar",
     "Resumable",
     "SequenceExample",
     "TerminationConfig",
@@ -58,6 +60,7 @@ __all__ = [
     "list_variables",
     "load_checkpoint",
     "load_variable",
+    "progress",
 ]
 
 __dir__ = __all__.copy

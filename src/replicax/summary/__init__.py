@@ -1,0 +1,53 @@
+"""Summaries for TensorBoard, under TensorFlow's names; neither of the two is needed.
+
+Example:
+    >>> import tempfile
+    >>> writer = rx.summary.create_file_writer(tempfile.mkdtemp())
+    >>> with writer.as_default():
+    ...     rx.summary.scalar("loss", 0.5, step=1)
+    True
+"""
+
+from typing import TYPE_CHECKING
+
+from replicax._lazy import on_demand
+from replicax.summary import experimental
+from replicax.summary._summary import (
+    flush,
+    histogram,
+    image,
+    record_if,
+    scalar,
+    should_record_summaries,
+    text,
+)
+from replicax.summary._writer import SummaryWriter, create_file_writer, create_noop_writer
+
+__all__ = [
+    "SummaryWriter",
+    "create_file_writer",
+    "create_noop_writer",
+    "experimental",
+    "flush",
+    "histogram",
+    "image",
+    "record_if",
+    "scalar",
+    "should_record_summaries",
+    "text",
+]
+
+__dir__ = __all__.copy
+
+_ABSENT = {
+    "audio": "Write `torch.utils.tensorboard`'s `add_audio`, or sound files beside the summaries.",
+    "graph": "There is no graph of operations; `rx.preflight` shows what a step compiles to.",
+    **dict.fromkeys(
+        ("trace_export", "trace_off", "trace_on"),
+        "Write `with jax.profiler.trace(logdir):`, which TensorBoard's profiler reads.",
+    ),
+    "write": "Write `rx.summary.scalar`, `histogram`, `image` or `text`, as the plugins do.",
+}
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {}, _ABSENT)
