@@ -3,6 +3,7 @@ import pathlib
 import pytest
 
 import replicax as rx
+from replicax._faults import arm
 
 
 def manager(folder, v, **options):
@@ -102,6 +103,31 @@ def test_nothing_is_removed_before_its_successor_is_on_disk(tmp_path):
     m.sync()
     assert names(m.checkpoints) == ["ckpt-4"]
     assert [p.name for p in tmp_path.iterdir()] == ["ckpt-4"]
+
+
+@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("point", ["commit-begin", "commit-write", "commit-manifest"])
+def test_a_save_that_failed_takes_nobody_s_place(tmp_path, block, point):
+    def in_folder():
+        return sorted(p.name for p in tmp_path.iterdir())
+
+    v = rx.Variable(0)
+    m = manager(tmp_path, v, max_to_keep=2)
+    for _ in range(2):
+        m.save()
+    arm(f"{point}:full@1")
+    try:
+        with pytest.raises(OSError, match="could not be written"):
+            m.save(block=block), m.sync()
+    finally:
+        arm("")
+    m.sync()
+
+    assert names(m.checkpoints) == in_folder() == ["ckpt-1", "ckpt-2"]
+
+    m.save(block=block)
+    m.sync()
+    assert names(m.checkpoints) == in_folder() == ["ckpt-2", "ckpt-4"]
 
 
 @pytest.mark.parametrize(

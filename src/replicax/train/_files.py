@@ -43,6 +43,17 @@ _ALIGNMENT = 64  # of buffers that JAX takes as they are
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
 
 
+def explained(error: Exception, path: str) -> Exception:
+    """The error of a save, with what it means for the user."""
+    text = (
+        f"Checkpoint {path!r} could not be written: {error}. Earlier checkpoints are as they were."
+    )
+    if "No space left" in str(error):
+        text += " Make room on the disk, or keep fewer (`CheckpointManager(max_to_keep=...)`)."
+    number = error.errno if isinstance(error, OSError) else None
+    return OSError(text) if number is None else OSError(number, text)
+
+
 def buffer(size: int) -> np.ndarray:
     """So many bytes of new memory, which a device of the host can take without a copy."""
     room = np.empty(size + _ALIGNMENT, np.uint8)

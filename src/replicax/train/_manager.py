@@ -13,6 +13,7 @@ from replicax.data._errors import DataLossError, FailedPreconditionError, NotFou
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._files import is_locked
+from replicax.train._options import is_async
 from replicax.train._reader import log, stored_in
 from replicax.workers import _group
 
@@ -93,6 +94,7 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step = last_checkpoint_step
         self._is_claimed = False
+        self._unsure: tuple[str, int | None] | None = None  # being written, and when it was before
         self._times: dict[str, int] = {}
         for saved, path in sorted(stored_in(self._directory)):
             if os.path.basename(path).startswith(f"{checkpoint_name}-"):
@@ -159,10 +161,10 @@ class CheckpointManager:
             path = f"{self._prefix}-{int(checkpoint_number)}"
             self._checkpoint.write(path, options, block=block)
         self._last_step = step
-        self._times.pop(path, None)
+        self._unsure = path, self._times.pop(path, None)
         self._times[path] = time.time_ns()
-        if block:
-            self._prune()
+        if block and not is_async(options):
+            self.sync()
         return path
 
     def restore_or_initialize(self) -> str | None:
@@ -182,9 +184,26 @@ class CheckpointManager:
         return None
 
     def sync(self) -> None:
-        """Wait until the last save is on disk, and remove what it replaces."""
-        self._checkpoint.sync()
+        """Wait until the last save is on disk, and remove what it replaces.
+
+        Raises:
+            OSError: If it could not be written; what it was to replace is kept.
+        """
+        unsure, self._unsure = self._unsure, None
+        try:
+            self._checkpoint.sync()
+        except BaseException:
+            if unsure is not None:
+                self._forget(*unsure)
+            raise
         self._prune()
+
+    def _forget(self, path: str, before: int | None) -> None:
+        """A save failed: what was at its path before, if something was, is still there."""
+        if before is None:
+            self._times.pop(path, None)
+        else:
+            self._times[path] = before
 
     def _claim(self) -> None:
         """See that no other run saves into the directory, as long as this manager is there."""

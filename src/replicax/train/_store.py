@@ -96,9 +96,7 @@ def write(path: str, content: Content, ticket: int) -> None:
             _write(team, path, folder, content)
         except BaseException:
             if team.is_first and folder and _folder(path) != folder:
-                shutil.rmtree(os.path.join(path, folder), ignore_errors=True)
-                with suppress(OSError):  # if there is something else in it
-                    os.rmdir(path)
+                _discard(path, folder)
             raise
     if team.is_first:
         _sweep(path)
@@ -120,7 +118,7 @@ class _Team:
         try:
             result = work()
         except Exception as error:
-            failure = _explained(error, self._path)
+            failure = _files.explained(error, self._path)
         if self._group is None:
             words = [("", result)]
         else:
@@ -138,26 +136,26 @@ class _Team:
         return "This process" if self._group is None else self._group.describe(index)
 
 
-def _explained(error: Exception, path: str) -> Exception:
-    """The error of a save, with what it means for the user."""
-    text = (
-        f"Checkpoint {path!r} could not be written: {error}. Earlier checkpoints are as they were."
-    )
-    if "No space left" in str(error):
-        text += " Make room on the disk, or keep fewer (`CheckpointManager(max_to_keep=...)`)."
-    number = error.errno if isinstance(error, OSError) else None
-    return OSError(text) if number is None else OSError(number, text)
-
-
 def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
     """Make the folder for a new checkpoint, which is locked until that is whole."""
     path = os.path.abspath(path)
     folder = f"data-{secrets.token_hex(8)}"
     place = os.path.join(path, folder)
-    os.makedirs(place)
-    stack.enter_context(_files.locked(place))
-    fault_point("commit-begin")
+    try:
+        os.makedirs(place)
+        stack.enter_context(_files.locked(place))
+        fault_point("commit-begin")
+    except BaseException:
+        _discard(path, folder)
+        raise
     return path, folder
+
+
+def _discard(path: str, folder: str) -> None:
+    """Remove what a save that failed has written."""
+    shutil.rmtree(os.path.join(path, folder), ignore_errors=True)
+    with suppress(OSError):  # if there is something else in it
+        os.rmdir(path)
 
 
 def _write(team: _Team, path: str, folder: str, content: Content) -> None:
