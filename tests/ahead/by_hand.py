@@ -5,6 +5,7 @@ without any code of replicax. Loops are written out, so that nothing has to be c
 """
 
 import json
+import math
 import os
 import re
 import subprocess
@@ -55,10 +56,11 @@ def main():
     devices = np.asarray(topologies.get_topology_desc("v5e:4x4", platform="tpu").devices)
     flat = Mesh(devices, ("r",))
     grid = Mesh(devices.reshape(4, 4), ("r", "l"))
+    lines = Mesh(devices.reshape(4, 4), ("r", "s"))
     made = {
         "data_parallel": compiled(flat, data_parallel, P()),
         "logical": compiled(grid, data_parallel, P(None, "l"), manual={"r"}),
-        "sharded": compiled(flat, sharded, P("r")),
+        "sharded": compiled(lines, sharded, P(("r", "s"))),
         "loop": compiled(flat, loop, P()),
         "branch": compiled(flat, larger_branch, P()),
         "permutes": compiled(flat, permutes, P()),
@@ -81,19 +83,21 @@ def limit(name):
 
 
 def compiled(mesh, step, layout, manual=None):
-    rows = NamedSharding(mesh, P("r"))
-    inside = P("r") if layout == P("r") else P()
+    replicas = tuple(name for name in mesh.axis_names if name != "l")
+    rows = NamedSharding(mesh, P(replicas))
+    inside = layout if layout == P(replicas) else P()
     mapped = jax.shard_map(
         step,
         mesh=mesh,
-        in_specs=(inside, P("r")),
-        out_specs=(inside, P("r")),
+        in_specs=(inside, P(replicas)),
+        out_specs=(inside, P(replicas)),
         axis_names=manual or set(mesh.axis_names),
         check_vma=False,
     )
     where = NamedSharding(mesh, layout)
     weight = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32, sharding=where)
-    x = jax.ShapeDtypeStruct((mesh.shape["r"] * ROWS, WIDTH), jnp.float32, sharding=rows)
+    count = math.prod(mesh.shape[name] for name in replicas)
+    x = jax.ShapeDtypeStruct((count * ROWS, WIDTH), jnp.float32, sharding=rows)
     jitted = jax.jit(mapped, donate_argnums=0, out_shardings=(where, rows))
     return jitted.lower(weight, x).compile()
 
@@ -108,9 +112,10 @@ def data_parallel(w, x):
 
 
 def sharded(part, x):
-    whole = jax.lax.all_gather(part, "r", tiled=True)
+    whole = jax.lax.all_gather(part, ("r", "s"), tiled=True)
     value, gradient = jax.value_and_grad(loss)(whole, x)
-    return part - jax.lax.psum_scatter(gradient, "r", tiled=True), value[None]
+    half = jax.lax.psum_scatter(gradient, "r", tiled=True)
+    return part - jax.lax.psum_scatter(half, "s", tiled=True), value[None]
 
 
 def loop(w, x):
@@ -150,7 +155,10 @@ def facts(compiled):
 
 
 def collectives(text):
-    """Bytes by kind, of the results; of the larger of both for what is begun and ended apart."""
+    """Bytes by kind: of what is scattered over four devices before, of the others afterwards.
+
+    Of what is begun and ended apart, the larger of both.
+    """
     found = Counter()
     kinds = "all-reduce|all-gather|reduce-scatter|collective-permute"
     for shape, kind in re.findall(rf"= (.*?) ({kinds})(?:-start)?\(", text):
@@ -159,7 +167,8 @@ def collectives(text):
             (4 if t == "f32" else 2) * int(np.prod([int(n) for n in s.split(",") if n]))
             for t, s in arrays
         ]
-        found[kind] += max(sizes) if kind == "collective-permute" else sum(sizes)
+        times = 4 if kind == "reduce-scatter" else 1
+        found[kind] += max(sizes) if kind == "collective-permute" else times * sum(sizes)
     return found
 
 

@@ -111,7 +111,7 @@ def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced
     found = None if step.is_jitted else _used(step.function, step.arguments, devices)
     if found is None:
         return _without_strategy(step, devices)
-    target = PlannedTopology.of(devices.num_devices, found.cores)
+    target = PlannedTopology.of(devices.num_devices, found.cores, devices.mesh_shape)
     places, notes = _places(found, devices)
     with _declared_for(target, variation.policy), aimed_at(target):
         program, avals = _program(step.function, step.arguments, target, variation.rows)

@@ -132,7 +132,10 @@ class Cell:
     @property
     def cut(self) -> Cut | None:
         """How a sharded value lies on the replicas; None for the others."""
-        return Cut(self.shape, self.topology.num_replicas) if self.sharded else None  # type: ignore[union-attr]
+        topology = self.topology
+        if not self.sharded or topology is None:
+            return None
+        return Cut(self.shape, topology.num_replicas, topology.lines)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import jax
 from jax.sharding import AbstractMesh
 
-from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._mesh import REPLICA_AXIS, Topology, lines_of
 
 _T = TypeVar("_T", Topology, Topology | None)
 
@@ -24,12 +24,23 @@ _target: ContextVar[Topology | None] = ContextVar("replicax_target", default=Non
 
 @dataclass(frozen=True)
 class PlannedTopology(Topology):
-    """Replicas that exist on paper: enough to trace and lower a program, not to run it."""
+    """Replicas that exist on paper: enough to trace and lower a program, not to run it.
+
+    Attributes:
+        shape: The dimensions of the slice that the devices fill, and the devices of a chip.
+    """
+
+    shape: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, num_devices: int, cores: int) -> "PlannedTopology":
+    def of(cls, num_devices: int, cores: int, shape: tuple[int, ...] = ()) -> "PlannedTopology":
         """``num_devices`` in replicas of ``cores`` each."""
-        return cls((jax.local_devices()[0],) * num_devices, cores)
+        return cls((jax.local_devices()[0],) * num_devices, cores, shape=shape)
+
+    @cached_property
+    def lines(self) -> tuple[int, ...]:
+        """The dimensions of the slice, if the replicas fill it."""
+        return lines_of(self.shape, self)
 
     @cached_property
     def mesh(self) -> Any:

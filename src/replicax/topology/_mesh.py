@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Any, Protocol
 
 import jax
@@ -112,6 +113,16 @@ class Topology:
         return self.mirrored if spec == PartitionSpec() else NamedSharding(self.mesh, spec)
 
     @cached_property
+    def lines(self) -> tuple[int, ...]:
+        """The dimensions of the TPU slice that the replicas fill, if it has several."""
+        places = [getattr(d, "coords", None) for d in self.devices]
+        if None in places:
+            return ()
+        cores = [getattr(d, "core_on_chip", 0) for d in self.devices]
+        at = [(*place, core) for place, core in zip(places, cores, strict=True)]
+        return lines_of(tuple(map(int, np.ptp(at, axis=0) + 1)), self)
+
+    @cached_property
     def mirrored(self) -> NamedSharding:
         """The same value on every replica."""
         return NamedSharding(self.mesh, PartitionSpec())
@@ -120,6 +131,13 @@ class Topology:
     def stacked(self) -> NamedSharding:
         """One row for each replica."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+
+
+def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
+    """The dimensions of a slice of that shape, the last ones first, if the replicas fill it."""
+    lengths = tuple(n for n in (*reversed(shape[:-1]), *shape[-1:]) if n > 1)
+    is_filled = topology.cores == 1 and prod(lengths) == topology.num_replicas
+    return lengths if is_filled and len(lengths) > 1 else ()
 
 
 def prime_factors(n: int) -> tuple[int, ...]:

@@ -32,6 +32,7 @@ class Cut:
     Attributes:
         shape: The shape of the whole array.
         count: Among how many replicas.
+        lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
 
     Example:
         >>> from replicax.values._cut import Cut
@@ -41,6 +42,7 @@ class Cut:
 
     shape: Shape
     count: int
+    lines: Shape = ()
 
     @cached_property
     def is_flat(self) -> bool:
@@ -91,8 +93,17 @@ class Cut:
         return whole
 
     def own_sum(self, x: jax.Array) -> jax.Array:
-        """This replica's part of the sum of all replicas' arrays."""
-        part: jax.Array = jax.lax.psum_scatter(self.stored(x), REPLICA_AXIS, tiled=True)
+        """This replica's part of the sum of all replicas' arrays.
+
+        Of a slice of two or more dimensions it is made along one after the other, as the compiler
+        for TPUs makes a sum of the whole out of one that goes over all of them.
+        """
+        part: jax.Array = self.stored(x)
+        numbers = np.arange(self.count).reshape(self.lines or (self.count,))
+        for axis, length in enumerate(numbers.shape):
+            groups = np.moveaxis(numbers, axis, -1).reshape(-1, length).tolist()
+            chosen = groups if self.lines else None
+            part = jax.lax.psum_scatter(part, REPLICA_AXIS, axis_index_groups=chosen, tiled=True)
         return part
 
     # Outside of it.

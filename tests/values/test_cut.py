@@ -1,0 +1,47 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.sharding import Mesh, PartitionSpec
+
+from replicax.topology._mesh import REPLICA_AXIS, Topology, lines_of
+from replicax.values._cut import Cut
+
+
+@settings(max_examples=15)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=2).map(tuple),
+    st.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2)]),
+)
+def test_each_replica_has_its_part_of_the_sum_whatever_the_dimensions_of_the_slice(shape, lines):
+    cut = Cut(shape, 8, lines if len(lines) > 1 else ())
+    x = np.random.default_rng(0).integers(-99, 99, (8, *shape)).astype("f4")
+    mesh = Mesh(np.asarray(jax.devices()[:8]), (REPLICA_AXIS,))
+    spec = PartitionSpec(REPLICA_AXIS)
+    own_sum = jax.shard_map(
+        lambda x: cut.own_sum(x[0]), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    )
+
+    found = jax.jit(own_sum)(x)
+
+    np.testing.assert_array_equal(cut.whole(found), jnp.sum(x, axis=0))
+
+
+@pytest.mark.parametrize(
+    ("shape", "cores", "lines"),
+    [
+        ((4, 2, 1, 1), 1, (2, 4)),
+        ((2, 2, 1, 2), 1, (2, 2, 2)),
+        ((8, 1, 1, 1), 1, ()),  # one line
+        ((4, 4, 1, 1), 1, ()),  # not filled
+        ((4, 2, 1, 1), 2, ()),
+    ],
+)
+def test_the_dimensions_of_a_slice_count_if_replicas_fill_several(shape, cores, lines):
+    assert lines_of(shape, Topology(tuple(jax.devices()), cores)) == lines
+
+
+def test_other_devices_lie_on_no_lines():
+    assert Topology(tuple(jax.devices())).lines == ()
