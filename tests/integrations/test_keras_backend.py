@@ -1,5 +1,8 @@
 """Steps of Keras's optimizers in eager replicas: one program, that knows all that Python says."""
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -146,3 +149,39 @@ def test_the_eager_step_of_many_variables_is_one_program():
     assert first < len(variables)
     assert len(compiled) == first
     assert int(optimizer.iterations) == 2
+
+
+def two_in_turn(strategy):
+    """Two variables that take steps in turn, each with another weight decay."""
+    with strategy.scope():
+        both = [keras.Variable([3.0, -1.0, 2.0]) for _ in range(2)]
+        optimizer = optimizers.SGD(0.1, momentum=0.5)
+    optimizer.build(both)
+    share = GRADIENT / strategy.num_replicas_in_sync
+
+    def step(number):
+        optimizer.apply([share], [both[number % 2]])
+
+    for number in range(8):
+        optimizer.weight_decay = 0.1 * (number % 5)
+        strategy.run(step, args=(number,))
+    return [v.numpy() for v in both]
+
+
+def test_steps_of_an_optimizer_that_changes_all_the_time_are_one_devices():
+    one = rx.distribute.OneDeviceStrategy("CPU:0")
+
+    np.testing.assert_allclose(two_in_turn(mirrored(2)), two_in_turn(one), rtol=1e-5)
+
+
+def test_the_program_of_an_eager_step_does_not_keep_the_optimizer():
+    strategy = mirrored(2)
+    with strategy.scope():
+        variable, made = keras.Variable([3.0, -1.0, 2.0]), [optimizers.Adam(0.1)]
+    strategy.run(lambda: made[0].apply([GRADIENT], [variable]))
+    alive = weakref.ref(made[0])
+
+    made.clear()
+    gc.collect()
+
+    assert alive() is None

@@ -123,7 +123,9 @@ def _applied_once(original: Any) -> Any:
     return apply
 
 
-_steps: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any]] = weakref.WeakKeyDictionary()
+_Program = tuple[list[Any], Any]
+_programs: weakref.WeakKeyDictionary[Any, list[_Program]] = weakref.WeakKeyDictionary()
+_MOST_PROGRAMS = 4  # of an optimizer; one that changes all the time goes operation by operation
 
 
 def _stepped(optimizer: Any, original: Any, grads: list[Any], variables: Any) -> None:
@@ -134,15 +136,25 @@ def _stepped(optimizer: Any, original: Any, grads: list[Any], variables: Any) ->
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
     told = _told([optimizer, variables]) if is_eager and optimizer.built else []
-    if not told:
+    step = _program(optimizer, original, variables, told) if told else None
+    if step is None:
         original(optimizer, grads, variables)
-        return
-    old, step = _steps.get(optimizer, ([], None))
-    if len(old) != len(told) or not all(map(_is_same, old, told)):
-        alive = weakref.proxy(optimizer)
-        step = function(lambda summed: original(alive, summed, variables))
-        _steps[optimizer] = told, step
-    step(grads)
+    else:
+        step(grads)
+
+
+def _program(optimizer: Any, original: Any, variables: Any, told: list[Any]) -> Any:
+    """The program of a step that was told this; None if there are too many."""
+    known = _programs.setdefault(optimizer, [])
+    for old, step in known:
+        if len(old) == len(told) and all(map(_is_same, old, told)):
+            return step
+    if len(known) == _MOST_PROGRAMS:
+        return None
+    alive = weakref.proxy(optimizer)  # the program must not keep it
+    step = function(lambda summed: original(alive, summed, variables))
+    known.append((told, step))
+    return step
 
 
 _CONFIGURED = (keras.optimizers.Optimizer, LearningRateSchedule, keras.constraints.Constraint)
