@@ -516,3 +516,45 @@ def test_functions_of_jax_take_a_keras_variable_as_its_value():
         assert [x.tolist() for x in local] == [[4.0 * turn, 8.0 * turn]] * 2
     assert float(jnp.sum(v)) == 12.0
     assert jax.jit(jnp.tanh)(v).shape == (2,)
+
+
+def test_a_layer_that_is_frozen_later_is_frozen_in_compiled_steps():
+    strategy = mirrored(2)
+    with strategy.scope():
+        model, optimizer = dense(), keras.optimizers.Adam(0.1)
+        model.build((None, 3))
+
+    def replica_step(x):
+        with rx.GradientTape() as tape:
+            loss = rx.nn.compute_average_loss(model(x)[:, 0] ** 2, global_batch_size=4)
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    step = rx.function(lambda x: strategy.run(replica_step, args=(x,)))
+
+    def moves():
+        before = [w.copy() for w in model.get_weights()]
+        step(jnp.ones((2, 3)))
+        return [bool((a != b).any()) for a, b in zip(before, model.get_weights(), strict=True)]
+
+    assert moves() == [True] * 4
+    model.layers[0].trainable = False
+    assert moves() == [False, False, True, True]
+    model.layers[0].trainable = True
+    assert moves() == [True] * 4
+    model.layers[1].kernel.trainable = False
+    assert moves() == [True, True, False, True]
+    assert step.experimental_get_tracing_count() == 3
+
+
+def test_fit_of_a_model_that_was_frozen_after_compile_is_refused_by_keras():
+    with mirrored(2).scope():
+        model = dense()
+        model.compile("adam", "mse")
+    x = np.ones((4, 3), np.float32)
+    model.fit(x, x[:, :1], verbose=0)
+
+    model.layers[0].trainable = False
+
+    with pytest.raises(ValueError, match="trainable variables list that the optimizer was built"):
+        model.fit(x, x[:, :1], verbose=0)

@@ -25,7 +25,7 @@ from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
 from replicax._jax_private import accept_as_array
 from replicax._tensor_spec import TensorSpec
-from replicax.context._current import current, entered, get_strategy
+from replicax.context._current import attributes, current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas
 from replicax.state._declaration import tell_newcomers
@@ -236,6 +236,18 @@ def _forward(model: Any) -> tuple[Any, Any]:
 ALL_HOOKS = (*HOOKS, *_keras_backend.HOOKS, *_keras_trainer.HOOKS, *_keras_backup.HOOKS)
 
 
+def _known_to_functions(trainable: Any) -> Any:
+    """What is frozen after a function was compiled is frozen in it."""
+
+    def freeze(self: Any, value: Any) -> None:
+        before = trainable.fget(self)
+        trainable.fset(self, value)
+        if current().level is None:
+            attributes.note(self, "trainable", before, trainable.fget(self))
+
+    return property(trainable.fget, freeze, doc=trainable.__doc__)
+
+
 def install() -> None:
     """Join Keras, once it is imported; where that cannot be, refuse its variables in scopes."""
     variable: Any = KerasVariable
@@ -252,6 +264,8 @@ def install() -> None:
     variable.__deepcopy__ = _copied
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
     keras.Layer._losses = Losses()
+    keras.Layer.trainable = _known_to_functions(keras.Layer.trainable)
+    variable.trainable = _known_to_functions(variable.trainable)
     keras.Model.__rx_export__ = _forward
     if not hasattr(metric, "reset_states"):  # as Keras 2 called it
         metric.reset_states = lambda self: self.reset_state()

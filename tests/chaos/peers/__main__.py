@@ -38,7 +38,7 @@ FAULTS = {
 }
 SIZE, VICTIM, LATE = 3, 1, 15.0
 ABSENT = {"late": VICTIM, "never": VICTIM, "twin": 2}  # who is not there at first
-NAMED = re.compile(rf"(?i)\b(worker|rank|task|peer)s?\b[\s:=/#\[(]*{VICTIM}\b")
+NAMED = r"(?i)\b(worker|rank|task|peer)s?\b[\s:=/#\[(]*[{0}]\b"
 
 
 @dataclass
@@ -199,7 +199,8 @@ def _watch(workers, trial, began, limit):
     trial.seconds = None if still else max(workers.ended[name] for name in others) - began
     trial.outcome = f"{len(still)} of {len(others)} wait" if still else "all have ended"
     said = [workers.output(n).read_text(errors="replace")[before[n] :] for n in others]
-    trial.is_named = any(NAMED.search(text) for text in said)
+    who = NAMED.format("12" if trial.fault == "cable" else VICTIM)  # those beyond the cable
+    trial.is_named = any(re.search(who, text) for text in said)
     if not still:
         stopped = [] if trial.fault != "stop" else _family(workers.processes[VICTIM].pid)
         trial.left = [c for p, c in left_behind(workers.mark, seconds=30) if p not in stopped]
