@@ -455,6 +455,35 @@ def sharded_training(policy, folder):
     }
 
 
+def counted_on(folder):
+    """What replicas count, each for itself, saved in between and gone on with."""
+    strategy = rx.distribute.MultiWorkerMirroredStrategy()
+    values = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 5)).astype("f4"))
+
+    def made():
+        with strategy.scope():
+            return rx.Variable(
+                jnp.zeros(5), synchronization=SYNCHRONIZATION.ON_READ, aggregation=AGGREGATION.SUM
+            )
+
+    def add(v, turn):
+        rx.function(
+            lambda: strategy.run(
+                lambda: v.assign_add(values[turn][context().replica_id_in_sync_group])
+            )
+        )()
+        copies = [np.asarray(c).tolist() for c in strategy.experimental_local_results(v)]
+        return copies, v.numpy().tolist()
+
+    v, fresh = made(), made()
+    saved = add(v, 0)
+    path = rx.train.Checkpoint(v=v).write(f"{folder}/ckpt")
+    expected = add(v, 1)
+    rx.train.Checkpoint(v=fresh).restore(path).assert_consumed()
+    restored = [np.asarray(c).tolist() for c in strategy.experimental_local_results(fresh)]
+    return saved, expected, (restored, fresh.numpy().tolist()), add(fresh, 1)
+
+
 STATE = (66, 104)
 
 

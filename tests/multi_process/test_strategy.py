@@ -266,7 +266,7 @@ def test_each_worker_writes_its_part_once_and_any_number_restores(tmp_path, befo
     sizes = [
         sum(f.stat().st_size for f in path.glob(f"data-*/arrays-{w}/*/0*")) for w in range(workers)
     ]
-    assert sum(sizes) == 4 * (66 * 104 + 67 * 101 + 3 + 3)
+    assert sum(sizes) == 4 * (66 * 104 + 67 * 101 + 3 + 3 + workers)  # and each one's own count
     assert max(sizes) < 1.2 * sum(sizes) / workers
     for policy, count in after:
         for values, held in run_in_processes(
@@ -275,6 +275,20 @@ def test_each_worker_writes_its_part_once_and_any_number_restores(tmp_path, befo
             assert {**values, "save_counter": 1} == wanted
             share = count if policy == "sharded" else 1
             assert held == 4 * 66 * 104 // share
+
+
+def test_what_workers_count_each_for_itself_goes_on_to_the_bit(tmp_path):
+    for saved, expected, restored, found in run_in_processes(
+        programs.counted_on, 2, 2, args=(str(tmp_path),)
+    ):
+        assert restored == saved
+        assert found == expected
+    path = tmp_path / "ckpt"
+    total = rx.train.load_checkpoint(path).get_tensor("v/.ATTRIBUTES/VARIABLE_VALUE")
+    assert total.tolist() == saved[1]
+    v = rx.Variable(np.zeros(5, "f4"))  # without replicas it is the total
+    rx.train.Checkpoint(v=v).restore(path).assert_consumed()
+    assert v.numpy().tolist() == saved[1]
 
 
 def test_what_one_worker_cannot_do_all_hear_and_nothing_is_half_done(tmp_path):
