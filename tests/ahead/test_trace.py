@@ -1,10 +1,12 @@
 """How a step is laid over a slice, without compiling it."""
 
 import jax.numpy as jnp
+import pytest
 
 import replicax as rx
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step, trace
+from tests.replicas import mirrored
 
 
 def traced(shape, name, *, replicas=1):
@@ -49,3 +51,41 @@ def test_without_an_assignment_devices_come_in_their_order():
     step = Step.of(lambda: strategy.run(lambda: v.assign_add(jnp.asarray(1.0))), (), {})
 
     assert trace(step, Target.parse("v5e:2x2")).places == ()
+
+
+def test_values_that_a_step_closes_over_are_on_the_slice_too():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(3))
+    ids = strategy.run(lambda: jnp.ones(3))
+    step = Step.of(lambda: strategy.run(lambda: v.assign_add(strategy_sum(ids))), (), {})
+
+    found = trace(step, Target.parse("v5e:4x4"))
+
+    assert found.axes == {"replica": 16}
+    assert found.num_replicas == 16
+
+
+def strategy_sum(x):
+    return rx.distribute.get_replica_context().all_reduce("SUM", x)
+
+
+def test_strategies_and_variables_are_as_they_were_after_a_trace_also_one_that_fails():
+    strategy = mirrored(2)
+    with strategy.scope():
+        v = rx.Variable(jnp.zeros(3))
+    here = strategy.topology
+
+    def fails_on_many():
+        if strategy.num_replicas_in_sync > 2:
+            raise RuntimeError("too many")
+        return strategy.run(lambda: v.assign_add(jnp.ones(3)))
+
+    with pytest.raises(RuntimeError, match="too many"):
+        trace(Step.of(fails_on_many, (), {}), Target.parse("v5e:4x4"))
+
+    assert strategy.topology is here
+    assert v.cell.topology is here
+    assert strategy.num_replicas_in_sync == 2
+    strategy.run(lambda: v.assign_add(jnp.ones(3)))
+    assert v.numpy().tolist() == [1, 1, 1]

@@ -24,12 +24,22 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError
+from replicax.collectives._cross_device_ops import NcclAllReduce
+from replicax.state._cell import Cell
+from replicax.state._variable import Variable, live_variables, policy_for
+from replicax.strategy._base import live_strategies
 from replicax.topology._generations import GENERATIONS, SliceShape
+from replicax.topology._mesh import Topology
+from replicax.values._cut import SPEC, is_cut, is_sharded
+from replicax.values._placement import WHOLE
 
 _SLICES = re.compile(r"(?:(?P<count>[1-9]\d*)x ?)?(?P<slice>\w+[:-][\dx]+)")
 _CORES = re.compile(r"(?P<kind>v\w+)-(?P<number>[1-9]\d*)")
@@ -276,3 +286,67 @@ _GPUS = {
         ),
     )
 }
+
+
+@contextmanager
+def declared_for(target: Topology, policy: str) -> Iterator[None]:
+    """Every variable as its declaration makes it for one replica, or for several.
+
+    A script with one replica has ordinary variables, and the same script on a slice has not.
+    """
+    several = target.num_replicas > 1
+    found = [(v, v.topology) for v in live_variables if v.whole is v]
+    placed = [v for v, where in found if where is not None]
+    strategies = {v.distribute_strategy for v in placed}
+    held = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
+    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in placed]
+    for strategy in strategies if policy else ():
+        ops = NcclAllReduce.for_variables(sharded=is_sharded(policy))
+        vars(strategy).update(variable_policy=policy, _ops=ops)
+    for variable, where in found:
+        if where is not None and (policy or (where.num_replicas > 1) != several):
+            _declare(variable, several=several)
+    try:
+        yield
+    finally:
+        for strategy, (own, ops) in held.items():
+            vars(strategy).update(variable_policy=own, _ops=ops)
+        for variable, cell, meaning, per_replica, spec in old:
+            vars(variable)["_policy"] = meaning
+            cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
+
+
+@contextmanager
+def moved_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
+    """Strategies, and all variables of theirs, on ``target``, which is not here.
+
+    Args:
+        target: Where the step is to be traced for.
+        used: The cells that the step uses, for those that belong to no variable: values that it
+            closes over.
+    """
+    cells = {id(c): c for c in (*used, *(v.cell for v in live_variables))}.values()
+    placed = [(c, c.topology) for c in cells if c.topology is not None]
+    strategies = [(s, s.topology) for s in live_strategies if s.topology is not None]
+    for cell, _ in placed:
+        cell.topology = target
+    for strategy, _ in strategies:
+        vars(strategy)["_topology"] = target
+    try:
+        yield
+    finally:
+        for cell, here in placed:
+            cell.topology = here
+        for strategy, here in strategies:
+            vars(strategy)["_topology"] = here
+
+
+def _declare(variable: Variable, *, several: bool) -> None:
+    cell, strategy = variable.cell, variable.distribute_strategy
+    on_read = variable.synchronization is VariableSynchronization.ON_READ
+    cell.per_replica = on_read and several
+    cell.sharded = several and not on_read and is_cut(cell, strategy.variable_policy)
+    if cell.sharded or cell.spec == SPEC:
+        cell.spec = SPEC if cell.sharded else WHOLE
+    policy = policy_for(cell, strategy, variable.aggregation, several=several)
+    vars(variable)["_policy"] = policy

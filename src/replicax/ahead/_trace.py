@@ -6,8 +6,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,24 +15,18 @@ import numpy as np
 from jax import export
 from jax.sharding import NamedSharding
 
-from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError, TracingError
-from replicax.ahead._targets import Target
-from replicax.collectives._cross_device_ops import NcclAllReduce
+from replicax.ahead._targets import Target, declared_for, moved_to
 from replicax.functions._function import BoundFunction, Function
 from replicax.functions._lift import Outputs, lift
 from replicax.functions._program import Program
 from replicax.functions._signature import Arguments, take_apart
 from replicax.state._cell import Cell
 from replicax.state._levels import TraceLevel
-from replicax.state._variable import Variable, live_variables, policy_for
-from replicax.topology._aim import PlannedTopology, aimed_at
 from replicax.topology._device_assignment import DeviceAssignment
-from replicax.topology._mesh import Topology
+from replicax.topology._mesh import PlannedTopology, Topology
 from replicax.topology._tpu_topology import TPUTopology
-from replicax.values._cut import SPEC, is_cut, is_sharded
 from replicax.values._per_replica import PerReplica, stacked
-from replicax.values._placement import WHOLE
 
 Places = tuple[tuple[int, ...], ...]
 
@@ -81,7 +74,7 @@ class Step:
 
     def cores(self) -> int:
         """How many logical devices each replica of its strategy has."""
-        found = None if self.is_jitted else _found(self.function, self.arguments)
+        found = None if self.is_jitted else _found(self.function, self.arguments)[0]
         return 1 if found is None else found.cores
 
     @property
@@ -108,12 +101,12 @@ AS_HERE = Variation()
 
 def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced:
     """A call for a whole slice: as many replicas as fit, each with its batch."""
-    found = None if step.is_jitted else _used(step.function, step.arguments, devices)
+    found, used = (None, []) if step.is_jitted else _used(step.function, step.arguments, devices)
     if found is None:
         return _without_strategy(step, devices)
     target = PlannedTopology.of(devices.num_devices, found.cores, devices.mesh_shape)
     places, notes = _places(found, devices)
-    with _declared_for(target, variation.policy), aimed_at(target):
+    with declared_for(target, variation.policy), moved_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)
         exported = _exported(program.jitted, avals, {}, devices.platform)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
@@ -198,45 +191,6 @@ def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
     return tuple(map(tuple, assignment.core_assignment.reshape(-1, 4).tolist())), ()
 
 
-@contextmanager
-def _declared_for(target: Topology, policy: str) -> Iterator[None]:
-    """Every variable as its declaration makes it for one replica, or for several.
-
-    A script with one replica has ordinary variables, and the same script on a slice has not.
-    """
-    several = target.num_replicas > 1
-    found = [(v, v.topology) for v in live_variables if v.whole is v]
-    placed = [v for v, where in found if where is not None]
-    strategies = {v.distribute_strategy for v in placed}
-    held = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
-    old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in placed]
-    for strategy in strategies if policy else ():
-        ops = NcclAllReduce.for_variables(sharded=is_sharded(policy))
-        vars(strategy).update(variable_policy=policy, _ops=ops)
-    for variable, where in found:
-        if where is not None and (policy or (where.num_replicas > 1) != several):
-            _declare(variable, several=several)
-    try:
-        yield
-    finally:
-        for strategy, (own, ops) in held.items():
-            vars(strategy).update(variable_policy=own, _ops=ops)
-        for variable, cell, meaning, per_replica, spec in old:
-            vars(variable)["_policy"] = meaning
-            cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
-
-
-def _declare(variable: Variable, *, several: bool) -> None:
-    cell, strategy = variable.cell, variable.distribute_strategy
-    on_read = variable.synchronization is VariableSynchronization.ON_READ
-    cell.per_replica = on_read and several
-    cell.sharded = several and not on_read and is_cut(cell, strategy.variable_policy)
-    if cell.sharded or cell.spec == SPEC:
-        cell.spec = SPEC if cell.sharded else WHOLE
-    policy = policy_for(cell, strategy, variable.aggregation, several=several)
-    vars(variable)["_policy"] = policy
-
-
 def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment | None:
     """An assignment on a slice of another shape, filled; None if its replicas do not fill it."""
     size, cores = math.prod(mesh), old.num_cores_per_replica
@@ -273,23 +227,26 @@ def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Expo
         ) from error
 
 
-def _used(step: Callable[..., Any], arguments: Arguments, devices: Target) -> Topology | None:
-    """What the step's strategy has here; None without one."""
-    found = _found(step, arguments)
+def _used(
+    step: Callable[..., Any], arguments: Arguments, devices: Target
+) -> tuple[Topology | None, list[Cell]]:
+    """What the step's strategy has here, None without one; and the cells that the step uses."""
+    found, cells = _found(step, arguments)
     if found is None:
-        return None
+        return None, cells
     if devices.num_devices % found.cores:
         raise PlacementError(
             f"{devices.name} has {devices.num_devices} devices, which replicas of {found.cores}"
             " logical devices cannot fill. Choose a larger slice, or another device assignment."
         )
-    return found
+    return found, cells
 
 
-def _found(step: Callable[..., Any], arguments: Arguments) -> Topology | None:
+def _found(step: Callable[..., Any], arguments: Arguments) -> tuple[Topology | None, list[Cell]]:
     level = TraceLevel(in_replica=False)
-    _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
-    return max(level.topologies, key=lambda t: len(t.devices), default=None)
+    lifted, _ = _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
+    found = max(level.topologies, key=lambda t: len(t.devices), default=None)
+    return found, [*lifted.reads, *lifted.writes]
 
 
 def _program(

@@ -302,7 +302,7 @@ class Pull(Cell):
     def moved(self, block: PulledBlock) -> Pull:
         """The same leaf of another block."""
         block.size = self.block.size
-        return Pull(block, self.leaf, self._own, self.dtype, self._topology)
+        return Pull(block, self.leaf, self._own, self.dtype, self.topology)
 
 
 def outward(

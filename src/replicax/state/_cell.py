@@ -28,7 +28,6 @@ from replicax.state._declaration import (
     refuse_planned,
     tell_newcomers,
 )
-from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, Cut
 from replicax.values._per_replica import PerReplica, pieces, stacked
@@ -69,7 +68,6 @@ class Cell:
 
     __slots__ = (
         "__weakref__",
-        "_topology",
         "_verdict",
         "averages",
         "draws",
@@ -82,6 +80,7 @@ class Cell:
         "shape",
         "sharded",
         "spec",
+        "topology",
         "trainable",
         "value",
     )
@@ -119,15 +118,6 @@ class Cell:
             self.store(value)
         if newcomers and not is_planned(value):
             self.value = Awaited(self.value, tell_newcomers)
-
-    @property
-    def topology(self) -> Topology | None:
-        """The devices that hold it; None for a plain variable's."""
-        return aimed(self._topology)
-
-    @topology.setter
-    def topology(self, topology: Topology | None) -> None:
-        self._topology = topology
 
     @property
     def cut(self) -> Cut | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, Self, TypeVar, overload
 
@@ -24,7 +25,6 @@ from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._links import SoloLink
 from replicax.strategy._ragged import RaggedRun
 from replicax.strategy._run import HostedRun, LatestUsed, run_replicas
-from replicax.topology._aim import aimed
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
 from replicax.values._per_replica import (
@@ -47,6 +47,8 @@ from replicax.values._reduce import (
 from replicax.values._structures import closed, opened
 
 _T = TypeVar("_T")
+
+live_strategies: weakref.WeakSet[StrategyBase] = weakref.WeakSet()
 
 
 class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
@@ -78,11 +80,12 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
         self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
+        live_strategies.add(self)
 
     @property
     def topology(self) -> Topology | None:
         """Which devices make which replicas; None for the default strategy."""
-        return aimed(self._topology)
+        return self._topology
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:

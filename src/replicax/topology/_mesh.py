@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from replicax._errors import PlacementError
 from replicax.topology._devices import default_devices, device_name_as, resolve_all
@@ -131,6 +131,33 @@ class Topology:
     def stacked(self) -> NamedSharding:
         """One row for each replica."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
+
+
+@dataclass(frozen=True)
+class PlannedTopology(Topology):
+    """Replicas that exist on paper: enough to trace and lower a program, not to run it.
+
+    Attributes:
+        shape: The dimensions of the slice that the devices fill, and the devices of a chip.
+    """
+
+    shape: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, num_devices: int, cores: int, shape: tuple[int, ...] = ()) -> "PlannedTopology":
+        """``num_devices`` in replicas of ``cores`` each."""
+        return cls((jax.local_devices()[0],) * num_devices, cores, shape=shape)
+
+    @cached_property
+    def lines(self) -> tuple[int, ...]:
+        """The dimensions of the slice, if the replicas fill it."""
+        return lines_of(self.shape, self)
+
+    @cached_property
+    def mesh(self) -> Any:
+        """The axes and their sizes, without devices."""
+        sizes = (self.num_replicas, *self.logical_axes.values())
+        return AbstractMesh(sizes, (REPLICA_AXIS, *self.logical_axes))
 
 
 def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
