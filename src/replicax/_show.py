@@ -38,7 +38,7 @@ th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px so
 td.number, th.number { text-align: right; } svg { max-width: 100%; height: auto; display: block; }
 svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
 .swatch { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 0;
-  vertical-align: baseline; } .legend span { margin-right: 1.2em; }
+  vertical-align: baseline; } .legend > span { margin-right: 1.2em; }
 """
 
 

@@ -69,7 +69,7 @@ def preflight_script(
     jitted: list[str] = []
     try:
         with watched_by(watch), _jit_watched(function, jitted, stop_at):
-            _run(path, args)
+            run_script(path, args, " before its training step was traced")
     except _Stop:
         if failures:
             raise failures[0] from None
@@ -110,7 +110,17 @@ def _first_call(made: Any, stop_at: Callable[[Step], None]) -> Any:
     return call
 
 
-def _run(path: str, args: Sequence[str]) -> None:
+def run_script(path: str, args: Sequence[str], when: str = "") -> None:
+    """Run a script to its end.
+
+    Args:
+        path: The script.
+        args: Its command line.
+        when: What to add in words if it fails.
+
+    Raises:
+        ScriptError: It failed.
+    """
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *args], str(Path(path).resolve().parent)
     try:
@@ -119,18 +129,18 @@ def _run(path: str, args: Sequence[str]) -> None:
         if end.code not in (None, 0):
             raise ScriptError(f"{path} ended with the exit status {end.code!r}.") from end
     except Exception as error:
-        raise ScriptError(_told(path, error)) from error
+        raise ScriptError(_told(path, error, when)) from error
     finally:
         sys.argv, sys.path[0] = argv, first
 
 
-def _told(path: str, error: Exception) -> str:
+def _told(path: str, error: Exception, when: str) -> str:
     """The traceback of a script, from its own first line on."""
     where = error.__traceback__
     while where is not None and where.tb_frame.f_code.co_filename != path:
         where = where.tb_next
     lines = traceback.format_exception(type(error), error, where or error.__traceback__)
-    return f"{path} failed before its training step was traced.\n\n{''.join(lines)}"
+    return f"{path} failed{when}.\n\n{''.join(lines)}"
 
 
 def _nothing_found(

@@ -13,6 +13,7 @@ VERBS = {
     "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
     "port": "Rewrite a program for TensorFlow as one for replicax, and mark what is left to do.",
     "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",
+    "timeline": "Record what each device does in a training step, and what it waits for.",
     "top": "Show the workers of a running cluster: steps, waits for input, memory, last heard.",
 }
 

@@ -27,6 +27,7 @@ from replicax.values._structures import PerReplicaSpec
 from replicax.workers._load import load
 
 _STATE_VERSION = 2
+INPUT_MARK = "replicax.input"  # what a wait for an element is called in traces of JAX's profiler
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
             return Ahead.take(self)
 
     def _look(self) -> None:
-        with load, self._pipeline.waiting():
+        with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.waiting():
             if not self._elements.move_to(self._peeked):
                 raise EndOfSequenceError(self._end())
 
