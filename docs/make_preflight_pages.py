@@ -16,8 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from replicax._show import as_text, show_bytes
-from replicax.ahead._report import PreflightReport
-from replicax.ahead._sweep import Sweep
+from replicax.ahead._report import PreflightReport, Sweep
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"

@@ -11,7 +11,7 @@ from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search,
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step, Variation, trace
 from tests.ahead.needs import needs_compiler
-from tests.ahead.test_gate import OLD
+from tests.ahead.test_tables import OLD
 
 
 def candidate(devices, flops, *, fits=True, price=None):

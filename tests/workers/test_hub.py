@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.workers import _hub, _readers, _wire
+from replicax.workers import _hub, _watch, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import bare_python
@@ -179,7 +179,7 @@ def test_a_reader_that_takes_nothing_in_keeps_nobody_waiting(monkeypatch):
         visitor = _wire.Visitor(Wire.__new__(Wire), "", trusted=True, reads=True)
         visitor.wire.socket = ours
         door.visitors[ours] = visitor
-        readers = _readers.Readers(door)
+        readers = _watch.Readers(door)
         for number in range(50):
             readers.tell(lambda n=number: {"number": n, "text": "x" * 100_000}, at_once=True)
             assert len(visitor.unsent) < 110_000

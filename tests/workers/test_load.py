@@ -4,9 +4,8 @@ import threading
 
 import pytest
 
-from replicax.workers import _load
-from replicax.workers._load import Load
-from replicax.workers._watch import FIGURES, Progress
+from replicax.workers import _watch
+from replicax.workers._watch import FIGURES, Load, Progress
 
 PING = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
 
@@ -14,7 +13,7 @@ PING = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(_load.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_watch.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -18,8 +18,7 @@ from replicax._errors import PlacementError
 from replicax._show import show_bytes
 from replicax.ahead._compiler import Compiling, OptionError
 from replicax.ahead._preflight import compile_steps
-from replicax.ahead._report import PreflightReport
-from replicax.ahead._sweep import drawing
+from replicax.ahead._report import PreflightReport, drawing
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step, Variation
 from replicax.topology._generations import GENERATIONS

@@ -17,8 +17,7 @@ from replicax.ahead._compiler import Compiling, ask
 from replicax.ahead._costs import Cost, Costs
 from replicax.ahead._fills import largest
 from replicax.ahead._hlo import Hlo
-from replicax.ahead._report import Memory, PreflightReport
-from replicax.ahead._sweep import Sweep
+from replicax.ahead._report import Memory, PreflightReport, Sweep
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import AS_HERE, Step, Traced, Variation, trace
 

@@ -1,7 +1,19 @@
-"""Gang: the worker processes that a launcher starts, watches and ends."""
+"""Gang: the worker processes that a launcher starts, watches and ends, and what they write.
 
+Output: what workers write -> the terminal, with the name of each worker, and their log files.
+
+Whatever happens to the terminal or the disk, the workers go on: what cannot be written is dropped,
+with one warning. A line that is not complete, such as a row of dots, appears soon all the same.
+
+Gang: the worker processes that a launcher starts, watches and ends.
+"""
+
+import contextlib
 import ctypes
+import itertools
+import os
 import re
+import selectors
 import signal
 import subprocess
 import sys
@@ -10,10 +22,170 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
 
-from replicax.cli._output import Console, Log, Speaker, pump
 from replicax.workers import _sessions
 from replicax.workers._sessions import Guard
+
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+# Colours, cursor movements, titles; and the beginning of one that is not complete.
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\"
+    rb"|[ -/]*[0-Z\\^-~])"
+)
+_OPEN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[ -/]*|\][^\x07\x1b]{0,99})\Z")
+_SOON = 0.2  # seconds after which an incomplete line is shown
+_LONGEST = 65_536  # bytes of a line that are kept back until it is complete
+
+
+class Console:
+    """A stream that several workers write to, line by line."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out: IO[str] | None = out
+        self._lock = threading.Lock()
+        self._unfinished = ""  # whose line has no end yet
+        self.is_terminal = out.isatty()
+
+    def write(self, prefix: str, text: str) -> None:
+        """Write the next piece of a worker's text, no more than one line."""
+        with self._lock:
+            begin = "" if self._unfinished == prefix else prefix
+            if self._unfinished and begin:
+                begin = "\n" + begin
+            self._unfinished = "" if text.endswith(("\n", "\r")) else prefix
+            self._put(begin + text)
+
+    def finish(self) -> None:
+        """Write the end of a line that has none."""
+        with self._lock:
+            if self._unfinished:
+                self._unfinished = ""
+                self._put("\n")
+
+    def _put(self, text: str) -> None:
+        if self._out is None:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError) as error:
+            # What Python holds back goes nowhere when it ends, in place of failing there.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._out.fileno())
+            self._out = None
+            _warn(f"the output of the workers cannot be shown any more: {error}. They go on.")
+
+
+class Log:
+    """A file that keeps what one worker writes; nobody else on the machine may read it."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600)
+            os.fchmod(descriptor, 0o600)
+            self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Add to the file."""
+        try:
+            if self._file is not None:
+                self._file.write(data)
+        except OSError as error:
+            self.close()
+            _warn(f"{self._path} cannot be written any more: {error.strerror}. Its worker goes on.")
+
+    def close(self) -> None:
+        """Add no more."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+class Speaker:
+    """Bytes as they come from one worker -> pieces of lines, for the console and for its log."""
+
+    def __init__(
+        self, console: Console, prefix: str, log: Log, note: Callable[[str], None]
+    ) -> None:
+        self._console = console
+        self._prefix = prefix
+        self._log = log
+        self._note = note
+        self._held: list[bytes] = []  # what is not shown yet of a line without end
+        self._size = 0
+        self._since = 0.0
+        self._line = ""  # the beginning of that line, as far as it is shown
+
+    def take(self, data: bytes) -> None:
+        """Show the lines that ``data`` completes."""
+        if not self._size:
+            self._since = time.monotonic()
+        self._held.append(data)
+        self._size += len(data)
+        if b"\n" in data or b"\r" in data:
+            text, self._held, self._size = b"".join(self._held), [], 0
+            ends = [line.end() for line in _LINE.finditer(text)]
+            for begin, end in itertools.pairwise([0, *ends]):
+                self._show(text[begin:end])
+            if rest := text[ends[-1] :]:
+                self.take(rest)
+        elif self._size > _LONGEST:
+            self.show_rest()
+
+    def show_rest(self, *, all_of_it: bool = False) -> None:
+        """Show what has come of a line without end; not half of an escape sequence."""
+        rest, self._held, self._size = b"".join(self._held), [], 0
+        kept = None if all_of_it else _OPEN_ESCAPE.search(rest)
+        if kept:
+            rest = rest[: kept.start()]
+            self.take(kept[0])
+        if rest:
+            self._show(rest)
+
+    def patience(self) -> float | None:
+        """Seconds until what has come must be shown; None if nothing waits."""
+        return max(0.0, self._since + _SOON - time.monotonic()) if self._size else None
+
+    def _show(self, piece: bytes) -> None:
+        plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
+        self._log.write(plain)
+        text = plain.decode(errors="replace")
+        line, self._line = (self._line + text)[:_LONGEST], ""
+        if not text.endswith(("\n", "\r")):
+            self._line = line
+        elif line.strip():
+            self._note(line.rstrip())
+        if line.strip() and not _NOISE.search(line):
+            shown = piece.decode(errors="replace") if self._console.is_terminal else text
+            self._console.write(self._prefix, shown)
+
+
+def pump(stream: IO[bytes], speaker: Speaker, log: Log) -> None:
+    """Carry all that a worker writes to the console and to its log, until it ends."""
+    with stream, contextlib.closing(log), selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(speaker.patience()):
+                speaker.show_rest()
+            elif data := os.read(stream.fileno(), _LONGEST):
+                speaker.take(data)
+            else:
+                break
+        speaker.show_rest(all_of_it=True)
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"replicax launch: {text}\n")
+        sys.stderr.flush()
+
 
 _KEPT = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG

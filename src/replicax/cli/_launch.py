@@ -15,8 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from replicax.cli._gang import Gang, GangPlan, Worker
-from replicax.cli._output import Log
+from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
 from replicax.cluster._checks import ClusterError
 from replicax.cluster._spec import ClusterFacts

@@ -14,11 +14,10 @@ from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
 from replicax.ahead._compiler import Compiling
-from replicax.ahead._gate import above, grown, limit_of
 from replicax.ahead._preflight import compile_steps, require_compiler
-from replicax.ahead._report import PreflightReport
+from replicax.ahead._report import PreflightReport, Sweep
 from replicax.ahead._script import NoStepError, ScriptError, preflight_script
-from replicax.ahead._sweep import Sweep
+from replicax.ahead._tables import above, grown, limit_of
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step
 from replicax.state._declaration import planning

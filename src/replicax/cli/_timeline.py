@@ -11,7 +11,7 @@ from rich.console import Console
 
 from replicax.ahead._script import ScriptError, run_script
 from replicax.debug._timeline import Timeline, start_recording, stop_recording
-from replicax.workers._load import load
+from replicax.workers._watch import load
 
 _POLL = 0.002
 OK, NOTHING, SCRIPT_FAILED = 0, 1, 4

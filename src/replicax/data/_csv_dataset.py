@@ -14,12 +14,11 @@ from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import Known
-from replicax.data._node import AUTOTUNE
+from replicax.data._node import AUTOTUNE, to_int
 from replicax.data._nodes._map import MapNode
 from replicax.data._readers import FileNames, reader_of
 from replicax.data._records._csv import CsvFormat, CsvRules
 from replicax.data._records._tfrecord import to_compression
-from replicax.data._surface._root import to_int
 
 _TYPES = (np.int32, np.int64, np.float32, np.float64, object)  # from the strictest on
 

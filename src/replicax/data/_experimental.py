@@ -15,14 +15,13 @@ from replicax.data._errors import (
     UnimplementedError,
 )
 from replicax.data._leaves import leaf_spec, own, to_leaf
-from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, node_of, to_int
 from replicax.data._nodes._combine import joined
 from replicax.data._nodes._in_turn import PromisedNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._records._writer import TFRecordWriter as RecordWriter
 from replicax.data._seeds import Run
 from replicax.data._structure import flatten
-from replicax.data._surface._root import node_of, to_int
 
 
 def cardinality(dataset: Dataset) -> np.int64:

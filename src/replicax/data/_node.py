@@ -1,18 +1,27 @@
-"""The graph: immutable nodes that open into streams.
+"""The graph: immutable nodes that open into streams, and datasets as its ends.
+
+The graph: immutable nodes that open into streams.
 
 A node says what a transformation is; a stream is one pass over it. Tools walk the graph by
 `Node.inputs` and rewrite it by `Node.with_inputs`; nothing else holds the graph together.
+
+What every part of `Dataset` needs: the graph, and a way to make the next dataset.
 """
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 from replicax.data._blocks import Block, join
+from replicax.data._errors import InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
+
+if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
 
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
@@ -324,3 +333,42 @@ class Buffered(Stream):
     def close(self) -> None:
         """Close the stream."""
         self.stream.close()
+
+
+class Root(ABC):
+    """A dataset as the last node of a graph."""
+
+    @property
+    @abstractmethod
+    def node(self) -> Node:
+        """The last node of the graph."""
+
+    @staticmethod
+    @abstractmethod
+    def _wrap(node: Node) -> "Dataset":
+        """The dataset that ends in ``node``."""
+
+
+def node_of(dataset: Any, verb: str) -> Node:
+    """The graph of a dataset that a user handed over."""
+    node = getattr(dataset, "node", None)
+    if not isinstance(node, Node):
+        raise InvalidArgumentError(
+            f"{verb}() needs datasets, got {type(dataset).__name__}. Wrap arrays with"
+            " `rx.data.Dataset.from_tensor_slices(...)`."
+        )
+    return node
+
+
+def to_int(value: Any, verb: str, name: str, *, least: int | None = None) -> int:
+    """An int argument, at least ``least``."""
+    call = f"{verb}({name}={value!r})"
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{call}: {name} must be an int, got {type(value).__name__}."
+        ) from None
+    if least is not None and number < least:
+        raise InvalidArgumentError(f"{call}: {name} must be at least {least}, got {number}.")
+    return number

@@ -17,7 +17,7 @@ from replicax.data._blocks import Block, ColumnBlock
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError, NotFoundError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, SourceNode, Stream
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, SourceNode, Stream, to_int
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode, InterleaveStream
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._nodes._source import SlicesNode
@@ -29,7 +29,6 @@ from replicax.data._records._tfrecord import (
 )
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF
-from replicax.data._surface._root import to_int
 
 _READ_AHEAD = 1024
 

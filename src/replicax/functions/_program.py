@@ -24,7 +24,7 @@ from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import Topology, together
 from replicax.values._placement import first, own_copy, replicate
 from replicax.workers._group import digest
-from replicax.workers._load import load
+from replicax.workers._watch import load
 
 
 class Program:

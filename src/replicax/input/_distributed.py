@@ -24,7 +24,7 @@ from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import T_co
 from replicax.values._structures import PerReplicaSpec
-from replicax.workers._load import load
+from replicax.workers._watch import load
 
 _STATE_VERSION = 2
 INPUT_MARK = "replicax.input"  # what a wait for an element is called in traces of JAX's profiler

@@ -18,8 +18,7 @@ from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.state._held import value_of, variable_of
-from replicax.strategy._describe import Described
-from replicax.strategy._devices import Bridges, LogicalDeviceVerbs
+from replicax.strategy._devices import Bridges, Described, LogicalDeviceVerbs
 from replicax.strategy._distributing import Distributing, Unknown, is_workers_own, of_each_worker
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._links import SoloLink

@@ -28,7 +28,7 @@ from replicax.state._levels import TraceLevel, level
 from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
 from replicax.values._structures import regroup, select, who_has_rows
-from replicax.workers._load import load
+from replicax.workers._watch import load
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

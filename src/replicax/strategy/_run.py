@@ -43,7 +43,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
 from replicax.values._structures import check_counts, regroup, select, who_has_rows
-from replicax.workers._load import load
+from replicax.workers._watch import load
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

@@ -8,8 +8,7 @@ Example:
 """
 
 from replicax.ahead._preflight import preflight, preflight_sweep
-from replicax.ahead._report import PreflightReport
-from replicax.ahead._sweep import Sweep
+from replicax.ahead._report import PreflightReport, Sweep
 from replicax.collectives._options import XLAOptions
 from replicax.state._declaration import LayoutMap, planning
 from replicax.tpu import experimental

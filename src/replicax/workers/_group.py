@@ -26,8 +26,8 @@ from replicax._faults import fault_point
 from replicax.cluster._checks import WorkerLostError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _sockets, _wire
-from replicax.workers._load import load
 from replicax.workers._reports import Report
+from replicax.workers._watch import load
 from replicax.workers._wire import Message, Wire
 
 _PING_EVERY = 1.0

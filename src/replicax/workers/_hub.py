@@ -17,9 +17,9 @@ from typing import Any
 
 from replicax.workers import _reports, _watch, _wire
 from replicax.workers._keeper import Keeper
-from replicax.workers._readers import Readers, row
 from replicax.workers._reports import Report
 from replicax.workers._settings import HubOptions
+from replicax.workers._watch import Readers, row
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
 _TICK = 0.1

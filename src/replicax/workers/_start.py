@@ -11,8 +11,8 @@ from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _group, _sockets, _wire
 from replicax.workers._group import Group
 from replicax.workers._join import join
-from replicax.workers._load import load
 from replicax.workers._settings import Settings
+from replicax.workers._watch import load
 
 _log = logging.getLogger("replicax")
 

@@ -1,10 +1,32 @@
-"""Watch: what each worker last said of its progress -> who is silent, stuck, or does otherwise."""
+"""Watch: what each worker says of its progress and its load -> who is stuck, and who is told.
+
+Watch: what each worker last said of its progress -> who is silent, stuck, or does otherwise.
+
+Load: what this process has done, what it waited for, and what it holds.
+
+The program counts; what speaks to the hub, mostly a thread, looks at the counts. Nothing is sent or
+locked on the way of a step for them.
+
+Readers: those who know the token and only look are told once a second how the run is.
+
+A reader proves itself in another role than a worker, and what it says after that ends its
+connection. The hub never waits for one: what a reader does not take in is kept until it does, one
+message at most.
+"""
 
 import itertools
+import json
 import math
+import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from replicax.workers._wire import Door, Message, Visitor
 
 _REMEMBERED = 64
 FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
@@ -22,7 +44,7 @@ class Progress:
         moved: When ``count`` or ``inside`` last changed.
         heard: When it last said anything.
         journal: Its last collectives, by number: what each was, and a digest of all up to it.
-        load: What it said of its steps, waits and memory; see `replicax.workers._load`.
+        load: What it said of its steps, waits and memory; see `replicax.workers._watch`.
     """
 
     count: int = 0
@@ -105,3 +127,122 @@ def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
             if mine[number][1] != theirs[number][1]:
                 return number, a, b
     return None
+
+
+_EVERY = 0.9  # seconds, so that who asks once a second gets new ones each time
+_LATELY = 10  # looks over which rates are taken
+_STATM = Path("/proc/self/statm")
+
+
+class Load:
+    """Counts of one process; as a context, it counts time in which the program waits for its input.
+
+    Attributes:
+        steps: Calls of functions, and runs outside of them, that all workers finished together.
+        batches: Elements of distributed datasets that were waited for.
+        waited: Seconds in which the program waited for such elements, those that are over.
+        device_memory: How many bytes this process's accelerators hold.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.batches = 0
+        self.waited = 0.0
+        self._lately: dict[str, float] = {}
+        self.device_memory: Callable[[], float] = lambda: 0.0
+        self._open: dict[int, float] = {}  # since when a thread waits
+        self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LATELY + 1)
+
+    def __enter__(self) -> None:
+        self._open[threading.get_ident()] = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        now = time.monotonic()
+        self.waited += now - self._open.pop(threading.get_ident(), now)
+        self.batches += 1
+
+    def told(self) -> dict[str, float]:
+        """The figures of now, by their names in `replicax.workers._watch.FIGURES`.
+
+        Rates are those of the last ten seconds or so; they and the memory are found once a second.
+        """
+        now = time.monotonic()
+        waited = self.waited + sum(now - since for since in list(self._open.values()))
+        if not self._looks or now - self._looks[-1][0] >= _EVERY:
+            self._looks.append((now, self.steps, waited))
+            then, steps, before = self._looks[0]
+            span = max(now - then, 1e-9)
+            self._lately = {
+                "rate": (self.steps - steps) / span,
+                "waits": min(max((waited - before) / span, 0.0), 1.0),
+                "memory": _resident(),
+                "device_memory": self.device_memory(),
+            }
+        return {"steps": self.steps, "waited": waited, **self._lately}
+
+
+def _resident() -> float:
+    """How many bytes of memory this process holds; 0 where the system does not say."""
+    try:
+        return int(_STATM.read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+load = Load()
+
+
+EVERY = 1.0
+_LONGEST = 300  # letters of a text that a worker gave
+
+
+class Readers:
+    """All readers of a hub."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+        self._told = 0.0
+
+    def tell(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
+        """Tell the readers the status, if there are any and it is time."""
+        if not (readers := self._door.readers()):
+            return
+        now = time.monotonic()
+        news = b""
+        if at_once or now - self._told >= EVERY:
+            self._told = now
+            news = json.dumps({"status": status()}).encode() + b"\n"
+        for visitor in readers:
+            self._send(visitor, news)
+
+    def _send(self, visitor: Visitor, news: bytes) -> None:
+        data = visitor.unsent or news
+        try:
+            visitor.wire.socket.setblocking(False)
+            sent = visitor.wire.socket.send(data) if data else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._door.show_out(visitor)
+            return
+        visitor.unsent = data[sent:]
+
+
+def row(facts: Message, progress: Any, state: str) -> Message:
+    """One worker, as readers are told of it.
+
+    Args:
+        facts: What it said of itself when it joined.
+        progress: What it said since.
+        state: "here", "left" at its end, or "lost".
+    """
+    return {
+        "index": facts["index"],
+        "address": str(facts.get("address") or "")[:_LONGEST],
+        "host": str(facts.get("host") or "")[:_LONGEST],
+        "pid": facts["pid"],
+        "state": state,
+        "collectives": progress.count,
+        "doing": progress.what[:_LONGEST] if progress.inside else "",
+        "silent": time.monotonic() - progress.heard,
+        **progress.load,
+    }

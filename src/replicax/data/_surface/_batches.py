@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
+from replicax.data._node import Root, to_int
 from replicax.data._nodes._batch import BatchNode, PaddedBatchNode
 from replicax.data._nodes._group import Buckets, GroupByWindowNode, is_declared
 from replicax.data._nodes._window import RebatchNode, UnbatchNode, WindowNode
 from replicax.data._seeds import Seeds
-from replicax.data._surface._root import Root, to_int
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset

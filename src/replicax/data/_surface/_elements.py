@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Any
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._leaves import own, to_leaf
-from replicax.data._node import AUTOTUNE
+from replicax.data._node import AUTOTUNE, Root, to_int
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode
 from replicax.data._nodes._in_turn import ResampleNode, ScanNode, TakeWhileNode
 from replicax.data._nodes._map import FilterNode, MapNode
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten
-from replicax.data._surface._root import Root, to_int
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset

@@ -11,12 +11,12 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import fingerprint_of
 from replicax.data._leaves import DatasetSpec
+from replicax.data._node import Root
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._in_turn import PromisedNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._saved import check_compression, save_elements, saved_parts
 from replicax.data._structure import LEAF
-from replicax.data._surface._root import Root
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY
+from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Root, node_of, to_int
 from replicax.data._nodes._combine import ConcatenateNode
 from replicax.data._nodes._in_turn import UniqueNode, require_comparable
 from replicax.data._nodes._prefetch import PrefetchNode
@@ -19,7 +19,6 @@ from replicax.data._nodes._select import (
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten
-from replicax.data._surface._root import Root, node_of, to_int
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset

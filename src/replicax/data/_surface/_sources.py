@@ -12,6 +12,7 @@ from numpy.typing import DTypeLike
 from replicax._tensor_spec import TensorSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import own
+from replicax.data._node import Root, node_of, to_int
 from replicax.data._nodes._choose import (
     ChooseNode,
     RandomChoiceNode,
@@ -23,7 +24,6 @@ from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten, parts_like
-from replicax.data._surface._root import Root, node_of, to_int
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset

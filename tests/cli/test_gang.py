@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cli._output import Console, Log, Speaker, pump
+from replicax.cli._gang import Console, Log, Speaker, pump
 from tests.cli.test_launch import command, environment, launched, written
 
 

@@ -7,8 +7,8 @@ import pytest
 import replicax as rx
 from replicax.ahead._costs import Collective
 from replicax.ahead._fills import Buffer
-from replicax.ahead._gate import above, grown, limit_of
 from replicax.ahead._report import Memory
+from replicax.ahead._tables import above, grown, limit_of
 
 GIB = 2**30
 OLD = rx.tpu.PreflightReport(
