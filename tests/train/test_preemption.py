@@ -8,11 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
 import replicax as rx
+from replicax.train._preemption import Notice
+from replicax.workers import _group
 from tests.multi_process.gang import Gang
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -156,3 +159,68 @@ def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
     stopped = run(tmp_path / "cut", interrupt=True)
     assert [code for code, _ in stopped] == [143, 143]
     assert run(tmp_path / "cut", interrupt=False) == whole
+
+
+class Table:
+    """What the hub does with questions, for workers in one process; answers come late to some."""
+
+    def __init__(self, size):
+        self.size, self.offers, self.changed = size, {}, threading.Condition()
+
+    def worker(self, index, delay):
+        return Seat(self, index, delay)
+
+
+class Seat:
+    """A worker's side of it: what `Notice` needs of a group."""
+
+    def __init__(self, table, index, delay):
+        self.table, self.index, self.delay = table, index, delay
+
+    def new_feed(self):
+        return 0
+
+    def offer(self, key, value):
+        with self.table.changed:
+            self.table.offers.setdefault(key, {})[self.index] = value
+            self.table.changed.notify_all()
+
+    def exchange(self, key, value, is_cancelled):
+        self.offer(key, value)
+        offers = self.table.offers[key]
+        while not is_cancelled():
+            time.sleep(self.delay)
+            if len(offers) == self.table.size and not is_cancelled():
+                return [offers[i] for i in sorted(offers)]
+        if len(offers) < self.table.size:
+            self.table.offers[key] = {}  # taken back
+        raise _group.Cancelled
+
+
+@pytest.mark.parametrize("delays", [(0.001, 0.05), (0.05, 0.001), (0.05, 0.05)])
+@pytest.mark.parametrize("late", [0.0, 0.02, 0.06, 0.2])
+def test_a_worker_that_is_through_keeps_no_other_waiting_at_its_last_step(
+    monkeypatch, delays, late
+):
+    table, told = Table(2), threading.Event()
+    notices = []
+    for index, delay in enumerate(delays):
+        monkeypatch.setattr(_group, "current", lambda i=index, d=delay: table.worker(i, d))
+        notices.append(Notice(told.is_set if index else lambda: False))
+    time.sleep(0.3)
+    told.set()
+    time.sleep(late)
+    through = threading.Thread(target=notices[0].close)
+    through.start()  # it is past its last step
+    answers = []
+    last = threading.Thread(
+        target=lambda: answers.extend(notices[1].is_due() for _ in range(20)), daemon=True
+    )
+    time.sleep(0.3)
+    last.start()
+    last.join(20.0)
+
+    assert len(answers) == 20
+    for notice in notices:
+        notice.close()
+    through.join()

@@ -127,25 +127,29 @@ class Notice:
         return self._signalled or (self._is_told is not None and bool(self._is_told()))
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
-        def of_all_workers(what: Any, value: Any) -> list[Any]:
+        def everyones(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
             if group is None:
                 return [value]
-            return group.exchange(f"preemption {ticket} {what}", value, lambda: self._is_closed)
+            return group.exchange(f"preemption {ticket} {what}", value, is_cancelled)
 
         asked = 0
         try:
-            while not any(of_all_workers(asked, self._is_noticed())):
+            while not any(everyones(asked, self._is_noticed(), lambda: self._is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
-                    return
+                    raise _group.Cancelled
             self._announced.set()
             with self._changed:
                 self._holds = True
                 begun = self._begun
-            self._stop_at = max(of_all_workers("begun", begun))
-        except (_group.Cancelled, ReplicaxError):
-            return  # the training itself will say that a worker is gone
+            # Never taken back: the others hold their steps until they know it.
+            self._stop_at = max(everyones("begun", begun, lambda: False))
+        except _group.Cancelled:
+            if group is not None:  # they may have heard "now" in this very moment
+                group.offer(f"preemption {ticket} begun", self._begun)
+        except ReplicaxError:
+            pass  # the training itself will say that a worker is gone
         finally:
             with self._changed:
                 self._holds = False

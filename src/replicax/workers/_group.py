@@ -154,7 +154,7 @@ class Group:
             WorkerLostError: If a worker is gone, and will not answer.
             Cancelled: When ``is_cancelled()`` says so.
         """
-        self._wire.send({"offer": key, "value": value})
+        self.offer(key, value)
         with self._news:
             while key not in self._answers:
                 if self._report is not None or key in self._never:
@@ -165,14 +165,15 @@ class Group:
                 self._news.wait(0.1)
             return self._answers.pop(key)
 
-    def give_up(self, patience: float) -> None:
-        """For one who waits for what may need others: nothing, while they are there.
+    def offer(self, key: str, value: Any) -> None:
+        """Say ``value`` to those who wait for it in `exchange`, without waiting for theirs."""
+        self._wire.send({"offer": key, "value": value})
 
-        Args:
-            patience: Seconds that it may take after a worker, or the coordinator, is gone.
+    def give_up(self, patience: float) -> None:
+        """For one who waits for what may need others, and has ``patience`` when one is gone.
 
         Raises:
-            WorkerLostError: When they have passed.
+            WorkerLostError: When so many seconds have passed since.
         """
         if self._report is not None and time.monotonic() - self._lost_at > patience:
             raise self._error()
