@@ -39,6 +39,17 @@ def test_the_rules_of_lowering_are_told():
     assert _jax_private.lowering_of("no primitive", "cpu") is None
 
 
+def test_what_was_traced_stays_one_equation_in_other_traces():
+    closed = jax.make_jaxpr(lambda x, y: (x * y + 1, [jnp.sin(y)]))(1.0, 2.0)
+    call = _jax_private.in_one_equation(closed)
+
+    again = jax.make_jaxpr(call)(1.0, 2.0)
+
+    assert len(again.eqns) == 1
+    assert [float(x) for x in jax.jit(call)(3.0, 0.0)] == [1.0, 0.0]
+    assert jax.grad(lambda y: call(3.0, y)[0])(2.0) == 3.0
+
+
 def test_without_a_service_nothing_is_connected():
     assert not _jax_private.connect_distributed("", 0, 2, "127.0.0.1", 1)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 import jax.core
-from jax.extend.core import take_current_trace
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, take_current_trace
 from jax.interpreters import mlir
 
 _log = logging.getLogger("replicax")
@@ -184,6 +184,28 @@ def lowering_of(primitive: Any, platform: str) -> Callable[..., Any] | None:
     entry = own.get(platform, {}).get(primitive) or common.get(primitive)
     rule: Callable[..., Any] | None = getattr(entry, "rule", None)
     return rule
+
+
+def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
+    one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
+    if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
+        return jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
+    counts = {"in_": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
+    params = {
+        key: value * next((n for k, n in counts.items() if key.startswith(k)), 1)
+        if isinstance(value, tuple)
+        else value
+        for key, value in one.params.items()
+    }
+
+    def call(*args: Any) -> list[Any]:
+        # The mesh is that of the code around it, which may be within a `shard_map`.
+        own = {"jaxpr": closed, "name": "replica", "ctx_mesh": jax.sharding.get_abstract_mesh()}
+        results: list[Any] = one.primitive.bind(*args, **(params | own))
+        return results
+
+    return call
 
 
 def setting(name: str) -> Any:

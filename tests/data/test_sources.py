@@ -264,6 +264,63 @@ def test_choices_pick_the_dataset():
     assert chosen(stop_on_empty_dataset=False) == [0, 100, 1, 101, 2]
 
 
+def one_by_one(sizes, choices, broken, *, stop):
+    """What choices from ranges give, and the name of the error that ends it, if one does."""
+    places, given = [0] * len(sizes), []
+    is_open = [True] * len(sizes)
+    for number in choices:
+        if number >= len(sizes):
+            return given, "InvalidArgumentError"
+        if not is_open[number]:
+            continue
+        place = places[number]
+        if broken.get(number) == place < sizes[number]:
+            return given, "ZeroDivisionError"
+        if place == sizes[number]:
+            is_open[number] = False
+            if stop or not any(is_open):
+                break
+            continue
+        given.append(100 * number + place)
+        places[number] += 1
+    return given, None
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), min_size=1, max_size=3),
+    choices=st.lists(st.sampled_from([0, 0, 0, 1, 1, 2]), max_size=25),
+    broken=st.dictionaries(st.integers(0, 2), st.integers(0, 8), max_size=1),
+    stop=st.booleans(),
+    ahead=st.sampled_from([0, 1, 3, 20]),
+)
+def test_choices_give_what_they_give_one_by_one(sizes, choices, broken, stop, ahead):
+    def branch(number, size):
+        def checked(x):
+            if x == 100 * number + broken[number]:
+                raise ZeroDivisionError
+            return x
+
+        whole = Dataset.range(100 * number, 100 * number + size)
+        return whole.map(checked) if number in broken else whole
+
+    numbers = Dataset.from_tensor_slices(np.asarray(choices, np.int64))
+    dataset = Dataset.choose_from_datasets(
+        [branch(*item) for item in enumerate(sizes)], numbers, stop_on_empty_dataset=stop
+    )
+    found, error = [], None
+    try:
+        for x in dataset.batch(ahead).unbatch() if ahead else dataset:
+            found.append(int(x))
+    except Exception as raised:
+        error = raised
+
+    expected, ends = one_by_one(sizes, choices, broken, stop=stop)
+    if ahead and ends:  # a batch that could not be filled for an error is not given
+        expected = expected[: len(expected) // ahead * ahead]
+    assert found == expected
+    assert (error is None) == (ends is None)
+
+
 def test_a_choice_must_exist():
     dataset = Dataset.choose_from_datasets([Dataset.range(3)] * 2, Dataset.range(5))
 

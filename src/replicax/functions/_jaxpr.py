@@ -34,6 +34,7 @@ from jax.extend.core import (
 )
 
 from replicax._errors import ReplicaError
+from replicax._jax_private import in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
 
@@ -185,8 +186,7 @@ def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
         kept: For each output, how it is cut if the replica keeps its part only.
     """
     if not any((*given, *kept)):
-        plain: Callable[..., list[Any]] = jaxpr_as_fun(ClosedJaxpr(jaxpr, ()))
-        return plain
+        return in_one_equation(ClosedJaxpr(jaxpr, ()))
     held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
     plan = _Rewriting.of(jaxpr, kept)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)

@@ -9,6 +9,7 @@ import numpy as np
 from replicax._tensor_spec import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, as_structure, join
 from replicax.data._errors import InvalidArgumentError
+from replicax.data._leaves import Array
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -64,54 +65,146 @@ class ChooseNode(ManyNode):
 
 @final
 class _ChooseStream(Stream):
+    """As many choices at a time as the streams, asked once each, have elements for."""
+
     def __init__(self, choices: Stream, streams: Sequence[Stream], *, stop_on_empty: bool) -> None:
         self._choices = Buffered(choices)
-        self._streams = list(streams)
-        self._open = [True] * len(streams)
+        self._streams = [_Branch(stream) for stream in streams]
+        self._open = np.ones(len(streams), np.bool)
         self._stop_on_empty = stop_on_empty
         self._is_done = False
         self._due = Due()
+        self._reach = 1  # of the choices, which grows where the streams keep up
 
     def pull(self, limit: int) -> Block | None:
-        blocks: list[Block] = []
         self._due.settle()
-        try:
-            while len(blocks) < limit and not self._is_done:
-                block = self._next()
-                if block is not None:
-                    blocks.append(block)
-        except Exception as error:
-            if not blocks:
-                raise
-            self._due.put(error)
-        if not blocks:
-            return None
-        structure = blocks[0].structure
-        return join([as_structure(block, structure) for block in blocks])
+        while not self._is_done:
+            choice = self._more(min(limit, self._reach))
+            if choice is None:
+                self._is_done = True
+                break
+            block = self._one(choice) if limit == 1 else self._chosen(choice)
+            if block is not None:
+                return block
+        return None
+
+    def _one(self, choice: Block) -> Block | None:
+        number = int(choice.elements()[0])
+        if not 0 <= number < len(self._streams):
+            raise self._refusal(number)
+        block = self._streams[number].pull(1) if self._open[number] else None
+        if block is None and self._open[number]:
+            self._end(number)
+        return block
+
+    def _more(self, wanted: int) -> Block | None:
+        """The next choices; where few come at a time, several times."""
+        if wanted == 1:
+            return self._choices.pull(1)
+        blocks: list[Block] = []
+        while wanted > 0 and (block := self._choices.pull(wanted)) is not None:
+            blocks.append(block)
+            wanted -= len(block)
+        return join(blocks) if blocks else None
 
     def close(self) -> None:
         self._choices.close()
         for stream in self._streams:
             stream.close()
 
-    def _next(self) -> Block | None:
-        choice = self._choices.pull(1)
-        if choice is None:
-            self._is_done = True
+    def _chosen(self, choice: Block) -> Block | None:
+        """The elements for these choices, up to the first that a stream has none for yet."""
+        numbers = np.asarray(choice.elements(), np.int64)
+        is_wrong = (numbers < 0) | (numbers >= len(self._streams))
+        end = int(np.argmax(is_wrong)) if is_wrong.any() else len(numbers)
+        refused = self._refusal(int(numbers[end])) if end < len(numbers) else None
+        blocks, asked, error = self._asked(numbers[:end])
+        if asked == end and refused is not None:
+            error = refused
+        used = asked + (error is not None)
+        self._reach = min(max(2 * used, 1), _DRAWS)
+        if used < len(numbers):
+            self._choices.push_back(choice.slice(used, len(numbers)))
+        found = self._in_order(numbers[:asked], blocks)
+        if error is not None:
+            self._due.put(error)
+            if found is None:
+                self._due.settle()
+        return found
+
+    def _asked(self, numbers: Array) -> tuple[dict[int, Block], int, Exception | None]:
+        """What the streams have, for how many of the choices that is, and the error behind it."""
+        blocks: dict[int, Block] = {}
+        end = len(numbers)
+        for number in dict.fromkeys(numbers.tolist()):
+            places = np.flatnonzero(numbers[:end] == number)
+            if not len(places) or not self._open[number]:
+                continue
+            try:
+                block = self._streams[number].pull(len(places))
+            except Exception as error:
+                return blocks, int(places[0]), error
+            if block is None:  # it is passed over from here on
+                self._end(number)
+                return blocks, int(places[0]), None
+            blocks[number] = block
+            if len(block) < len(places):
+                end = int(places[len(block)])
+        return blocks, end, None
+
+    def _in_order(self, numbers: Array, blocks: dict[int, Block]) -> Block | None:
+        """The elements as they were chosen; what streams gave too many goes back to them."""
+        parts: list[Block] = []
+        places = []
+        for number, block in blocks.items():
+            own = np.flatnonzero(numbers == number)
+            if len(own) < len(block):
+                self._streams[number].push_back(block.slice(len(own), len(block)))
+            if len(own):
+                parts.append(block.slice(0, len(own)))
+                places.append(own)
+        if not parts:
             return None
-        number = int(choice.elements()[0])
-        if not 0 <= number < len(self._streams):
-            raise InvalidArgumentError(
-                f"choose_from_datasets() got the choice {number}, but there are"
-                f" {len(self._streams)} datasets, numbered from 0 to {len(self._streams) - 1}."
-            )
-        if not self._open[number]:
-            return None
-        block = self._streams[number].pull(1)
-        if block is None:
-            self._open[number] = False
-            self._is_done = self._stop_on_empty or not any(self._open)
-        return block
+        structure = parts[0].structure
+        joined = join([as_structure(part, structure) for part in parts])
+        return joined if len(parts) == 1 else joined.take(np.argsort(np.concatenate(places)))
+
+    def _end(self, number: int) -> None:
+        self._open[number] = False
+        self._is_done = self._stop_on_empty or not self._open.any()
+
+    def _refusal(self, number: int) -> InvalidArgumentError:
+        return InvalidArgumentError(
+            f"choose_from_datasets() got the choice {number}, but there are"
+            f" {len(self._streams)} datasets, numbered from 0 to {len(self._streams) - 1}."
+        )
+
+
+@final
+class _Branch(Buffered):
+    """One of the streams: what was given back to it, and then what it has, asked once."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__(stream)
+        self._due = Due()
+        self._has_more = True
+
+    def pull(self, limit: int) -> Block | None:
+        kept = super().pull(limit) if self._left is not None else None
+        if kept is not None and len(kept) == limit:
+            return kept
+        self._due.settle()
+        fresh: Block | None = None
+        if self._has_more:
+            try:
+                fresh = self.stream.pull(limit - (0 if kept is None else len(kept)))
+                self._has_more = fresh is not None
+            except Exception as error:
+                if kept is None:
+                    raise
+                self._due.put(error)
+        blocks = [block for block in (kept, fresh) if block is not None]
+        return join(blocks) if blocks else None
 
 
 @final
