@@ -12,7 +12,8 @@
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
 #   make docs       the documentation site, in docs/_build
-#   make bench      the speed table
+#   make bench      the speed tables, against TensorFlow and PyTorch where pip has them, with JSON and plots
+#   make bench-quick  a few points of them against benchmarks/curves.json; fails if far slower
 #   make dist       the sdist and the wheel, tried in a new environment
 #   make constraints  renew the versions that constraints.txt pins
 
@@ -28,7 +29,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-keras test-oldest docs bench clean
+.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-keras test-oldest docs bench bench-quick clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -77,8 +78,16 @@ soak: $(VENV)/.dev
 docs: $(VENV)/.docs
 	python -m sphinx --fail-on-warning --keep-going -q -b html docs docs/_build
 
+# Where a peer cannot be had, its rows are left out.
 bench: $(VENV)/.dev
-	python -m benchmarks
+	for peer in tensorflow torch; do \
+	    $(MAKE) $(VENV)-$$peer/.done || echo "No $$peer here: its rows will be left out."; \
+	done
+	python -m benchmarks --out $(CURDIR)/bench $$(for peer in tensorflow torch; do \
+	    test -e $(VENV)-$$peer/.done && echo --$$peer $(CURDIR)/$(VENV)-$$peer/bin/python; done)
+
+bench-quick: $(VENV)/.dev
+	python -m benchmarks.curves --quick --against benchmarks/curves.json
 
 dist:
 	PYTHON=$(PYTHON) .ci/dist
@@ -93,7 +102,7 @@ constraints:
 	rm -rf $(VENV)-new
 
 clean:
-	rm -rf $(VENV) docs/_build docs/api .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf $(VENV) bench docs/_build docs/api .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
 # One stamp per set of extras; constraints.txt pins every version, the build tools included.
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg

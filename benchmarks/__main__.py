@@ -1,8 +1,9 @@
 """Every table: ``python -m benchmarks``, or ``make bench``.
 
-    python -m benchmarks [--tensorflow PYTHON] [--torch PYTHON] [--quick]
+    python -m benchmarks [--tensorflow PYTHON] [--torch PYTHON] [--quick] [--out FOLDER]
 
-The interpreters are ones that have these libraries; without them their rows are left out.
+The interpreters are ones that have these libraries; without them their rows are left out. The
+folder gets what each program printed, and the curves as Markdown, JSON and plots.
 """
 
 import argparse
@@ -18,6 +19,7 @@ def main() -> None:
     parser.add_argument("--tensorflow", metavar="PYTHON")
     parser.add_argument("--torch", metavar="PYTHON")
     parser.add_argument("--quick", action="store_true", help="few pairs, to try it out")
+    parser.add_argument("--out", type=Path, metavar="FOLDER")
     options = parser.parse_args()
     tensorflow = ["--tensorflow", options.tensorflow] if options.tensorflow else []
     torch = ["--torch", options.torch] if options.torch else []
@@ -31,11 +33,16 @@ def main() -> None:
         "saved_model": quick,
         "with_keras": [*tensorflow, *quick],
         "workers": [*tensorflow, *torch, *quick],
+        "curves": [*quick, *(["--out", str(options.out)] if options.out else [])],
     }
     # A process each: they want different devices.
     for name, arguments in tables.items():
         command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
-        subprocess.run(command, check=True, cwd=ROOT)
+        ran = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        print(ran.stdout, flush=True)
+        if options.out:
+            options.out.mkdir(parents=True, exist_ok=True)
+            (options.out / f"{name}.txt").write_text(ran.stdout)
 
 
 if __name__ == "__main__":

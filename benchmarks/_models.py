@@ -20,6 +20,7 @@ class Model:
     shapes: tuple[tuple[int, ...], ...]
     row: tuple[int, ...]
     logits: Callable[[list[jax.Array], jax.Array], jax.Array]
+    rows: int = BATCH
 
     def weights(self) -> list[np.ndarray]:
         """Small numbers, so that any depth stays finite."""
@@ -29,7 +30,7 @@ class Model:
     def batch(self, replicas: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and labels of all replicas."""
         rng = np.random.default_rng(1)
-        rows = BATCH * replicas
+        rows = self.rows * replicas
         x = rng.standard_normal((rows, *self.row)).astype(np.float32)
         return x, rng.integers(0, 10, rows).astype(np.int32)
 
@@ -77,6 +78,15 @@ def _many(weights: list[jax.Array], x: jax.Array) -> jax.Array:
         x = x + weights[i + 8] * jax.nn.relu(x @ kernel + weights[i + 9])
     kernel = jnp.concatenate(weights[-10:-2])
     return weights[-1] * (x @ kernel + weights[-2])
+
+
+def _vectors(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+    return x @ jnp.stack(weights).T
+
+
+def of_variables(count: int) -> Model:
+    """A network of so many variables of 16 numbers each, at least 10."""
+    return Model(f"{count} variables", ((16,),) * count, (16,), _vectors)
 
 
 def _dense(*widths: int) -> tuple[tuple[int, ...], ...]:

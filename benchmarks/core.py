@@ -100,7 +100,7 @@ def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     for model in MODELS:
         found = compare(with_replicax(strategy, model), by_hand(devices, model), pairs=60 // share)
         rows.append(_ratio(f"step of {model.name} / hand-written", found, 1.03))
-    found = compare(*_empty_steps(strategy, devices), pairs=200 // share, seconds=0.02)
+    found = compare(*empty_steps(strategy, devices), pairs=200 // share, seconds=0.02)
     rows.append(
         Row("empty step - hand-written", found.difference, 40e-6, _medians(found), unit=" us")
     )
@@ -117,9 +117,7 @@ def _loops(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     return rows
 
 
-def _empty_steps(
-    strategy: rx.distribute.Strategy, devices: list[jax.Device]
-) -> tuple[Block, Block]:
+def empty_steps(strategy: rx.distribute.Strategy, devices: list[jax.Device]) -> tuple[Block, Block]:
     """One scalar and no work: what a call costs."""
     with strategy.scope():
         count = rx.Variable(0.0)

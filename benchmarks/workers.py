@@ -42,20 +42,21 @@ def start(*command, **environment):
     )
 
 
-def start_two(python, module, *arguments):
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+def start_gang(python, module, *arguments, count=2):
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
     configs = [
-        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}} for i in range(2)
+        {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": i}}
+        for i in range(count)
     ]
     command = (python, "-m", f"benchmarks._workers.{module}", *arguments)
     return [start(*command, TF_CONFIG=json.dumps(config)) for config in configs]
 
 
 class Workers:
-    """A gang of two that does blocks of steps on request."""
+    """A gang, of two by default, that does blocks of steps on request."""
 
-    def __init__(self, python, module):
-        self.processes = start_two(python, module)
+    def __init__(self, python, module, count=2):
+        self.processes = start_gang(python, module, count=count)
 
     def __enter__(self):
         for process in self.processes:
@@ -106,7 +107,7 @@ def main() -> None:
         blocks = ours.block("MLP from files"), ours.block("MLP from memory")
         show("MLP with agreed batches / without", compare(*blocks, pairs=pairs))
     for peer, command in peers.items():
-        begin = partial(start_two, *command, "first")
+        begin = partial(start_gang, *command, "first")
         times = [(first_step(launch), first_step(begin)) for _ in range(max(pairs // 2, 3))]
         show(
             f"command to first step, ours / {peer}",
