@@ -1,5 +1,6 @@
 """Every example runs, with few steps, as its docstring says."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -8,12 +9,17 @@ from pathlib import Path
 import pytest
 
 import replicax
+from replicax.cli._port_rewrite import port
 
-EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+FOLDER = Path(__file__).parents[1] / "examples"
+FOR_TENSORFLOW = FOLDER / "from_tensorflow" / "tensorflow_program.py"
+EXAMPLES = [path for path in sorted(FOLDER.rglob("*.py")) if path != FOR_TENSORFLOW]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(path):
+    if "import torch" in path.read_text() and importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch")
     source = str(Path(replicax.__file__).parents[1])
     result = subprocess.run(
         [sys.executable, str(path), "--steps", "3"],
@@ -24,3 +30,18 @@ def test_an_example_runs(path):
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_port_beside_the_program_for_tensorflow_is_what_the_command_makes():
+    result = port(FOR_TENSORFLOW.read_text())
+
+    assert result.code == FOR_TENSORFLOW.with_name("ported.py").read_text()
+    assert result.marks == []
+
+
+def test_the_table_names_every_example():
+    table = (FOLDER / "README.md").read_text()
+
+    for path in EXAMPLES:
+        name = path.relative_to(FOLDER).parts[0]
+        assert f"[{name}]({name})" in table

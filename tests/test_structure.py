@@ -18,10 +18,11 @@ from tests.fresh_process import run_fresh
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path(replicax.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 
 MOST_LINES = 400
-MOST_LINES_OF_AN_EXAMPLE = 300
+MOST_LINES_OF_AN_EXAMPLE = 200
+LONGER = {"transformer_tpu.py": 210}  # a whole model, with its layouts
 
 # Packages that are there for users: lists of names. All others are private.
 NAMESPACES = (
@@ -118,7 +119,9 @@ def test_no_module_is_long(path):
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_no_example_is_long(path):
-    assert len(path.read_text().splitlines()) <= MOST_LINES_OF_AN_EXAMPLE
+    most = LONGER.get(path.name, MOST_LINES_OF_AN_EXAMPLE)
+
+    assert len(path.read_text().splitlines()) <= most
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
