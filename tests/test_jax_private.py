@@ -223,3 +223,15 @@ def test_an_array_and_a_tracer_have_room_for_a_method():
     assert (plain.assign(), found) == (3, [4, 4, 4])
     assert not _jax_private._assigns, "what was traced is forgotten"
     assert not jax.eval_shape(lambda x: jnp.zeros(int(hasattr(x, "assign"))), plain).size
+
+
+def test_the_coordination_service_can_be_had_without_jax():
+    # By the process that keeps it, which must be small: it imports this and not JAX.
+    result = run_fresh("""
+        import importlib, sys
+        service = importlib.import_module("jaxlib._jax").get_distributed_runtime_service
+        assert "jax" not in sys.modules
+        assert callable(service)
+    """)
+
+    assert result.returncode == 0, result.stderr

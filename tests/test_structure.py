@@ -3,6 +3,7 @@
 import ast
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -206,6 +207,30 @@ def test_the_names_of_a_namespace_exist_and_are_sorted(namespace):
 
     assert [name for name in names if not hasattr(module, name)] == []
     assert names == sorted(set(names), key=_list_order)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_docstrings_are_sentences(path):
+    nodes = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.ClassDef)
+    ]
+
+    assert [n.name for n in nodes if ast.get_docstring(n) in ("None.", "Nothing.", "...")] == []
+
+
+def test_the_modules_that_the_pages_name_are_there():
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("docs/adr/*.md")]
+    path = re.compile(r"`((?:[a-z_0-9]+/)+_[a-z_0-9]+\.py)`")
+    named = {
+        (page.name, name.removeprefix("src/replicax/"))
+        for page in pages
+        for name in path.findall(page.read_text())
+    }
+
+    assert named
+    assert [pair for pair in sorted(named) if not (PACKAGE / pair[1]).is_file()] == []
 
 
 def test_no_two_classes_have_one_name_but_those_that_users_know_by_it():

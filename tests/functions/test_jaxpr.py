@@ -1,4 +1,4 @@
-"""Which values of a replica function can differ, by a walk over its jaxpr.
+"""Jaxprs: what is asked of them, and which values of a replica function can differ.
 
 The oracle is the function itself, run on two replicas: what is said to be equal must be.
 """
@@ -10,17 +10,72 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.extend.core import Jaxpr
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun, jaxprs_in_params
 from jax.sharding import PartitionSpec
 
 import replicax as rx
 from replicax._errors import ReplicaError
-from replicax.functions._jaxpr import calls_host, varying_outputs
+from replicax.functions._jaxpr import _EQUALISING, calls_host, varying_outputs
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._placement import per_replica_map
 from tests.replicas import per_replica
 
 AXIS = REPLICA_AXIS
+
+
+# What is asked of the equations of JAX, by the walks of `_jaxpr` and by `_lift`.
+CONTRACT = {
+    "scan": (
+        lambda x: lax.scan(lambda c, y: (c + y, y), x[0], x)[0],
+        {"jaxpr", "num_consts", "num_carry"},
+    ),
+    "while": (
+        lambda x: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 1, x),
+        {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"},
+    ),
+    "cond": (lambda x: lax.cond(x[0] > 0, lambda: x, lambda: -x), {"branches"}),
+    "jit": (lambda x: jax.jit(lambda y: y + 1)(x), {"jaxpr"}),
+}
+
+
+@pytest.mark.parametrize("name", CONTRACT)
+def test_equations_that_hold_jaxprs_have_the_parameters_that_are_asked_for(name):
+    fn, parameters = CONTRACT[name]
+
+    equations = jax.make_jaxpr(fn)(jnp.arange(3.0)).jaxpr.eqns
+
+    (found,) = [e for e in equations if e.primitive.name == name]
+    assert parameters <= set(found.params)
+    assert list(jaxprs_in_params(found.params))
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda s, o: lax.psum(o, AXIS),
+        lambda s, o: lax.pmax(o, AXIS),
+        lambda s, o: lax.all_gather(o, AXIS).sum(),
+    ],
+    ids=["psum", "pmax", "all_gather"],
+)
+def test_collectives_have_the_names_by_which_they_are_known(fn):
+    names = {e.primitive.name for e in body_of(fn).eqns}
+
+    assert names & _EQUALISING
+
+
+def test_a_jaxpr_can_be_cut_and_put_together_again():
+    closed = jax.make_jaxpr(lambda x: (x + 1, x * 2))(1.0)
+    first, second = closed.jaxpr.eqns
+
+    half = closed.jaxpr.replace(
+        eqns=[second.replace(invars=second.invars)],
+        outvars=closed.jaxpr.outvars[1:],
+        debug_info=closed.jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+    )
+
+    assert first.primitive.name == "add"
+    assert jaxpr_as_fun(ClosedJaxpr(half, closed.consts))(jnp.float32(3)) == [6.0]
 
 
 def body_of(fn) -> Jaxpr:

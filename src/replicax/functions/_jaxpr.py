@@ -1,4 +1,4 @@
-"""Jaxprs that are read and rewritten: the one module that knows the equations of JAX.
+"""Jaxprs that are read and rewritten, by what their equations are.
 
 Which values of a replica function can differ between replicas.
 

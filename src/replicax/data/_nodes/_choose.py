@@ -207,18 +207,9 @@ class _Branch(Buffered):
         return join(blocks) if blocks else None
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class RandomChoiceNode(SourceNode):
-    """Numbers drawn with the given weights, without end."""
-
-    weights: tuple[float, ...]
-    seeds: Seeds
-
-    @property
-    def random(self) -> Seeds:
-        """The seeds of the draws."""
-        return self.seeds
+class _DrawingNode(SourceNode):
+    """Random numbers, without end."""
 
     @property
     def element_spec(self) -> TensorSpec:
@@ -229,6 +220,20 @@ class RandomChoiceNode(SourceNode):
     def cardinality(self) -> int:
         """Without end."""
         return INFINITE_CARDINALITY
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RandomChoiceNode(_DrawingNode):
+    """Numbers drawn with the given weights, without end."""
+
+    weights: tuple[float, ...]
+    seeds: Seeds
+
+    @property
+    def random(self) -> Seeds:
+        """The seeds of the draws."""
+        return self.seeds
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -289,7 +294,7 @@ class _WeighedChoiceStream(Stream):
 
 @final
 @dataclass(frozen=True, eq=False)
-class RandomNode(SourceNode):
+class RandomNode(_DrawingNode):
     """Numbers of 32 random bits, without end."""
 
     seeds: Seeds
@@ -298,16 +303,6 @@ class RandomNode(SourceNode):
     def random(self) -> Seeds:
         """The seeds of the numbers."""
         return self.seeds
-
-    @property
-    def element_spec(self) -> TensorSpec:
-        """One int64."""
-        return TensorSpec((), np.int64)
-
-    @property
-    def cardinality(self) -> int:
-        """Without end."""
-        return INFINITE_CARDINALITY
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

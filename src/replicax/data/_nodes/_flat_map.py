@@ -19,17 +19,34 @@ _READ_AHEAD = 1024
 
 
 @dataclass(frozen=True, eq=False)
-class NestingNode(UnaryNode):
+class MakingNode(UnaryNode):
+    """A node whose function makes datasets; the first one shows what elements look like."""
+
+    known_inner: Known = field(default_factory=Known, kw_only=True)
+
+    def with_inputs(self, *inputs: Node) -> Self:
+        """The same functions over another input, whose datasets may have other shapes."""
+        (node,) = inputs
+        return replace(self, input=node, known_inner=Known())
+
+    @property
+    def is_spec_known(self) -> bool:
+        """Once the first dataset was asked for."""
+        inner = self.known_inner.value
+        return isinstance(inner, Node) and inner.is_spec_known
+
+    @property
+    def calls_user_code(self) -> bool:
+        """Yes: the functions."""
+        return True
+
+
+@dataclass(frozen=True, eq=False)
+class NestingNode(MakingNode):
     """A node whose function returns a dataset for each element."""
 
     function: ElementFunction
     seeds: Seeds
-    known_inner: Known = field(default_factory=Known, kw_only=True)
-
-    def with_inputs(self, *inputs: Node) -> Self:
-        """The same function over another input, whose datasets may have other shapes."""
-        (node,) = inputs
-        return replace(self, input=node, known_inner=Known())
 
     @property
     def random(self) -> Seeds:
@@ -42,20 +59,9 @@ class NestingNode(UnaryNode):
         return self.first_inner().element_spec
 
     @property
-    def is_spec_known(self) -> bool:
-        """Once the first inner dataset was asked for."""
-        inner = self.known_inner.value
-        return isinstance(inner, Node) and inner.is_spec_known
-
-    @property
     def cardinality(self) -> int:
         """Not known before all inner datasets are made."""
         return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
-
-    @property
-    def calls_user_code(self) -> bool:
-        """Yes: the function."""
-        return True
 
     def first_inner(self) -> Node:
         """The graph that the function makes for the first element; it is called once for this."""

@@ -2,19 +2,19 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self, final
+from dataclasses import dataclass
+from typing import Any, final
 
 import numpy as np
 
 from replicax.data._blocks import Block, RowBlock, as_structure, join, one_row
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._known import Known, first_element, opened
+from replicax.data._known import first_element, opened
 from replicax.data._leaves import leaf_spec
-from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode, walk
+from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, walk
 from replicax.data._nodes._batch import padded_shapes
-from replicax.data._nodes._flat_map import made_inside
+from replicax.data._nodes._flat_map import MakingNode, made_inside
 from replicax.data._nodes._window import BlockNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten
@@ -22,7 +22,7 @@ from replicax.data._structure import Structure, flatten
 
 @final
 @dataclass(frozen=True, eq=False)
-class GroupByWindowNode(UnaryNode):
+class GroupByWindowNode(MakingNode):
     """What a function makes of ``window_size(key)`` elements with the same key, group by group."""
 
     key: ElementFunction
@@ -30,12 +30,6 @@ class GroupByWindowNode(UnaryNode):
     window_size: ElementFunction
     seeds: Seeds
     wrap: Callable[[Node], Any]
-    known_inner: Known = field(default_factory=Known, kw_only=True)
-
-    def with_inputs(self, *inputs: Node) -> Self:
-        """The same functions over another input, whose groups may have other shapes."""
-        (node,) = inputs
-        return replace(self, input=node, known_inner=Known())
 
     @property
     def random(self) -> Seeds:
@@ -55,20 +49,9 @@ class GroupByWindowNode(UnaryNode):
         return self.known_inner.get(learn).element_spec
 
     @property
-    def is_spec_known(self) -> bool:
-        """Once the first group was asked for."""
-        inner = self.known_inner.value
-        return isinstance(inner, Node) and inner.is_spec_known
-
-    @property
     def cardinality(self) -> int:
         """Not known before the keys are."""
         return UNKNOWN_CARDINALITY
-
-    @property
-    def calls_user_code(self) -> bool:
-        """Yes: the functions."""
-        return True
 
     def key_of(self, element: Any, index: int) -> int:
         """The key of an element."""

@@ -19,6 +19,7 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
+from replicax.data._nodes._map import AskingNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF, Structure, flatten, tuple_of
 
@@ -28,20 +29,8 @@ _TINY = float(np.finfo(np.float32).tiny)
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeWhileNode(UnaryNode):
+class TakeWhileNode(AskingNode):
     """The elements before the first for which the function is false."""
-
-    predicate: ElementFunction
-
-    @property
-    def cardinality(self) -> int:
-        """Not known before looking."""
-        return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
-
-    @property
-    def calls_user_code(self) -> bool:
-        """Yes: the function."""
-        return True
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

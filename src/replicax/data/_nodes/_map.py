@@ -224,10 +224,9 @@ class _BlockMapStream(Stream):
         self._stream.close()
 
 
-@final
 @dataclass(frozen=True, eq=False)
-class FilterNode(UnaryNode):
-    """The elements for which the function is true."""
+class AskingNode(UnaryNode):
+    """A node that asks a function which elements to give."""
 
     predicate: ElementFunction
 
@@ -240,6 +239,12 @@ class FilterNode(UnaryNode):
     def calls_user_code(self) -> bool:
         """Yes: the function."""
         return True
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class FilterNode(AskingNode):
+    """The elements for which the function is true."""
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
