@@ -31,6 +31,10 @@ EXCEPTIONS = {
     " they stay in their variables",
     "test_jit_fit_with_out_shardings_logic_distributed": "asserts the shardings that a"
     " keras.distribution gives; inside a scope the strategy gives them",
+    "test_best_case_step": "counts the batches of an epoch that starts again when it was"
+    " interrupted; here it goes on with the batch that comes next",
+    "test_backup_corrupted": "looks for the files of Keras's backup; here it is a checkpoint of"
+    " rx.train, of which the one before is read if the last is damaged",
 }
 
 PYTEST = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider"]
