@@ -252,27 +252,30 @@ def test_a_program_that_ends_early_leaves_no_hub_and_its_port_is_free(tmp_path):
     _wire.listen(f"127.0.0.1:{port}").close()
 
 
-@pytest.mark.parametrize("code", [0, 3])
-def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, code):
+@pytest.mark.parametrize(
+    ("code", "first"), [(0, "import replicax"), (3, "pass"), (3, "time.sleep(12)")]
+)
+def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, code, first):
     program = written(
         tmp_path,
         f"""
-        import json, os, sys
-        import replicax as rx
+        import json, os, sys, time
         if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            {first}
             sys.exit({code})
+        import replicax as rx
         rx.distribute.MultiWorkerMirroredStrategy()
         """,
     )
 
-    with launched(tmp_path, "--workers", "2", "--grace", "200", program) as it:
-        said = it.stderr.read()
+    with launched(tmp_path, "--workers", "3", "--grace", "200", program) as it:
+        told, said = it.stdout.read(), it.stderr.read()
 
     assert it.returncode == (code or 1)
-    assert re.search(r"worker 0 \(.*\) exited with code 1", said)
-    if not code:
-        assert "RollCallError: The coordinator of all workers ended before all had come" in said
-        assert re.search(r"worker 1 \(.*\) exited with code 0. Missing: worker 1 \(", said)
+    story = rf"RollCallError: Worker 1 \(.*\) exited with code {code} before all workers had come"
+    for index in (0, 2):
+        assert re.search(rf"\[worker {index}\] .*{story}", told)
+        assert re.search(rf"worker {index} \(.*\) exited with code 1", said)
 
 
 def test_a_log_folder_that_is_a_file_is_refused_before_anything_starts(tmp_path):

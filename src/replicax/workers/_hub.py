@@ -7,8 +7,6 @@ all what became of one. It ends by itself when the last worker has left.
 
 import json
 import os
-import select
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,6 +16,7 @@ from typing import Any
 from replicax.workers import _reports, _watch, _wire
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
+from replicax.workers._sessions import Owner
 from replicax.workers._settings import HubOptions
 from replicax.workers._watch import Readers, row
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
@@ -49,6 +48,7 @@ class Hub:
         self._keeper = keeper
         self._members: dict[int, Member] = {}
         self._refused: list[str] = []
+        self._hopeless = ""
         self._offers: dict[str, dict[int, Any]] = {}
         self._asked: dict[str, float] = {}
         self._began = self._told = time.monotonic()
@@ -140,8 +140,8 @@ class Hub:
 
     def _join(self, visitor: Visitor, facts: Message) -> None:
         present = {i: m.facts for i, m in self._members.items()}
-        fault = _reports.refusal(facts, present, self._options.size, is_over=self._started)
-        if fault:
+        size, is_over = self._options.size, self._started
+        if fault := self._hopeless or _reports.refusal(facts, present, size, is_over=is_over):
             visitor.wire.send({"refused": fault})
             self._door.show_out(visitor)
             self._note_refusal(fault)
@@ -150,6 +150,14 @@ class Hub:
         self._members[facts["index"]] = Member(visitor, facts)
         if len(self._members) == self._options.size:
             self._start()
+
+    def give_up_roll(self, why: str) -> None:
+        """Tell all who are there, and all who come, that the roll cannot become whole."""
+        self._hopeless = self._hopeless or why
+        for member in self._members.values():
+            member.visitor.wire.send({"refused": why})
+            self._door.show_out(member.visitor)
+        self._members.clear()
 
     def _note_refusal(self, fault: str) -> None:
         """Tell those who wait: the place of one that was refused may well stay empty."""
@@ -357,25 +365,6 @@ class Hub:
         return now - self._empty_since > (_PATIENCE if someone else _LINGER)
 
 
-class _Owner:
-    """Whoever started the hub, and holds the other end of its standard input."""
-
-    def __init__(self, who: str) -> None:
-        self._who = who
-        self._why = ""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
-
-    def why_end(self, hub: Hub) -> str:
-        """Why the hub must end now; nothing if it need not."""
-        if not self._why and not hub.has_started and select.select([0], [], [], 0)[0]:
-            return sys.stdin.readline().strip() or f"{self._who}, which had started it, has ended"
-        return self._why
-
-    def _note(self, number: int, _: Any) -> None:
-        self._why = f"it was sent {signal.Signals(number).name}"
-
-
 def main() -> None:
     """Be the hub that standard input describes; say on standard output whether it listens."""
     options = HubOptions(**json.loads(sys.stdin.readline()))
@@ -385,11 +374,15 @@ def main() -> None:
     except OSError as error:
         _say({"failed": error.strerror or str(error)})
         return
-    owner = _Owner(options.owner)
+    owner = Owner(options.owner)
     _say({"listening": os.getpid()})
     keeper = Keeper(_wire.split_address(options.address)[0], options.size, listener)
     hub = Hub(options, Door(listener, options.token), keeper)
-    hub.serve(lambda: owner.why_end(hub))
+
+    def told(story: str) -> None:
+        hub.give_up_roll(_reports.ended_early(story))
+
+    hub.serve(lambda: owner.why_end(None if hub.has_started else told))
     if hub.is_deserted():
         keeper.end()
 

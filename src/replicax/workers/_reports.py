@@ -56,6 +56,11 @@ def keeper_gone(pid: int, why: str) -> str:
     )
 
 
+def ended_early(story: str) -> str:
+    """A worker of the launcher's has ended, and will not come."""
+    return f"{story[:1].upper()}{story[1:]} before all workers had come. Start all workers again."
+
+
 def hub_ended(pid: int, why: str) -> str:
     """The hub was made to end."""
     return (

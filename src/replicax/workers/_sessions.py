@@ -7,13 +7,15 @@ standard input closes, because the starter has ended in whatever way, the guard 
 
 import contextlib
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 _POLL = 0.05
 _PROC = Path("/proc")
@@ -68,6 +70,32 @@ class Guard:
         with contextlib.suppress(OSError):  # somebody has killed it
             self._input.write(os.fsencode(line) + b"\n")
             self._input.flush()
+
+
+class Owner:
+    """Whoever started this process, and holds the other end of its standard input."""
+
+    def __init__(self, who: str) -> None:
+        """Listen to it, and to signals; ``who`` it is, in words."""
+        self._who = who
+        self._why = ""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+
+    def why_end(self, tell: Callable[[str], None] | None) -> str:
+        """Why this process must end now; nothing if it need not.
+
+        Args:
+            tell: Told what the owner says; None if it may say and do what it likes by now.
+        """
+        if not self._why and tell is not None and select.select([0], [], [], 0)[0]:
+            if not (story := sys.stdin.readline().strip()):
+                return f"{self._who}, which had started it, has ended"
+            tell(story)
+        return self._why
+
+    def _note(self, number: int, _: Any) -> None:
+        self._why = f"it was sent {signal.Signals(number).name}"
 
 
 def send(number: int, sessions: Iterable[int]) -> None:
