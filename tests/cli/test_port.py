@@ -204,9 +204,10 @@ def test_the_layout_of_a_call_stays():
         "x = tf.while_loop(c, b, [1])",
         "x = tf.distribute.ParameterServerStrategy(r)",
         "x = tf.keras.layers.NoSuchLayer()",
-        "x = tf.keras.callbacks.TensorBoard('logs')",
         "x = tf.data.Dataset.range(3, nothing=1)",
         "x = tf.__version__",
+        "tf.compat.v1.disable_v2_behavior()",
+        "class A(tf.Module):\n    pass",
         "x = getattr(tf, name)",
         "x = y.numpy().decode()",
         "f = tf.nn.gelu",
@@ -223,11 +224,30 @@ def test_what_has_no_equal_stays_with_a_comment_that_says_what_to_write(line):
     assert "# replicax port: " in result.code
 
 
+def test_defaults_annotations_and_decorators_are_rewritten():
+    code = (
+        "@tf.function\ndef f(x: tf.Tensor = tf.float32, *, y=tf.float16) -> tf.Tensor:\n    x = y"
+    )
+
+    assert body(code) == code.replace("tf.float", "jnp.float").replace("tf.", "rx.")
+
+
+def test_an_import_that_shares_its_line_leaves_the_others():
+    assert ported("import tensorflow as tf, os\nx = tf.exp(1)\n") == (
+        "import jax.numpy as jnp\nimport replicax as rx\nimport os\nx = jnp.exp(1)\n"
+    )
+    assert ported("import tensorflow as tf  # noqa\ntf.exp(1)\n") == (
+        "import jax.numpy as jnp\nimport replicax as rx\njnp.exp(1)\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
         ("x = tf.reduce_mean(y)", "same for floats"),
+        ("x = jax.tree.map(tf.reduce_mean, y)", "same for floats"),
         ("x = tf.maximum(a, b)", "gradient"),
+        ("x = tf.keras.callbacks.TensorBoard('logs')", "to be installed"),
         ("x = tf.random.normal([2])", "other random numbers"),
         ("x = tf.cast(y, tf.int64)", "32 bits"),
         ("for i in tf.range(n):\n    pass", "unrolled"),

@@ -205,3 +205,28 @@ def scalars(directory, run):
                         (run, re.sub(r"_\d+", "", value.tag), event.step),
                         tf.make_ndarray(value.tensor),
                     )
+
+
+def test_tensorboard_reads_what_rx_summary_writes(tmp_path):
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
+    writer = rx.summary.create_file_writer(tmp_path)
+    with writer.as_default():
+        for step in range(3):
+            rx.summary.scalar("loss", 0.5**step, step=step)
+        rx.summary.histogram("weights", np.arange(100.0), step=2, buckets=4)
+        rx.summary.image("image", np.ones((1, 2, 3, 3)), step=2)
+    writer.close()
+
+    read = accumulators.EventAccumulator(str(tmp_path)).Reload()
+    tensors = {
+        tag: [(e.step, tensor_util.make_ndarray(e.tensor_proto)) for e in read.Tensors(tag)]
+        for tag in read.Tags()["tensors"]
+    }
+
+    assert [(step, x.item()) for step, x in tensors["loss"]] == [(0, 1.0), (1, 0.5), (2, 0.25)]
+    assert tensors["weights"][0][1][:, 2].tolist() == [25.0] * 4
+    width, height, png = tensors["image"][0][1]
+    assert (width, height, png[:4]) == (b"3", b"2", b"\x89PNG")
+    plugins = {t: read.SummaryMetadata(t).plugin_data.plugin_name for t in tensors}
+    assert plugins == {"loss": "scalars", "weights": "histograms", "image": "images"}

@@ -304,7 +304,7 @@ def with_imports(module: cst.Module, needs: Iterable[str], facts: Facts) -> cst.
 def _is_line(node: cst.CSTNode, text: str) -> bool:
     if not isinstance(node, cst.SimpleStatementLine):
         return False
-    return code_of(node.with_changes(leading_lines=())).strip() == text
+    return code_of(node.with_changes(leading_lines=())).partition("#")[0].strip() == text
 
 
 def _is_from_us(node: cst.CSTNode) -> bool:

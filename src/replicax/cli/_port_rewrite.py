@@ -203,20 +203,21 @@ class _Rewriter(cst.CSTTransformer):
         return self._renamed(original_node, updated_node)
 
     def _renamed(self, node: cst.CSTNode, updated: Any) -> Any:
-        parent = self.get_metadata(ParentNodeProvider, node, None)
-        if isinstance(parent, cst.Attribute | cst.Arg | cst.Param) and (
-            getattr(parent, "value", None) is not node
-        ):
-            return updated  # not an expression: an attribute's or an argument's own name
+        parent: Any = self.get_metadata(ParentNodeProvider, node, None)
         is_inner = isinstance(parent, cst.Attribute)
-        if is_inner or node in self._answers:
+        is_label = getattr(parent, "keyword", None) is node or getattr(parent, "name", None) is node
+        if is_inner or is_label or node in self._answers:
             return updated
         path = self._path(node)
         if path is None:
             return updated
         answer = self._rules.of(path)
         if isinstance(answer, Row):
-            answer = Same(answer.bare) if answer.bare else Left(f"Write `{answer.target}`.")
+            answer = (
+                Same(answer.bare, caveat=answer.caveat)
+                if answer.bare
+                else Left(f"Write `{answer.target}`.")
+            )
         return self._placed(node, updated, path, answer)
 
     def _placed(self, node: cst.CSTNode, updated: Any, path: str, answer: Same | Left) -> Any:

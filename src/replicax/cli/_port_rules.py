@@ -148,58 +148,30 @@ _CAVEATS = {
         " raises or gives zeros."
     ),
 }
+_BOARD = (
+    "Keras's callback needs TensorFlow to be installed. `rx.summary.scalar` in an `on_epoch_end`"
+    " does not."
+)
 RANDOM = "the same distribution, other random numbers than TensorFlow's."
 WIDE = (
     'JAX keeps 32 bits of it, unless `jax.config.update("jax_enable_x64", True)` comes before all'
     " else."
 )
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # Top-level names of TensorFlow's that mean the same in replicax.
-_SHARED = frozenset(
-    [
-        "GradientTape",
-        "IndexedSlices",
-        "Tensor",
-        "TensorSpec",
-        "TypeSpec",
-        "UnconnectedGradients",
-        "Variable",
-        "VariableAggregation",
-        "VariableSynchronization",
-        "add",
-        "compat",
-        "config",
-        "constant",
-        "data",
-        "device",
-        "distribute",
-        "errors",
-        "function",
-        "identity",
-        "io",
-        "keras",
-        "nest",
-        "nn",
-        "random",
-        "saved_model",
-        "summary",
-        "tpu",
-        "train",
-        "variable_creator_scope",
-    ]
+_SHARED = _names(
+    "GradientTape IndexedSlices Tensor TensorSpec TypeSpec UnconnectedGradients Variable"
+    " VariableAggregation VariableSynchronization add compat config constant data device"
+    " distribute errors function identity io keras nest nn random saved_model summary tpu train"
+    " variable_creator_scope"
 )
 _OF_KERAS = frozenset(["initializers", "losses", "metrics", "optimizers"])
-_NARROW = [
-    "float16",
-    "float32",
-    "bfloat16",
-    "int8",
-    "int16",
-    "int32",
-    "uint8",
-    "uint16",
-    "uint32",
-    "complex64",
-]
+_NARROW = _names("float16 float32 bfloat16 int8 int16 int32 uint8 uint16 uint32 complex64")
 _WIDE = {name: name for name in ("float64", "int64", "uint64", "complex128")} | {
     "double": "float64"
 }
@@ -210,6 +182,8 @@ _DTYPES = (
 )
 _NO_GRAPHS = "There are no graphs and no sessions: call the function, under `rx.function`."
 _WORDS = {
+    "": "The module itself is not ported: name what is used of it.",
+    "Module": "Write a plain class, and a list of its variables for `trainable_variables`.",
     "__version__": "This is TensorFlow's version; `rx.__version__` is replicax's.",
     "autograph": (
         "Python control flow is not rewritten: write `rx.cond`, `rx.scan` or `rx.while_loop`."
@@ -217,13 +191,12 @@ _WORDS = {
     "clip_by_global_norm": "Write `optax.clip_by_global_norm`, or `global_clipnorm=` of Keras's"
     " optimizers.",
     "compat.v1.Session": _NO_GRAPHS,
+    "compat.v1.disable_eager_execution": _NO_GRAPHS,
+    "compat.v1.disable_v2_behavior": _NO_GRAPHS,
+    "compat.v1.enable_v2_behavior": "There is no other behaviour: remove it.",
     "compat.v1.global_variables_initializer": "Variables have their values at once: remove it.",
     "compat.v1.placeholder": _NO_GRAPHS,
     "estimator": "Estimators are gone from TensorFlow too: write `rx.keras`, or a loop.",
-    "keras.callbacks.TensorBoard": (
-        "Keras's callback writes with TensorFlow. Write an `on_epoch_end` that calls"
-        " `rx.summary.scalar`."
-    ),
     "map_fn": "Write `jax.lax.map`, or better `jax.vmap`.",
     "nn.dropout": "Write `rx.keras.layers.Dropout`, or draw a mask with `rx.random`.",
     "nn.sigmoid_cross_entropy_with_logits": (
@@ -348,7 +321,8 @@ def _shared(path: str) -> Same | Left:
             said = str(error)
             is_ours = "has no attribute" not in said and isinstance(found, ModuleType)
             return Left(said if is_ours else _unknown(".".join(parts[: place + 1])))
-    return Same(f"rx.{path}", found, RANDOM if _draws(parts) else "")
+    caveat = _BOARD if path == "keras.callbacks.TensorBoard" else RANDOM if _draws(parts) else ""
+    return Same(f"rx.{path}", found, caveat)
 
 
 def _draws(parts: list[str]) -> bool:
