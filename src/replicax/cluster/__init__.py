@@ -4,7 +4,7 @@ Purpose: answer "which workers are there, where, and which one am I?" from argum
 ``TF_CONFIG``, or from the variables that Kubeflow, Slurm, Open MPI and Cloud TPU set. This is the
 one layer, beside the launcher, that reads environment variables.
 
-Layer: the lowest with code of its own. It may import ``replicax._errors`` and ``replicax._types``,
-and nothing else of replicax. The public names are listed in
+Layer: the lowest with code of its own. It imports nothing of replicax but the modules of its root,
+such as ``replicax._errors``. The public names are listed in
 ``replicax.distribute.cluster_resolver`` and ``replicax.train``.
 """

@@ -115,7 +115,7 @@ class Topology:
     @cached_property
     def lines(self) -> tuple[int, ...]:
         """The dimensions of the TPU slice that the replicas fill, if it has several."""
-        places = [getattr(d, "coords", None) for d in self.devices]
+        places: list[Any] = [getattr(d, "coords", None) for d in self.devices]
         if None in places:
             return ()
         cores = [getattr(d, "core_on_chip", 0) for d in self.devices]

@@ -102,7 +102,7 @@ def checksum(block: Any) -> int:
     words = data[:whole].view("<u8").reshape(-1, _ROW // 8)
     hashed = hashlib.blake2b(words.sum(axis=0), digest_size=8)
     hashed.update(words.sum(axis=1))
-    hashed.update(data[whole:])
+    hashed.update(data[whole:].data)
     return int.from_bytes(hashed.digest(), "little")
 
 
