@@ -16,6 +16,7 @@ WANTED = {
     "jax._src.core": ["Trace", "eval_jaxpr", "pytype_aval_mappings"],
     "jax._src.distributed": ["global_state"],
     "jax._src.interpreters.mlir": ["_lowerings", "_platform_specific_lowerings"],
+    "jax._src.interpreters.pxla": ["batched_device_put"],
     "jax._src.xla_bridge": ["_backend_factories"],
     "jaxlib._jax": [
         "get_distributed_runtime_client",

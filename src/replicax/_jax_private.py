@@ -9,24 +9,22 @@ import functools
 import logging
 import operator
 import weakref
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.core
+import numpy as np
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, take_current_trace
 from jax.interpreters import mlir
 
 _log = logging.getLogger("replicax")
 
 _xla_bridge: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import xla_bridge as _xla_bridge
-
 _distributed: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import distributed as _distributed
+    from jax._src import xla_bridge as _xla_bridge
 
 _jaxlib: Any = None
 with contextlib.suppress(ImportError):
@@ -52,12 +50,12 @@ with contextlib.suppress(ImportError):
     from jax._src import effects as _effects
 
 _compiler: Any = None
+_mlir: Any = None
+_pxla: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import compiler as _compiler
-
-_mlir: Any = None
-with contextlib.suppress(ImportError):
     from jax._src.interpreters import mlir as _mlir
+    from jax._src.interpreters import pxla as _pxla
 
 _ArrayImpl: Any = None
 with contextlib.suppress(ImportError):
@@ -133,7 +131,17 @@ def uncommitted(x: jax.Array) -> jax.Array:
     return freed
 
 
-@cache
+def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.Device]) -> jax.Array:
+    """One array, whose parts are ``rows`` on ``devices``; it may share their memory."""
+    shape, dtype = (len(rows), *rows[0].shape[1:]), rows[0].dtype
+    put: Any = getattr(_pxla, "batched_device_put", None)
+    if put is None:  # pragma: no cover - a JAX that moved it
+        parts = list(map(jax.device_put, rows, devices))
+        return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
+    return put(jax.core.ShapedArray(shape, dtype), sharding, rows, list(devices))  # type: ignore[no-any-return]
+
+
+@functools.cache
 def ordered_effect() -> Any:
     """What operations declare that must run in the order in which they were traced.
 
@@ -182,8 +190,7 @@ def lowering_of(primitive: Any, platform: str) -> Callable[..., Any] | None:
     own: Any = getattr(_mlir, "_platform_specific_lowerings", {})
     common: Any = getattr(_mlir, "_lowerings", {})
     entry = own.get(platform, {}).get(primitive) or common.get(primitive)
-    rule: Callable[..., Any] | None = getattr(entry, "rule", None)
-    return rule
+    return getattr(entry, "rule", None)
 
 
 def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
@@ -191,18 +198,13 @@ def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
     one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
         return jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
-    counts = {"in_": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
-    params = {
-        key: value * next((n for k, n in counts.items() if key.startswith(k)), 1)
-        if isinstance(value, tuple)
-        else value
-        for key, value in one.params.items()
-    }
+    counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
+    lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
 
     def call(*args: Any) -> list[Any]:
         # The mesh is that of the code around it, which may be within a `shard_map`.
         own = {"jaxpr": closed, "name": "replica", "ctx_mesh": jax.sharding.get_abstract_mesh()}
-        results: list[Any] = one.primitive.bind(*args, **(params | own))
+        results: list[Any] = one.primitive.bind(*args, **(one.params | lists | own))
         return results
 
     return call

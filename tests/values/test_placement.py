@@ -48,6 +48,49 @@ def test_rows_of_a_stacked_array_lie_on_their_replicas(order):
     assert [next(iter(x.devices())).id for x in back] == order
 
 
+@pytest.mark.parametrize("order", [[1, 0], [3, 1, 2, 0], [5]])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "bool"])
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (17, 5)])
+def test_pieces_are_stacked_alike_wherever_they_come_from(order, dtype, shape):
+    topology = topology_of(order)
+    pieces = [np.full(shape, i % 2 + 1).astype(jnp.dtype(dtype)) for i in order]
+    placed = [jax.device_put(p, d) for p, d in zip(pieces, topology.leads, strict=True)]
+
+    stacks = [
+        stack(pieces, topology),
+        stack(placed, topology),
+        stack([p + jnp.zeros_like(p) for p in placed], topology),  # perhaps not computed yet
+        stack(placed[::-1], topology)[::-1],
+        stack([*placed[:-1], pieces[-1]], topology),
+    ]
+
+    want = np.stack([np.asarray(p) for p in placed])
+    assert {x.dtype for x in stacks} == {want.dtype}
+    assert len({x.sharding for x in stacks[1:3]}) == 1  # or steps would compile again
+    for found in stacks:
+        np.testing.assert_array_equal(np.asarray(found), want)
+
+
+def test_a_stack_keeps_its_numbers_whatever_becomes_of_the_pieces():
+    topology = topology_of([1, 0])
+    host = [np.full((64, 8), float(i), np.float32) for i in range(2)]
+    placed = [jax.device_put(p, d) + 0 for p, d in zip(host, topology.leads, strict=True)]
+    jax.block_until_ready(placed)
+    of_host, of_placed = stack(host, topology), stack(placed, topology)
+    eat = jax.jit(lambda x: x + 100, donate_argnums=0)
+
+    host[0][:] = 7
+    eaten = [eat(p) for p in placed]
+
+    assert np.asarray(of_host)[:, 0, 0].tolist() == [0, 1]
+    assert np.asarray(of_placed)[:, 0, 0].tolist() == [0, 1]
+    assert [float(x[0, 0]) for x in eaten] == [100, 101]
+    again = [jnp.asarray(p) for p in stack(eaten, topology)]
+    donated = eat(stack(eaten, topology))
+    assert np.asarray(donated)[:, 0, 0].tolist() == [200, 201]
+    assert [float(x[0, 0]) for x in (*again, *eaten)] == [100, 101] * 2
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_array_that_is_handed_out_is_free_to_move(order):
     topology = topology_of(order)

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._jax_private import at_rest, traced, uncommitted
+from replicax._jax_private import at_rest, put_rows, traced, uncommitted
 from replicax._show import Sheet, short
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
@@ -163,10 +163,30 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     if not topology.is_whole:
         return _stack_own(pieces, topology)
     if all(isinstance(p, np.ndarray) for p in pieces):  # in one transfer
+        if topology.cores == 1:
+            dtype = jax.dtypes.canonicalize_dtype(pieces[0].dtype)
+            rows = [np.array(p, dtype)[None] for p in pieces]
+            return put_rows(rows, topology.stacked, topology.leads)
         sent: jax.Array = jax.device_put(np.stack(pieces), topology.stacked)
         return sent
+    is_one_each = topology.cores == 1 < len(pieces)
+    if is_one_each and all(map(_is_in_memory, pieces, topology.leads)):
+        rows = [np.asarray(p)[None] for p in pieces]  # no copies, and no program
+        return put_rows(rows, topology.stacked, topology.leads)
     stacked: jax.Array = _stacker(topology)(join(pieces, topology))
     return stacked
+
+
+def _is_in_memory(piece: Any, device: jax.Device) -> bool:
+    """Whether NumPy sees an array of ``device`` where it is, now."""
+    return (
+        device.platform == "cpu"
+        and is_array(piece)
+        and not jnp.issubdtype(piece.dtype, jax.dtypes.extended)
+        and piece.size > 0
+        and piece.devices() == {device}
+        and piece.is_ready()
+    )
 
 
 def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
