@@ -9,7 +9,16 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.chaos.rig import FAMILIES, RESIZED, chaos, golden, plan_of, resized
+from tests.chaos.rig import (
+    FAMILIES,
+    RESIZED,
+    Fault,
+    Outcome,
+    chaos,
+    golden,
+    plan_of,
+    resized,
+)
 
 STEPS_FOR_EACH = 12  # that a run has for each of its faults
 
@@ -26,7 +35,13 @@ def main():
     )
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only of these")
+    parser.add_argument(
+        "--table", type=Path, nargs="+", metavar="JSONL", help="strike nobody: what runs have found"
+    )
     options = parser.parse_args()
+    if options.table:
+        _say(table([told for path in options.table for told in _read(path)]))
+        return
     # What a shell runs in the background ignores it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     outcomes = []
@@ -53,6 +68,13 @@ def main():
             seed += 1
     _say(table(outcomes))
     sys.exit(any(o.violations for o in outcomes))
+
+
+def _read(path):
+    """The outcomes that a file holds."""
+    for line in path.read_text().splitlines():
+        told = json.loads(line)
+        yield Outcome(**told | {"faults": [Fault(**fault) for fault in told["faults"]]})
 
 
 def table(outcomes):
