@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE.parent / "src"))
 import replicax as rx  # noqa: E402 - after its path
 
 project = "replicax"
-author = "the replicax authors"
+author = project_copyright = "the replicax authors"
 version = release = rx.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
@@ -30,6 +30,7 @@ default_role = "code"
 html_theme = "furo"
 html_title = "replicax"
 html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_theme_options = {"sidebar_hide_name": False, "navigation_with_keys": True}
 
 
@@ -83,6 +84,20 @@ def _write_reference(app: Any) -> None:
     )
 
 
+def _without_last_blank_lines(app: Any, name: str, source: list[str]) -> None:
+    """A blank line ends an example for those who run it; readers need none."""
+    lines: list[str] = []
+    is_open = False
+    for line in source[0].split("\n"):
+        if line.startswith("```"):
+            while is_open and not lines[-1].strip():
+                lines.pop()
+            is_open = not is_open
+        lines.append(line)
+    source[0] = "\n".join(lines)
+
+
 def setup(app: Any) -> None:
     """Make the pages of the reference before Sphinx looks for pages."""
     _write_reference(app)
+    app.connect("source-read", _without_last_blank_lines)

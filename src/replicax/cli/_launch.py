@@ -136,7 +136,7 @@ def _attempt(
     _note_run(options, folder, address)
     if reporter is not None:
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
-    code, story = None, ""
+    code, story, is_over = 0, "", False
     try:
         gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None)
         try:
@@ -147,12 +147,14 @@ def _attempt(
             raise
         if hub is not None and options.hosts:
             hub.wait(_OTHER_HOSTS if culprit else None)  # the workers of other machines need it
-        code, story = (culprit.code, _story(culprit, gang.workers)) if culprit else (0, "")
+        if culprit:
+            code, story = culprit.code, _story(culprit, gang.workers)
+        is_over = True
     finally:
         if hub is not None:
             hub.end()
         if reporter is not None:
-            reporter.end(code, story)
+            reporter.end(code if is_over else None, story)
     if story:
         _say(story)
     return code

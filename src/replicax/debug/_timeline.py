@@ -22,7 +22,7 @@ from replicax._errors import ScopeError
 from replicax._show import Drawing, Sheet, page
 from replicax.input._distributed import INPUT_MARK
 
-KINDS = ("input", "compute", "collective", "idle")
+KINDS: tuple[str, ...] = ("input", "compute", "collective", "idle")
 _COLOURS = {"input": "#e0a458", "compute": "#5b8fd0", "collective": "#b0608f", "idle": "#9995"}
 _COLLECTIVE = re.compile(
     r"all.?reduce|all.?gather|reduce.?scatter|all.?to.?all|collective|psum|pmin|pmax|ppermute"
