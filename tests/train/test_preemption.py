@@ -224,3 +224,72 @@ def test_a_worker_that_is_through_keeps_no_other_waiting_at_its_last_step(
     for notice in notices:
         notice.close()
     through.join()
+
+
+class Handled:
+    """A program with TensorFlow's handler; one that is started again if the folder is the same."""
+
+    def __init__(self, folder, **config):
+        self.told, self.ended = False, []
+        self.count = rx.Variable(0)
+        checkpoint = rx.train.Checkpoint(count=self.count)
+        self.manager = rx.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+        given = {"exit_fn": lambda: self.ended.append(self.handler.total_run_calls), **config}
+        watched = rx.train.TerminationConfig(lambda: self.told, **given)
+        self.handler = rx.train.PreemptionCheckpointHandler(None, self.manager, None, watched)
+
+    def train(self, steps):
+        """As TensorFlow's guide has it: the calls so far say where to begin."""
+        for step in range(self.handler.total_run_calls, steps):
+            if step == 3 and self.told is False:
+                self.told = True
+                time.sleep(1.0)  # the handler asks now and then
+            self.handler.run(lambda: self.count.assign_add(1))
+            if self.ended:
+                return
+
+
+def test_a_handler_counts_on_where_the_run_before_it_was_told_to_end(tmp_path):
+    first = Handled(tmp_path)
+    first.train(8)
+    (saved,) = first.ended
+    assert 3 <= saved < 8
+
+    second = Handled(tmp_path)
+    assert second.handler.total_run_calls == int(second.count) == saved
+    second.told = None  # not again
+    second.train(8)
+    second.handler.close()
+
+    assert (int(second.count), second.handler.total_run_calls) == (8, 8)
+    assert not second.ended
+
+
+def test_a_checkpoint_that_the_program_saves_knows_the_calls_too(tmp_path):
+    first = Handled(tmp_path)
+    for _ in range(2):
+        first.handler.run(lambda: first.count.assign_add(1))
+    with pytest.raises(ZeroDivisionError):
+        first.handler.run(lambda: 1 / 0)  # is none
+    first.manager.save()
+    first.handler.run(lambda: first.count.assign_add(1))
+    first.handler.close()  # and is killed here
+
+    second = Handled(tmp_path)
+    second.handler.close()
+    assert second.handler.total_run_calls == int(second.count) == 2
+
+
+def test_a_handler_saves_as_it_is_told_to(tmp_path):
+    saved = []
+    program = Handled(tmp_path, save_fn=lambda *args: saved.append(args))
+    program.told = True
+    time.sleep(1.0)
+    with program.handler.watch_preemption_scope():
+        for step in range(3):
+            program.handler.save_checkpoint_if_preempted("step", step)
+            if program.ended:
+                break
+    assert len(program.ended) == len(saved) == 1
+    assert saved[0][0] == "step"
+    assert rx.train.latest_checkpoint(tmp_path) is None

@@ -59,6 +59,7 @@ class Checkpoint:
         self._objects: dict[str, Any] = {}
         self._save_counter: Variable | None = None
         self._writing: _Writing | None = None
+        self._before_save: Callable[[], Any] | None = None
         for name, x in objects.items():
             setattr(self, name, x)
 
@@ -113,6 +114,10 @@ class Checkpoint:
             self.sync()
         return path
 
+    def call_before_save(self, call: Callable[[], Any]) -> None:
+        """Have ``call()`` bring variables up to date before each save."""
+        self._before_save = call
+
     def sync(self) -> None:
         """Wait until the last save is on disk.
 
@@ -161,6 +166,8 @@ class Checkpoint:
         return {**root, **self._objects, "save_counter": self.save_counter}
 
     def _content(self) -> _store.Content:
+        if self._before_save is not None:
+            self._before_save()
         found = graph_of(self.parts())
         arrays, states = {}, {}
         for key, x in found.objects.items():

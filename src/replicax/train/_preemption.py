@@ -21,11 +21,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from replicax._errors import ReplicaxError
+from replicax.state._variable import Variable
 from replicax.train._checkpoint import Checkpoint, finish_all
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
 from replicax.workers import _group
 
+_RUNS = "checkpointed_runs"  # TensorFlow's name
 PREEMPTED = 128 + signal.SIGTERM
 _ASK_EVERY = 0.25  # seconds between two questions to the other workers
 _GRACE = 60.0  # seconds that the step may take in which the end was announced
@@ -211,13 +213,18 @@ class PreemptionCheckpointHandler:
     ) -> None:
         self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
         self._config = termination_config or TerminationConfig()
-        self._calls = 0
+        checkpoint = self._manager.checkpoint
+        if not hasattr(checkpoint, _RUNS):
+            setattr(checkpoint, _RUNS, Variable(0, trainable=False, name=_RUNS))
+        runs: Variable = getattr(checkpoint, _RUNS)
         self._manager.restore_or_initialize()
+        self._calls = int(runs.numpy())
+        checkpoint.call_before_save(lambda: runs.assign(self._calls))
         self._notice = Notice(self._config.termination_watcher_fn)
 
     @property
     def total_run_calls(self) -> int:
-        """How many times `run` was called in this process."""
+        """How many calls of `run` have ended, with those of the runs that this one goes on with."""
         return self._calls
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -227,8 +234,9 @@ class PreemptionCheckpointHandler:
             What the function returned.
         """
         self.save_checkpoint_if_preempted()
+        result = distributed_train_function(*args, **kwargs)
         self._calls += 1
-        return distributed_train_function(*args, **kwargs)
+        return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Between two steps: save and end if the run is to end; all workers at the same step."""
