@@ -2,12 +2,13 @@
 
     python docs/make_preflight_pages.py FOLDER [--compile]
 
-reads the reports that ``replicax preflight --json`` left in FOLDER, and puts tables and plots
-between the marks of the pages; devices without a report are left out. ``--compile`` makes the
-reports that are missing first, which takes an hour on two cores.
+reads the reports that ``replicax preflight --json`` and ``docs/published_steps.py`` left in FOLDER,
+and puts tables and plots between the marks of the pages; devices without a report are left out.
+``--compile`` makes the former that are missing first, which takes an hour on two cores.
 """
 
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -49,6 +50,7 @@ def main(folder: Path, *, compiles: bool) -> None:
         _fill(page, label, _table(found))
         _plot(found, DOCS / f"preflight_{label}.svg")
     _fill(page, "gpu", _full(reports["digits"], "h100:1x8"))
+    _fill(page, "published", _published(folder))
     _fill(DOCS / "tpu.md", "demo", _full(reports["digits"], "v5e:16x16"))
     page = DOCS / "scaling.md"
     _fill(page, "whole", _table(reports["1b_cores1"]))
@@ -93,6 +95,25 @@ def _table(reports: Sequence[PreflightReport]) -> str:
             f" {show_bytes(r.memory.total)} | {fits} | {r.flops:.3g} |"
             f" {show_bytes(r.communication_bytes)} | {1e3 * r.step_seconds:.3g} ms |"
         )
+    return "\n".join(rows)
+
+
+def _published(folder: Path) -> str:
+    """Estimates against published step times; runs without a report are left out."""
+    rows = [
+        "| model | devices | published step | estimate | error | of which compute, memory, links |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
+    ]
+    for name, run in runpy.run_path(str(DOCS / "published_steps.py"))["RUNS"].items():
+        path = folder / f"published_{name}.json"
+        if path.exists():
+            r = PreflightReport.from_json(path.read_text())
+            parts = (r.compute_seconds, r.memory_seconds, r.communication_seconds)
+            rows.append(
+                f"| {run.model} | {run.topology} | {run.seconds:.2f} s | {r.step_seconds:.2f} s |"
+                f" {100 * (r.step_seconds / run.seconds - 1):+.0f} % |"
+                f" {', '.join(f'{part:.2f}' for part in parts)} s |"
+            )
     return "\n".join(rows)
 
 

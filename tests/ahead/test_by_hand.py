@@ -45,6 +45,20 @@ def turn(strategy, weight, x):
     return x.sum()
 
 
+def scan(strategy, weight, x):
+    """The same turns, by `jax.lax.scan`."""
+    context = rx.distribute.get_replica_context()
+
+    def body(carry, _):
+        w, x = carry
+        x = jnp.tanh(x @ w)
+        return (w + context.all_reduce("SUM", x.T @ x), x), None
+
+    (w, x), _ = jax.lax.scan(body, (weight.read_value(), x), length=TURNS)
+    weight.assign(w)
+    return x.sum()
+
+
 def choose(strategy, weight, x):
     """A branch of two products, and one of a single one."""
     w = weight.read_value()
@@ -127,8 +141,9 @@ def test_logical_devices_whatever_the_script_has(replicas):
     assert sent(report)["all-reduce"] == pytest.approx(hand["collectives"]["all-reduce"], abs=64)
 
 
-def test_a_loop_by_its_turns():
-    report, hand = report_of(mirrored(2), turn), figures()["loop"]
+@pytest.mark.parametrize("loop", [turn, scan])
+def test_a_loop_by_its_turns(loop):
+    report, hand = report_of(mirrored(2), loop), figures()["loop"]
 
     assert hand["loops"] == 0  # written out by hand
     assert report.memory.arguments == hand["arguments"]

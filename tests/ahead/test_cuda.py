@@ -94,6 +94,20 @@ def by_nnx(strategy):
     return step, (rows_of(strategy, ROWS, WIDTH),)
 
 
+def of_workers(_):
+    """A script of several workers, which starts alone."""
+    return layers(rx.distribute.MultiWorkerMirroredStrategy(), count=2)
+
+
+def on_short_batches(strategy):
+    """Replicas with different numbers of rows."""
+    rows = np.ones((2 * ROWS - 1, WIDTH), np.float32)
+    dataset = rx.data.Dataset.from_tensor_slices(rows).batch(len(rows))
+    (batch,) = strategy.experimental_distribute_dataset(dataset)
+    step, _ = layers(strategy, count=2)
+    return step, (batch,)
+
+
 def report_of(step, args, name):
     report = rx.preflight(step, args, name)
     assert (report.compiles, report.error) == (True, "")
@@ -130,9 +144,27 @@ def test_the_gradients_of_twenty_variables_are_one_all_reduce(strategy, name):
     assert_nothing_goes_to_the_host(report)
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("make", [of_workers, on_short_batches])
+def test_workers_and_short_batches_make_the_same_program(strategy, make, name):
+    report = report_of(*make(strategy), name)
+
+    weights = 2 * WIDTH * WIDTH * 4
+    (reduced,) = report.collectives
+    hosts = 2 if name == "h100:2x8" else 1
+    assert (reduced.kind, reduced.group, reduced.hosts) == ("all-reduce", report.num_devices, hosts)
+    assert weights <= reduced.bytes <= weights + 64
+    assert started(report, "all-reduce") == reduced.count <= 2
+    assert report.flops == 5 * 2 * ROWS * WIDTH * WIDTH
+    assert report.memory.outputs < 1024
+    assert ("different numbers of rows" in "".join(report.notes)) == (make is on_short_batches)
+    assert_nothing_goes_to_the_host(report)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("make", [by_keras, by_nnx])
-def test_the_gradients_of_a_librarys_model_are_one_all_reduce(strategy, make):
-    report = report_of(*make(strategy), "h100:2x8")
+def test_the_gradients_of_a_librarys_model_are_one_all_reduce(strategy, make, name):
+    report = report_of(*make(strategy), name)
 
     parameters = 4 * (WIDTH * WIDTH + WIDTH + WIDTH * 8 + 8)
     sent = sum(c.bytes for c in report.collectives)
@@ -143,14 +175,16 @@ def test_the_gradients_of_a_librarys_model_are_one_all_reduce(strategy, make):
     assert_nothing_goes_to_the_host(report)
 
 
-def test_sharded_variables_are_gathered_and_their_gradients_scattered():
+@pytest.mark.parametrize("name", NAMES)
+def test_sharded_variables_are_gathered_and_their_gradients_scattered(name):
     devices = ["CPU:0", "CPU:1"]
     strategy = rx.distribute.MirroredStrategy(devices, variable_policy="sharded")
 
-    report = report_of(*layers(strategy, count=2), "h100:1x8")
+    report = report_of(*layers(strategy, count=2), name)
 
     weights = 2 * WIDTH * WIDTH * 4
-    assert report.memory.arguments == weights / 8 + ROWS * WIDTH * 4
+    assert report.memory.arguments == weights / report.num_devices + ROWS * WIDTH * 4
+    assert report.memory.outputs < 1024
     kinds = {c.kind for c in report.collectives}
     assert "all-gather" in kinds
     assert kinds & {"reduce-scatter", "all-reduce"}

@@ -240,6 +240,23 @@ def test_a_program_without_a_mesh_is_one_devices_work():
 
 
 @needs_compiler
+def test_a_short_batch_is_compiled_as_the_full_one():
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = matrix_step(strategy)
+    reports = {}
+    for rows in (16, 15):
+        dataset = rx.data.Dataset.from_tensor_slices(np.ones((rows, WIDTH), np.float32))
+        (batch,) = strategy.experimental_distribute_dataset(dataset.batch(rows))
+        reports[rows] = rx.preflight(step, (batch,), "v5e:2x2")
+
+    full, short = reports[16], reports[15]
+    assert (short.flops, short.memory.arguments) == (full.flops, full.memory.arguments)
+    assert short.collectives == full.collectives
+    assert full.notes == ()
+    assert "compiled as if each had the most" in short.notes[0]
+
+
+@needs_compiler
 def test_the_step_of_keras_fit_without_a_strategy():
     keras = pytest.importorskip("keras")
     model = keras.Sequential([keras.Input((64,)), keras.layers.Dense(128), keras.layers.Dense(1)])

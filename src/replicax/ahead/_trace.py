@@ -26,7 +26,13 @@ from replicax.state._levels import TraceLevel
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._mesh import PlannedTopology, Topology
 from replicax.topology._tpu_topology import TPUTopology
-from replicax.values._per_replica import PerReplica, stacked
+from replicax.values._per_replica import (
+    PerReplica,
+    is_distributed,
+    is_ragged,
+    pieces,
+    stacked,
+)
 
 Places = tuple[tuple[int, ...], ...]
 
@@ -62,6 +68,7 @@ class Step:
 
     function: Callable[..., Any]
     arguments: Arguments
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -70,7 +77,10 @@ class Step:
         """The call ``function(*args, **kwargs)``."""
         if isinstance(function, Function | BoundFunction):
             function = function.python_function
-        return cls(function, take_apart(tuple(args), dict(kwargs)))
+        given = tuple(args), dict(kwargs)
+        is_short = any(map(is_ragged, jax.tree.leaves(given, is_leaf=is_distributed)))
+        filled = jax.tree.map(_filled, given, is_leaf=is_distributed)
+        return cls(function, take_apart(*filled), _SHORT if is_short else ())
 
     def cores(self) -> int:
         """How many logical devices each replica of its strategy has."""
@@ -81,6 +91,20 @@ class Step:
     def is_jitted(self) -> bool:
         """Whether JAX compiles it, as it is."""
         return hasattr(self.function, "trace") and hasattr(self.function, "lower")
+
+
+_SHORT = (
+    "replicas here hold different numbers of rows: compiled as if each had the most, as a short"
+    " batch is no program for all devices",
+)
+
+
+def _filled(x: Any) -> Any:
+    """A short batch as the full one that it is the end of."""
+    if not is_ragged(x):
+        return x
+    most = max(x.form.values, key=np.size)
+    return pieces([most] * len(x.form.values), x.form.topology)
 
 
 @dataclass(frozen=True)
@@ -115,7 +139,8 @@ def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced
     cells = (c.name for c in (*program.changed, *program.read_only))
     names = (*cells, *(f"argument {i}" for i in range(len(avals[-1]))))
     count = target.num_replicas
-    return Traced(program.name, serialized, axes, donated, places, notes, count, names)
+    told = (*step.notes, *notes)
+    return Traced(program.name, serialized, axes, donated, places, told, count, names)
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
