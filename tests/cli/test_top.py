@@ -75,9 +75,7 @@ def test_a_run_is_seen_while_it_goes_on_and_told_of_at_its_end(tmp_path, monkeyp
         text=True,
     )
     try:
-        status = _seen(
-            lambda s: len(s["workers"]) == 2 and all(w["steps"] > 3 for w in s["workers"])
-        )
+        status = _seen(_both_step)
         other = subprocess.run(
             replicax_command("top", "--once"), env=environment(), capture_output=True, text=True
         )
@@ -102,6 +100,11 @@ def test_a_run_is_seen_while_it_goes_on_and_told_of_at_its_end(tmp_path, monkeyp
     assert "ValueError: &lt;script&gt;a wrong turn" in told
     assert "<script" not in told
     assert told.count("<polyline") >= 4
+
+
+def _both_step(status):
+    workers = status["workers"]
+    return len(workers) == 2 and all(w["state"] == "here" and w["rate"] > 0 for w in workers)
 
 
 def _seen(is_so):
