@@ -462,3 +462,50 @@ def test_what_its_owner_does_to_an_array_afterwards_changes_nothing():
             given = enter(x)
             x[:] = 0
             assert all((np.asarray(value) == 1).all() for value in given), door
+
+
+def taken(strategy):
+    """What takes integers of NumPy, and gives them back as one device or all have them."""
+    local = strategy.experimental_local_results
+    from_function = strategy.experimental_distribute_values_from_function
+    compiled = rx.function(lambda x: strategy.run(lambda x: x + 0, args=(x,)))
+
+    def fed(x):
+        dataset = rx.data.Dataset.from_tensors(np.stack([x, x]))
+        (batch,) = strategy.experimental_distribute_dataset(dataset)
+        return [piece[0] for piece in local(batch)]
+
+    def pulled(x):
+        iterator = iter(strategy.experimental_distribute_dataset(rx.data.Dataset.from_tensors(x)))
+        return [strategy.gather(rx.function(lambda i: next(i))(iterator), 0)]
+
+    return {
+        "argument": lambda x: local(compiled(x)),
+        "argument without a strategy": rx.function(lambda x: [x + 0]),
+        "values from a function": lambda x: local(compiled(from_function(lambda _: x))),
+        "variable": lambda x: [rx.Variable(x).read_value()],
+        "assign": lambda x: [rx.Variable(jnp.zeros(x.shape, jnp.int32)).assign(x).read_value()],
+        "dataset": fed,
+        "dataset in a function": pulled,
+        "reduce": lambda x: [strategy.reduce("SUM", from_function(lambda _: x), axis=None) // 2],
+        "gather": lambda x: [strategy.gather(from_function(lambda _: x), 0)[: len(x)]],
+        "per_replica": lambda x: local(strategy.per_replica(np.stack([x, x]))),
+    }
+
+
+DOORS = tuple(taken(strategy_of(2)))
+
+
+@pytest.mark.parametrize("door", DOORS)
+@settings(max_examples=20)
+@given(
+    number=st.integers(-(2**63), 2**63 - 1) | st.integers(-9, 9) | st.integers(2**31 - 2, 2**31 + 2)
+)
+def test_an_integer_arrives_as_it_is_or_is_refused(door, number):
+    x = np.array([number, 0])
+    if -(2**30) <= number < 2**30:
+        for piece in taken(strategy_of(2))[door](x):
+            assert np.asarray(piece).tolist() == [number, 0]
+    elif not -(2**31) <= number < 2**31:
+        with pytest.raises(OverflowError, match=r"does not fit into int32.*JAX_ENABLE_X64=1"):
+            taken(strategy_of(2))[door](x)

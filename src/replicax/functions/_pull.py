@@ -36,7 +36,7 @@ from replicax.state._levels import (
 )
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked
-from replicax.values._placement import is_array
+from replicax.values._placement import as_array, fitting, is_array
 
 
 def _taken(iterator: Ahead) -> Any:
@@ -133,7 +133,7 @@ def _reaches(source: Ahead, count: int) -> bool:
 
 
 def _as_array(x: Any) -> Any:
-    return jnp.asarray(x) if _is_numeric(x) else x
+    return as_array(x) if _is_numeric(x) else x
 
 
 def _is_numeric(x: Any) -> bool:
@@ -361,7 +361,7 @@ def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
 def _array(x: Any) -> Any:
     if _is_numeric(x):
         # JAX reads the memory while the program runs, when a view's owner may have changed it.
-        return np.asarray(x) if getattr(x, "base", None) is None else np.array(x)
+        return fitting(np.asarray(x) if getattr(x, "base", None) is None else np.array(x))
     if not _is_liftable(x):
         raise Unfilled
     return x.held.array if _is_stacked(x) else x

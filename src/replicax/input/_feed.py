@@ -29,7 +29,7 @@ from replicax._threads import held, new_thread
 from replicax.input._split import HostStep, attempts
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces, stacked
-from replicax.values._placement import on_device
+from replicax.values._placement import fitting, on_device
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,8 @@ def _is_numeric(x: Any) -> bool:
 
 
 def _own(x: np.ndarray) -> np.ndarray:
+    if (fits := fitting(x)) is not x:
+        return fits  # type: ignore[no-any-return]
     # device_put may alias NumPy memory: a view could be of an array that its owner changes later.
     base = x
     while isinstance(base.base, np.ndarray):

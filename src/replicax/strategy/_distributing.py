@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 import jax
-import jax.numpy as jnp
 
 from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule
@@ -28,6 +27,7 @@ from replicax.state._held import variable_of
 from replicax.state._levels import level
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, PerReplica, SomeArray, in_body, pieces
+from replicax.values._placement import as_array
 from replicax.values._reduce import is_slices
 
 
@@ -59,7 +59,7 @@ def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> 
             " count it once or for each of them. Give each replica its own, with `strategy.run` or"
             " `strategy.experimental_distribute_values_from_function`."
         )
-    array = jnp.asarray(value)
+    array = as_array(value)
     level().uses(topology, verb)
     if (body := current().body) is not None:
         return in_body(array, topology, body.across)

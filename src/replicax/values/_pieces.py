@@ -35,6 +35,7 @@ from replicax.values._per_replica import (
     pieces,
 )
 from replicax.values._placement import (
+    as_array,
     is_array,
     is_staging,
     is_traced,
@@ -125,7 +126,7 @@ def local_piece(value: Any) -> Any:
     components = form.values
     if isinstance(value, Mirrored) or all(x is components[0] for x in components):
         return components[0]
-    rows = jnp.stack([jnp.asarray(x) for x in components])
+    rows = jnp.stack([as_array(x) for x in components])
     # With several processes the components are this one's, and others have theirs in their place.
     return rows[jax.lax.axis_index(REPLICA_AXIS) % len(components)]
 
@@ -143,7 +144,7 @@ _REPEATS = 4  # more parts of one size take longer than one of the next
 def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Array:
     """The sum or mean over all replicas of ``parts``: each a sum, and how many entries it is of."""
     sums, counts = zip(*parts, strict=True)
-    values = [pieces([jnp.asarray(s) for s in sums], topology)]
+    values = [pieces([as_array(s) for s in sums], topology)]
     if op is ReduceOp.MEAN:
         values.append(pieces([jnp.int32(c) for c in counts], topology))
     totals = [m.values[0] for m in apply_in_body(_sum, values, topology)]
@@ -173,7 +174,7 @@ def gather_across(
         topology: Where the replicas live.
     """
     longest = max(sizes)
-    padded = [_padded(jnp.asarray(p), axis, longest) for p in parts]
+    padded = [_padded(as_array(p), axis, longest) for p in parts]
     (rows,) = apply_in_body(_gather, [pieces(padded, topology)], topology)
     return tuple(_cut(r, axis, sizes) for r in rows.values)
 

@@ -23,6 +23,7 @@ from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 
 WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
+_WIDE = 8  # bytes of the integers that JAX does not have, unless x64 is on
 
 
 def is_array(x: Any) -> bool:
@@ -46,12 +47,46 @@ def on_device(x: Any, device: jax.Device) -> jax.Array:
     return uncommitted(placed)
 
 
+def fitting(x: Any) -> Any:
+    """An array of NumPy with the integers that JAX will have: 32 bits wide, unless x64 is on.
+
+    Raises:
+        OverflowError: If that would make other numbers of them, as JAX does without a word.
+    """
+    if x.dtype.kind not in "iu" or x.dtype.itemsize < _WIDE:
+        return x
+    narrow = jax.dtypes.canonicalize_dtype(x.dtype)
+    if narrow == x.dtype:
+        return x
+    limits = np.iinfo(narrow)
+    if x.size and (x.max() > limits.max or x.min() < limits.min):
+        found = x.max() if x.max() > limits.max else x.min()
+        raise OverflowError(
+            f"{found} does not fit into {narrow}, which JAX has in place of {x.dtype}. Write"
+            ' `jax.config.update("jax_enable_x64", True)` before anything else, or set'
+            " JAX_ENABLE_X64=1, to have 64 bits; or keep such numbers out of what devices compute,"
+            " for example as strings or by `% 2**31`."
+        )
+    return x.astype(narrow)
+
+
 def private(x: Any) -> Any:
     """``x``, or a copy if it is an array of NumPy, which its owner may change.
 
     `device_put` and compiled functions read it later, even if they may not alias it.
+
+    Raises:
+        OverflowError: If an integer does not fit.
     """
-    return x.copy() if isinstance(x, np.ndarray) else x
+    if not isinstance(x, np.ndarray | np.generic):
+        return x
+    taken = fitting(x)
+    return x.copy() if taken is x else taken
+
+
+def as_array(x: Any) -> jax.Array:
+    """``x`` as an array of JAX, in memory of its own if it is NumPy's."""
+    return jnp.asarray(private(x))
 
 
 def own_copy(x: Any) -> jax.Array:
@@ -59,7 +94,7 @@ def own_copy(x: Any) -> jax.Array:
     if is_traced(x):
         return x  # type: ignore[no-any-return]
     if not is_array(x):
-        return jax.device_put(np.array(x))  # type: ignore[no-any-return]
+        return jax.device_put(fitting(np.array(x)))  # type: ignore[no-any-return]
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would forget where they are
         numbers = own_copy(jax.random.key_data(x))
         keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
@@ -159,15 +194,15 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     check_count(len(pieces), topology)
     if len({p.dtype if is_array(p) else jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
-        pieces = [jnp.asarray(p, dtype) for p in pieces]
+        pieces = [as_array(p).astype(dtype) for p in pieces]
     if not topology.is_whole:
         return _stack_own(pieces, topology)
     if all(isinstance(p, np.ndarray) for p in pieces):  # in one transfer
         if topology.cores == 1:
             dtype = jax.dtypes.canonicalize_dtype(pieces[0].dtype)
-            rows = [np.array(p, dtype)[None] for p in pieces]
+            rows = [np.array(fitting(p), dtype)[None] for p in pieces]
             return put_rows(rows, topology.stacked, topology.leads)
-        sent: jax.Array = jax.device_put(np.stack(pieces), topology.stacked)
+        sent: jax.Array = jax.device_put(fitting(np.stack(pieces)), topology.stacked)
         return sent
     is_one_each = topology.cores == 1 < len(pieces)
     if is_one_each and all(map(_is_in_memory, pieces, topology.leads)):
@@ -214,7 +249,7 @@ def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
 
 def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """The same in code that is traced, of all replicas' pieces or of this process's."""
-    rows = jnp.stack([jnp.asarray(p) for p in pieces])
+    rows = jnp.stack([as_array(p) for p in pieces])
     count = len(pieces)
     if count == topology.num_replicas:
         return rows

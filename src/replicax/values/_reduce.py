@@ -29,7 +29,14 @@ from replicax.values._pieces import (
     stacked_array,
     sum_across,
 )
-from replicax.values._placement import first, is_staging, is_traced, on_device, replicate
+from replicax.values._placement import (
+    as_array,
+    first,
+    is_staging,
+    is_traced,
+    on_device,
+    replicate,
+)
 
 Axis = int | Sequence[int] | None
 
@@ -75,7 +82,7 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
         check_joinable(everyone, at)
         sizes = [s[at] for s in everyone]
         return _to_current_device(gather_across(value.values, at, sizes, topology)[0])
-    pieces = [_to_current_device(jnp.asarray(v)) for v in value.values]
+    pieces = [_to_current_device(as_array(v)) for v in value.values]
     return concatenate(pieces, at, shapes)
 
 
@@ -105,7 +112,7 @@ def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ..
         InvalidArgumentError: If they differ in another axis.
     """
     check_joinable(shapes, axis)
-    return jnp.concatenate([jnp.asarray(p) for p in pieces], axis=axis)
+    return jnp.concatenate([as_array(p) for p in pieces], axis=axis)
 
 
 def check_joinable(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
@@ -204,7 +211,7 @@ def _reduce_across(
 ) -> jax.Array:
     """Add up here first, so that the shapes that meet do not depend on the workers' rows."""
     parts = [
-        (_local_sum(op, jnp.asarray(v), over), _entries(jnp.shape(v), over))
+        (_local_sum(op, as_array(v), over), _entries(jnp.shape(v), over))
         for v, over in zip(value.values, axes, strict=True)
     ]
     reduced = _to_current_device(sum_across(op, parts, topology))
@@ -224,7 +231,7 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
             f" by element with axis={axis}. After a short last batch, also reduce over the batch"
             " with `axis=0`, or batch with `drop_remainder=True`."
         )
-    sums = [_to_current_device(_local_sum(op, jnp.asarray(v), over)) for v in value.values]
+    sums = [_to_current_device(_local_sum(op, as_array(v), over)) for v in value.values]
     total = sum(sums[1:], sums[0])
     if op is ReduceOp.SUM:
         return total

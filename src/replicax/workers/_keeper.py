@@ -16,6 +16,7 @@ from typing import Any
 from replicax.workers import _sockets, _wire
 
 _LINGER = 3.0  # seconds without hub and without workers
+_LONGEST = 600.0  # seconds that workers may take to save what they have and end; one may be stopped
 _LAST_ONES = 30.0  # seconds that workers may take to end after they have said goodbye
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
@@ -104,10 +105,13 @@ def _keep(host: str, size: int, hub: socket.socket) -> None:
         port = _wire.split_address(address)[1]
         linger = 0.0 if _serve_hub(hub, port, size) else _LINGER
         last_seen = time.monotonic()
+        until = last_seen + _LONGEST
         # One that has said goodbye to the hub may still be ending, and JAX would abort it.
-        while _sockets.connections(port) or time.monotonic() - last_seen < linger:
-            if _sockets.connections(port):  # one whose other end is silent is closed in time
+        while (there := _sockets.connections(port)) or time.monotonic() - last_seen < linger:
+            if there:  # one whose other end is silent is closed in time
                 last_seen = time.monotonic()
+            if last_seen > until:
+                break
             time.sleep(_LOOK_EVERY)
         del service
     finally:
