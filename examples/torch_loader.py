@@ -7,6 +7,7 @@ Datasets, transforms and samplers of PyTorch stay as they are, in processes of t
 a strategy takes the loader, and divides its batches over the replicas.
 """
 
+# pyright: reportMissingImports=false
 import argparse
 import os
 from typing import Any

@@ -280,7 +280,7 @@ class _Rewriter(cst.CSTTransformer):
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
         if not m.matches(node, m.Call(m.Attribute(attr=m.Name("numpy")), args=[])):
             return updated
-        parent = self.get_metadata(ParentNodeProvider, node)
+        parent: Any = self.get_metadata(ParentNodeProvider, node)
         if m.matches(parent, m.Attribute(attr=m.Name("decode"))):
             words = "A string is bytes already: write `x.decode()`."
             self._mark(node, ".numpy().decode", words, is_left=True)

@@ -141,8 +141,8 @@ def _length(iterable: Any) -> int | None:
 def _rows(element: Any) -> int | None:
     """The rows of the first array in an element; None where there is no such thing."""
     leaves = jax.tree.leaves(element, is_leaf=lambda x: isinstance(x, DistributedValues))
-    first = leaves[0] if leaves else None
-    parts = first.values if isinstance(first, DistributedValues) else (first,)
+    first: Any = leaves[0] if leaves else None
+    parts: tuple[Any, ...] = first.values if isinstance(first, DistributedValues) else (first,)
     shapes = [np.shape(part) for part in parts if hasattr(part, "shape")]
     if not shapes or not all(shapes):
         return None
