@@ -73,25 +73,18 @@ def test_checksums_do_not_depend_on_how_a_file_is_put_together(parts, block):
         assert checksums(*parts) == checksums(joined) == expected
 
 
-def test_a_checksum_is_what_it_was():
-    assert checksum(b"") == 0xC6A09789FB81021F
-    assert checksum(bytes(range(100))) == 0x7146C1DC7A9FE539
-    assert checksum(bytes(range(256)) * 20) == 0x6CE325AB749C4130
+def test_a_checksum_is_the_published_one():
+    assert checksum(b"") == 0x2D06800538D394C2  # as the specification of XXH3 has it
 
 
-@given(st.data(), st.integers(1, 3 * _files._ROW), st.integers(0, 99))
-def test_damage_of_a_few_words_or_in_one_place_changes_the_checksum(data, size, seed):
+@given(st.data(), st.integers(1, 6000), st.integers(0, 99))
+def test_damage_changes_the_checksum(data, size, seed):
     good = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
     bad = good.copy()
-    if data.draw(st.booleans()):
-        begin = data.draw(st.integers(0, size - 1))
-        length = data.draw(st.integers(1, min(_files._ROW, size - begin)))
-        change = data.draw(st.sampled_from(["zeros", "flipped", "moved"]))
-        place = bad[begin : begin + length]
-        place[:] = {"zeros": 0, "flipped": ~place, "moved": np.roll(place, 8)}[change]
-    else:
-        for word in data.draw(st.lists(st.integers(0, (size - 1) // 8), min_size=1, max_size=3)):
-            bad[8 * word : 8 * word + 8] ^= np.uint8(data.draw(st.integers(1, 255)))
+    begin = data.draw(st.integers(0, size - 1))
+    place = bad[begin : begin + data.draw(st.integers(1, size - begin))]
+    change = data.draw(st.sampled_from(["zeros", "flipped", "moved"]))
+    place[:] = {"zeros": 0, "flipped": ~place, "moved": np.roll(place, 8)}[change]
     is_same = good.tobytes() == bad.tobytes()
     assert (checksum(good) == checksum(bad)) == is_same
 

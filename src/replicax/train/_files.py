@@ -1,8 +1,8 @@
 """Files of a checkpoint: named safely, kept for good, and believed only if their checksums agree.
 
 A file is known by its size and a checksum of each of its blocks, so that any range of it can be
-read and checked without the rest, by several threads. Checkpoints of format 2 have CRC-32 in its
-place, those of format 1 the SHA-256 of whole files.
+read and checked without the rest, by several threads: XXH3, several times as fast as a CRC.
+Checkpoints of format 2 have CRC-32 in its place, those of format 1 the SHA-256 of whole files.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from typing import Any
 import numpy as np
 
 from replicax._faults import fault_point
+from replicax._lazy import LazyModule
 from replicax.data._errors import DataLossError, NotFoundError
 
+_xxhash: Any = LazyModule("xxhash", extra="checkpoint")
 MANIFEST = "checkpoint.json"
 FORMAT = 3
 # Names of our own: a folder that somebody gives us may have others.
 DATA = re.compile(r"data-[0-9a-f]{16}")
 BLOCK = 1 << 18
 THREADS = min(8, os.cpu_count() or 1)
-_ROW = 1 << 11
 _SHARE = 64 * BLOCK  # of a long file for one thread
 _MAX_MANIFEST = 1 << 28
 _ALIGNMENT = 64  # of buffers that JAX takes as they are
@@ -90,20 +91,8 @@ def _joined_checksum(block: list[memoryview]) -> int:
 
 
 def checksum(block: Any) -> int:
-    """A checksum of some bytes, at several times the speed of a CRC.
-
-    They are written as words of 64 bits into rows of 256; what is hashed are the sums of the rows
-    and of the columns, and what is left over. Whatever changes in one row, or in neighbours that
-    are together no longer than a row, or in up to three words anywhere, changes one of the sums:
-    only words at the four corners of a rectangle can make up for each other.
-    """
-    data = np.frombuffer(block, np.uint8)
-    whole = len(data) // _ROW * _ROW
-    words = data[:whole].view("<u8").reshape(-1, _ROW // 8)
-    hashed = hashlib.blake2b(words.sum(axis=0), digest_size=8)
-    hashed.update(words.sum(axis=1))
-    hashed.update(data[whole:].data)
-    return int.from_bytes(hashed.digest(), "little")
+    """The checksum of some bytes: XXH3, 64 bits wide."""
+    return int(_xxhash.xxh3_64_intdigest(block))
 
 
 def files_below(place: str) -> Iterator[str]:
