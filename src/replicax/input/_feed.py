@@ -98,8 +98,9 @@ def _is_numeric(x: Any) -> bool:
 
 
 def _own(x: np.ndarray) -> np.ndarray:
-    if (fits := fitting(x)) is not x:
-        return fits  # type: ignore[no-any-return]
+    fits: np.ndarray = fitting(x)
+    if fits is not x:
+        return fits
     # device_put may alias NumPy memory: a view could be of an array that its owner changes later.
     base = x
     while isinstance(base.base, np.ndarray):
