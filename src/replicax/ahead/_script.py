@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.core
 
 from replicax._errors import TracingError
 from replicax.ahead._trace import Step
