@@ -4,7 +4,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -12,7 +12,12 @@ import numpy as np
 from replicax._lazy import LazyModule
 from replicax.values._per_replica import DistributedValues
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T = TypeVarWithDefault("T", default=Any)
+else:
+    T = TypeVar("T")
 
 _rich = LazyModule("rich.progress")
 _SOON = 0.1  # seconds between two looks of a terminal
