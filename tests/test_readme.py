@@ -19,7 +19,7 @@ def test_the_keras_program_in_the_readme_trains():
     result = run_fresh(KERAS, REPLICAX_CPU_DEVICES="2")
 
     assert result.returncode == 0, result.stderr
-    losses = [float(x) for x in re.findall(r"loss: ([\d.]+)\n", result.stdout)]
+    losses = [float(x) for x in re.findall(r"loss: ([\d.e-]+)\n", result.stdout)]
     assert len(losses) == 5
     assert losses == sorted(losses, reverse=True)
 
