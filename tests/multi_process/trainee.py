@@ -1,11 +1,15 @@
 """A program that trains, restartably: trainee FOLDER STEPS [several]; prints its final state.
 
+With TRAINEE_PAUSE=S it waits S seconds after each step.
+
 Every step sums up to a ledger that knows each example; dropout-like noise comes from a key that is
 part of the state, and the data are shuffled anew in each of several passes.
 """
 
 import json
+import os
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +20,7 @@ import replicax as rx
 
 def main():
     folder, steps = sys.argv[1], int(sys.argv[2])
+    pause = float(os.environ.get("TRAINEE_PAUSE", "0"))
     if sys.argv[3:] == ["several"]:
         strategy = rx.distribute.MultiWorkerMirroredStrategy()
     else:
@@ -48,6 +53,7 @@ def main():
         while int(step) < steps:
             train_step(next(iterator))
             run.step()
+            time.sleep(pause)
             if int(step) % 5 == 0:
                 sys.stdout.write(f"at {int(step)}\n")
                 sys.stdout.flush()

@@ -22,9 +22,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 24
 
 
-def start(folder):
+def start(folder, pause=0.0):
     env = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
-    env |= {"REPLICAX_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu"}
+    env |= {"REPLICAX_CPU_DEVICES": "2", "JAX_PLATFORMS": "cpu", "TRAINEE_PAUSE": str(pause)}
     env["PYTHONPATH"] = f"{ROOT / 'src'}{os.pathsep}{ROOT}"
     command = [
         sys.executable,
@@ -48,7 +48,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def test_a_run_that_was_told_to_end_goes_on_bit_for_bit(tmp_path, uninterrupted):
-    process = start(tmp_path)
+    process = start(tmp_path, pause=0.1)  # told well before its own end
     for line in process.stdout:
         if line.startswith("at 10"):
             process.send_signal(signal.SIGTERM)
@@ -142,7 +142,8 @@ def test_workers_whose_input_does_not_come_end_in_bounded_time(tmp_path):
 @pytest.mark.multi_process
 def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
     def run(folder, *, interrupt):
-        with Gang(tmp_path, 2) as gang:
+        # So slowly that the workers can agree on an end before they come to their own.
+        with Gang(tmp_path, 2, TRAINEE_PAUSE="0.1") as gang:
             for index in range(2):
                 gang.start(index, folder, STEPS, "several", program="trainee")
             if interrupt:
