@@ -236,3 +236,16 @@ def test_the_coordination_service_can_be_had_without_jax():
     """)
 
     assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(
+    "settings", [_jax_private.settings, lambda: _jax_private._public_settings(jax.config)]
+)
+def test_settings_that_a_trace_bakes_in_tell_programs_apart(settings):
+    plain = settings()
+
+    for other in (jax.default_matmul_precision("highest"), jax.enable_x64(True)):
+        with other:
+            assert hash(settings()) is not None
+            assert settings() != plain
+    assert settings() == plain
