@@ -9,14 +9,16 @@ import functools
 import logging
 import operator
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.core
 import numpy as np
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun, take_current_trace
+from jax.extend.core import set_current_trace, take_current_trace
 from jax.interpreters import mlir
+
+from replicax import _jaxlib_private
 
 _log = logging.getLogger("replicax")
 
@@ -26,10 +28,6 @@ with contextlib.suppress(ImportError):
     from jax._src import distributed as _distributed
     from jax._src import xla_bridge as _xla_bridge
 
-_jaxlib: Any = None
-with contextlib.suppress(ImportError):
-    from jaxlib import _jax as _jaxlib  # type: ignore[no-redef]
-
 _core: Any = None
 _dtypes: Any = None
 with contextlib.suppress(ImportError):
@@ -37,7 +35,6 @@ with contextlib.suppress(ImportError):
     from jax._src import dtypes as _dtypes
 
 Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
-eval_jaxpr: Any = getattr(_core, "eval_jaxpr", None)
 
 _config: Any = None
 with contextlib.suppress(ImportError):
@@ -91,6 +88,28 @@ class _TraceNow:
 # ``traced.value`` is ``at_rest`` where JAX neither traces nor transforms: asked by every `next`.
 traced: Any = getattr(_core, "trace_state_strong_ref", None) or _TraceNow()
 at_rest: Any = _TraceNow().value
+
+
+class Listening(Trace):  # type: ignore[misc]
+    """A trace that only listens: values stay what they are where it listens, at ``parent``."""
+
+    def __init__(self, parent: Any) -> None:
+        super().__init__()
+        self.parent = parent
+
+
+def surrounding(trace: Any) -> Any:
+    """A trace of JAX without those that only listen."""
+    while isinstance(trace, Listening):
+        trace = trace.parent
+    return trace
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """Have none who listens hear what this thread does until the block ends."""
+    with set_current_trace(surrounding(traced.value)):
+        yield
 
 
 def traced_apart(fn: Callable[[], Any]) -> Any:
@@ -193,23 +212,6 @@ def lowering_of(primitive: Any, platform: str) -> Callable[..., Any] | None:
     return getattr(entry, "rule", None)
 
 
-def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
-    """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
-    one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
-    if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
-        return jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
-    counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
-    lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
-
-    def call(*args: Any) -> list[Any]:
-        # The mesh is that of the code around it, which may be within a `shard_map`.
-        own = {"jaxpr": closed, "name": "replica", "ctx_mesh": jax.sharding.get_abstract_mesh()}
-        results: list[Any] = one.primitive.bind(*args, **(one.params | lists | own))
-        return results
-
-    return call
-
-
 def setting(name: str) -> Any:
     """The value of a setting of JAX; its types know only ``update``."""
     return getattr(jax.config, name)
@@ -277,28 +279,18 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
     if not service:
         return False
     state: Any = getattr(_distributed, "global_state", None)
-    new_client: Any = getattr(_jaxlib, "get_distributed_runtime_client", None)
-    new_collectives: Any = getattr(_jaxlib, "make_gloo_tcp_collectives", None)
     factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
-    if None in (state, new_client, new_collectives) or not hasattr(factories.get("cpu"), "factory"):
+    known = state is not None and hasattr(factories.get("cpu"), "factory")
+    if not (known and _jaxlib_private.can_connect()):
         return False  # pragma: no cover - a JAX that moved it
-    client = new_client(
-        service,
-        index,
-        init_timeout=patience,
-        heartbeat_timeout=1_000_000,
-        shutdown_timeout=5,
-        shutdown_on_destruction=False,
-        use_compression=True,
-    )
-    client.connect()
+    client = _jaxlib_private.connected_client(service, index, patience)
     state.coordinator_address, state.client = service, client
     state.process_id, state.num_processes = index, size
     registration = factories["cpu"]
     start = registration.factory
 
     def start_with_collectives() -> Any:
-        return start(collectives=new_collectives(distributed_client=client, hostname=hostname))
+        return start(collectives=_jaxlib_private.tcp_collectives(client, hostname))
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_with_collectives)
     return True

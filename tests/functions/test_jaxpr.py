@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec
 
 import replicax as rx
 from replicax._errors import ReplicaError
-from replicax.functions._jaxpr import _EQUALISING, calls_host, varying_outputs
+from replicax.functions._jaxpr._lift import calls_host
+from replicax.functions._jaxpr._replicas import _EQUALISING, varying_outputs
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._placement import per_replica_map
 from tests.replicas import per_replica

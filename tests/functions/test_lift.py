@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 import replicax as rx
-from replicax.functions._lift import lift
+from replicax.functions._jaxpr._lift import in_one_equation, lift
 from replicax.state._levels import TraceLevel
 
 
@@ -71,3 +71,14 @@ def test_the_order_of_inputs_is_that_of_the_first_reads():
         return [variables[2] + variables[0] * variables[3] + variables[2]]
 
     assert lifted(body).reads == [variables[i].cell for i in (0, 3, 2)]
+
+
+def test_what_was_traced_stays_one_equation_in_other_traces():
+    closed = jax.make_jaxpr(lambda x, y: (x * y + 1, [jnp.sin(y)]))(1.0, 2.0)
+    call = in_one_equation(closed)
+
+    again = jax.make_jaxpr(call)(1.0, 2.0)
+
+    assert len(again.eqns) == 1
+    assert [float(x) for x in jax.jit(call)(3.0, 0.0)] == [1.0, 0.0]
+    assert jax.grad(lambda y: call(3.0, y)[0])(2.0) == 3.0

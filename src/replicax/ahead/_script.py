@@ -16,7 +16,7 @@ import jax.core
 
 from replicax._errors import TracingError
 from replicax.ahead._trace import Step
-from replicax.functions._modes import watched_by
+from replicax.functions._program import watched_by
 
 
 class ScriptError(Exception):

@@ -17,8 +17,9 @@ from jax.sharding import NamedSharding
 
 from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target, declared_for, moved_to
+from replicax.functions._border import Outputs
 from replicax.functions._function import BoundFunction, Function
-from replicax.functions._lift import Outputs, lift
+from replicax.functions._jaxpr._lift import lift
 from replicax.functions._program import Program
 from replicax.functions._signature import Arguments, take_apart
 from replicax.state._cell import Cell

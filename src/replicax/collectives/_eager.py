@@ -8,7 +8,7 @@ have an ordered effect: in compiled code each waits for the one that was traced 
 they may have nothing else to do with each other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from replicax._enums import ReduceOp
@@ -145,46 +145,18 @@ def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOption
     return gathered
 
 
-def numbered(jaxpr: Jaxpr) -> tuple[Jaxpr, list[str]]:
-    """The body of a replica with its collectives numbered, and what they are, in order.
-
-    The meeting then sees that each meets the ones with its number.
-    """
-    found: list[str] = []
-    return _numbered(jaxpr, found), found
-
-
-def _numbered(part: Any, found: list[str]) -> Any:
-    if isinstance(part, ClosedJaxpr):
-        return ClosedJaxpr(_numbered(part.jaxpr, found), part.consts)
-    if isinstance(part, tuple | list):
-        return type(part)(_numbered(p, found) for p in part)
-    if not isinstance(part, Jaxpr) or ordered_effect() not in part.effects:
-        return part
-    equations = []
-    for equation in part.eqns:
-        params = equation.params
-        if equation.primitive in (_reduce_p, _gather_p):
-            params = {**params, "number": len(found) + 1}
-            found.append(_described(equation))
-        elif ordered_effect() in equation.effects:
-            params = {name: _numbered(p, found) for name, p in params.items()}
-        equations.append(equation.replace(params=params))
-    return part.replace(eqns=equations)
-
-
-def _described(equation: Any) -> str:
-    params = equation.params
-    if equation.primitive is _gather_p:
-        return f"all_gather(axis={params['axis']})"
-    return f"all_reduce({params['op'].name}) of {', '.join(str(x.aval) for x in equation.invars)}"
-
-
 _reduce_p = Primitive("replica_all_reduce")
 _reduce_p.multiple_results = True
 _gather_p = Primitive("replica_all_gather")
 _call_p = Primitive("replica_call")
 _call_p.multiple_results = True
+
+# What each does, in words. Their parameter ``number`` says which collective of its program it is,
+# so that the meeting sees whether each meets the ones with its number.
+COLLECTIVES: dict[Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
+    _reduce_p: lambda p, avals: f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}",
+    _gather_p: lambda p, _: f"all_gather(axis={p['axis']})",
+}
 
 
 def _reduce_now(

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._jax_private import at_rest, traced
-from replicax._recording import surrounding
+from replicax._jax_private import at_rest, surrounding, traced
 from replicax.data._errors import InvalidArgumentError, OutOfRangeError
 from replicax.data._leaves import leaf_spec, to_leaf
 from replicax.data._node import Due

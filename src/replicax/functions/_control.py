@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
-from replicax.functions._lift import Lifted, as_input, from_output, lift
+from replicax.functions._jaxpr._lift import Lifted, as_input, from_output, lift
 from replicax.functions._modes import HostDriven
 from replicax.functions._pull import Pull, outward
 from replicax.state._cell import Cell

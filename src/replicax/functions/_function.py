@@ -28,8 +28,8 @@ import jax
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, settings, traced, traced_apart
 from replicax.context._current import current, get_strategy, whereabouts, within
-from replicax.functions._inputs import with_givens
-from replicax.functions._lift import Outputs, lift
+from replicax.functions._border import Outputs, with_givens
+from replicax.functions._jaxpr._lift import lift
 from replicax.functions._modes import (
     FunctionOptions,
     HostDriven,
@@ -38,9 +38,8 @@ from replicax.functions._modes import (
     late_creation,
     needs_value,
     runs_eagerly,
-    tell,
 )
-from replicax.functions._program import ConcreteFunction, Program
+from replicax.functions._program import ConcreteFunction, Program, tell
 from replicax.functions._pull import driven
 from replicax.functions._reach import refuse_leaked, refuse_lost
 from replicax.functions._signature import (

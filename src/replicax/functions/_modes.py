@@ -1,17 +1,10 @@
-"""How functions are run: compiled or not, what ends a trace, and who is told of it.
+"""How functions are run: compiled or not, how exactly, and what ends a trace.
 
-What a trace says: the signals that end it, and the words for what it cannot do.
-
-Signals are no `Exception`, so that user code which catches those does not swallow them.
-
-Watch: be told of every program that a function is traced into, before it first runs.
-
-How functions are computed: their options, compiled or not, and how exactly.
+The signals that end a trace, with the words for what it cannot do, are no `Exception`, so that user
+code which catches those does not swallow them.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import jax
@@ -59,29 +52,6 @@ def needs_value(name: str, error: Exception) -> str:
         " without `rx.function`."
         f"\nJAX says: {str(error).splitlines()[0]}"
     )
-
-
-# Called with the function, the arguments taken apart, and the program.
-Watcher = Callable[[Any, Any, Any], None]
-
-_watcher: ContextVar[Watcher | None] = ContextVar("replicax_watcher", default=None)
-
-
-def tell(function: Any, arguments: Any, program: Any) -> None:
-    """Tell whoever watches."""
-    watcher = _watcher.get()
-    if watcher is not None:
-        watcher(function, arguments, program)
-
-
-@contextmanager
-def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Have ``watcher`` told of the functions that this thread traces in the block."""
-    token = _watcher.set(watcher)
-    try:
-        yield
-    finally:
-        _watcher.reset(token)
 
 
 runs_eagerly = [False]

@@ -2,19 +2,18 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, final
 
 import jax
 import numpy as np
-from jax.extend.core import Literal, jaxprs_in_params
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._threads import held
 from replicax.context._current import current
-from replicax.functions._inputs import Given
-from replicax.functions._jaxpr import calls_host
-from replicax.functions._lift import Lifted, Outputs
+from replicax.functions._border import Given, Outputs
+from replicax.functions._jaxpr._lift import Lifted, calls_host, outline
 from replicax.functions._modes import Unfilled
 from replicax.functions._signature import Arguments
 from replicax.state._agreement import diverging
@@ -87,7 +86,7 @@ class Program:
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._label = name
         if topology is not None and not topology.is_whole:
-            self._label = f"{name} (program {digest(' '.join(_outline(lifted.jaxpr)))})"
+            self._label = f"{name} (program {digest(' '.join(outline(lifted.jaxpr)))})"
 
     def __call__(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
         """Run it on the variables' own storage.
@@ -219,6 +218,29 @@ class Program:
                 )
 
 
+# Called with the function, the arguments taken apart, and the program.
+Watcher = Callable[[Any, Any, Any], None]
+
+_watcher: ContextVar[Watcher | None] = ContextVar("replicax_watcher", default=None)
+
+
+def tell(function: Any, arguments: Any, program: Program) -> None:
+    """Tell whoever watches of a program that a function was traced into, before it first runs."""
+    watcher = _watcher.get()
+    if watcher is not None:
+        watcher(function, arguments, program)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Have ``watcher`` told of the functions that this thread traces in the block."""
+    token = _watcher.set(watcher)
+    try:
+        yield
+    finally:
+        _watcher.reset(token)
+
+
 @final
 class ConcreteFunction:
     """One compiled signature of a function.
@@ -271,18 +293,6 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
         placed: jax.Array = jax.device_put(x, topology.mirrored)
         return placed
     return replicate(x, topology)
-
-
-def _outline(jaxpr: Any) -> Iterator[str]:
-    """What a program does, in words that are the same in every process."""
-    for equation in jaxpr.eqns:
-        yield equation.primitive.name
-        yield from (str(x.aval) for x in equation.outvars)
-        yield from (
-            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
-        )
-        for inner in jaxprs_in_params(equation.params):
-            yield from _outline(inner)
 
 
 _one_call = threading.RLock()

@@ -14,9 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from replicax._enums import UnconnectedGradients
-from replicax._recording import recorded, unrecorded
+from replicax._jax_private import unrecorded
 from replicax.context._current import current, entered
 from replicax.functions._grad import DerivativeGuard, Operation, Question, Record, is_variable
+from replicax.functions._recording import recorded
 from replicax.state._cell import Cell
 from replicax.state._creation import is_differentiable
 from replicax.state._held import value_of, variable_of

@@ -19,7 +19,7 @@ from flax import nnx
 from flax.nnx import pytreelib
 
 from replicax._errors import TracingError
-from replicax._recording import unrecorded
+from replicax._jax_private import unrecorded
 from replicax.context._current import attributes, current
 from replicax.integrations._hook import Hook, refused, replicas
 from replicax.integrations._nnx_storage import (

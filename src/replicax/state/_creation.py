@@ -19,7 +19,7 @@ import numpy as np
 
 from replicax._basics import kept_dtype
 from replicax._errors import TracingError, VariableError
-from replicax._recording import unrecorded
+from replicax._jax_private import unrecorded
 from replicax.context._current import current, entered
 from replicax.state._cell import Cell
 from replicax.state._declaration import is_planning, plan

@@ -19,8 +19,7 @@ from jax.core import ShapedArray
 from jax.extend.core import Primitive, set_current_trace
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, traced
-from replicax._recording import surrounding
+from replicax._jax_private import at_rest, surrounding, traced
 from replicax.context._current import current, entered
 from replicax.state._agreement import check_workers_agree, settled_copies
 from replicax.state._cell import Cell

@@ -7,15 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Literal
 from jax.sharding import PartitionSpec
 
 from replicax._tensor_spec import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.functions._inputs import own_value
-from replicax.functions._jaxpr import on_parts, varying_outputs
-from replicax.functions._lift import as_input, from_output, pull_reads, settle_created
+from replicax.functions._border import own_value
+from replicax.functions._jaxpr._lift import LiftedBody, as_input, from_output, lift_body
+from replicax.functions._jaxpr._replicas import on_parts, varying_outputs
 from replicax.state._agreement import note_verdict, settled_in_body
 from replicax.state._cell import Cell
 from replicax.state._levels import Level, TraceLevel, level
@@ -142,8 +141,8 @@ class _Body:
         mapped = per_replica_map(
             body, topology, tuple(self._inputs.specs), (_OWN, _OWN, _SAME, _SAME)
         )
-        closed = jax.make_jaxpr(mapped)(*self._inputs.arrays)
-        return _Traced(closed, inner, (own, same), self._inputs.arrays, topology)
+        lifted = lift_body(mapped, self._inputs.arrays, inner, same)
+        return _Traced(lifted, (own, same), topology)
 
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """What run returns: the structure, with a per-replica value for each array."""
@@ -179,26 +178,17 @@ class _Traced:
 
     def __init__(
         self,
-        closed: ClosedJaxpr,
-        inner: TraceLevel,
+        lifted: LiftedBody,
         written: tuple[list[Cell], list[Cell]],
-        arrays: Sequence[Any],
         topology: Topology,
     ) -> None:
         own, same = written
-        equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
-        values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
-        values.update(zip(closed.jaxpr.invars, arrays, strict=True))
-        self._arrays = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
-        self._in_specs = list(equation.params["in_specs"])
-        settle_created(inner, ClosedJaxpr(equation.params["jaxpr"], ()), same, self._arrays)
-        jaxpr, self._reads = pull_reads(equation.params["jaxpr"], inner)
-        jaxpr = jaxpr.replace(outvars=jaxpr.outvars[: len(jaxpr.outvars) - len(inner.created)])
+        self._arrays, self._in_specs, self._reads = lifted.arrays, lifted.in_specs, lifted.reads
         self._topology = topology
         self._writes = [*own, *same]
-        self._num_outs = len(jaxpr.outvars) - len(self._writes)
+        self._num_outs = lifted.num_outs - len(self._writes)
         varying = varying_outputs(
-            jaxpr,
+            lifted.jaxpr,
             [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
         )
         # What is provably the same on all replicas, as functional state is, stays one array.
@@ -213,7 +203,7 @@ class _Traced:
         kept = [None] * self._num_outs + [self._cut(c) for c in self._writes]
         for i in self._suspects:  # compared whole, and cut then
             kept[self._num_outs + i] = None
-        self._call = on_parts(jaxpr, given, kept)
+        self._call = on_parts(lifted.jaxpr, given, kept)
 
     def _cut(self, cell: Cell) -> Cut | None:
         """How these replicas hold parts of a variable; None if each has all of it."""

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from replicax._errors import ReplicaError
+from replicax._jax_private import ordered_effect
 from replicax._threads import held
 from replicax.collectives import _eager
-from replicax.functions._inputs import own_value
-from replicax.functions._lift import Lifted, Outputs, lift
+from replicax.functions._border import Outputs, own_value
+from replicax.functions._jaxpr._lift import Lifted, lift, numbered
 from replicax.functions._signature import Arguments, take_apart
 from replicax.state._agreement import settled
 from replicax.state._cell import Cell
@@ -173,8 +173,7 @@ class _Program:
             births.reset(token)
         if log:  # what starts from a traced value has no value yet
             raise CannotTrace if inner.created else _MadeVariables
-        jaxpr, collectives = _eager.numbered(lifted.jaxpr)
-        call = jaxpr_as_fun(ClosedJaxpr(jaxpr, lifted.consts))
+        call, collectives = numbered(lifted, _eager.COLLECTIVES, ordered_effect())
         return cls(lifted, outputs, collectives, jax.jit(call))
 
     def __call__(self, arguments: Arguments, state: list[Any]) -> tuple[Any, dict[Cell, Any]]:

@@ -29,8 +29,8 @@ from replicax._threads import held
 from replicax.collectives import _eager
 from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
+from replicax.functions._border import own_value
 from replicax.functions._function import BoundFunction, Function
-from replicax.functions._inputs import own_value
 from replicax.functions._modes import runs_eagerly
 from replicax.functions._reach import Edge, Reach, first_difference
 from replicax.functions._signature import conform, static_key

@@ -20,7 +20,7 @@ from replicax._errors import TracingError
 from replicax._tensor_spec import TensorSpec, TypeSpec
 from replicax.data._errors import DataLossError
 from replicax.functions._function import Function, function
-from replicax.functions._lift import Lifted, lift
+from replicax.functions._jaxpr._lift import Lifted, lift
 from replicax.state._cell import Cell
 from replicax.state._held import variable_of
 from replicax.state._levels import TraceLevel

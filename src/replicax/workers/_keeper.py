@@ -6,14 +6,20 @@ hub is lost, the workers can still say so, save what they have, and end in good 
 """
 
 import contextlib
-import importlib
 import os
 import signal
 import socket
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from replicax._lazy import LazyModule
 from replicax.workers import _sockets, _wire
+
+if TYPE_CHECKING:
+    from replicax import _jaxlib_private
+else:
+    # Loaded by the keeper's own process only: it takes a while, and the hub has no need of it.
+    _jaxlib_private = LazyModule("replicax._jaxlib_private")
 
 _LINGER = 3.0  # seconds without hub and without workers
 _LONGEST = 600.0  # seconds that workers may take to save what they have and end; one may be stopped
@@ -139,18 +145,8 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> bool:
 
 
 def _service(host: str, size: int) -> tuple[Any, str]:
-    # For this process only: it takes a while.
-    _jax: Any = importlib.import_module("jaxlib._jax")
-
     with _wire.listen(f"{host}:0") as free:
         port = free.getsockname()[1]
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    service = _jax.get_distributed_runtime_service(
-        address,
-        size,
-        heartbeat_timeout=1_000_000,
-        shutdown_timeout=5,
-        cluster_register_timeout=300,
-        recoverable=True,
-    )
-    return service, address
+    service = _jaxlib_private.coordination_service(address, size)
+    return service, address if service is not None else ""

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 import jax
 from jax.extend.core import set_current_trace
 
-from replicax._jax_private import Trace, eval_jaxpr, traced
+from replicax._jax_private import Listening, Trace, traced
+from replicax.functions._jaxpr._lift import taking_consts
 
 
 class Recorder(Protocol):
@@ -32,12 +33,11 @@ class Recorder(Protocol):
         """
 
 
-class _Recording(Trace):  # type: ignore[misc]
+class _Recording(Listening):
     """What JAX asks to process each operation; values stay the arrays that they are."""
 
     def __init__(self, parent: Any, recorder: Recorder) -> None:
-        super().__init__()
-        self.parent = parent
+        super().__init__(parent)
         self.requires_low = parent.requires_low
         self._recorder = recorder
 
@@ -49,12 +49,10 @@ class _Recording(Trace):  # type: ignore[misc]
         if primitive.name == "stop_gradient":
             with set_current_trace(self.parent):
                 return jax.numpy.copy(args[0])
-        closed, count = params.get("jaxpr"), len(args)
+        closed = params.get("jaxpr")
         if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
             # A jitted function closed over such an array: it becomes an argument.
-            inner = closed.jaxpr
-            call = lambda *xs: eval_jaxpr(inner, xs[count:], *xs[:count])  # noqa: E731
-            return self._record(call, [*args, *closed.consts])
+            return self._record(taking_consts(closed), [*args, *closed.consts])
         if primitive.multiple_results:
             return self._record(lambda *xs: list(primitive.bind(*xs, **params)), args)
         return self._record(lambda *xs: [primitive.bind(*xs, **params)], args)[0]
@@ -106,18 +104,4 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             " `rx.value_and_grad(loss_fn, variables)`."
         )
     with set_current_trace(_Recording(traced.value, recorder)):
-        yield
-
-
-def surrounding(trace: Any) -> Any:
-    """A trace of JAX without the recordings that it ends in."""
-    while isinstance(trace, _Recording):
-        trace = trace.parent
-    return trace
-
-
-@contextmanager
-def unrecorded() -> Iterator[None]:
-    """Tell no recorder what this thread does until the block ends."""
-    with set_current_trace(surrounding(traced.value)):
         yield

@@ -1,12 +1,8 @@
-"""Jaxprs that are read and rewritten, by what their equations are.
+"""What of a replica function differs between replicas, and how it works on parts of arrays.
 
-Which values of a replica function can differ between replicas.
-
-Compiled replica functions are one program for all replicas. This walk over their jaxpr finds the
+Compiled replica functions are one program for all replicas. A walk over their jaxpr finds the
 outputs that can vary, and refuses collectives that only some replicas would reach, which would wait
 for each other for ever.
-
-Own parts: a replica function on whole variables -> one that updates each replica's part.
 
 Of a sharded variable a replica holds one part. A replica function reads it whole, so that the parts
 are gathered, and writes it whole, of which each replica keeps its part. An optimizer's update works
@@ -34,7 +30,7 @@ from jax.extend.core import (
 )
 
 from replicax._errors import ReplicaError
-from replicax._jax_private import in_one_equation
+from replicax.functions._jaxpr._lift import in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
 
@@ -56,18 +52,6 @@ def varying_outputs(jaxpr: Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
         ReplicaError: If a collective stands where only some replicas come.
     """
     return _walk(jaxpr, list(varying_inputs), divergent=False)
-
-
-_MAY_RAISE = ("pure_callback", "io_callback")
-
-
-def calls_host(jaxpr: Jaxpr, names: tuple[str, ...] = _MAY_RAISE) -> bool:
-    """Whether Python code is called while the program runs; by default, code that may raise."""
-    return any(
-        e.primitive.name in names
-        or any(calls_host(inner, names) for inner in jaxprs_in_params(e.params))
-        for e in jaxpr.eqns
-    )
 
 
 def _walk(jaxpr: Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:

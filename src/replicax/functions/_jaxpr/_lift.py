@@ -1,142 +1,31 @@
-"""Lift: a Python function that uses variables -> a jaxpr that takes and gives them.
-
-Outputs: what a traced function returned -> arrays, and back on every call.
-
-Lift: a Python function with variables -> a jaxpr with inputs and outputs in their place.
+"""Lift: a Python function with variables -> a jaxpr with inputs and outputs in their place.
 
 The Python body runs once. What it reads appears in the jaxpr as `read` equations at its top level,
-which become inputs here; what it writes is appended to its outputs.
+which become inputs here; what it writes is appended to its outputs. Behind that, what else is asked
+of a jaxpr: whether it calls Python, what it does in words, and to be one equation of another.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from replicax._errors import TracingError
 from replicax.context._current import in_replica
-from replicax.functions._reach import Edge, Reach
 from replicax.state._cell import Cell
 from replicax.state._creation import value_before
-from replicax.state._held import value_of
 from replicax.state._levels import TraceLevel, read_p
-from replicax.topology._mesh import REPLICA_AXIS, Topology
+from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import STORED_NAME, WHOLE_NAME
-from replicax.values._per_replica import (
-    DistributedValues,
-    Joined,
-    PerReplica,
-    Stacked,
-    is_opaque,
-    stacked,
-)
+from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._pieces import from_first, stacked_array
-from replicax.values._placement import first, is_array, is_traced
-from replicax.values._structures import closed, has_records, opened
-
-_NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
-
-
-@dataclass
-class Outputs:
-    """The structure that a traced function returned, without its arrays."""
-
-    treedef: Any = None
-    parts: list[Any] = field(default_factory=list)
-    stacked: list[bool] = field(default_factory=list)
-    has_records: bool = False
-
-    def take(self, result: Any, topology: Callable[[], Topology | None]) -> list[Any]:
-        """Note the structure of ``result``; its arrays."""
-        tree = opened(result)
-        self.has_records = has_records(tree)
-        paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
-        arrays: list[Any] = []
-        for path, x in paths:
-            part, array, is_stacked = _part(x, topology)
-            if isinstance(part, _Static):
-                _refuse_traced(part.value, path)
-            self.parts.append(part)
-            if array is not None:
-                arrays.append(array)
-                self.stacked.append(is_stacked)
-        return arrays
-
-    def rebuild(self, arrays: Sequence[Any], *, local: bool) -> Any:
-        """The structure with new arrays in it.
-
-        Args:
-            arrays: What a call returned.
-            local: Whether plain results are copies on all devices, of which the first is wanted.
-        """
-        rest = iter(arrays)
-        leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
-        made = jax.tree.unflatten(self.treedef, leaves)
-        return closed(made) if self.has_records else made
-
-
-@dataclass(frozen=True)
-class _Static:
-    value: Any
-
-
-def _is_leaf(x: Any) -> bool:
-    return x is None or is_opaque(x)
-
-
-def _refuse_traced(x: Any, path: Any) -> None:
-    """Refuse an object that would carry values of the trace out of it."""
-    where = f"result{jax.tree_util.keystr(path)}"
-    if x is not None and (found := Reach(Edge(where, x), everything=True).traced):
-        raise TypeError(
-            f"A traced function returned an object of type {type(x).__name__!r} that holds an array"
-            f" in `{found[0]}`, which exists only while the function is traced. Return the array"
-            " itself, or a structure that JAX knows: a tuple, a list, a dictionary, a dataclass, or"
-            " a class given to `jax.tree_util.register_pytree_node`."
-        )
-
-
-def _plain(x: Any, local: Any) -> Any:
-    return first(x) if local else x
-
-
-def _part(x: Any, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
-    x = value_of(x)  # a snapshot, as every result is
-    if is_array(x):
-        return _plain, x, False
-    if isinstance(x, DistributedValues):
-        return _distributed(x, topology)
-    if isinstance(x, _NUMBERS):
-        return _plain, jnp.asarray(x), False
-    return _Static(x), None, False
-
-
-def _distributed(
-    x: DistributedValues, topology: Callable[[], Topology | None]
-) -> tuple[Any, Any, bool]:
-    form = x.form
-    kind = type(x)
-    if isinstance(form, Joined):
-        where = form.topology
-        return lambda a, _: kind.of(Joined(a, where)), form.array, False
-    if isinstance(form, Stacked):
-        place: Topology | None = form.topology
-    elif any(map(is_traced, form.values)):
-        place = topology()
-    else:
-        return _Static(x), None, False
-    if place is None or place.num_replicas != len(x.values):
-        raise TracingError(
-            f"A traced function returned a per-replica value of {len(x.values)} components without"
-            " using a strategy that has as many replicas."
-        )
-    return lambda a, _: kind.of(Stacked(a, place)), stacked_array(x, place), True  # type: ignore[arg-type]
+from replicax.values._placement import is_traced
 
 
 @dataclass(frozen=True)
@@ -198,6 +87,48 @@ def lift(
     jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
     call = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
+
+
+@dataclass(frozen=True)
+class LiftedBody:
+    """A traced replica function, out of the one `shard_map` equation that holds it.
+
+    Attributes:
+        jaxpr: It takes ``arrays``, then the values of ``reads``; it gives results, then writes.
+        arrays: What the equation is applied to.
+        in_specs: How those are cut over the replicas.
+        num_outs: How many results and writes there are.
+    """
+
+    jaxpr: Jaxpr
+    reads: list[Cell]
+    arrays: list[Any]
+    in_specs: list[Any]
+    num_outs: int
+
+
+def lift_body(
+    mapped: Callable[..., Any], arrays: Sequence[Any], level: TraceLevel, written: Sequence[Cell]
+) -> LiftedBody:
+    """Trace a function that is mapped over the replicas, once.
+
+    Args:
+        mapped: Makes one `shard_map` of a body that is traced at ``level``.
+        arrays: What it is applied to.
+        level: Collects what the body reads and writes.
+        written: What the body writes for all replicas: its last results before the initial values.
+            Known when the trace ends.
+    """
+    closed = jax.make_jaxpr(mapped)(*arrays)
+    equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
+    values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
+    values.update(zip(closed.jaxpr.invars, arrays, strict=True))
+    inputs = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
+    settle_created(level, ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
+    jaxpr, reads = pull_reads(equation.params["jaxpr"], level)
+    num_outs = len(jaxpr.outvars) - len(level.created)
+    jaxpr = jaxpr.replace(outvars=jaxpr.outvars[:num_outs])
+    return LiftedBody(jaxpr, reads, inputs, list(equation.params["in_specs"]), num_outs)
 
 
 def as_input(value: Any, cell: Cell) -> Any:
@@ -358,3 +289,88 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
                 return None
         size = next(iter(level.topologies)).num_replicas
         return jax.vmap(call, axis_name=REPLICA_AXIS, axis_size=size)()[0]
+
+
+_MAY_RAISE = ("pure_callback", "io_callback")
+
+
+def calls_host(jaxpr: Jaxpr, names: tuple[str, ...] = _MAY_RAISE) -> bool:
+    """Whether Python code is called while the program runs; by default, code that may raise."""
+    return any(
+        e.primitive.name in names
+        or any(calls_host(inner, names) for inner in jaxprs_in_params(e.params))
+        for e in jaxpr.eqns
+    )
+
+
+def outline(jaxpr: Any) -> Iterator[str]:
+    """What a program does, in words that are the same in every process."""
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        yield from (str(x.aval) for x in equation.outvars)
+        yield from (
+            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
+        )
+        for inner in jaxprs_in_params(equation.params):
+            yield from outline(inner)
+
+
+def taking_consts(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """The function, which takes its arguments and then the arrays that it had closed over."""
+    count = len(closed.in_avals)
+    return lambda *xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, xs[count:]))(*xs[:count])
+
+
+def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+    """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
+    one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
+    if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
+        return jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
+    counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
+    lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
+
+    def call(*args: Any) -> list[Any]:
+        # The mesh is that of the code around it, which may be within a `shard_map`.
+        own = {"jaxpr": closed, "name": "replica", "ctx_mesh": jax.sharding.get_abstract_mesh()}
+        results: list[Any] = one.primitive.bind(*args, **(one.params | lists | own))
+        return results
+
+    return call
+
+
+# For a primitive: what an equation of it does, by its parameters and the avals of its inputs.
+Described = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
+
+
+def numbered(
+    lifted: Lifted, collectives: Described, effect: Any
+) -> tuple[Callable[..., list[Any]], list[str]]:
+    """A replica's function with its collectives numbered, and what they are, in order.
+
+    Args:
+        lifted: The function.
+        collectives: The primitives that get the parameter ``number``, from 1 on.
+        effect: The ordered effect that they have.
+    """
+    found: list[str] = []
+
+    def renewed(part: Any) -> Any:
+        if isinstance(part, ClosedJaxpr):
+            return ClosedJaxpr(renewed(part.jaxpr), part.consts)
+        if isinstance(part, tuple | list):
+            return type(part)(map(renewed, part))
+        if not isinstance(part, Jaxpr) or effect not in part.effects:
+            return part
+        return part.replace(eqns=list(map(equation_renewed, part.eqns)))
+
+    def equation_renewed(equation: Any) -> Any:
+        params = equation.params
+        if equation.primitive in collectives:
+            params = {**params, "number": len(found) + 1}
+            describe = collectives[equation.primitive]
+            found.append(describe(params, [x.aval for x in equation.invars]))
+        elif effect in equation.effects:
+            params = {name: renewed(part) for name, part in params.items()}
+        return equation.replace(params=params)
+
+    return jaxpr_as_fun(ClosedJaxpr(renewed(lifted.jaxpr), lifted.consts)), found
