@@ -29,6 +29,7 @@ POINTS = (
     "commit-manifest",  # all arrays are, and the manifest is about to be
     "committed",  # the manifest is there
     "prune",  # an old checkpoint has lost its manifest, and not yet its arrays
+    "restore",  # a checkpoint is about to be read
     "leave",  # before a worker says goodbye
 )
 

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cli._gang import Console, Log, Speaker, pump
+from replicax.cli import _gang
+from replicax.cli._gang import Console, Gang, GangPlan, Log, Speaker, pump
+from replicax.workers._sessions import Guard
 from tests.cli.test_launch import command, environment, launched, written
 
 
@@ -191,3 +193,28 @@ def test_a_restart_keeps_the_logs_of_the_attempt_that_failed(tmp_path):
         "worker-0.restart-1.log": "attempt 1\n",
         "worker-0.restart-2.log": "attempt 2\n",
     }
+
+
+def test_a_worker_that_cannot_be_killed_does_not_keep_the_launcher(monkeypatch):
+    monkeypatch.setattr(_gang, "_DYING", 0.2)
+    code = "import time; time.sleep(60)"
+    plans = [
+        GangPlan(0, "a:1", (sys.executable, "-c", "raise SystemExit(3)"), dict(os.environ)),
+        GangPlan(1, "b:1", (sys.executable, "-c", code), dict(os.environ)),
+    ]
+    guard = Guard(1.0)
+    gang = Gang(plans, [Log(None)] * 2, guard)
+    process = gang.workers[1].process
+    with monkeypatch.context() as patched:  # as the system does while a disk does not answer
+        patched.setattr(process, "poll", lambda: None)
+        patched.setattr(process, "_wait", lambda timeout: _hang(process, timeout))
+        first = gang.wait(0.1)
+    process.wait()
+    guard.end()
+
+    assert (first.plan.index, first.code) == (0, 3)
+    assert "it is still there, as it hangs in a call of the system" in gang.workers[1].story()
+
+
+def _hang(process, timeout):
+    raise subprocess.TimeoutExpired(process.args, timeout)

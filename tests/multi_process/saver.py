@@ -7,6 +7,7 @@ import sys
 
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint  # noqa: F401 - the first save would, which takes seconds
 
 import replicax as rx
 

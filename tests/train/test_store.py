@@ -402,6 +402,46 @@ def test_a_worker_that_is_killed_while_all_save_harms_no_checkpoint(tmp_path, ki
 
 @pytest.mark.multi_process
 @pytest.mark.parametrize(
+    ("point", "who", "what"),
+    [
+        ("commit-write", 1, "writing checkpoint '{folder}/ckpt-2'"),
+        pytest.param(
+            "prune", 0, "removing the old checkpoint '{folder}/ckpt-", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_a_disk_that_hangs_in_a_save_is_found_and_named(tmp_path, point, who, what):
+    folder = tmp_path / "run"
+    with Gang(tmp_path, 2, REPLICAX_DISK_TIMEOUT="6", REPLICAX_STEP_TIMEOUT="60") as gang:
+        for index in range(2):
+            fault = {"REPLICAX_FAULT": f"{point}:hang@2"} if index == who else {}
+            gang.start(index, folder, "several", program="saver", **fault)
+        workers = gang.wait(seconds=90)
+
+        assert [w.code for w in workers] == [1, 1]
+        assert workers[1 - who].error.startswith(f"WorkerLostError: Worker {who} (")
+        assert f"it is {what.format(folder=folder)}" in workers[1 - who].error
+        assert "and that has not got on for 6 s" in workers[1 - who].error
+        assert "and that has not got on for 6 s" in workers[who].text
+        assert "time.sleep(10**6)" in workers[who].text  # where it hangs
+        assert gang.is_gone()
+    check_newest(folder, workers[0].text)
+
+
+def test_a_disk_that_hangs_under_one_process_is_found_and_does_not_keep_it(tmp_path):
+    command = [sys.executable, saver.__file__, str(tmp_path)]
+    environment = {"REPLICAX_FAULT": "commit-write:hang@3", "REPLICAX_DISK_TIMEOUT": "6"}
+    done = subprocess.run(
+        command, env=os.environ | environment, capture_output=True, text=True, timeout=60
+    )
+
+    assert done.returncode == 1
+    assert f"TimeoutError: This process is writing checkpoint '{tmp_path}/ckpt-3'" in done.stderr
+    check_newest(tmp_path, done.stdout)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
     ("then", "why"),
     [
         pytest.param(signal.SIGKILL, "it was killed, or crashed", id="killed"),

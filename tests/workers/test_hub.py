@@ -37,6 +37,7 @@ def options(size, **more):
         "join_timeout": 60.0,
         "ping_timeout": 60.0,
         "step_timeout": 60.0,
+        "disk_timeout": 600.0,
     }
     return HubOptions(**usual | more)
 

@@ -14,10 +14,11 @@ def test_every_deadline_has_a_usual_value():
     settings = Settings.read(FACTS)
 
     assert (settings.join_timeout, settings.ping_timeout, settings.step_timeout) == (300, 20, 60)
+    assert settings.disk_timeout == 600
     assert settings.hub is None
 
 
-@pytest.mark.parametrize("name", ["JOIN", "PING", "STEP"])
+@pytest.mark.parametrize("name", ["JOIN", "PING", "STEP", "DISK"])
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf", "1e9"])
 def test_a_deadline_that_is_no_number_of_seconds_is_refused(monkeypatch, name, text):
     monkeypatch.setenv(f"REPLICAX_{name}_TIMEOUT", text)

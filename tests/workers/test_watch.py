@@ -3,7 +3,7 @@
 import time
 import zlib
 
-from replicax.workers._watch import Progress, different, silent, stuck
+from replicax.workers._watch import Disk, Progress, different, hanging, silent, stuck
 
 
 def progress(count, *, inside, ago, pace=0.0, calls=()):
@@ -29,7 +29,7 @@ def test_a_worker_that_says_nothing_is_silent():
 def test_one_that_keeps_another_waiting_is_stuck():
     workers = {0: progress(5, inside=True, ago=10), 1: progress(4, inside=False, ago=11)}
 
-    late, waiting, seconds = stuck(workers, nobody_asked(), 5)
+    late, waiting, seconds = stuck(workers, nobody_asked(), 5, 600)
 
     assert (late, waiting) == (1, 0)
     assert 10 < seconds < 30
@@ -38,27 +38,73 @@ def test_one_that_keeps_another_waiting_is_stuck():
 def test_nobody_is_stuck_while_nobody_waits():
     workers = {0: progress(5, inside=False, ago=100), 1: progress(4, inside=False, ago=100)}
 
-    assert stuck(workers, nobody_asked(), 5) is None
+    assert stuck(workers, nobody_asked(), 5, 600) is None
 
 
 def test_slow_steps_make_more_patience():
     workers = {0: progress(5, inside=True, ago=10, pace=2), 1: progress(4, inside=False, ago=11)}
 
-    assert stuck(workers, nobody_asked(), 5) is None
+    assert stuck(workers, nobody_asked(), 5, 600) is None
 
 
 def test_all_in_the_same_collective_is_not_stuck():
     workers = {0: progress(5, inside=True, ago=10), 1: progress(5, inside=True, ago=11)}
 
-    assert stuck(workers, nobody_asked(), 5) is None
+    assert stuck(workers, nobody_asked(), 5, 600) is None
 
 
 def test_one_that_does_not_answer_a_question_is_stuck():
     workers = {0: progress(5, inside=True, ago=10), 1: progress(5, inside=True, ago=11)}
 
-    late, waiting, _ = stuck(workers, (time.monotonic() - 20, [1]), 5)
+    late, waiting, _ = stuck(workers, (time.monotonic() - 20, [1]), 5, 600)
 
     assert (late, waiting) == (1, 0)
+
+
+def at_disk(p, ago, what="writing checkpoint 'c'"):
+    p.disk, p.got_on = (what, 1), time.monotonic() - ago
+    return p
+
+
+def test_one_at_the_disk_may_keep_others_waiting_for_longer():
+    workers = {
+        0: progress(5, inside=True, ago=10),
+        1: at_disk(progress(4, inside=False, ago=700), ago=8),
+    }
+
+    assert stuck(workers, nobody_asked(), 5, 600) is None
+    assert stuck(workers, (time.monotonic() - 20, [1]), 5, 600) is None
+    assert stuck(workers, nobody_asked(), 5, 1)[0] == 1
+
+
+def test_a_disk_that_does_not_get_on_hangs_whether_anyone_waits_or_not():
+    workers = {
+        0: progress(5, inside=False, ago=10),
+        1: at_disk(progress(5, inside=False, ago=10), ago=700),
+        2: at_disk(progress(5, inside=False, ago=10), ago=700, what=""),
+    }
+
+    index, seconds = hanging(workers, 600)
+
+    assert (index, round(seconds)) == (1, 700)
+    assert hanging(workers, 701) is None
+
+
+def test_what_gets_on_at_the_disk_is_told():
+    disk, p = Disk(), Progress()
+    ping = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
+    with disk.at("writing"), disk.at("reading"):
+        p.note(ping | {"disk": disk.told()})
+        p.got_on = 0.0
+        p.note(ping | {"disk": disk.told()})
+        assert p.got_on == 0.0
+        disk.got_on()
+        p.note(ping | {"disk": disk.told()})
+        assert p.got_on > 0.0
+        assert p.disk[0] == "writing"
+    p.note(ping | {"disk": disk.told()})
+
+    assert p.disk[0] == ""
 
 
 def test_different_calls_are_found_with_their_number():

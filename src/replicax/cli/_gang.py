@@ -190,6 +190,7 @@ def _warn(text: str) -> None:
 _KEPT = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
+_DYING = 10.0  # seconds that a killed process may take; one whose disk hangs takes for ever
 _BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
 
 
@@ -225,6 +226,7 @@ class Worker:
     def code(self) -> int:
         """The exit code as a shell gives it: 128 and the signal for one that was killed."""
         code = self.process.returncode
+        code = -signal.SIGKILL if code is None else code  # it was, and hangs in the system
         return 128 - code if code < 0 else code
 
     @property
@@ -242,8 +244,9 @@ class Worker:
     def story(self) -> str:
         """What became of it, in one line."""
         code = self.process.returncode
-        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
-        how = self.made_to_end or how
+        how = self.made_to_end or (
+            f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        )
         return f"worker {self.plan.index} ({self.plan.address}, pid {self.process.pid}) {how}"
 
 
@@ -344,7 +347,13 @@ class Gang:
     def _kill_one(self, worker: Worker, why: str) -> None:
         worker.made_to_end = why
         _sessions.send(signal.SIGKILL, [worker.process.pid])
-        worker.process.wait()
+        try:
+            worker.process.wait(_DYING)
+        except subprocess.TimeoutExpired:
+            worker.made_to_end += (
+                f"; {_DYING:g} s later it is still there, as it hangs in a call of the system: look"
+                " at its disks"
+            )
         worker.ended = time.monotonic()
         self._finish(worker)
 

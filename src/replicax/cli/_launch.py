@@ -321,7 +321,7 @@ def _story(first: Worker, workers: list[Worker]) -> str:
         lines = [f"{first.story()}; it is the first that failed."]
         lines += ["Its last lines:" if last else "It wrote nothing."]
         lines += [f"    {line}" for line in last]
-    others = [w for w in workers if w not in (culprit, first) and w.process.returncode]
+    others = [w for w in workers if w not in (culprit, first) and w.code]
     lines += [f"Then {w.story()}." for w in others]
     return "\n".join(lines)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from replicax.train._pieces import Value
 from replicax.train._reader import log
 from replicax.train._stored import CheckpointSource, copies_mark, is_placed, opened, restore_from
 from replicax.workers import _group
+from replicax.workers._settings import deadline
+from replicax.workers._watch import disk
 
 _LOOK_EVERY = 0.5
 _PATIENCE = 3.0  # seconds that a save may take when it is known that it cannot become whole
@@ -244,10 +247,18 @@ class _Writing:
     def wait(self) -> None:
         _unfinished.discard(self)
         group = _group.current()
+        limit = deadline("REPLICAX_DISK_TIMEOUT")
         while self._thread.is_alive():
             self._thread.join(_LOOK_EVERY)
             if group is not None:  # it may be in a question to JAX's service, which never answers
                 group.give_up(_PATIENCE)
+            elif time.monotonic() - disk.got_on_at > limit:
+                _hanging.append(self._thread)
+                raise TimeoutError(
+                    f"This process is {disk.told()[0]}, and that has not got on for {limit:g} s:"
+                    " the disk or file system hangs, or is very slow. REPLICAX_DISK_TIMEOUT sets"
+                    " the seconds. Earlier checkpoints are as they were."
+                )
         if self._failure is not None:
             raise self._failure
 
@@ -259,12 +270,15 @@ def finish_all() -> None:
             writing.wait()
         except Exception:
             log.exception("The last checkpoint of the program was not written.")
+    if any(thread.is_alive() for thread in _hanging):  # Python would wait for it, for ever
+        _group.end_process("a checkpoint is still being written to a disk that hangs.")
 
 
 # Python stops the thread pools that Orbax needs before it waits for threads and before `atexit`;
 # this comes before both.
 _before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
 _unfinished: set[_Writing] = set()
+_hanging: list[threading.Thread] = []
 if _before_exit is not None:
     _before_exit(finish_all)
 

@@ -20,6 +20,9 @@ from replicax.state._cell import Cell
 from replicax.train._files import CheckedFiles, as_bytes, buffer
 from replicax.values._cut import Cut
 
+# A file for each array, and a wait for the disk for each file, take longer than the bytes: what is
+# smaller goes into one file.
+_LARGE = 16 << 20
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
 
@@ -331,3 +334,34 @@ def shared_out(
             loads[chosen] += part.size * value.array.dtype.itemsize
             tasks[chosen].append(Task(key, value, part))
     return tasks, lost
+
+
+class Joined:
+    """Arrays that are written one after the other, and that Orbax takes for one of NumPy's."""
+
+    def __init__(self, parts: list[np.ndarray], shape: Sequence[int], dtype: Any) -> None:
+        self.parts, self.shape, self.dtype = parts, tuple(shape), np.dtype(dtype)
+        self.size = prod(self.shape)
+
+
+def packed(
+    tasks: Sequence[Task], folder: str
+) -> tuple[dict[str, Joined], list[tuple[str, list[Any]]]]:
+    """The arrays that are written, small ones joined; and in which file each part is, and where."""
+    tree: dict[str, Joined] = {}
+    rows: list[tuple[str, list[Any]]] = []
+    small: list[np.ndarray] = []
+    filled = 0
+    for number, task in enumerate(tasks):
+        host = task.value.on_host(task.part)
+        if host.nbytes >= _LARGE:
+            tree[f"a{number}"] = Joined([as_bytes(host)], host.shape, host.dtype)
+            piece = Piece(task.part, chunk(f"{folder}/a{number}", host.ndim), 0)
+        else:
+            piece = Piece(task.part, chunk(f"{folder}/small", 1), filled)
+            small.append(as_bytes(host))
+            filled += host.nbytes
+        rows.append((task.key, piece.to_json()))
+    if small:
+        tree["small"] = Joined(small, [filled], np.uint8)
+    return tree, rows

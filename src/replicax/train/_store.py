@@ -24,7 +24,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from math import prod
 from typing import Any
 
 import jax
@@ -39,19 +38,25 @@ from replicax.train._files import (
     FORMAT,
     MANIFEST,
     CheckedFiles,
-    as_bytes,
     checksums,
     manifest,
     put_manifest,
 )
 from replicax.train._object_graph import ObjectNode
-from replicax.train._pieces import Piece, Task, Value, chunk, saved_arrays, shared_out
+from replicax.train._pieces import (
+    Joined,
+    Task,
+    Value,
+    chunk,
+    packed,
+    saved_arrays,
+    shared_out,
+)
 from replicax.workers import _group
+from replicax.workers._watch import disk
 
 _DRAFT = re.compile(re.escape(MANIFEST) + r"-[0-9a-f]{16}")
-# A file for each array, and a wait for the disk for each file, take longer than the bytes: what is
-# smaller goes into one file.
-_LARGE = 16 << 20
+_AT_ONCE = 64 << 20  # bytes that are written in one go
 _RUN = secrets.token_hex(8)  # of this process
 _quieting = threading.Lock()
 log = logging.getLogger("replicax")
@@ -99,7 +104,8 @@ def write(path: str, content: Content, ticket: int) -> None:
                 _discard(path, folder)
             raise
     if team.is_first:
-        _sweep(path)
+        with disk.at(f"tidying {path!r} up"):
+            _sweep(path)
 
 
 class _Team:
@@ -116,7 +122,8 @@ class _Team:
         """What ``work`` gave on every worker; all fail if it failed on one."""
         failure, result = None, None
         try:
-            result = work()
+            with disk.at(f"writing checkpoint {self._path!r}"):
+                result = work()
         except Exception as error:
             failure = _files.explained(error, self._path)
         if self._group is None:
@@ -213,7 +220,7 @@ def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, d
 def _write_own(place: str, index: int, tasks: Sequence[Task]) -> dict[str, Any]:
     """Write what this worker has to; returns what the manifest says of it."""
     folder = f"arrays-{index}"
-    tree, rows = _packed(tasks, folder)
+    tree, rows = packed(tasks, folder)
     files: dict[str, Any] = {}
     if tree:
         inner = os.path.join(place, folder)
@@ -250,37 +257,6 @@ def _taken(place: str, index: int, digest: str) -> dict[str, Any]:
     os.unlink(name)
     own: dict[str, Any] = json.loads(text)
     return own
-
-
-class _Joined:
-    """Arrays that are written one after the other, and that Orbax takes for one of NumPy's."""
-
-    def __init__(self, parts: list[np.ndarray], shape: Sequence[int], dtype: Any) -> None:
-        self.parts, self.shape, self.dtype = parts, tuple(shape), np.dtype(dtype)
-        self.size = prod(self.shape)
-
-
-def _packed(
-    tasks: Sequence[Task], folder: str
-) -> tuple[dict[str, _Joined], list[tuple[str, list[Any]]]]:
-    """The arrays that are written, small ones joined; and in which file each part is, and where."""
-    tree: dict[str, _Joined] = {}
-    rows: list[tuple[str, list[Any]]] = []
-    small: list[np.ndarray] = []
-    filled = 0
-    for number, task in enumerate(tasks):
-        host = task.value.on_host(task.part)
-        if host.nbytes >= _LARGE:
-            tree[f"a{number}"] = _Joined([as_bytes(host)], host.shape, host.dtype)
-            piece = Piece(task.part, chunk(f"{folder}/a{number}", host.ndim), 0)
-        else:
-            piece = Piece(task.part, chunk(f"{folder}/small", 1), filled)
-            small.append(as_bytes(host))
-            filled += host.nbytes
-        rows.append((task.key, piece.to_json()))
-    if small:
-        tree["small"] = _Joined(small, [filled], np.uint8)
-    return tree, rows
 
 
 def _body(
@@ -328,12 +304,13 @@ def _sweep(path: str) -> None:
 
 def remove(path: str) -> None:
     """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
-    with suppress(FileNotFoundError):  # somebody has removed it already
-        os.unlink(os.path.join(path, MANIFEST))
-        fault_point("prune")
-        _sweep(path)
-    with suppress(OSError):  # somebody else's files may be in it
-        os.rmdir(path)
+    with disk.at(f"removing the old checkpoint {path!r}"):
+        with suppress(FileNotFoundError):  # somebody has removed it already
+            os.unlink(os.path.join(path, MANIFEST))
+            fault_point("prune")
+            _sweep(path)
+        with suppress(OSError):  # somebody else's files may be in it
+            os.rmdir(path)
 
 
 def _folder(path: str) -> str | None:
@@ -352,7 +329,7 @@ def _checkpointer() -> Any:
         use_ocdbt=False,
         multiprocessing_options=alone,
         type_handler_registry=_ocp.type_handlers.create_type_handler_registry(
-            (_Joined, _handler()())
+            (Joined, _handler()())
         ),
     )
     return _ocp.Checkpointer(handler, multiprocessing_options=alone)
@@ -378,7 +355,10 @@ def _handler() -> Any:
                 shape=joined.shape,
             )
             with open(chunk(place, len(joined.shape)), "xb") as file:
-                file.writelines(joined.parts)
+                for part in joined.parts:
+                    for at in range(0, len(part), _AT_ONCE):
+                        file.write(part[at : at + _AT_ONCE])
+                        disk.got_on()
         return []
 
     handler = _ocp.type_handlers.NumpyHandler

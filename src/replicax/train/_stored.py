@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import VariableError
+from replicax._faults import fault_point
 from replicax.data._errors import FailedPreconditionError, NotFoundError
 from replicax.state._declaration import is_key
 from replicax.state._held import variable_of
@@ -24,6 +25,7 @@ from replicax.train._object_graph import OWN, Names, ObjectNode, copies_key, is_
 from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
 from replicax.workers import _group
+from replicax.workers._watch import disk
 
 
 class CheckpointSource(Protocol):
@@ -170,12 +172,14 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
     _agree(source, pairs.values())
     shapes = source.shapes()
     needed = {key: _needed(source, key, x, shapes.get(key)) for key, x in pairs.items()}
-    found = {key: _read_parts(source, *parts) for key, parts in needed.items()}
-    if isinstance(source, Stored):
-        jobs = [(needed[k][0], *job) for k, rooms in found.items() for job in rooms.items()]
-        with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda job: source.read_part(*job), jobs))
-    put = [_fit(source, key, x, found[key]) for key, x in pairs.items()]
+    with disk.at("reading a checkpoint"):
+        fault_point("restore")
+        found = {key: _read_parts(source, *parts) for key, parts in needed.items()}
+        if isinstance(source, Stored):
+            jobs = [(needed[k][0], *job) for k, rooms in found.items() for job in rooms.items()]
+            with ThreadPoolExecutor(THREADS) as pool:
+                list(pool.map(lambda job: source.read_part(*job), jobs))
+        put = [_fit(source, key, x, found[key]) for key, x in pairs.items()]
     for restore in put:
         restore()
 

@@ -17,7 +17,7 @@ import traceback
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from replicax.cluster._checks import WorkerLostError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _sockets, _wire
 from replicax.workers._reports import Report
-from replicax.workers._watch import load
+from replicax.workers._watch import disk, load
 from replicax.workers._wire import Message, Wire
 
 _PING_EVERY = 1.0
@@ -221,7 +221,7 @@ class Group:
             if news is not None and since is not None:
                 _sockets.cut(self._ports)
                 if time.monotonic() - since > _LAST_RESORT:
-                    _end(f"a collective could not be ended otherwise. {news.text}")
+                    end_process(f"a collective could not be ended otherwise. {news.text}")
             time.sleep(_PING_EVERY)
 
     def _progress(self) -> Message:
@@ -232,6 +232,7 @@ class Group:
                 "pace": statistics.median(self._paces) if self._paces else 0.0,
                 "journal": list(self._journal),
                 "load": load.told(),
+                "disk": disk.told(),
             }
 
     def _begin(self, what: str) -> None:
@@ -292,14 +293,15 @@ class Group:
     def _end_if_stuck(self, report: Report) -> None:
         count = self._count
         time.sleep(_MOVE_ON)
-        if count == self._count and not self._is_leaving:
-            _end(f"the others gave this worker up. {report.text}")
+        if (count == self._count or disk.told()[0]) and not self._is_leaving:
+            end_process(f"the others gave this worker up. {report.text}")
 
     def _show_stacks(self, late: int) -> None:
         lines = [f"replicax: {self.describe(late)} is late; the threads of this worker:"]
         names = {t.ident: t.name for t in threading.enumerate()}
+        own = {t.ident for t in self._threads}
         for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
-            if not names.get(ident, "").startswith("replicax-"):
+            if ident not in own:
                 lines.append(f"thread {names.get(ident, ident)}:")
                 lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
         sys.stderr.write("\n".join(lines) + "\n")
@@ -346,10 +348,12 @@ class Group:
         )
 
 
-def _end(why: str) -> NoReturn:
+def end_process(why: str) -> NoReturn:
     """End the process: nothing else ends a thread that never comes back."""
     sys.stderr.write(f"replicax: this process ends, as {why}\n")
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
     os._exit(1)
 
 
@@ -359,11 +363,7 @@ def _is_of_runtime(error: Exception) -> bool:
     return (
         "gloo" in text
         or "nccl" in text
-        or type(error).__name__
-        in (
-            "JaxRuntimeError",
-            "XlaRuntimeError",
-        )
+        or type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
     )
 
 

@@ -301,7 +301,10 @@ class Hub:
                 " machine or network is down",
             )
             return
-        if found := _watch.stuck(workers, self._silent_on(), self._options.step_timeout):
+        limits = self._options.step_timeout, self._options.disk_timeout
+        if hangs := _watch.hanging(workers, limits[1]):
+            self._report_hanging(*hangs)
+        elif found := _watch.stuck(workers, self._silent_on(), *limits):
             self._report_stuck(*found)
         elif differs := _watch.different(workers):
             self._report_different(*differs)
@@ -312,6 +315,11 @@ class Hub:
             return time.monotonic(), []
         key = min(self._asked, key=self._asked.__getitem__)
         return self._asked[key], [i for i in self._members if i not in self._offers[key]]
+
+    def _report_hanging(self, index: int, seconds: float) -> None:
+        self._door.tell_workers({"stacks": index})
+        what = self._members[index].progress.disk[0]
+        self._give_up(index, _reports.hangs(what, seconds))
 
     def _report_stuck(self, late: int, waiting: int, seconds: float) -> None:
         ahead = self._members[waiting].progress

@@ -72,6 +72,7 @@ def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: st
         join_timeout=settings.join_timeout,
         ping_timeout=settings.ping_timeout,
         step_timeout=settings.step_timeout,
+        disk_timeout=settings.disk_timeout,
     )
 
 

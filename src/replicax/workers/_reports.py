@@ -48,6 +48,14 @@ def gone(who: str, step: str, why: str) -> str:
     )
 
 
+def hangs(what: str, seconds: float) -> str:
+    """A worker whose disk does nothing for it any more."""
+    return (
+        f"it is {what}, and that has not got on for {seconds:.0f} s: the disk or file system hangs"
+        " there, or is very slow; REPLICAX_DISK_TIMEOUT sets the seconds"
+    )
+
+
 def keeper_gone(pid: int, why: str) -> str:
     """The process that holds JAX's coordination service is gone."""
     return (

@@ -17,6 +17,7 @@ _DEADLINES = {
     "REPLICAX_JOIN_TIMEOUT": 300.0,
     "REPLICAX_PING_TIMEOUT": 20.0,
     "REPLICAX_STEP_TIMEOUT": 60.0,
+    "REPLICAX_DISK_TIMEOUT": 600.0,
 }
 
 
@@ -31,6 +32,7 @@ class Settings:
         join_timeout: Seconds that all workers together may take to come.
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which a worker that others wait for is given up.
+        disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
     """
 
     hub: str | None
@@ -39,6 +41,7 @@ class Settings:
     join_timeout: float
     ping_timeout: float
     step_timeout: float
+    disk_timeout: float
 
     @classmethod
     def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -47,12 +50,10 @@ class Settings:
         Raises:
             ClusterError: If one of them makes no sense.
         """
-        join, ping, step = (
-            _seconds(name, environment, usual) for name, usual in _DEADLINES.items()
-        )
+        deadlines = (deadline(name, environment) for name in _DEADLINES)
         hub = environment.get(HUB_VARIABLE) or None
         token = given_token(environment)
-        return cls(hub, token or _derived(facts), token is not None, join, ping, step)
+        return cls(hub, token or _derived(facts), token is not None, *deadlines)
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class HubOptions:
         join_timeout: Seconds that they may take to come.
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which one that others wait for is given up.
+        disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
     """
 
     address: str
@@ -78,10 +80,16 @@ class HubOptions:
     join_timeout: float
     ping_timeout: float
     step_timeout: float
+    disk_timeout: float
 
 
-def _seconds(name: str, environment: Mapping[str, str], usual: float) -> float:
-    text = environment.get(name, "").strip()
+def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:
+    """The seconds that one of the deadlines has.
+
+    Raises:
+        ClusterError: If the environment has something else in its place.
+    """
+    text, usual = environment.get(name, "").strip(), _DEADLINES[name]
     if not text:
         return usual
     try:

@@ -7,6 +7,8 @@ Load: what this process has done, what it waited for, and what it holds.
 The program counts; what speaks to the hub, mostly a thread, looks at the counts. Nothing is sent or
 locked on the way of a step for them.
 
+Disk: what this process reads or writes, so that a disk that hangs is told from one that is slow.
+
 Readers: those who know the token and only look are told once a second how the run is.
 
 A reader proves itself in another role than a worker, and what it says after that ends its
@@ -21,7 +23,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,8 @@ class Progress:
         heard: When it last said anything.
         journal: Its last collectives, by number: what each was, and a digest of all up to it.
         load: What it said of its steps, waits and memory; see `replicax.workers._watch`.
+        disk: What it reads or writes, in words, or nothing; and a count of how far it is.
+        got_on: When ``disk`` last changed.
     """
 
     count: int = 0
@@ -55,6 +60,8 @@ class Progress:
     heard: float = field(default_factory=time.monotonic)
     journal: dict[int, tuple[str, int]] = field(default_factory=dict)
     load: dict[str, float] = field(default_factory=dict)
+    disk: tuple[str, int] = ("", 0)
+    got_on: float = field(default_factory=time.monotonic)
 
     def note(self, ping: dict[str, Any]) -> None:
         """Take in what the worker says."""
@@ -62,6 +69,9 @@ class Progress:
         count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
         calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
         self.load = _numbers(ping.get("load", {}))
+        reads, far = ping.get("disk", ("", 0))
+        if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
+            self.disk, self.got_on = disk, now
         self.heard = now
         if (count, inside) != (self.count, self.inside):
             self.moved = now
@@ -71,6 +81,12 @@ class Progress:
             self.journal[number] = (what, chain)
         for number in sorted(self.journal)[:-_REMEMBERED]:
             del self.journal[number]
+
+    def is_still(self, step_patience: float, disk_patience: float) -> bool:
+        """Whether it has done nothing for too long; who is at the disk may take longer."""
+        if self.disk[0]:
+            return time.monotonic() - max(self.moved, self.got_on) > disk_patience
+        return time.monotonic() - self.moved > step_patience
 
 
 def _numbers(load: dict[str, Any]) -> dict[str, float]:
@@ -87,8 +103,18 @@ def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, flo
     return [(i, now - p.heard) for i, p in workers.items() if now - p.heard > patience]
 
 
+def hanging(workers: dict[int, Progress], patience: float) -> tuple[int, float] | None:
+    """A worker whose disk does nothing for it any more, and for how long."""
+    now = time.monotonic()
+    still = {i: now - p.got_on for i, p in workers.items() if p.disk[0]}
+    return next(((i, seconds) for i, seconds in still.items() if seconds > patience), None)
+
+
 def stuck(
-    workers: dict[int, Progress], question: tuple[float, list[int]], patience: float
+    workers: dict[int, Progress],
+    question: tuple[float, list[int]],
+    patience: float,
+    disk_patience: float,
 ) -> tuple[int, int, float] | None:
     """A worker that another has been waiting for too long: who, for whom, how long.
 
@@ -96,6 +122,7 @@ def stuck(
         workers: How far each is.
         question: Since when the oldest question is open, and who has not answered it.
         patience: Seconds that a worker may be late, if steps do not take longer anyway.
+        disk_patience: The same for one that reads or writes a checkpoint, from when it last got on.
     """
     now = time.monotonic()
     limit = max(patience, 20 * max((p.pace for p in workers.values()), default=0.0))
@@ -103,10 +130,11 @@ def stuck(
     if not waiting:
         return None
     goal = max(p.count for p in waiting.values())
-    late = [i for i, p in workers.items() if p.count < goal and now - p.moved > limit]
+    still = [i for i, p in workers.items() if p.is_still(limit, max(limit, disk_patience))]
+    late = [i for i in still if workers[i].count < goal]
     asked, unanswered = question
-    if not late and now - asked > limit:
-        late = unanswered  # all wait, but one for itself: its data, for example, never come
+    if not late and now - asked > limit:  # all wait, but one for itself: its data never come
+        late = [i for i in unanswered if i in still or not workers[i].disk[0]]
     if not late:
         return None
     latest = min(late, key=lambda i: (workers[i].count, i))
@@ -191,6 +219,38 @@ def _resident() -> float:
 load = Load()
 
 
+class Disk:
+    """What this process reads or writes just now, and others may wait for; and that it gets on."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._far = 0
+        self.got_on_at = time.monotonic()
+
+    @contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        """Read or write something, which is named in words."""
+        self.got_on()
+        self._open.append(what)
+        try:
+            yield
+        finally:
+            self._open.remove(what)
+            self.got_on()
+
+    def got_on(self) -> None:
+        """Something was read or written."""
+        self._far += 1
+        self.got_on_at = time.monotonic()
+
+    def told(self) -> tuple[str, int]:
+        """What is read or written since the longest time, or nothing; and how far that is."""
+        return next(iter(tuple(self._open)), ""), self._far
+
+
+disk = Disk()
+
+
 EVERY = 1.0
 _LONGEST = 300  # letters of a text that a worker gave
 
@@ -242,7 +302,7 @@ def row(facts: Message, progress: Any, state: str) -> Message:
         "pid": facts["pid"],
         "state": state,
         "collectives": progress.count,
-        "doing": progress.what[:_LONGEST] if progress.inside else "",
+        "doing": progress.what[:_LONGEST] if progress.inside else progress.disk[0],
         "silent": time.monotonic() - progress.heard,
         **progress.load,
     }
