@@ -61,6 +61,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
     "raise": _raise(ValueError("a fault that REPLICAX_FAULT asked for")),
     "memory": _raise(MemoryError("a fault that REPLICAX_FAULT asked for")),
     "full": _raise(OSError(errno.ENOSPC, "No space left on device")),
+    "broken": _raise(OSError(errno.EIO, "Input/output error")),
     "denied": _raise(OSError(errno.EACCES, "Permission denied")),
     "hang": lambda: time.sleep(10**6),
     "busy": _busy,

@@ -44,6 +44,7 @@ def main():
         return
     # What a shell runs in the background ignores it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores, and so would a launcher
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as name, options.out.open("w") as out:
         right = golden(Path(name, "golden"), STEPS_FOR_EACH * options.each)
@@ -60,7 +61,7 @@ def main():
             out.write(json.dumps(asdict(outcome)) + "\n")
             out.flush()
             _say(
-                f"seed {seed}: {len(outcome.happened)} faults,"
+                f"seed {seed}: {len(outcome.happened)} of {len(outcome.faults)} faults,"
                 f" {len(outcome.violations)} violations, {outcome.seconds:.0f} s"
             )
             for violation in outcome.violations:

@@ -23,7 +23,11 @@ COMMITS = ("commit-begin", "commit-write", "commit-manifest", "committed", "prun
 QUIET = ("stop", "hang", "busy")  # whoever does that must first be missed
 STARTS = (
     *("twin", "other size", "other token", "other devices", "other address"),
-    *("broken program", "never"),
+    *("broken program", "never", "other version", "other jax", "other program"),
+)
+DAMAGES = (
+    *("flip", "cut", "lose", "flip manifest", "cut manifest", "lose manifest"),
+    *("link", "litter"),
 )
 RESIZED, SURVIVED = "other number of workers", "network for a while"
 WORKERS = range(4)
@@ -33,7 +37,8 @@ AGAIN = "starting all workers again"
 def _at(rng, point, action, most):
     # The first batches are read ahead of the restoration, which throws them away.
     least = 6 if point == "input" else 1
-    most = 1 if point == "leave" else most
+    most = 1 if point in ("leave", "join") else most
+    most = min(most, 2) if point in COMMITS else most
     worker = 0 if point in COMMITS and point != "commit-write" else rng.randrange(2)
     return {"worker": worker, "fault": f"{point}:{action}@{rng.randint(least, least + most - 1)}"}
 
@@ -51,7 +56,9 @@ FAMILIES = {
     "killed at a point": lambda r: _at(
         r, r.choice(["join", "collected", "input", "leave"]), "kill", 6
     ),
-    "preempted": lambda r: _at(r, r.choice(["collective", "collected", "input"]), "term", 16),
+    "preempted": lambda r: _at(
+        r, r.choice(["collective", "collected", "input", "commit-write"]), "term", 16
+    ),
     "stuck": lambda r: _at(r, r.choice(["collected", "input"]), r.choice(QUIET), 12),
     "raises": lambda r: _at(
         r, r.choice(["collective", "collected", "input"]), r.choice(["raise", "int", "memory"]), 16
@@ -59,12 +66,11 @@ FAMILIES = {
     "ends early": lambda r: _at(r, "collected", r.choice(["exit", "vanish", "abort"]), 16),
     "launcher ends": lambda r: _struck(r, "launcher", ["TERM", "INT", "HUP", "KILL"]),
     "killed in a commit": lambda r: _at(r, r.choice(COMMITS), "kill", 2),
-    "disk": lambda r: _at(r, r.choice(COMMITS[:3]), r.choice(["full", "denied"]), 2),
+    "disk": lambda r: _at(r, r.choice(COMMITS[:3]), r.choice(["full", "denied", "broken"]), 2),
+    "disk hangs": lambda r: _at(r, r.choice([*COMMITS, "restore"]), "hang", 1),
     "damaged commit": lambda r: {
         **_at(r, "collected", "kill", 14),
-        "damage": r.choice(
-            ["flip", "cut", "lose", "flip manifest", "cut manifest", "lose manifest"]
-        ),
+        "damage": r.choice(DAMAGES),
     },
     "coordinator ends": lambda r: _struck(
         r, *r.choice([("hub", ["KILL", "TERM", "INT"]), ("keeper", ["KILL"])])
@@ -77,6 +83,11 @@ FAMILIES = {
     "started wrongly": lambda r: {
         "worker": r.randrange(2),
         "start": r.choice(STARTS),
+    },
+    "helpers": lambda r: {**_at(r, "collected", r.choice(["kill", "exit"]), 14), "helpers": True},
+    "clock": lambda r: {
+        **_at(r, "collected", "kill", 14),
+        "clock": r.choice([-86_400, -3_600, 3_600, 86_400]),
     },
     "late": lambda r: {**_at(r, "collected", "kill", 14), "late": r.uniform(0, 5)},
     "slow": lambda r: {
@@ -92,7 +103,9 @@ def plan_of(seed, faults, families=tuple(FAMILIES)):
     names = [families[i % len(families)] for i in range(faults)]
     rng.shuffle(names)
     plan = [{"family": name, **FAMILIES[name](rng)} for name in names]
-    return sorted(plan, key=lambda entry: entry.get("fault", "").startswith("leave"))  # at the end
+    # At the end of a run, and where there is something to restore.
+    late = {"leave": 2, "restore": 1}
+    return sorted(plan, key=lambda entry: late.get(entry.get("fault", "").partition(":")[0], 0))
 
 
 @dataclass
@@ -157,6 +170,7 @@ class Run:
             "CHAOS_BASE": str(base),
             "REPLICAX_PING_TIMEOUT": "10",
             "REPLICAX_STEP_TIMEOUT": "10",
+            "REPLICAX_DISK_TIMEOUT": "15",
             "REPLICAX_JOIN_TIMEOUT": "120",
         }
         restarts = len(self.plan) - base + 3 if restarts is None else restarts

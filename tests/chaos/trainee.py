@@ -12,6 +12,7 @@ import random
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -23,7 +24,7 @@ import numpy as np
 
 import replicax as rx
 from replicax import _faults
-from replicax.workers import _group, _sockets
+from replicax.workers import _group, _join, _sockets
 
 EVERY = 3  # steps between two commits
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
@@ -54,16 +55,25 @@ class Trainee:
         """What happens before the workers meet; the faults of the library are armed."""
         if self.index == 0 and self.plan.get("damage"):
             self._damage(self.plan["damage"])
+        if self.index == 0 and self.plan.get("clock"):  # who dates the checkpoints
+            now, wrong = time.time_ns, self.plan["clock"] * 10**9
+            time.time_ns = lambda: now() + wrong
         if self.is_victim:
             time.sleep(self.plan.get("late", 0))
-            if "start" in self.plan:
+            if self.plan.get("helpers"):
+                self._start_helpers()
+            if self.plan.get("start", "other program") != "other program":
+                self.note("blow", blow=self.plan["start"])
+                if self.plan["start"] == "never":
+                    sys.exit(3)
                 self._start_wrongly(self.plan["start"])
             os.environ[_faults.LOG_VARIABLE] = str(self.folder / f"fault-{self.attempt}.log")
             _faults.arm(self.plan.get("fault", ""))
 
     def _start_wrongly(self, how):
         """Come to the other workers as somebody comes who was started with a mistake."""
-        self.note("blow", blow=how)
+        if how == "broken program":
+            raise ImportError("no module named nope")
         cluster = json.loads(os.environ["TF_CONFIG"])
         match how:
             case "twin":
@@ -73,15 +83,20 @@ class Trainee:
             case "other token":
                 os.environ.pop("REPLICAX_TOKEN_FILE", None)
                 os.environ["REPLICAX_TOKEN"] = "of-another-run-0123456789"
+            case "other version" | "other jax":
+                package = {"other version": "replicax", "other jax": "jax"}[how]
+                version = _join._version
+                _join._version = lambda name: {package: "0.0.1"}.get(name) or version(name)
             case "other devices":
                 os.environ["REPLICAX_CPU_DEVICES"] = "2"
             case "other address":
                 os.environ |= {"REPLICAX_HUB": "127.0.0.1:9", "REPLICAX_JOIN_TIMEOUT": "5"}
-            case "broken program":
-                raise ImportError("no module named nope")
-            case "never":
-                sys.exit(3)
         os.environ["TF_CONFIG"] = json.dumps(cluster)
+
+    def _start_helpers(self):
+        """Processes such as those that load data, which do not end by themselves."""
+        for group in (None, 0):
+            subprocess.Popen(["sleep", "900"], process_group=group)
 
     def _damage(self, how):
         """Do something to the newest checkpoint, as a bad disk or a careless hand does."""
@@ -100,6 +115,14 @@ class Trainee:
                 victim.write_bytes(data[: len(data) // 2])
             case "lose":
                 victim.unlink()
+            case "link":
+                copy = self.folder / f"copy-{self.attempt}"
+                victim.rename(copy)
+                victim.symlink_to(copy)
+            case "litter":  # what others leave in such a folder
+                (self.folder / "commits" / f"ckpt-{10**6 + self.attempt}").write_bytes(b"")
+                (self.folder / "commits" / f"lost+found-{self.attempt}").mkdir()
+                (victim.parent / "core").write_bytes(b"x")
         self.note("damaged", how=how, file=str(victim.relative_to(self.folder)))
 
     def _strike(self, blow):
@@ -180,6 +203,9 @@ class Trainee:
                 loss = int(np.asarray(train_step(batch)).view(np.uint32))
                 ids = np.asarray(ids).tolist()
                 self.note("step", step=int(step), ids=ids, loss=loss, state=digest())
+                if self.is_victim and self.plan.get("start") == "other program":
+                    self.note("blow", blow="another program")
+                    strategy.reduce("SUM", strategy.run(lambda: jnp.ones(3)), axis=None)
                 if self.is_victim and int(step) == first + self.plan.get("after", -1):
                     self._strike(self.plan["blow"])
                 run.step()

@@ -1,9 +1,11 @@
 import pathlib
+import time
 
 import pytest
 
 import replicax as rx
 from replicax._faults import arm
+from replicax.train import _files
 
 
 def manager(folder, v, **options):
@@ -26,6 +28,23 @@ def test_only_the_newest_are_kept_also_from_earlier_runs(tmp_path):
 
     assert names(second.checkpoints) == ["ckpt-3", "ckpt-4", "ckpt-5"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ckpt-3", "ckpt-4", "ckpt-5"]
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_back_makes_no_checkpoint_old(tmp_path, monkeypatch, hours):
+    v, now = rx.Variable(0), time.time_ns
+    for run in range(3):  # the second has another clock than the others
+        wrong = hours * 3600 * 10**9 if run == 1 else 0
+        monkeypatch.setattr(time, "time_ns", lambda wrong=wrong: now() + wrong)
+        monkeypatch.setattr(_files, "_newest", {})  # as in a new process
+        mine = manager(tmp_path, v, max_to_keep=3)
+        assert mine.restore_or_initialize() == (f"{tmp_path}/ckpt-{2 * run}" if run else None)
+        assert int(v) == 2 * run
+        for _ in range(2):
+            v.assign_add(1)
+            mine.save()
+
+    assert rx.train.latest_checkpoint(tmp_path) == f"{tmp_path}/ckpt-6"
 
 
 def test_steps_between_two_saves_are_counted(tmp_path):

@@ -17,6 +17,7 @@ import re
 import secrets
 import stat
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -206,8 +207,25 @@ def put_manifest(path: str, body: dict[str, Any]) -> None:
         with suppress(FileNotFoundError):
             os.unlink(draft)
         raise
+    _newest[_folder_of(path)] = body["time"]
     sync_folder(path)
     sync_folder(os.path.dirname(path))
+
+
+def time_after(path: str) -> int:
+    """Now, for the manifest at ``path``; or just after the last one of its folder that is known.
+
+    Restarts find the newest checkpoint by its time. A clock that is set back, or is another
+    machine's, must not make it an old one.
+    """
+    return max(time.time_ns(), _newest.get(_folder_of(path), 0) + 1)
+
+
+def _folder_of(path: str) -> str:
+    return os.path.dirname(os.path.realpath(path))
+
+
+_newest: dict[str, int] = {}  # by folder: the latest time of a manifest that was read or put
 
 
 def is_stored(path: str) -> bool:
@@ -241,6 +259,8 @@ def manifest(path: str) -> dict[str, Any]:
             raise ValueError(f"its format is {body['format']}, this replicax reads {FORMAT}")
         if not DATA.fullmatch(body["folder"]):
             raise ValueError(f"its folder is {body['folder']!r}")
+        where, saved = _folder_of(path), int(body["time"])
+        _newest[where] = max(saved, _newest.get(where, 0))
         return body | {"sha256": whole["sha256"]}
 
 

@@ -268,7 +268,7 @@ def _body(
     """The manifest, of what all workers have written."""
     body: dict[str, Any] = {
         "format": FORMAT,
-        "time": time.time_ns(),
+        "time": _files.time_after(os.path.dirname(place)),
         "run": _RUN,
         "folder": os.path.basename(place),
         "arrays": entries,
