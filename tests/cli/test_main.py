@@ -1,5 +1,9 @@
 """The command line."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 import replicax as rx
@@ -18,3 +22,14 @@ def test_a_command_that_makes_no_sense_is_told_what_there_is(capsys, words):
 
     assert ended.value.code == 2
     assert "launch" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_launcher_without_standard_streams_launches(tmp_path, closed):
+    program = tmp_path / "program.py"
+    program.write_text(f"open({str(tmp_path / 'done')!r}, 'w').write('done')\nprint('said')\n")
+    launch = f'exec "{sys.executable}" -m replicax launch --workers 1 "{program}" {closed}'
+    done = subprocess.run(["sh", "-c", launch], env=os.environ, timeout=120)
+
+    assert done.returncode == 0
+    assert (tmp_path / "done").read_text() == "done"

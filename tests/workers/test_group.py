@@ -1,6 +1,8 @@
 """What one worker tells the others of itself."""
 
+import io
 import socket
+import sys
 
 import pytest
 
@@ -45,3 +47,19 @@ def test_an_error_is_told_by_its_kind_and_text(pair, program, told):
     group.tell(error_of(program))
 
     assert other.receive_within(10)["raised"].startswith(told)
+
+
+class Unread(io.StringIO):
+    def write(self, text):
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+@pytest.mark.parametrize("stream", [None, Unread()])
+def test_a_worker_whose_errors_nobody_reads_hears_on(pair, monkeypatch, stream):
+    group, _ = pair
+    monkeypatch.setattr(sys, "stderr", stream)
+
+    group._take({"stacks": 1})
+    group._take({"answer": "a question", "values": [1]})
+
+    assert group._answers == {"a question": [1]}

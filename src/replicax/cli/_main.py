@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -60,6 +61,20 @@ def _halves(argv: list[str]) -> tuple[list[str], list[str]]:
     return argv[:at], argv[at + 1 :]
 
 
+def _open_streams() -> None:
+    """Where a standard stream is closed, as services and `cron` may do it, use the empty device.
+
+    Otherwise the next file or pipe that is opened would take its place.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free is this one
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def entry() -> None:
     """What the installed command calls."""
+    _open_streams()
     sys.exit(main())

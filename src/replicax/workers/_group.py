@@ -25,7 +25,7 @@ from replicax._errors import ReplicaError, ReplicaxError
 from replicax._faults import fault_point
 from replicax.cluster._checks import WorkerLostError
 from replicax.cluster._spec import ClusterFacts
-from replicax.workers import _sockets, _wire
+from replicax.workers import _reports, _sockets, _wire
 from replicax.workers._reports import Report
 from replicax.workers._watch import disk, load
 from replicax.workers._wire import Message, Wire
@@ -94,7 +94,7 @@ class Group:
             before(kind, error, trace)
             news = self._report
             if news and news.index != self.facts.index and not isinstance(error, ReplicaxError):
-                sys.stderr.write(f"The cause: {news.text}\n")
+                _reports.say(f"the cause: {news.text}")
 
         sys.excepthook = hook
 
@@ -297,15 +297,8 @@ class Group:
             end_process(f"the others gave this worker up. {report.text}")
 
     def _show_stacks(self, late: int) -> None:
-        lines = [f"replicax: {self.describe(late)} is late; the threads of this worker:"]
-        names = {t.ident: t.name for t in threading.enumerate()}
-        own = {t.ident for t in self._threads}
-        for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
-            if ident not in own:
-                lines.append(f"thread {names.get(ident, ident)}:")
-                lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
-        sys.stderr.write("\n".join(lines) + "\n")
-        sys.stderr.flush()
+        told = _reports.stacks({t.ident for t in self._threads})
+        _reports.say(f"{self.describe(late)} is late; the threads of this worker:\n{told}")
 
     def _explain(self, error: Exception) -> None:
         """Raise what the hub knows, if a broken connection is what ``error`` is about."""
@@ -350,10 +343,9 @@ class Group:
 
 def end_process(why: str) -> NoReturn:
     """End the process: nothing else ends a thread that never comes back."""
-    sys.stderr.write(f"replicax: this process ends, as {why}\n")
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    _reports.say(f"this process ends, as {why}")
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
     os._exit(1)
 
 

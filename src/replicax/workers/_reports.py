@@ -1,5 +1,9 @@
 """Reports: who may join and why not, and what became of a worker, in the words that are raised."""
 
+import sys
+import threading
+import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -32,6 +36,24 @@ class Report:
         """As it arrived."""
         told = message["report"]
         return cls(str(told["kind"]), told["index"], str(told["text"]), int(told["count"]))
+
+
+def say(text: str) -> None:
+    """Write to standard error, if somebody still reads it: nothing else may depend on that."""
+    with suppress(OSError, ValueError, AttributeError):  # a pipe without a reader, closed, none
+        sys.stderr.write(f"replicax: {text}\n")
+        sys.stderr.flush()
+
+
+def stacks(besides: set[int | None]) -> str:
+    """Where the threads of this process are, except for some."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    lines = []
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
+        if ident not in besides:
+            lines.append(f"thread {names.get(ident, ident)}:")
+            lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
+    return "\n".join(lines)
 
 
 def name(index: int, address: str | None, pid: Any = None) -> str:
