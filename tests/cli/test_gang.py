@@ -195,6 +195,7 @@ def test_a_restart_keeps_the_logs_of_the_attempt_that_failed(tmp_path):
     }
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # a launcher has no JAX
 def test_a_worker_that_cannot_be_killed_does_not_keep_the_launcher(monkeypatch):
     monkeypatch.setattr(_gang, "_DYING", 0.2)
     code = "import time; time.sleep(60)"

@@ -385,6 +385,11 @@ def test_several_hosts_need_a_secret_and_are_told_how_to_make_one(tmp_path):
         (["--workers", "2", "--hosts", "a,b"], "--hosts needs --port"),
         (["--workers", "2", "--host-index", "1"], "--host-index 1 is not one of 0 to 0"),
         (["--workers", "2", "--env", "X"], "--env takes NAME=VALUE"),
+        (["--workers", "2", "--port", "65535"], "worker 1 has the address '127.0.0.1:65536'"),
+        (["--workers", "2", "--port", "70000"], "a port is a number from 1 to 65535"),
+        (["--workers", "2", "--port", "0"], "a port is a number from 1 to 65535"),
+        (["--workers", "2", "--port", "-1"], "it must be host:port"),
+        (["--workers", "2", "--hosts", "a,b c", "--port", "1"], "worker 1 has the address 'b c:1'"),
         (["--workers", "2", "--max-restarts", "-1"], "cannot be negative"),
         (["--workers", "2", "--devices-per-worker", "0"], "must be at least 1"),
     ],
@@ -421,3 +426,11 @@ def test_two_machines_start_again_when_a_worker_of_one_of_them_fails(toy):
     assert "no worker of this machine failed by itself" in said[1][1]
     for index in range(4):
         assert f"[worker {index}] total 4.0 of worker {index}" in said[index // 2][0]
+
+
+@pytest.mark.parametrize("host", ["::1", "[::1]"])
+def test_a_host_of_the_newer_internet_needs_no_brackets(host, capsys):
+    arguments = ["--workers", "1", "--hosts", host, "--port", "7000", "--dry-run", "train.py"]
+
+    assert main(["launch", *arguments]) == 0
+    assert "[::1]:7000" in capsys.readouterr().out

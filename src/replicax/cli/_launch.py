@@ -17,7 +17,7 @@ from types import FrameType
 
 from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
-from replicax.cluster._checks import ClusterError
+from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers._join import HubProcess, hub_options
 from replicax.workers._sessions import Guard
@@ -224,11 +224,11 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
 
 def _hosts(options: argparse.Namespace) -> list[str]:
     hosts: list[str] = options.hosts.split(",") if options.hosts else [_LOOPBACK]
-    return hosts
+    return [f"[{h}]" if ":" in h and not h.startswith("[") else h for h in hosts]
 
 
 def _addresses(options: argparse.Namespace) -> list[str]:
-    if not options.port:
+    if options.port is None:
         return [f"{_LOOPBACK}:{port}" for port in free_ports(options.workers)]
     hosts = _hosts(options)
     each = options.workers // len(hosts)
@@ -279,7 +279,7 @@ def _check(options: argparse.Namespace) -> None:
         f"--workers {options.workers} cannot be divided evenly over {len(hosts)} hosts": (
             options.workers % len(hosts) != 0
         ),
-        "--hosts needs --port, the same on all hosts": bool(options.hosts) and not options.port,
+        "--hosts needs --port, the same on all hosts": bool(options.hosts) and options.port is None,
         f"--host-index {options.host_index} is not one of 0 to {len(hosts) - 1}": (
             not 0 <= options.host_index < len(hosts)
         ),
@@ -294,6 +294,8 @@ def _check(options: argparse.Namespace) -> None:
     for fault, is_there in faults.items():
         if is_there:
             raise ClusterError(f"{fault}.")
+    for index, address in enumerate(_addresses(options) if options.port is not None else ()):
+        parse_address(address, f"By --port and --hosts, worker {index}")
 
 
 def _show(plans: list[GangPlan]) -> None:

@@ -336,7 +336,7 @@ def shared_out(
     return tasks, lost
 
 
-class Joined:
+class Packed:
     """Arrays that are written one after the other, and that Orbax takes for one of NumPy's."""
 
     def __init__(self, parts: list[np.ndarray], shape: Sequence[int], dtype: Any) -> None:
@@ -346,16 +346,16 @@ class Joined:
 
 def packed(
     tasks: Sequence[Task], folder: str
-) -> tuple[dict[str, Joined], list[tuple[str, list[Any]]]]:
+) -> tuple[dict[str, Packed], list[tuple[str, list[Any]]]]:
     """The arrays that are written, small ones joined; and in which file each part is, and where."""
-    tree: dict[str, Joined] = {}
+    tree: dict[str, Packed] = {}
     rows: list[tuple[str, list[Any]]] = []
     small: list[np.ndarray] = []
     filled = 0
     for number, task in enumerate(tasks):
         host = task.value.on_host(task.part)
         if host.nbytes >= _LARGE:
-            tree[f"a{number}"] = Joined([as_bytes(host)], host.shape, host.dtype)
+            tree[f"a{number}"] = Packed([as_bytes(host)], host.shape, host.dtype)
             piece = Piece(task.part, chunk(f"{folder}/a{number}", host.ndim), 0)
         else:
             piece = Piece(task.part, chunk(f"{folder}/small", 1), filled)
@@ -363,5 +363,5 @@ def packed(
             filled += host.nbytes
         rows.append((task.key, piece.to_json()))
     if small:
-        tree["small"] = Joined(small, [filled], np.uint8)
+        tree["small"] = Packed(small, [filled], np.uint8)
     return tree, rows

@@ -44,7 +44,7 @@ from replicax.train._files import (
 )
 from replicax.train._object_graph import ObjectNode
 from replicax.train._pieces import (
-    Joined,
+    Packed,
     Task,
     Value,
     chunk,
@@ -329,7 +329,7 @@ def _checkpointer() -> Any:
         use_ocdbt=False,
         multiprocessing_options=alone,
         type_handler_registry=_ocp.type_handlers.create_type_handler_registry(
-            (Joined, _handler()())
+            (Packed, _handler()())
         ),
     )
     return _ocp.Checkpointer(handler, multiprocessing_options=alone)
