@@ -18,13 +18,14 @@ from replicax._basics import (  # noqa: E402
     enable_eager_execution,
     identity,
 )
-from replicax._enums import (  # noqa: E402
+from replicax._lazy import on_demand  # noqa: E402
+from replicax._types import (  # noqa: E402  # noqa: E402
+    TensorSpec,
+    TypeSpec,
     UnconnectedGradients,
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax._lazy import on_demand  # noqa: E402
-from replicax._tensor_spec import TensorSpec, TypeSpec  # noqa: E402
 from replicax.functions._function import function  # noqa: E402
 from replicax.functions._grad import grad, value_and_grad  # noqa: E402
 from replicax.functions._tape import GradientTape  # noqa: E402

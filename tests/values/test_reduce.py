@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import replicax as rx
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.values._per_replica import stacked
 from replicax.values._placement import stack
 from replicax.values._reduce import agree, reduce_value

@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicax._enums import VariableSynchronization
 from replicax._errors import PlacementError
+from replicax._types import VariableSynchronization
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.state._cell import Cell
 from replicax.state._variable import Variable, live_variables, policy_for

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.collectives._options import (
     CommunicationOptions,
     Pairs,

@@ -20,9 +20,9 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from replicax._enums import ReduceOp
 from replicax._errors import ReplicaError
 from replicax._jax_private import lower_ordered_call, ordered_effect
+from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions

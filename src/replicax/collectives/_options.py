@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import DistributedValues, InBody, Mirrored, mirrored

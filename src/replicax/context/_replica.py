@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
 from replicax._jax_private import unrecorded
+from replicax._types import ReduceOp
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name

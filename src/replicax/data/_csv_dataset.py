@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import RowBlock
 from replicax.data._dataset import Dataset
 from replicax.data._errors import (

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._leaves import leaf_spec, to_leaf

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax._tensor_spec import Shape, TensorSpec, TypeSpec
+from replicax._types import Shape, TensorSpec, TypeSpec
 from replicax.data._errors import InvalidArgumentError
 
 

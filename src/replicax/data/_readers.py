@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError, NotFoundError, StructureError

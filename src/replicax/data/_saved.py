@@ -16,7 +16,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, RowBlock, as_structure, join
 from replicax.data._errors import DataLossError, InvalidArgumentError, NotFoundError, StructureError
 from replicax.data._leaves import common_shape, leaf_spec

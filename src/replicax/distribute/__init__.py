@@ -7,8 +7,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._enums import ReduceOp
 from replicax._lazy import ASYNCHRONOUS, on_demand
+from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,

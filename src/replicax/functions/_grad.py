@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import UnconnectedGradients
 from replicax._errors import TracingError, VariableError
+from replicax._types import UnconnectedGradients
 from replicax.context._current import current
 from replicax.state._cell import Cell
 from replicax.state._creation import is_differentiable

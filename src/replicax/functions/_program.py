@@ -295,13 +295,17 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
     return replicate(x, topology)
 
 
+def _in_words(use: Any) -> str:
+    return use if isinstance(use, str) else f"a run of {use}"
+
+
 _one_call = threading.RLock()
 
 
-def _one_topology(found: Mapping[Topology, str], name: str) -> Topology | None:
+def _one_topology(found: Mapping[Topology, Any], name: str) -> Topology | None:
     several = [t for t in found if len(t.devices) > 1]
     if len(several) > 1:
-        (a, b), whats = several[:2], list(found.values())
+        (a, b), whats = several[:2], [_in_words(found[t]) for t in several]
         raise TracingError(
             f"{name} computes on two sets of replicas, of {a.num_replicas} devices ({whats[0]}) and"
             f" {b.num_replicas} devices ({whats[1]}). Use one strategy in one function."

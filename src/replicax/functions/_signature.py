@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._jax_private import settings
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.context._current import attributes, whereabouts
 from replicax.data._ahead import Ahead
 from replicax.functions._modes import Ragged, Text

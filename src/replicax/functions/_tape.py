@@ -13,8 +13,8 @@ from typing import Any, final
 import jax
 import jax.numpy as jnp
 
-from replicax._enums import UnconnectedGradients
 from replicax._jax_private import unrecorded
+from replicax._types import UnconnectedGradients
 from replicax.context._current import current, entered
 from replicax.functions._grad import DerivativeGuard, Operation, Question, Record, is_variable
 from replicax.functions._recording import recorded

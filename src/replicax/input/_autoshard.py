@@ -4,7 +4,7 @@ import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._node import Node, once, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode

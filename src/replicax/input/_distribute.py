@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._ahead import Failed
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn
 import jax
 
 from replicax._show import Sheet
-from replicax._tensor_spec import TensorSpec
 from replicax._threads import held
+from replicax._types import TensorSpec
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._ahead import Failed, counted
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError

@@ -21,10 +21,9 @@ from keras.src.backend.common import KerasVariable
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.export.export_utils import get_input_signature
 
-from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import ScopeError
 from replicax._jax_private import accept_as_array
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec, VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
 from replicax.integrations._hook import Hook, refused, replicas

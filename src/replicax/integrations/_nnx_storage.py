@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx import tracers
 
-from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import current, entered
 from replicax.state._creation import births
 from replicax.state._held import read_global

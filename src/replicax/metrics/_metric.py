@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._basics import kept_dtype
-from replicax._enums import VariableAggregation, VariableSynchronization
+from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import get_replica_context
 from replicax.data._errors import InvalidArgumentError
 from replicax.state._variable import Variable

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._basics import kept_dtype
-from replicax._enums import VariableAggregation
+from replicax._types import VariableAggregation
 from replicax.context._current import entered, get_replica_context
 from replicax.random._stateless import (
     check_algorithm,

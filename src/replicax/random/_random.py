@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import VariableAggregation
+from replicax._types import VariableAggregation
 from replicax.context._current import current, entered, get_replica_context
 from replicax.data._seeds import set_global_seed
 from replicax.random._stateless import (

@@ -7,17 +7,15 @@ replica that was given no rows does not take part: it has nothing to average.
 """
 
 import hashlib
-import sys
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import ReduceOp
-from replicax._errors import DivergenceError, user_line
+from replicax._errors import DivergenceError
+from replicax._types import ReduceOp
 from replicax.state._cell import Cell, on_host
 from replicax.topology._mesh import Across, Topology
 from replicax.values._per_replica import InBody, PerReplica
@@ -94,7 +92,7 @@ def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
         cell: What they are written to.
         copies: The values.
     """
-    note_line(cell)
+    cell.note_line()
     agreed = jnp.stack([is_same(c, copies[0]) for c in map(jnp.asarray, copies)]).all()
     if not cell.averages:
         note_verdict(where, cell, agreed)
@@ -114,19 +112,10 @@ def is_same(a: Any, b: Any) -> Any:
     return ((a == b) | ((a != a) & (b != b))).all()
 
 
-def note_line(cell: Cell) -> None:
-    """Keep the line of the user's code that writes ``cell`` now, in a trace, for `diverging`."""
-    if line := user_line(sys._getframe(1)):  # noqa: SLF001
-        _lines[cell] = line
-
-
-_lines: WeakKeyDictionary[Cell, str] = WeakKeyDictionary()
-
-
 def diverging(cell: Cell, values: Sequence[Any]) -> str:
     """What to say of replicas that write different values; without values, in compiled code."""
     shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
-    line = _lines.get(cell)
+    line = cell.line
     return (
         f"The replicas assigned different values to the mirrored variable {cell.name!r}, whose"
         f" aggregation is NONE{f' ({shown})' if shown else ''}{f', at {line}' if line else ''}."

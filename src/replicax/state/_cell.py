@@ -7,6 +7,7 @@ replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._errors import DivergenceError
+from replicax._errors import DivergenceError, user_line
 from replicax.collectives._meeting import Abandoned
 from replicax.context._current import current, within
 from replicax.state._declaration import (
@@ -64,6 +65,7 @@ class Cell:
         draws: Whether it is a source of random numbers.
         trainable: Whether gradient tapes watch it by themselves.
         sharded: Whether each replica holds only its part of the value.
+        line: Where the user's code wrote it in the last trace, for messages; empty if not known.
     """
 
     __slots__ = (
@@ -73,6 +75,7 @@ class Cell:
         "draws",
         "dtype",
         "guards",
+        "line",
         "name",
         "number",
         "owned",
@@ -109,6 +112,7 @@ class Cell:
         self.averages = self.draws = False
         self.trainable = False
         self.guards: Cell | None = None
+        self.line = ""
         self._verdict: Cell | None = None
         self.value: Any = None
         if per_replica:
@@ -172,6 +176,10 @@ class Cell:
                 self._verdict = Cell(jnp.asarray(True), None, self.name, per_replica=False)
             self._verdict.guards = self
         return self._verdict
+
+    def note_line(self) -> None:
+        """Keep the line of the user's code that writes it now, in a trace."""
+        self.line = user_line(sys._getframe(1)) or self.line  # noqa: SLF001
 
     def view(self) -> Any:
         """The value as cross-replica code sees it: an array, or a per-replica value."""

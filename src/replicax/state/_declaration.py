@@ -24,8 +24,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
+from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.topology._mesh import Topology, partition_spec
 from replicax.values._placement import WHOLE
 

@@ -51,8 +51,13 @@ class Level(Protocol):
         """Replace the value."""
 
     @abstractmethod
-    def uses(self, topology: Topology, what: str) -> None:
-        """Note that code at this level computes on ``topology``, because of ``what``."""
+    def uses(self, topology: Topology, what: Any) -> None:
+        """Note that code at this level computes on ``topology``.
+
+        Args:
+            topology: The devices.
+            what: Why: in words, or the strategy whose run it is.
+        """
 
     @abstractmethod
     def read_copy(self, cell: Cell, replica: int) -> Any:
@@ -90,7 +95,7 @@ class Storage:
         refuse_tracer(cell, value)
         cell.store_piece(replica, value)
 
-    def uses(self, topology: Topology, what: str) -> None:
+    def uses(self, topology: Topology, what: Any) -> None:
         """Nothing to note: every operation runs where its arrays are."""
 
 
@@ -205,7 +210,7 @@ class Overlay:
             " outside."
         )
 
-    def uses(self, topology: Topology, what: str) -> None:
+    def uses(self, topology: Topology, what: Any) -> None:
         """Pass it on to what is outside."""
         self.outer.uses(topology, what)
 
@@ -227,7 +232,7 @@ class TraceLevel:
         self._copies: dict[Cell, list[Any]] = {}
         self.fresh = Freshness()
         self.writes: dict[Cell, Any] = {}
-        self.topologies: dict[Topology, str] = {}
+        self.topologies: dict[Topology, Any] = {}
         self.created: list[tuple[Any, jax.Array]] = []
         self.pulls: dict[Any, int] = {}
         self.is_eager = self.is_idle = False
@@ -292,7 +297,7 @@ class TraceLevel:
         for cell, copies in list(self._copies.items()):
             self.writes[cell] = settled_copies(self, cell, copies)
 
-    def uses(self, topology: Topology, what: str) -> None:
+    def uses(self, topology: Topology, what: Any) -> None:
         """Note that the function computes on ``topology``."""
         self.topologies.setdefault(topology, what)
 

@@ -22,10 +22,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import ReduceOp, VariableAggregation
 from replicax._errors import ScopeError, VariableError
+from replicax._types import ReduceOp, VariableAggregation
 from replicax.context._current import current
-from replicax.state._agreement import note_line, settled, settled_copies
+from replicax.state._agreement import settled, settled_copies
 from replicax.state._cell import Cell, changing
 from replicax.state._creation import read
 from replicax.state._levels import is_staging, level
@@ -353,7 +353,7 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
         # Whether they agree is seen when the replica function ends.
-        note_line(cell)
+        cell.note_line()
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
         return
     count = next(len(p.values) for p in parts if isinstance(p, PerReplica))

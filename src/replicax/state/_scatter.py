@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, cast
 import jax
 import jax.numpy as jnp
 
-from replicax._enums import VariableAggregation
 from replicax._jax_private import give_assign
+from replicax._types import VariableAggregation
 from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
 from replicax.state._declaration import check_dtype

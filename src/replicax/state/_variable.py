@@ -13,10 +13,10 @@ import numpy as np
 from jax.core import ShapedArray
 
 from replicax._basics import stands_for
-from replicax._enums import VariableAggregation, VariableSynchronization
 from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array
 from replicax._show import format_components
+from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import current, get_strategy
 from replicax.state._cell import Cell, shown
 from replicax.state._creation import CreatedOnce, births, duplicated, initial_array

@@ -10,16 +10,16 @@ from typing import Any, NoReturn, Self, TypeVar, overload
 import jax
 import jax.numpy as jnp
 
-from replicax._enums import ReduceOp
 from replicax._errors import ScopeError
 from replicax._pooling import pool_fast_on_cpus
+from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.state._held import value_of, variable_of
 from replicax.strategy._devices import Bridges, Described, LogicalDeviceVerbs
-from replicax.strategy._distributing import Distributing, Unknown, is_workers_own, of_each_worker
+from replicax.strategy._distributing import Distributing, Unknown, is_plain, of_each_worker
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._links import SoloLink
 from replicax.strategy._ragged import RaggedRun
@@ -323,7 +323,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         topology = self.devices_or_default
         if is_slices(value):
             return gather_slices(value, axis, topology)
-        if is_workers_own(value, topology):
+        if not topology.is_whole and is_plain(value):
             value = of_each_worker(value, topology, "gather", once=True)
         return gather_value(value, axis, topology) if isinstance(value, PerReplica) else value
 
@@ -336,7 +336,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
             value = variable
             if variable.cell.per_replica:
                 value = pieces([c.read_value() for c in variable.components], topology)
-        if is_workers_own(value, topology):
+        if not topology.is_whole and is_plain(value):
             once = op is ReduceOp.SUM and axis is None
             value = of_each_worker(value, topology, f"reduce({op.name})", once=once)
         if isinstance(value, PerReplica):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.functions._border import own_value
@@ -40,7 +40,7 @@ def run_compiled(
 ) -> Any:
     """Call ``fn`` on every replica, inside a function that is being traced."""
     outside = level()
-    outside.uses(topology, f"a run of {context.strategy}")
+    outside.uses(topology, context.strategy)
     with entered(strategy=context.strategy):
         inputs = _Inputs.of((args, kwargs), topology)
     body = _Body(context, fn, inputs)

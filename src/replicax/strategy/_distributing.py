@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import jax
 
-from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule
+from replicax._types import ReduceOp
 from replicax.context._current import (
     current,
     get_replica_context,
@@ -31,10 +31,10 @@ from replicax.values._placement import as_array
 from replicax.values._reduce import is_slices
 
 
-def is_workers_own(value: Any, topology: Topology | None) -> bool:
-    """Whether other workers may hold another value in the place of this one."""
+def is_plain(value: Any) -> bool:
+    """Whether each worker has a value of its own in this place: no strategy knows of it."""
     value = value.values if is_slices(value) else value
-    if topology is None or topology.is_whole or isinstance(value, DistributedValues):
+    if isinstance(value, DistributedValues):
         return False
     variable = variable_of(value)
     return variable is None or variable.topology is None

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from replicax._enums import ReduceOp
 from replicax._errors import DivergenceError, ScopeError
+from replicax._types import ReduceOp
 from replicax.collectives._options import CommunicationOptions, checked_pairs
 from replicax.context._current import current, entered, strategy_scope
 from replicax.state._agreement import settled
@@ -18,7 +18,7 @@ from replicax.state._cell import Cell
 from replicax.state._declaration import laid_out_like
 from replicax.state._held import required_variable, value_of, variable_of
 from replicax.state._levels import TraceLevel, level
-from replicax.strategy._distributing import MultiStepContext, is_workers_own, of_each_worker
+from replicax.strategy._distributing import MultiStepContext, is_plain, of_each_worker
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._pieces import local_piece
 from replicax.values._structures import regroup, select
@@ -271,7 +271,7 @@ class StrategyExtended:
     def _of_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
         """A plain value as what each of several workers has in its place; others as they are."""
         topology = self._strategy.topology
-        if topology is None or not is_workers_own(value, topology):
+        if topology is None or topology.is_whole or not is_plain(value):
             return value
         op = ReduceOp.parse(reduce_op)
         return of_each_worker(value, topology, f"reduce_to({op.name})", once=op is ReduceOp.SUM)

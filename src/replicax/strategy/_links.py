@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.collectives import _eager
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions

@@ -322,7 +322,7 @@ def _run_solo(
     if topology is None:
         return wholly(lambda: _own(fn(*args, **kwargs)), replica=strategy.solo_context)
     if topology.cores > 1:
-        level().uses(topology, f"a run of {strategy}")
+        level().uses(topology, strategy)
     context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
     if topology.cores == 1:  # a replica of several devices keeps its arrays spread
         args, kwargs = _given((args, kwargs), device)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final, overload
 
 import jax
 
-from replicax._enums import ReduceOp
 from replicax._lazy import LazyModule, LeavesOut
+from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.context._current import set_default
 from replicax.strategy._base import StrategyBase

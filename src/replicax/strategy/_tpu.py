@@ -5,8 +5,8 @@ from typing import Any, final
 
 import jax
 
-from replicax._enums import ReduceOp
 from replicax._errors import PlacementError
+from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.strategy._base import StrategyBase

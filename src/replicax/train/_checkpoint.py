@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._enums import VariableAggregation
 from replicax._errors import CheckpointError, ScopeError, VariableError
 from replicax._threads import new_thread
+from replicax._types import VariableAggregation
 from replicax.context._current import current, entered
 from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of

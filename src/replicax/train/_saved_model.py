@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import TracingError
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.data._errors import DataLossError
 from replicax.functions._function import Function, function
 from replicax.functions._jaxpr._lift import Lifted, lift
@@ -275,7 +275,7 @@ def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, 
 
 
 def _run_on(level: TraceLevel) -> list[Any]:
-    return [t for t, why in level.topologies.items() if why.startswith("a run of")]
+    return [t for t, why in level.topologies.items() if not isinstance(why, str)]
 
 
 def _shape(spec: Any, number: int, scope: Any, name: str) -> jax.ShapeDtypeStruct:

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.topology._mesh import REPLICA_AXIS, Topology, together
 from replicax.values._per_replica import (
     DistributedValues,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.data._errors import InvalidArgumentError
 from replicax.topology._devices import current_device
 from replicax.topology._mesh import Topology, together

@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     DistributedValues,

@@ -24,7 +24,7 @@ from typing import Any, final
 
 import jax
 
-from replicax._enums import ReduceOp
+from replicax._types import ReduceOp
 from replicax.cluster._resolver import ClusterResolver
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import Shape, TensorSpec, TypeSpec
+from replicax._types import Shape, TensorSpec, TypeSpec
 from replicax.data._blocks import Block, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, to_array

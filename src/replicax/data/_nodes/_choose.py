@@ -6,7 +6,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, as_structure, join
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import Array

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self, final
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, RowBlock, as_structure
 from replicax.data._errors import StructureError
 from replicax.data._leaves import common_shape, leaf_spec

@@ -13,7 +13,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock, RowBlock
 from replicax.data._node import (
     INFINITE_CARDINALITY,

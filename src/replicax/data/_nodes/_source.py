@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, IndexedSource, PlaceBlock, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, leaf_spec, own, to_array, to_leaf, unshared

@@ -11,7 +11,7 @@ from typing import Any, final
 
 import numpy as np
 
-from replicax._tensor_spec import TensorSpec, TypeSpec
+from replicax._types import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, ColumnBlock, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._known import opened

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from replicax._tensor_spec import TensorSpec
+from replicax._types import TensorSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import own
 from replicax.data._node import Root, node_of, to_int
