@@ -3,7 +3,8 @@
     python docs/make_preflight_pages.py FOLDER [--compile]
 
 reads the reports that ``replicax preflight --json`` and ``docs/published_steps.py`` left in FOLDER,
-and puts tables and plots between the marks of the pages; devices without a report are left out.
+and the table that ``replicax plan`` printed, ``plan.txt``, and puts tables and plots between the
+marks of the pages; devices without a report are left out.
 ``--compile`` makes the former that are missing first, which takes an hour on two cores.
 """
 
@@ -51,6 +52,9 @@ def main(folder: Path, *, compiles: bool) -> None:
         _plot(found, DOCS / f"preflight_{label}.svg")
     _fill(page, "gpu", _full(reports["digits"], "h100:1x8"))
     _fill(page, "published", _published(folder))
+    plan = folder / "plan.txt"
+    if plan.exists():
+        _fill(page, "plan", f"```text\n{plan.read_text().rstrip()}\n```")
     _fill(DOCS / "tpu.md", "demo", _full(reports["digits"], "v5e:16x16"))
     page = DOCS / "scaling.md"
     _fill(page, "whole", _table(reports["1b_cores1"]))
@@ -84,16 +88,18 @@ def _full(reports: Sequence[PreflightReport], name: str) -> str:
 def _table(reports: Sequence[PreflightReport]) -> str:
     rows = [
         "| devices | number | replicas | memory of a device | fits | flops | sent in a step |"
-        " step, roofline |",
+        " arithmetic, memory, links by themselves |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for r in reports:
         spare = show_bytes(abs(r.headroom))
         fits = f"yes, {spare} to spare" if r.fits else f"**no**, {spare} too much"
+        parts = (r.compute_seconds, r.memory_seconds, r.communication_seconds)
         rows.append(
             f"| {r.topology} | {r.num_devices:,} | {r.num_replicas:,} |"
             f" {show_bytes(r.memory.total)} | {fits} | {r.flops:.3g} |"
-            f" {show_bytes(r.communication_bytes)} | {1e3 * r.step_seconds:.3g} ms |"
+            f" {show_bytes(r.communication_bytes)} |"
+            f" {', '.join(f'{1e3 * part:.3g}' for part in parts)} ms |"
         )
     return "\n".join(rows)
 
@@ -101,18 +107,20 @@ def _table(reports: Sequence[PreflightReport]) -> str:
 def _published(folder: Path) -> str:
     """Estimates against published step times; runs without a report are left out."""
     rows = [
-        "| model | devices | published step | estimate | error | of which compute, memory, links |",
-        "| --- | --- | ---: | ---: | ---: | ---: |",
+        "| model | devices | published step | estimate | error | operations, links | arithmetic,"
+        " memory by themselves |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, run in runpy.run_path(str(DOCS / "published_steps.py"))["RUNS"].items():
         path = folder / f"published_{name}.json"
         if path.exists():
             r = PreflightReport.from_json(path.read_text())
-            parts = (r.compute_seconds, r.memory_seconds, r.communication_seconds)
+            links = r.communication_seconds
             rows.append(
                 f"| {run.model} | {run.topology} | {run.seconds:.2f} s | {r.step_seconds:.2f} s |"
                 f" {100 * (r.step_seconds / run.seconds - 1):+.0f} % |"
-                f" {', '.join(f'{part:.2f}' for part in parts)} s |"
+                f" {r.step_seconds - links:.2f}, {links:.2f} s |"
+                f" {r.compute_seconds:.2f}, {r.memory_seconds:.2f} s |"
             )
     return "\n".join(rows)
 

@@ -7,6 +7,7 @@ import pytest
 
 from replicax.ahead._costs import Collective, Costs
 from replicax.ahead._hlo import Hlo
+from replicax.ahead._targets import Limits
 
 PROGRAM = textwrap.dedent("""\
     HloModule jit_step, is_scheduled=true
@@ -137,6 +138,61 @@ def test_of_branches_the_costliest_counts_and_is_named():
     # Two in the larger branch, one of the library's.
     assert found.flops == 3 * 2 * 64**3
     assert found.notes["branch taken to be the costliest of its conditional"] == 1
+
+
+SERIAL = """\
+%product (a: f32[64,64], b: f32[64,64]) -> f32[64,64] {
+  %a = f32[64,64]{1,0} parameter(0)
+  %b = f32[64,64]{1,0} parameter(1)
+  ROOT %d = f32[64,64]{1,0} dot(%a, %b), lhs_contracting_dims={1}, rhs_contracting_dims={0}
+}
+
+ENTRY %main (x: f32[64,64]) -> f32[64,64] {
+  %x = f32[64,64]{1,0} parameter(0)
+  %y = f32[64,64]{1,0} fusion(%x, %x), kind=kOutput, calls=%product
+  %z = f32[64,64]{1,0} add(%x, %y)
+  %begun = (f32[64,64]{1,0:S(1)}, f32[64,64]{1,0}, u32[]) copy-start(%z)
+  %near = f32[64,64]{1,0:S(1)} copy-done(%begun)
+  %w = f32[64,64]{1,0:S(1)} fusion(%near, %near), kind=kOutput, calls=%product
+  ROOT %sum = f32[64,64]{1,0} all-reduce(%w), replica_groups={}
+}
+"""
+SIZE, PRODUCT = 64 * 64 * 4, 2 * 64**3
+
+
+def seconds(text, flops, memory):
+    return Costs(Hlo(text), 0, Limits(flops, memory, 1.0)).of_step().seconds
+
+
+def test_operations_take_their_time_one_after_the_other_and_what_is_begun_none():
+    # Two products, of which only the first has its values in the large memory; and a sum.
+    assert seconds(SERIAL, PRODUCT, float("inf")) == pytest.approx(2)
+    assert seconds(SERIAL, float("inf"), SIZE) == pytest.approx(3 + 3)
+    # Where arithmetic takes longer than memory: the products. Where memory does: the sum.
+    assert seconds(SERIAL, PRODUCT / 5, SIZE) == pytest.approx(5 + 3 + 5)
+
+
+def test_the_time_of_a_loop_is_that_of_all_its_turns():
+    chip = Limits(flops=2 * 256 * 256 * 1024, hbm_bytes=float("inf"), link_bytes=1.0)
+
+    assert Costs(Hlo(PROGRAM), 0, chip).of_step().seconds == pytest.approx(10)
+
+
+KERNEL = """\
+ENTRY %main (x: f32[64,64]) -> f32[64,64] {
+  %x = f32[64,64]{1,0} parameter(0)
+  ROOT %k = f32[64,64]{1,0} custom-call(%x), custom_call_target="tpu_custom_call", frontend_attributes={kernel_metadata={
+"about":"{\\"block\\": 128}"
+}}, metadata={op_name="jit(f)/pallas_call" stack_frame_id=18}, backend_config={"custom_call_config":{"body":"TUw=","cost_estimate":{"flops":"12345","transcendentals":"7","bytes_accessed":"777"}}}
+}
+"""
+
+
+def test_a_kernel_that_says_what_it_costs_is_believed_over_however_many_lines():
+    found = cost(KERNEL)
+
+    assert (found.flops, dict(found.notes)) == (12345, {})
+    assert found.bytes == 2 * SIZE
 
 
 def test_kernels_that_cannot_be_counted_are_listed():

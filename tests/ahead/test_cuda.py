@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 import replicax as rx
 from tests.ahead.needs import needs_cuda
@@ -229,3 +230,17 @@ def test_what_a_gpu_cannot_hold_does_not_fit():
 
     assert (report.compiles, report.fits) == (True, False)
     assert report.headroom < 0
+
+
+def test_kernels_of_pallas_are_compiled_and_named():
+    def double(x, out):
+        out[...] = x[...] * 2
+
+    x = jnp.ones((256, 256))
+    kernel = pl.pallas_call(double, out_shape=jax.typeof(x), backend="triton")
+
+    report = rx.preflight(jax.jit(lambda x: kernel(x) @ x), (x,), "h100:1x1")
+
+    assert report.compiles
+    assert report.flops == 2 * 256**3
+    assert any("triton, whose arithmetic is not counted" in note for note in report.notes)

@@ -42,9 +42,10 @@ def test_prices_are_read_from_a_file(tmp_path):
     path = tmp_path / "prices.json"
     path.write_text('{"v5e": 1.2}')
     assert prices_of(str(path)) == {"v5e": 1.2}
-    path.write_text('["v5e"]')
-    with pytest.raises(ValueError, match="prices of an hour"):
-        prices_of(str(path))
+    for wrong in ('["v5e"]', '{"v5e": 1.2'):
+        path.write_text(wrong)
+        with pytest.raises(ValueError, match="prices of an hour"):
+            prices_of(str(path))
 
 
 def test_what_a_script_offers_is_tried_in_all_combinations():

@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -224,6 +225,21 @@ def test_a_program_of_jax_alone_is_compiled_on_its_own_mesh():
 
 
 @needs_compiler
+def test_a_kernel_is_compiled_and_counted_by_what_it_says_of_itself():
+    def double(x, out):
+        out[...] = x[...] * 2
+
+    told = pl.CostEstimate(flops=12345, transcendentals=0, bytes_accessed=777)
+    x = jnp.ones((256, 256))
+    kernel = pl.pallas_call(double, out_shape=jax.typeof(x), cost_estimate=told)
+
+    report = rx.preflight(jax.jit(kernel), (x,), "v5e:1x1")
+
+    assert (report.flops, report.notes) == (12345, ())
+    assert report.operation_seconds >= 2 * x.nbytes / report.chip.hbm_bytes
+
+
+@needs_compiler
 def test_a_program_without_a_mesh_is_one_devices_work():
     weight = rx.Variable(jnp.ones((256, 256)), name="weight")
 
@@ -348,6 +364,7 @@ def test_the_estimate_is_the_roofline_that_the_report_states():
     assert report.compute_seconds == pytest.approx(1.0)
     assert report.memory_seconds == pytest.approx(2.0)
     assert report.step_seconds == pytest.approx(2.0)
+    assert report_of(operation_seconds=2.5).step_seconds == pytest.approx(2.5)
     assert "max(flops / peak flops" in str(report)
     assert "fits, with 14.00 GiB to spare" in str(report)
     assert "2 replicas of 2 logical devices" in str(report)

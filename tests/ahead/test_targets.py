@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from replicax.ahead._preflight import unknown_links
 from replicax.ahead._targets import Limits, Target
 from replicax.topology._generations import GENERATIONS
 
@@ -46,6 +47,23 @@ def test_what_there_is_not_is_refused_with_what_there_is(name):
     with pytest.raises(ValueError, match=r"v5e:16x16.*h100:2x8") as caught:
         Target.parse(name)
     assert "b200" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("V5E:4x4", "v5e:4x4"),
+        ("H100:2x8", "h100:2x8"),
+        ("h100", "h100:8"),
+        ("h100:2x8x2", "h100:8"),
+        ("v5:4x4", "v5e:4x4"),
+        ("v5e:16x", "v5e:4x4"),
+        ("tpu7:4x4x4", "tpu7x:4x4x4"),
+    ],
+)
+def test_what_is_nearly_a_name_is_told_which(name, meant):
+    with pytest.raises(ValueError, match=f"Did you mean '{meant}'"):
+        Target.parse(name)
 
 
 def test_a_gpu_of_ones_own(tmp_path):
@@ -107,3 +125,30 @@ def test_cores_that_share_their_memory_are_one_device():
         "v2": 2, "v3": 2, "v4": 1, "v5e": 1, "v5p": 1, "v6e": 1, "tpu7x": 2
     }  # fmt: skip
     assert Target.parse("v4:2x2x1").request["chip_config_name"] == "megacore"
+
+
+def test_what_slices_send_each_other_is_what_google_publishes():
+    """Gb/s of a chip; those of v4 by its machines of four, which have 25 GB/s."""
+    published = {"v4": 50, "v5e": 6400 / 256, "v5p": 50, "v6e": 100, "tpu7x": 100}
+    for name, rate in published.items():
+        shape = "x".join("2" * len(GENERATIONS[name].host))
+        slices = Target.parse(f"2x {name}:{shape}").limits
+        chips = 2 ** len(GENERATIONS[name].host)
+        assert slices.far_bytes == pytest.approx(rate * 1e9 / 8 * chips), name
+        assert Target.parse(f"{name}:{shape}").limits.far_bytes == 0
+
+
+def test_links_of_tpus_are_within_a_fifth_of_what_others_publish_of_them():
+    """All-reduces of a pod, by its chips, and links by their number, of jax-ml/scaling-book."""
+    published = {"v3": 340e12 / 1024, "v4": 1.1e15 / 4096, "v5e": 51.2e12 / 256}
+    links = {"v4": 6 * 45e9, "v5e": 4 * 45e9, "v5p": 6 * 90e9, "v6e": 4 * 90e9}
+    for name, rate in (*published.items(), *links.items()):
+        assert GENERATIONS[name].chip_ici_bytes == pytest.approx(rate, rel=0.2), name
+
+
+def test_slices_whose_network_is_not_known_are_named():
+    (note,) = unknown_links(Target.parse("2x v3:4x4"))
+
+    assert "what v3 sends to other slices in a second is not known" in note
+    assert not list(unknown_links(Target.parse("2x v4:2x2x2")))
+    assert not list(unknown_links(Target.parse("v3:4x4")))

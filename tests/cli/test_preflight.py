@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 import replicax
+from replicax.ahead._report import Memory, PreflightReport
+from replicax.cli._main import main
 from tests.ahead.needs import needs_compiler
 
 SCRIPT = """
@@ -197,6 +199,30 @@ def test_what_the_compiler_is_wrongly_told_is_no_failure_of_the_script(script):
 
     assert done.returncode == 2
     assert done.stderr.startswith("replicax preflight: The compiler does not take --xla_nonsense")
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (("--baseline", "other.json"), "other.json has no report of v5e:2x2, only of v4:2x2x1"),
+        (("--baseline", "broken.json"), "broken.json is no report of preflight"),
+        (("--baseline", "none.json"), "none.json"),
+        (("--json", "nowhere/report.json"), "There is no folder 'nowhere'"),
+        (("--plot", "nowhere/plot.svg"), "There is no folder 'nowhere'"),
+        (("--save-executable", "a.bin", "--topology", "v5e:1x1"), "give one --topology"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_first(given, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("raise SystemExit('the script was run')")
+    facts = "step", "v4:2x2x1", 4, 4, True, True, "", Memory(), 1, (), 0.0, 0.0, 0.0
+    Path("other.json").write_text(PreflightReport(*facts).to_json())
+    Path("broken.json").write_text("{}")
+
+    assert main(["preflight", "train.py", "--topology", "v5e:2x2", *given]) == 2
+
+    assert told in capsys.readouterr().err
 
 
 def test_an_amount_of_memory_that_is_none_is_refused_first(script):

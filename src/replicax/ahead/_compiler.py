@@ -135,14 +135,17 @@ def _version(package: str) -> str:
 
 def _run(folder: Path) -> str:
     """Run the compiler in a process; what to say if it left no result."""
-    done = subprocess.run(
-        [sys.executable, "-m", "replicax.ahead._compiler", str(folder)],
-        env=_environment(),
-        capture_output=True,
-        text=True,
-        timeout=_LONGEST_SECONDS,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "replicax.ahead._compiler", str(folder)],
+            env=_environment(),
+            capture_output=True,
+            text=True,
+            timeout=_LONGEST_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"The compiler took longer than {_LONGEST_SECONDS // 60} minutes, and was stopped."
     last = "\n".join(done.stderr.strip().splitlines()[-15:])
     return f"The compiler's process ended with status {done.returncode}:\n{last}"
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from replicax.ahead._hlo import Computation, Hlo, Instruction, Values, groups_of, numbers
+from replicax.ahead._targets import Limits
 
 KINDS = (
     "all-reduce",
@@ -31,15 +32,10 @@ _STILL = (
 _PRODUCTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cudnn$conv")
 # Custom calls that compute nothing: they reserve memory, or say something to the compiler.
 _NO_WORK = (
-    "AllocateBuffer",
-    "AssumeGatherIndicesInBound",
-    "AsyncCollective",
-    "ConcatBitcast",
-    "Sharding",
-    "SPMD",
-    "annotate",
-    "Pin",
+    *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollective", "ConcatBitcast"),
+    *("GatherScatterIndices", "Pin", "PrepareAsyncCall", "Sharding", "SliceId", "SPMD", "annotate"),
 )
+_TOLD = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 # To compare branches: about the operations and bytes of one second of a chip.
 _FLOPS, _BYTES, _SENT = 2e14, 1e12, 1e11
 
@@ -81,6 +77,9 @@ class Cost:
         flops: Multiplications and additions of matrix products and convolutions.
         bytes: What is read from memory and written to it.
         bytes_once: The same with every loop's body counted once, as XLA counts.
+        seconds: Of the operations one after the other, each at the roofline: its arithmetic or its
+            traffic with the large memory, whichever takes longer. What goes on beside others,
+            copies that were begun and collectives, is not in it.
         collectives: By kind, group, machines and line: how often, and how many bytes.
         notes: What could not be counted, in words, and how often it was met.
     """
@@ -88,6 +87,7 @@ class Cost:
     flops: float = 0.0
     bytes: float = 0.0
     bytes_once: float = 0.0
+    seconds: float = 0.0
     collectives: dict[tuple[str, int, int, str], tuple[int, int]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
 
@@ -95,6 +95,7 @@ class Cost:
         """Take in another, as often as it happens."""
         self.flops += times * other.flops
         self.bytes += times * other.bytes
+        self.seconds += times * other.seconds
         self.bytes_once += other.bytes_once
         for key, (count, size) in other.collectives.items():
             had = self.collectives.get(key, (0, 0))
@@ -124,10 +125,12 @@ class Costs:
     Args:
         hlo: The program.
         near: How many devices, counted in their order, one machine joins by fast links; 0 for all.
+        chip: What a device can do in a second; without it no time is counted.
     """
 
-    def __init__(self, hlo: Hlo, near: int = 0) -> None:
+    def __init__(self, hlo: Hlo, near: int = 0, chip: Limits | None = None) -> None:
         self._hlo, self._near = hlo, near
+        self._chip = chip or Limits(math.inf, math.inf, math.inf)
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of_step(self) -> Cost:
@@ -151,15 +154,22 @@ class Costs:
             case "conditional":
                 return self._branches(one, values)
             case "fusion":
-                cost = self._inside(one)
-                cost.bytes = cost.bytes_once = self._fusion_bytes(one, computation)
-                return cost
+                return self._fused(one, computation)
             case "call" | "async-start":
                 cost = Cost()
                 for name in one.called:
                     cost.add(self._cost(name, [values.of(x) for x in one.operands]))
                 return cost
         return self._own(one, computation)
+
+    def _fused(self, one: Instruction, computation: Computation) -> Cost:
+        cost = self._inside(one)
+        cost.bytes = cost.bytes_once = self._fusion_bytes(one, computation)
+        self._timed(cost, self._fusion_bytes(one, computation, far=True))
+        return cost
+
+    def _timed(self, cost: Cost, far: float) -> None:
+        cost.seconds = max(cost.flops / self._chip.flops, far / self._chip.hbm_bytes)
 
     def _inside(self, fusion: Instruction) -> Cost:
         """The products of a fusion, whose values stay on the chip."""
@@ -224,6 +234,8 @@ class Costs:
         elif one.opcode in ("convolution", "dot"):
             cost.flops = _product_flops(one, computation)
         cost.bytes = cost.bytes_once = _traffic(one, computation)
+        if kind not in KINDS and not one.opcode.endswith("-start"):
+            self._timed(cost, min(cost.bytes, _plain_bytes(one, computation, far=True)))
         return cost
 
     def _group(self, one: Instruction) -> tuple[int, int]:
@@ -235,22 +247,20 @@ class Costs:
         hosts = max(len({m // near for m in group}) for group in members) if near else 1
         return max(map(len, members)), hosts
 
-    def _fusion_bytes(self, one: Instruction, computation: Computation) -> float:
-        """What a fusion reads and writes: of what it cuts, only the part."""
+    def _fusion_bytes(
+        self, one: Instruction, computation: Computation, *, far: bool = False
+    ) -> float:
+        """What a fusion reads and writes, or that in the large memory: of what it cuts, a part."""
         inside = self._hlo.computations.get(one.called[0]) if one.called else None
         if inside is None:
-            return _plain_bytes(one, computation)
-        total = sum(
-            _read_bytes(inside, parameter, operand.bytes)
-            for parameter, operand in zip(
-                inside.parameters, computation.operands(one), strict=False
-            )
-        )
-        return total + _written_bytes(inside, one.bytes)
+            return _plain_bytes(one, computation, far=far)
+        given = zip(inside.parameters, computation.operands(one), strict=False)
+        total = sum(_read_bytes(inside, name, operand.held(far=far)) for name, operand in given)
+        return total + _written_bytes(inside, one.held(far=far))
 
 
-def _plain_bytes(one: Instruction, computation: Computation) -> float:
-    return one.bytes + sum(operand.bytes for operand in computation.operands(one))
+def _plain_bytes(one: Instruction, computation: Computation, *, far: bool = False) -> float:
+    return one.held(far=far) + sum(i.held(far=far) for i in computation.operands(one))
 
 
 def _traffic(one: Instruction, computation: Computation) -> float:
@@ -283,7 +293,7 @@ def _written_bytes(inside: Computation, whole: int) -> float:
     while root is not None and root.opcode in ("bitcast", "copy"):
         root = inside.instructions.get(root.operands[0])
     if root is not None and root.opcode == "dynamic-update-slice":
-        return inside.operands(root)[1].bytes
+        return min(whole, inside.operands(root)[1].bytes)
     return whole
 
 
@@ -321,9 +331,11 @@ def _target(one: Instruction) -> str:
 
 
 def _count_custom(one: Instruction, computation: Computation, cost: Cost) -> None:
-    target = _target(one)
+    target, told = _target(one), _TOLD.search(one.tail)
     if target.startswith(_PRODUCTS):
         cost.flops = _product_flops(one, computation)
+    elif told:  # a kernel that says itself what it costs
+        cost.flops = float(told[1])
     elif not target.startswith(_NO_WORK):
         cost.notes[f"custom call {target}, whose arithmetic is not counted"] += 1
 

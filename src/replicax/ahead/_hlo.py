@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ _SHAPE = re.compile(
 _ROW = re.compile(r'(?P<id>\d+) (?:"(?P<text>.*)"|\{(?P<fields>.*)\})')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 # Frames of libraries, between which and the compiler lies the line that somebody wants to see.
-_LIBRARIES = re.compile(r"[/\\](?:replicax|site-packages|dist-packages)[/\\]|^<frozen")
+_PACKAGE = re.escape(str(Path(__file__).parents[1]))
+LIBRARIES = re.compile(rf"{_PACKAGE}[/\\]|[/\\](?:site|dist)-packages[/\\]|^<frozen")
+_SHIM = "replicax/ahead/"  # through which every program is called
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|branch_computations|true_computation|false_computation)="
     r"(?P<names>\{[^}]*\}|%[\w.\-]+)"
@@ -32,6 +35,8 @@ _MESH = re.compile(
     r"replica_groups=@?\w*\[(?P<axes>[^\]]*=[^\]]*)\]"
     r"(?:, device_ids=\((?P<ids>\[[\d,]+\]T\([\d,]+\)|[\d,]+)\))? ?\{(?P<joined>[^}]*)\}"
 )
+# What kernels say of themselves goes on over several lines: these belong to the one before.
+_CONTINUED = re.compile(r'\n(?="|\}[^\n])')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MOST_TURNS = 1 << 18
 _CALLERS = ("fusion", "while", "call", "conditional", "async-start")
@@ -72,6 +77,10 @@ class Instruction:
     def bytes(self) -> int:
         """What its result takes."""
         return sum(shape.bytes for shape in self.shapes)
+
+    def held(self, *, far: bool) -> int:
+        """What its result takes; ``far``, of the large memory, and not on the chip."""
+        return sum(s.bytes for s in self.shapes if not (far and s.space))
 
     @cached_property
     def called(self) -> tuple[str, ...]:
@@ -130,7 +139,7 @@ class Hlo:
         self.head = text.partition("\n")[0]
         self._tables: dict[str, dict[int, Any]] = {name: {} for name in _TABLES}
         current, table = Computation(), ""
-        for line in text.splitlines():
+        for line in _CONTINUED.sub(" ", text).splitlines():
             table = line if line in _TABLES else table if line else ""
             if table:
                 self._note(table, line)
@@ -164,9 +173,9 @@ class Hlo:
             place = self._tables["FileLocations"].get(row.get("file_location_id"), {})
             file = self._tables["FileNames"].get(place.get("file_name_id"), "")
             line = f"{file}:{place.get('line', '?')}"
-            if file and not _LIBRARIES.search(file):
+            if file and not LIBRARIES.search(file):
                 return line
-            first = first or line
+            first = first or ("" if _SHIM in file else line)
             # XLA prints parents one too high, so that none is 1.
             frame = min(row.get("parent_frame_id", 1), frame) - 1
         return first

@@ -236,7 +236,10 @@ def prices_of(path: str) -> dict[str, float]:
     Raises:
         OptionError: The file holds something else.
     """
-    read = json.loads(Path(path).read_text()) if path else {}
+    try:
+        read = json.loads(Path(path).read_text()) if path else {}
+    except ValueError:
+        read = None
     if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):
         raise OptionError(
             f'{path} must be such as {{"v5e": 1.2, "h100": 11.0}}: prices of an hour.'

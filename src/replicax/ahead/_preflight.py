@@ -190,7 +190,7 @@ def _reported(
     fits = not is_full and (target.platform == "tpu" or memory.total <= hbm)
     near = target.limits.near if target.num_devices > target.limits.near else 0
     hlo = Hlo(text)
-    cost = Costs(hlo, near).of_step()
+    cost = Costs(hlo, near, target.limits).of_step()
     return PreflightReport(
         step=traced.name,
         topology=target.name,
@@ -205,7 +205,8 @@ def _reported(
         flops=cost.flops,
         bytes_accessed=_traffic(facts, cost),
         compile_seconds=facts.get("seconds", seconds),
-        notes=(*traced.notes, *_counted(cost.notes)),
+        operation_seconds=cost.seconds,
+        notes=(*traced.notes, *_counted(cost.notes), *unknown_links(target)),
         limits=target.limits,
         largest=largest(hlo, traced.names),
         by_line=tuple(cost.merged(by_line=True)[:10]),
@@ -221,6 +222,16 @@ def _traffic(facts: dict[str, Any], cost: Cost) -> float:
 def _counted(notes: Mapping[str, int]) -> Iterator[str]:
     for note, count in notes.items():
         yield f"{count} x {note}"
+
+
+def unknown_links(target: Target) -> Iterator[str]:
+    """What is not known of the links of ``target``, in words."""
+    limits = target.limits
+    if target.num_devices > limits.near and not limits.far_bytes:
+        yield (
+            f"what {target.kind} sends to other slices in a second is not known: counted as if they"
+            " were one"
+        )
 
 
 def _memory(facts: dict[str, Any]) -> Memory:

@@ -20,7 +20,8 @@ from replicax.ahead._fills import Buffer
 from replicax.ahead._targets import Limits, Target
 
 FORMULA = (
-    "step time = max(flops / peak flops, bytes / memory bandwidth) + sent bytes / link bandwidth"
+    "step time = sum over operations of max(flops / peak flops, bytes / memory bandwidth)"
+    " + sent bytes / link bandwidth"
 )
 
 
@@ -68,6 +69,8 @@ class PreflightReport:
         bytes_accessed: What one device reads and writes in its memory in one step: XLA's estimate,
             and what further turns of loops add to it.
         compile_seconds: How long the compiler took.
+        operation_seconds: The operations one after the other, each at the roofline: the time of
+            its arithmetic or of its memory traffic, whichever is longer.
         notes: What could not be counted, or was taken to be the worst.
         limits: What a device can do in a second; by default, what is known of the name.
         largest: The largest values of a device when its memory is fullest, with the lines that
@@ -99,6 +102,7 @@ class PreflightReport:
     flops: float
     bytes_accessed: float
     compile_seconds: float
+    operation_seconds: float = 0.0
     notes: tuple[str, ...] = ()
     limits: Limits | None = None
     largest: tuple[Buffer, ...] = ()
@@ -139,7 +143,8 @@ class PreflightReport:
     @property
     def step_seconds(self) -> float:
         """At the roofline, with communication that nothing hides; few real steps reach it."""
-        return max(self.compute_seconds, self.memory_seconds) + self.communication_seconds
+        parts = self.operation_seconds, self.compute_seconds, self.memory_seconds
+        return max(parts) + self.communication_seconds
 
     def to_json(self) -> str:
         """All figures, with the formula of the estimate, as JSON text.

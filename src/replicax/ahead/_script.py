@@ -15,6 +15,7 @@ import jax
 import jax.core
 
 from replicax._errors import TracingError
+from replicax.ahead._hlo import LIBRARIES
 from replicax.ahead._trace import Step
 from replicax.functions._program import watched_by
 
@@ -136,12 +137,17 @@ def run_script(path: str, args: Sequence[str], when: str = "") -> None:
 
 
 def _told(path: str, error: Exception, when: str) -> str:
-    """The traceback of a script, from its own first line on."""
-    where = error.__traceback__
-    while where is not None and where.tb_frame.f_code.co_filename != path:
-        where = where.tb_next
-    lines = traceback.format_exception(type(error), error, where or error.__traceback__)
-    return f"{path} failed{when}.\n\n{''.join(lines)}"
+    """The traceback of a script: its own lines, and where in a library it ended."""
+    told = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(told.stack) if frame.filename == path), 0)
+    frames = told.stack[first:]
+    shown = [f for f in frames if f is frames[-1] or not LIBRARIES.search(f.filename)]
+    told.stack = traceback.StackSummary.from_list(shown)
+    notes = getattr(told, "__notes__", None) or ()
+    told.__notes__ = [note for note in notes if "JAX has removed its internal frames" not in note]
+    left = len(frames) - len(shown)
+    note = f"(Without {left} lines of libraries in between.)\n" if left else ""
+    return f"{path} failed{when}.\n\n{''.join(told.format())}{note}"
 
 
 def _nothing_found(

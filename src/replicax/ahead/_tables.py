@@ -91,10 +91,13 @@ def _verdict(r: PreflightReport) -> Text:
 
 
 def _estimate(r: PreflightReport) -> str:
-    parts = (r.compute_seconds, r.memory_seconds, r.communication_seconds)
-    compute, memory, links = (f"{1e3 * s:.3g} ms" for s in parts)
-    total = f"{1e3 * r.step_seconds:.3g} ms"
-    return f"{total} = max({compute} compute, {memory} memory) + {links} links"
+    links = r.communication_seconds
+    parts = (r.step_seconds, r.step_seconds - links, links, r.compute_seconds, r.memory_seconds)
+    total, work, links_, compute, memory = (f"{1e3 * s:.3g} ms" for s in parts)
+    return (
+        f"{total} = {work} operations + {links_} links\n"
+        f"all arithmetic by itself {compute}, all memory traffic {memory}"
+    )
 
 
 def _filled(b: Buffer) -> str:

@@ -20,12 +20,13 @@ Registers and threads are those of the CUDA programming guide's table of compute
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,6 @@ _SLICES = re.compile(r"(?:(?P<count>[1-9]\d*)x ?)?(?P<slice>\w+[:-][\dx]+)")
 _CORES = re.compile(r"(?P<kind>v\w+)-(?P<number>[1-9]\d*)")
 _MACHINES = re.compile(r"(?P<gpu>.+):(?:(?P<hosts>[1-9]\d*)x)?(?P<each>[1-9]\d*)")
 _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
-# What a chip sends to other slices in a second: the pages' bandwidth of a pod, by its 256 chips.
-_BETWEEN_SLICES = {"v5e": 6.4e12 / 8 / 256, "v6e": 25.6e12 / 8 / 256}
 
 
 @dataclass(frozen=True)
@@ -118,20 +117,38 @@ class Target:
             >>> [Target.parse(n).num_devices for n in ("v5e:4x4", "v5p-128", "h100:2x8")]
             [16, 64, 16]
         """
-        machines = _MACHINES.fullmatch(str(name))
-        gpu = _gpu(machines["gpu"]) if machines else None
-        if machines and gpu:
-            return _of_gpus(str(name), gpu, int(machines["hosts"] or 1), int(machines["each"]))
-        slices = _SLICES.fullmatch(str(name))
         try:
-            shape = SliceShape.parse(_spelled(slices["slice"]) if slices else name)
+            return _parsed(str(name))
         except PlacementError as error:
             raise PlacementError(
                 f"{error} Several slices are '2x v5e:16x16'. GPUs are machines x GPUs of each, such"
                 f" as 'h100:2x8'; known are {', '.join(_GPUS)}, and files 'mine.json:2x8'."
-            ) from None
-        count = slices["count"] if slices else None
-        return _of_slice(str(name), shape, int(count or 1))
+                f"{_meant(str(name))}"
+            ) from error.__cause__
+
+
+def _parsed(name: str) -> Target:
+    machines = _MACHINES.fullmatch(name)
+    gpu = _gpu(machines["gpu"]) if machines else None
+    if machines and gpu:
+        return _of_gpus(name, gpu, int(machines["hosts"] or 1), int(machines["each"]))
+    slices = _SLICES.fullmatch(name)
+    shape = SliceShape.parse(_spelled(slices["slice"]) if slices else name)
+    return _of_slice(name, shape, int((slices and slices["count"]) or 1))
+
+
+def _meant(name: str) -> str:
+    """A name that there is, and that is nearly this one; in words, or nothing."""
+    kind, *size = re.split("[:-]", name.lower())
+    sizes = {k: "4x4" if len(GENERATIONS[k].host) == 2 else "4x4x4" for k in GENERATIONS}
+    sizes |= dict.fromkeys(_GPUS, "8")
+    kinds = difflib.get_close_matches(kind, sizes, n=3, cutoff=0.6)
+    asked = [f"{near}:{''.join(size)}" for near in kinds]
+    for tried in (*asked, *(f"{near}:{sizes[near]}" for near in kinds)):
+        with suppress(PlacementError):
+            if _parsed(tried):
+                return f" Did you mean {tried!r}?"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,7 @@ class _Gpu:
 
 def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
     chip = shape.generation
-    far = _BETWEEN_SLICES.get(chip.name, 0.0) * shape.num_devices if count > 1 else 0.0
+    far = chip.dcn_bytes * shape.num_devices if count > 1 else 0.0
     request: dict[str, Any] = {"topology_name": shape.name}
     if chip.config:
         request["chip_config_name"] = chip.config

@@ -11,7 +11,7 @@ from replicax.ahead._compiler import Compiling
 from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
 from replicax.ahead._preflight import require_compiler
 from replicax.ahead._trace import Step
-from replicax.cli._preflight import DOES_NOT_FIT, OK, caught, choose_devices
+from replicax.cli._preflight import DOES_NOT_FIT, OK, caught, check_outputs, choose_devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
     choices, prices = choices_of(options.vary), prices_of(options.prices or "")
+    check_outputs(options.plot)
     choose_devices(options.devices)
     console, candidates = Console(), list[Candidate]()
     for given in choices:

@@ -13,9 +13,9 @@ import jax
 from rich.console import Console
 
 from replicax._jax_private import backend_is_initialized
-from replicax.ahead._compiler import Compiling
+from replicax.ahead._compiler import Compiling, OptionError
 from replicax.ahead._preflight import compile_steps, require_compiler
-from replicax.ahead._report import PreflightReport, Sweep
+from replicax.ahead._report import PreflightReport, Sweep, drawing
 from replicax.ahead._script import NoStepError, ScriptError, preflight_script
 from replicax.ahead._tables import above, grown, limit_of
 from replicax.ahead._targets import Target
@@ -74,8 +74,13 @@ def run(options: argparse.Namespace) -> int:
     targets = [Target.parse(name) for name in names]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
+    # Before anything takes minutes.
     if options.max_memory:
-        limit_of(options.max_memory, 0)  # before anything takes minutes
+        limit_of(options.max_memory, 0)
+    before = _baseline(options.baseline, names)
+    check_outputs(options.json, options.plot, options.save_executable)
+    if options.save_executable and len(names) > 1:
+        raise OptionError("--save-executable writes one executable; give one --topology with it.")
     choose_devices(options.devices)
     how = Compiling.of(options.xla_flags, options.save_executable, options.cache)
     console = Console()
@@ -93,7 +98,41 @@ def run(options: argparse.Namespace) -> int:
     if status:
         return status
     _deliver(Sweep(tuple(reports)), options, console)
-    return _status(reports) or _judged(reports, options, console)
+    return _status(reports) or _judged(reports, before, options.max_memory, console)
+
+
+def _baseline(path: str | None, names: Sequence[str]) -> Sequence[PreflightReport]:
+    """The reports of before, of which there must be one for each of the devices."""
+    if not path:
+        return ()
+    try:
+        reports = Sweep.from_json(Path(path).read_text()).reports
+    except (ValueError, TypeError, KeyError) as error:
+        raise OptionError(
+            f"{path} is no report of preflight ({type(error).__name__}: {error}); --json writes"
+            " one."
+        ) from error
+    known = [report.topology for report in reports]
+    if missing := [name for name in names if name not in known]:
+        raise OptionError(
+            f"{path} has no report of {', '.join(missing)}, only of {', '.join(known) or 'none'}:"
+            " there is nothing to compare with. Make one with --topology and --json."
+        )
+    return reports
+
+
+def check_outputs(*paths: str | None) -> None:
+    """Refuse what could not be written once all is done.
+
+    Raises:
+        FileNotFoundError: A file is to go into a folder that there is not.
+        ImportError: A plot is to be drawn, and matplotlib is not installed.
+    """
+    for path in filter(None, paths):
+        if not Path(path).absolute().parent.is_dir():
+            raise FileNotFoundError(f"There is no folder {str(Path(path).parent)!r} for {path!r}.")
+        if path.endswith((".png", ".svg", ".pdf")):
+            drawing()
 
 
 def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -> tuple[int, Any]:
@@ -112,12 +151,14 @@ def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -
 
 
 def _judged(
-    reports: Sequence[PreflightReport], options: argparse.Namespace, console: Console
+    reports: Sequence[PreflightReport],
+    before: Sequence[PreflightReport],
+    most: str | None,
+    console: Console,
 ) -> int:
     """Whether it keeps within what it is held to."""
-    found = list(above(reports, options.max_memory)) if options.max_memory else []
-    if options.baseline:
-        found += grown(Sweep.from_json(Path(options.baseline).read_text()).reports, reports)
+    found = list(above(reports, most)) if most else []
+    found += grown(before, reports)
     for excess in found:
         console.print(f"[red]{excess.topology}: {excess.figure}[/] {excess.shown}")
         for place in excess.where:

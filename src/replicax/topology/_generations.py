@@ -1,10 +1,22 @@
 """Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
 
-Flops and bandwidths are those of one chip, divided by the devices that JAX makes of it. Those of
-v5e, v5p, v6e and tpu7x stand on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x;
-links are half of the bidirectional bandwidth given there). Of v4 the flops and the memory were
-looked up; its links, and all of v2 and v3, were not: take step times for these with care. The
-memory is what libtpu 0.0.42 lets a program use of a device.
+Flops and bandwidths are those of one chip, divided by the devices that JAX makes of it. What is
+sent is one direction, half of a bidirectional bandwidth. They stand
+
+* for v5e, v5p, v6e and tpu7x on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x),
+  what they send to other slices too: 6.4 Tb/s for the 256 chips of v5e, 50, 100 and 100 Gb/s for
+  a chip of the others;
+* for v4 on /v4, where memory is rounded to 1,200 GB/s; that and its links, 2,400 Gb/s, as quoted
+  from Google's comparison with v5p. /v4 has 1.1 PB/s for the all-reduce of 4,096 chips, 269 GB/s
+  for each, and jax-ml/scaling-book six links of 45 GB/s, 270. To other slices: 25 GB/s for a
+  machine of four chips (jax-ml/scaling-book);
+* for v3 on /v3, flops and memory; of its links that page has 340 TB/s for the all-reduce of 1,024
+  chips, 332 GB/s for each. Four links of 656 Gb/s, as here, are 328; jax-ml/scaling-book has 400;
+* for v2, whose page has no figures, nowhere that could be opened: take its step times with care.
+  "A Domain Specific Supercomputer for Training Deep Neural Networks", which the pages of v2 and v3
+  name, is said to have them.
+
+The memory is what libtpu 0.0.42 lets a program use of a device.
 """
 
 import math
@@ -15,6 +27,7 @@ from replicax._errors import PlacementError
 
 _NAME = re.compile(r"(?P<generation>\w+):(?P<chips>[1-9]\d*(x[1-9]\d*)*)")
 _GIB = 1 << 30
+_BOTH = "megacore"  # one device of the two cores of a chip
 
 
 @dataclass(frozen=True)
@@ -30,6 +43,7 @@ class Generation:
         chip_flops: Peak operations on bfloat16 in a second, of a chip.
         chip_hbm_bytes: What a chip reads from its memory in a second.
         chip_ici_bytes: What a chip sends to its neighbours in a second, over all links together.
+        chip_dcn_bytes: What a chip sends to other slices in a second; 0 if that is not known.
         config: How the compiler calls such a chip, if the name of the generation is not enough.
     """
 
@@ -41,6 +55,7 @@ class Generation:
     chip_flops: float
     chip_hbm_bytes: float
     chip_ici_bytes: float
+    chip_dcn_bytes: float = 0.0
     config: str = ""
 
     @property
@@ -63,17 +78,22 @@ class Generation:
         """What a device sends to others in a second."""
         return self.chip_ici_bytes / self.devices_per_chip
 
+    @property
+    def dcn_bytes(self) -> float:
+        """What a device sends to other slices in a second; 0 if that is not known."""
+        return self.chip_dcn_bytes / self.devices_per_chip
+
 
 GENERATIONS = {
     g.name: g
     for g in (
         Generation("v2", 2, (2, 2), (16, 16), 7.48, 45e12, 700e9, 248e9),
         Generation("v3", 2, (2, 2), (32, 32), 15.48, 123e12, 900e9, 328e9),
-        Generation("v4", 1, (2, 2, 1), (16, 16, 16), 30.75, 275e12, 1228e9, 300e9, "megacore"),
-        Generation("v5e", 1, (2, 2), (16, 16), 15.75, 197e12, 819e9, 200e9),
-        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95.74, 459e12, 2765e9, 600e9, "megacore"),
-        Generation("v6e", 1, (2, 2), (16, 16), 31.25, 918e12, 1638e9, 400e9),
-        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 94.75, 2307e12, 7380e9, 600e9),
+        Generation("v4", 1, (2, 2, 1), (16, 16, 16), 30.75, 275e12, 1228e9, 300e9, 6.25e9, _BOTH),
+        Generation("v5e", 1, (2, 2), (16, 16), 15.75, 197e12, 819e9, 200e9, 3.125e9),
+        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95.74, 459e12, 2765e9, 600e9, 6.25e9, _BOTH),
+        Generation("v6e", 1, (2, 2), (16, 16), 31.25, 918e12, 1638e9, 400e9, 12.5e9),
+        Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 94.75, 2307e12, 7380e9, 600e9, 12.5e9),
     )
 }
 
