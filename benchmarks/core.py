@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
@@ -78,6 +80,8 @@ def main() -> None:
     strategy = _two_replicas()
     with console.status("Steps against hand-written JAX"):
         rows += _against_hand(strategy, share)
+    with console.status("Values that are not from a dataset"):
+        rows += _pieces(strategy, share)
     with console.status("Loops over an iterator"):
         rows += _loops(strategy, share)
     with console.status("Against TensorFlow"), tensorflow(options.tensorflow) as answer:
@@ -104,6 +108,42 @@ def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     rows.append(
         Row("empty step - hand-written", found.difference, 40e-6, _medians(found), unit=" us")
     )
+    return rows
+
+
+def _pieces(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
+    """Steps that are given new pieces of JAX or NumPy, where a dataset gives its batch."""
+    host = [np.full((64, 784), i, np.float32) for i in range(2)]
+    placed = jax.block_until_ready([jnp.asarray(x) for x in host])
+    rows_of = rx.data.Dataset.from_tensors(np.concatenate(host))
+    [batch] = strategy.experimental_distribute_dataset(rows_of)
+    step = rx.function(lambda x: strategy.run(jnp.sum, args=(x,)))
+
+    def given(values: list | None) -> Block:
+        # What the calling thread does: the devices compute the same.
+        def run(steps: int) -> float:
+            taken = [
+                strategy.experimental_distribute_values_from_function(
+                    lambda ctx: values[ctx.replica_id_in_sync_group]
+                )
+                if values
+                else batch
+                for _ in range(steps)
+            ]
+            began = time.thread_time()
+            for value in taken:
+                last = step(value)
+            took = time.thread_time() - began
+            jax.block_until_ready(last)
+            return took
+
+        return run
+
+    rows = []
+    for kind, values, target in (("jnp", placed, 60e-6), ("NumPy", host, None)):
+        found = compare(given(values), given(None), pairs=100 // share, seconds=0.004)
+        what = f"step given pieces of {kind} - a dataset's batch, thread time"
+        rows.append(Row(what, found.difference, target, _medians(found), unit=" us"))
     return rows
 
 

@@ -6,7 +6,9 @@ import sys
 import threading
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -15,6 +17,7 @@ from tests.replicas import context, mirrored
 
 MOST_FRAMES = 25
 MOST_MODULES = 5
+MOST_CALLS = 45
 PACKAGE = str(Path(rx.__file__).parent)
 
 
@@ -60,11 +63,26 @@ def test_a_compiled_run_is_a_short_way_while_it_is_traced():
     assert len(files) <= MOST_FRAMES
 
 
-def test_a_warm_call_of_a_compiled_step_makes_few_calls():
+def in_pieces(make):
+    def values(strategy):
+        rows = strategy.experimental_distribute_values_from_function(
+            lambda ctx: make(np.full(2, ctx.replica_id_in_sync_group, np.float32))
+        )
+        return jax.block_until_ready(rows)
+
+    return values
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [lambda _: jnp.ones(2), in_pieces(jnp.asarray), in_pieces(np.asarray)],
+    ids=["array", "pieces of jnp", "pieces of NumPy"],
+)
+def test_a_warm_call_of_a_compiled_step_makes_few_calls(argument):
     strategy = mirrored(2)
     step = rx.function(lambda x: strategy.run(lambda y: y + 1, args=(x,)))
-    x = jnp.ones(2)
-    step(x)
+    step(argument(strategy))
+    x = argument(strategy)  # not seen before
     calls = []
 
     def note(frame, event, _):
@@ -77,7 +95,7 @@ def test_a_warm_call_of_a_compiled_step_makes_few_calls():
     finally:
         sys.setprofile(None)
 
-    assert 0 < len(calls) <= MOST_FRAMES  # all calls, not only those that are open at once
+    assert 0 < len(calls) <= MOST_CALLS  # all calls, not only those that are open at once
 
 
 def test_a_collective_is_a_short_way_from_the_replica():

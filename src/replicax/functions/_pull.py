@@ -36,7 +36,7 @@ from replicax.state._levels import (
 )
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 from replicax.values._per_replica import PerReplica, Stacked, is_distributed, stacked
-from replicax.values._placement import as_array, fitting, is_array
+from replicax.values._placement import NUMERIC, as_array, fitting, is_array
 
 
 def _taken(iterator: Ahead) -> Any:
@@ -137,7 +137,7 @@ def _as_array(x: Any) -> Any:
 
 
 def _is_numeric(x: Any) -> bool:
-    return isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV"
+    return isinstance(x, np.ndarray | np.generic) and x.dtype.kind in NUMERIC
 
 
 def _example(iterator: Ahead) -> Any:

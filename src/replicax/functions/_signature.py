@@ -19,14 +19,15 @@ from replicax.values._per_replica import (
     DistributedValues,
     Joined,
     PerReplica,
+    Pieces,
     Stacked,
     is_opaque,
     is_ragged,
     is_text,
     pieces,
 )
-from replicax.values._pieces import known_stack, stacked_array
-from replicax.values._placement import is_array, private
+from replicax.values._pieces import stacked_array, stacked_at_once
+from replicax.values._placement import NUMERIC, is_array, private
 from replicax.values._structures import PerReplicaSpec, component_specs
 
 Rebuild = Callable[[Any], Any]
@@ -118,7 +119,7 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
         return (x.shape, x.dtype, getattr(x, "weak_type", False)), x, _same  # keys have none
     if isinstance(x, DistributedValues):
         return _distributed(x)
-    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in "biufcV":
+    if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in NUMERIC:
         return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), private(x), _same
     if is_text(x):
         raise Text
@@ -128,14 +129,20 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
 
 
 def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
-    if isinstance(x.form, Joined):
-        array, topology, kind = x.form.array, x.form.topology, type(x)
+    form, kind = x.form, type(x)
+    if isinstance(form, Joined):
+        array, topology = form.array, form.topology
         key = ("mirrored", array.shape, array.dtype, topology, kind)
         return key, array, lambda a: kind.of(Joined(a, topology))
-    if isinstance(x.form, Stacked):  # what every step but the first hands on
-        return _stacked(x.form.array, x.form.topology, type(x))
-    if (known := known_stack(x.form, x.topology)) is not None:
-        return _stacked(known, x.topology, type(x))  # type: ignore[arg-type]
+    if isinstance(form, Stacked):  # what every step but the first hands on
+        return _stacked(form.array, form.topology, kind)
+    if isinstance(form, Pieces) and (known := stacked_at_once(form)) is not None:
+        return _stacked(known, form.topology, kind)  # type: ignore[arg-type]
+    return _plain_or_rows(x)
+
+
+def _plain_or_rows(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
+    """The same for components that are no arrays, differ, or are elsewhere."""
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None

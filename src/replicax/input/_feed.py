@@ -29,7 +29,7 @@ from replicax._threads import held, new_thread
 from replicax.input._split import HostStep, attempts
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces, stacked
-from replicax.values._placement import fitting, on_device
+from replicax.values._placement import NUMERIC, fitting, on_device
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def _canonical(x: np.ndarray) -> np.ndarray:
 
 
 def _is_numeric(x: Any) -> bool:
-    return np.asarray(x).dtype.kind in "biufcV"
+    return np.asarray(x).dtype.kind in NUMERIC
 
 
 def _own(x: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from replicax.values._per_replica import (
     is_opaque,
 )
 from replicax.values._pieces import local_piece, stacked_array
-from replicax.values._placement import is_array, per_replica_map
+from replicax.values._placement import NUMERIC, is_array, per_replica_map
 from replicax.values._structures import closed, component_specs, opened
 
 _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
@@ -101,7 +101,7 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
                 " which then runs each replica by itself, or batch with `drop_remainder=True`."
             )
         return None, stacked_array(x, topology), _OWN
-    if is_array(x) or (isinstance(x, np.ndarray) and x.dtype.kind in "biufcV"):
+    if is_array(x) or (isinstance(x, np.ndarray) and x.dtype.kind in NUMERIC):
         return None, x, _SAME
     return x, None, None
 

@@ -44,6 +44,7 @@ from replicax.values._placement import (
     per_replica_jit,
     per_replica_map,
     stack,
+    stack_at_once,
 )
 from replicax.workers import _group
 
@@ -94,7 +95,7 @@ def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array
     form = value.form
     if isinstance(form, Stacked):
         return form.array
-    if (known := known_stack(form, topology)) is not None:
+    if (known := _known_stack(form, topology)) is not None:
         return known
     array = stack(form.values, topology)
     if isinstance(form, Pieces) and all(map(is_array, form.values)) and not is_traced(array):
@@ -102,13 +103,24 @@ def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array
     return array
 
 
-def known_stack(form: Form, topology: Topology | None) -> jax.Array | None:
+def stacked_at_once(form: Pieces) -> jax.Array | None:
+    """The same for pieces that are at hand and alike; None for others, of which more is asked."""
+    topology = form.topology
+    if topology is None or (known := _known_stack(form, topology)) is not None:
+        return None if topology is None else known
+    array = stack_at_once(form.values, topology)
+    if array is not None and type(form.values[0]) is not np.ndarray:
+        vars(form)["stacked"] = topology, array
+    return array
+
+
+def _known_stack(form: Form, topology: Topology) -> jax.Array | None:
     """The array that the pieces were made before: what every step is given is put together once.
 
     Arrays never change, so that only values of nothing else are remembered.
     """
     place, array = vars(form).get("stacked", (None, None))
-    return array if place is not None and place == topology else None
+    return array if place is topology or place == topology else None
 
 
 def local_piece(value: Any) -> Any:

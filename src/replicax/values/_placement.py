@@ -23,6 +23,7 @@ from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 
 WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
+NUMERIC = "biufcV"  # kinds of NumPy's dtypes that JAX may have; bfloat16 is a V
 _WIDE = 8  # bytes of the integers that JAX does not have, unless x64 is on
 
 
@@ -191,37 +192,69 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     placed = topology.is_whole and all(map(is_array, pieces))
     if any(map(is_traced, pieces)) or (not placed and is_staging()):
         return _stack_staged(pieces, topology)
+    if (at_once := stack_at_once(pieces, topology)) is not None:
+        return at_once
     check_count(len(pieces), topology)
     if len({p.dtype if is_array(p) else jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
         pieces = [as_array(p).astype(dtype) for p in pieces]
     if not topology.is_whole:
         return _stack_own(pieces, topology)
-    if all(isinstance(p, np.ndarray) for p in pieces):  # in one transfer
-        if topology.cores == 1:
-            dtype = jax.dtypes.canonicalize_dtype(pieces[0].dtype)
-            rows = [np.array(fitting(p), dtype)[None] for p in pieces]
-            return put_rows(rows, topology.stacked, topology.leads)
+    if topology.cores > 1 and all(isinstance(p, np.ndarray) for p in pieces):
         sent: jax.Array = jax.device_put(fitting(np.stack(pieces)), topology.stacked)
         return sent
-    is_one_each = topology.cores == 1 < len(pieces)
-    if is_one_each and all(map(_is_in_memory, pieces, topology.leads)):
-        rows = [np.asarray(p)[None] for p in pieces]  # no copies, and no program
-        return put_rows(rows, topology.stacked, topology.leads)
     stacked: jax.Array = _stacker(topology)(join(pieces, topology))
     return stacked
 
 
-def _is_in_memory(piece: Any, device: jax.Device) -> bool:
-    """Whether NumPy sees an array of ``device`` where it is, now."""
-    return (
-        device.platform == "cpu"
-        and is_array(piece)
-        and not jnp.issubdtype(piece.dtype, jax.dtypes.extended)
-        and piece.size > 0
-        and piece.devices() == {device}
-        and piece.is_ready()
-    )
+def stack_at_once(pieces: Sequence[Any], topology: Topology) -> jax.Array | None:
+    """The same in one transfer and without a program, for pieces in memory that are all alike.
+
+    Every step that is given such pieces comes here: each is asked for no more than it must be.
+
+    Returns:
+        None for other pieces.
+    """
+    devices, head = topology.leads, pieces[0]
+    if topology.cores > 1 or not topology.is_whole or len(pieces) != len(devices):
+        return None
+    is_host = type(head) is np.ndarray
+    if not is_host and (not is_array(head) or is_traced(head)):
+        return None
+    kind, shape, dtype = type(head), head.shape, head.dtype
+    if any(type(p) is not kind or p.shape != shape or p.dtype != dtype for p in pieces):
+        return None
+    rows = _host_rows(pieces, dtype) if is_host else _device_rows(pieces, devices)
+    return None if rows is None else put_rows(rows, topology.stacked, devices)
+
+
+def _host_rows(pieces: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray] | None:
+    if dtype.kind not in NUMERIC:
+        return None
+    narrow = jax.dtypes.canonicalize_dtype(dtype)
+    return [np.array(fitting(p), narrow)[None] for p in pieces]
+
+
+def _device_rows(
+    pieces: Sequence[jax.Array], devices: Sequence[jax.Device]
+) -> list[np.ndarray] | None:
+    """What NumPy sees of arrays where they are, without copies."""
+    head, cpus = pieces[0], _cpus_beside(devices[0])
+    is_seen = cpus and isinstance(head.dtype, np.dtype) and head.size > 0
+    if not is_seen or len(pieces) == 1:  # one piece is a row where it is, by a program
+        return None
+    for piece in pieces:
+        where = piece.devices()
+        if len(where) > 1 or not where <= cpus or not piece.is_ready():
+            return None
+    return [np.asarray(p)[None] for p in pieces]
+
+
+@cache
+def _cpus_beside(device: jax.Device) -> frozenset[jax.Device]:
+    """The devices that share the memory of a CPU, which are all of its process; none for others."""
+    is_cpu = device.platform == "cpu"
+    return frozenset(device.client.local_devices()) if is_cpu else frozenset()
 
 
 def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
