@@ -9,14 +9,33 @@ import operator
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 from replicax._errors import user_frame
 
 Tensor = jax.Array
+
+# What an element of a dataset is made of where it is numbers: on its way to a device it becomes a
+# `jax.Array`, whatever it was. Lists are missing, for they are one array here and several there.
+Numbers = jax.Array | npt.NDArray[np.number[Any] | np.bool] | np.number[Any] | np.bool | complex
+
+if TYPE_CHECKING:  # only checkers know of defaults in Python 3.11
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
+
+
+class NamedFields(Protocol):
+    """A named tuple, whose class is kept when its fields become others."""
+
+    def _asdict(self) -> dict[str, Any]: ...
 
 
 def kept_dtype(dtype: Any) -> Any:

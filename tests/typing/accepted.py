@@ -1,15 +1,24 @@
 """Programs that are right: both checkers accept every line, and infer what is asserted."""
 
-from typing import Any, assert_type
+from typing import Any, NamedTuple, assert_type
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 from jax.typing import ArrayLike
 
 import replicax as rx
 
 assert_type(rx.__version__, str)
+
+Scaled = rx.data.Dataset[tuple[jax.Array, int]]
+Numbered = rx.data.Dataset[tuple[np.int64, np.number[Any]]]
+
+
+class Pair(NamedTuple):
+    image: Any
+    label: Any
 
 
 def a_variable_is_an_array(w: rx.Variable, x: jax.Array) -> None:
@@ -96,6 +105,8 @@ def a_replica_knows_its_context(x: jax.Array) -> None:
     context = rx.distribute.get_replica_context()
     assert_type(context.num_replicas_in_sync, int | Any)
     assert_type(context.all_reduce("SUM", x), jax.Array | Any)
+    if context is None:  # in cross-replica context; a replica function need not ask
+        return
     if isinstance(context, rx.distribute.ReplicaContext):
         assert_type(context.all_reduce("SUM", x), jax.Array)
         assert_type(context.all_reduce(rx.distribute.ReduceOp.MEAN, {"x": x}), dict[str, jax.Array])
@@ -157,11 +168,64 @@ def per_replica_values_know_their_components(strategy: rx.distribute.Strategy) -
     print(either, bare)
 
 
-def a_distributed_dataset_gives_its_elements(strategy: rx.distribute.MirroredStrategy) -> None:
-    dataset = rx.data.Dataset.range(8).batch(4)
-    distributed = strategy.experimental_distribute_dataset(dataset)
-    assert_type(distributed, rx.distribute.DistributedDataset[Any])
-    known: rx.distribute.DistributedDataset[rx.distribute.PerReplica[jax.Array]] = distributed
-    for batch in known:
-        assert_type(batch, rx.distribute.PerReplica[jax.Array])
-    assert_type(next(iter(known)), rx.distribute.PerReplica[jax.Array])
+def datasets_know_the_form_of_their_elements(
+    x: npt.NDArray[np.float32], y: npt.NDArray[np.int64], names: npt.NDArray[np.str_], untyped: Any
+) -> None:
+    def scaled(x: Any, y: Any) -> tuple[jax.Array, int]:
+        return jnp.asarray(x / 2), int(y)
+
+    def files(name: Any) -> rx.data.Dataset[bytes]:
+        return rx.data.TFRecordDataset(name)
+
+    pairs = rx.data.Dataset.from_tensor_slices((x, y)).shuffle(8).batch(4).repeat().prefetch(2)
+    assert_type(pairs, rx.data.Dataset[tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]])
+    for image, label in pairs:
+        print(image.shape, label.dtype)
+    assert_type(rx.data.Dataset.zip(pairs, pairs).take(1).map(scaled), Scaled)
+    assert_type(pairs.flat_map(files), rx.data.Dataset[bytes])
+    numbers = rx.data.Dataset.range(3)
+    draws = rx.data.Dataset.random(seed=1)
+    assert_type(rx.data.Dataset.zip(draws, draws), rx.data.Dataset[tuple[np.int64, np.int64]])
+    assert_type(rx.data.Dataset.zip((draws, draws)), rx.data.Dataset[tuple[np.int64, np.int64]])
+    assert_type(numbers.enumerate().filter(bool).with_options(rx.data.Options()), Numbered)
+    assert_type(numbers.map(lambda n: n * 2), rx.data.Dataset[Any])
+    assert_type(rx.data.Dataset.from_tensor_slices(untyped).batch(4), rx.data.Dataset[Any])
+    for name in rx.data.Dataset.from_tensor_slices(names):
+        assert_type(name, Any)
+
+
+def a_distributed_dataset_gives_its_elements(
+    strategy: rx.distribute.MirroredStrategy,
+    x: npt.NDArray[np.float32],
+    y: npt.NDArray[np.int64],
+    untyped: Any,
+) -> None:
+    dataset = rx.data.Dataset.from_tensor_slices((x, y)).batch(4)
+    for images, labels in strategy.experimental_distribute_dataset(dataset):
+        assert_type(images, rx.distribute.PerReplica[jax.Array] | jax.Array)
+        assert_type(strategy.reduce("SUM", labels, axis=0), jax.Array)
+        assert_type(strategy.experimental_local_results(images), tuple[jax.Array, ...])
+    named = rx.data.Dataset.from_tensor_slices({"x": x, "z": x}).batch(4)
+    batch: dict[str, rx.distribute.PerReplica[jax.Array] | jax.Array]
+    batch = next(iter(strategy.experimental_distribute_dataset(named)))
+    assert_type(strategy.reduce("SUM", batch["x"], axis=0), jax.Array)
+
+    def made(context: rx.distribute.InputContext) -> rx.data.Dataset[npt.NDArray[np.float32]]:
+        return rx.data.Dataset.from_tensor_slices(x).batch(context.get_per_replica_batch_size(4))
+
+    for part in strategy.distribute_datasets_from_function(made):
+        assert_type(part, rx.distribute.PerReplica[jax.Array] | jax.Array)
+
+    def fields(x: Any, y: Any) -> Pair:
+        return Pair(x, y)
+
+    for pair in strategy.experimental_distribute_dataset(dataset.map(fields)):
+        print(pair.image, pair.label)  # the class of a named tuple is kept
+    for known in (untyped, x, [x], rx.data.Dataset.from_tensor_slices([1, 2]).batch(2)):
+        distributed = strategy.experimental_distribute_dataset(known)
+        assert_type(distributed, rx.distribute.DistributedDataset[Any])
+        for element in distributed:
+            assert_type(element, Any)
+    annotated: rx.distribute.DistributedDataset[rx.distribute.PerReplica[jax.Array]]
+    annotated = strategy.experimental_distribute_dataset(untyped)
+    assert_type(next(iter(annotated)), rx.distribute.PerReplica[jax.Array])

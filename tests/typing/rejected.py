@@ -1,7 +1,11 @@
 """Lines that are wrong: both checkers reject each that is marked, and no other."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
 
 import replicax as rx
 
@@ -32,6 +36,26 @@ def messages(feature: rx.train.Feature) -> None:
     rx.train.Feature(int64_lst=rx.train.Int64List(value=[1]))  # wrong
     rx.train.Int64List(value=["a"])  # wrong
     feature.int64_list = rx.train.Int64List()  # wrong
+
+
+def datasets(strategy: rx.distribute.Strategy, x: npt.NDArray[np.float32], untyped: Any) -> None:
+    dataset = rx.data.Dataset.from_tensor_slices((x, x)).shuffle(8).batch(4)
+    for image, label in dataset:
+        print(image.shpe, label.dtype)  # wrong
+    for images, _labels in strategy.experimental_distribute_dataset(dataset):
+        images.vlues  # wrong
+    for _images, _labels, _weights in strategy.experimental_distribute_dataset(dataset):  # wrong
+        break
+    dataset.batch("4")  # wrong
+    dataset.map(3)  # wrong
+    dataset.flat_map(int)  # wrong
+    rx.data.Dataset.from_tensor_slices(untyped).bach(4)  # wrong
+    strategy.experimental_distribute_dataset(untyped).elemnt_spec  # wrong
+    strategy.experimental_distribute_dataset(dataset.bath(4))  # wrong
+    iter(dataset).save_stat()  # wrong
+    iter(rx.data.Dataset.from_tensor_slices(untyped)).save_stat()  # wrong
+    wrong: rx.data.Dataset[bytes] = rx.data.Dataset.range(3)  # wrong
+    print(wrong)
 
 
 @rx.function

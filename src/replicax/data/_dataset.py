@@ -1,11 +1,12 @@
 """Dataset: source -> host batches (hop 1 of a batch's way to the devices)."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar, Generic
 
 import numpy as np
 
+from replicax._basics import T_co
 from replicax._lazy import LeavesOut
 from replicax.data._ahead import around, is_plain
 from replicax.data._errors import InvalidArgumentError
@@ -20,12 +21,18 @@ from replicax.data._surface._order import Order
 from replicax.data._surface._sources import Sources
 
 
-class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
+class Dataset(
+    Sources[T_co], Elements[T_co], Batches[T_co], Order[T_co], Kept[T_co], LeavesOut, Generic[T_co]
+):
     """A stream of elements, described by an immutable graph of transformations.
 
     Nothing is read or computed before the dataset is iterated; each ``iter(dataset)`` is a new
     pass. Elements are NumPy values on the host: arrays, scalars, ``bytes`` for strings, in tuples,
     named tuples and dicts.
+
+    To type checkers a ``Dataset[T]`` has elements of the form ``T``: what `from_tensor_slices` was
+    given or what the function of `map` returns. Its elements are then known to be arrays, or tuples
+    or dicts of them, as those of a distributed dataset are.
 
     Args:
         node: The last node of the graph. Make datasets with `from_tensor_slices` and its kin.
@@ -52,7 +59,7 @@ class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
         self._node = node
 
     @staticmethod
-    def _wrap(node: Node) -> "Dataset":
+    def _wrap(node: Node) -> "Dataset[Any]":
         return Dataset(node)
 
     @property
@@ -65,7 +72,7 @@ class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
         """
         return self._node
 
-    def __iter__(self) -> DatasetIterator:
+    def __iter__(self) -> DatasetIterator[T_co]:
         if not is_plain():
             around.loop()
         return DatasetIterator(self._node)
@@ -137,7 +144,7 @@ class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
                 merged = merged.merge(node.options)
         return merged
 
-    def with_options(self, options: Options, name: str | None = None) -> "Dataset":
+    def with_options(self, options: Options, name: str | None = None) -> "Dataset[T_co]":
         """This dataset with options attached.
 
         Args:
@@ -160,7 +167,7 @@ class Dataset(Sources, Elements, Batches, Order, Kept, LeavesOut):
             )
         return Dataset(OptionsNode(self._node, copy.deepcopy(options)))
 
-    def as_numpy_iterator(self) -> Iterator[Any]:
+    def as_numpy_iterator(self) -> DatasetIterator[T_co]:
         """An iterator over the elements, which are NumPy values already.
 
         Returns:

@@ -1,10 +1,13 @@
 """One pass over a dataset, element by element, that can be stopped and continued elsewhere."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Iterator as AnyIterator
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
+import numpy.typing as npt
+
+from replicax._basics import NamedFields, Numbers, T_co
 from replicax._jax_private import at_rest, traced
 from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_driven, is_plain
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
@@ -14,8 +17,13 @@ from replicax.data._seeds import Origin, Run, Seeds
 _ROWS_AHEAD = 256
 _STATE_VERSION = 2
 
+K = TypeVar("K")
+# On the host numbers are NumPy's: arrays, and scalars where they have no axis. Checkers know the
+# members of arrays, and let pass what is true of scalars only.
+OnHost = npt.NDArray[Any] | Any
 
-class DatasetIterator(Ahead):
+
+class DatasetIterator(Ahead, Generic[T_co]):
     """Elements of a dataset in order; made by ``iter(dataset)``.
 
     An element that cannot be made raises, and the next call goes on with what follows it, as in
@@ -38,10 +46,30 @@ class DatasetIterator(Ahead):
         self._ready: AnyIterator[Any] = iter(())
         self._is_done = False
 
-    def __iter__(self) -> "DatasetIterator":
+    def __iter__(self) -> "DatasetIterator[T_co]":
         if not is_plain():
             around.loop()
         return self
+
+    @overload
+    def __next__(self: "DatasetIterator[NamedFields]") -> Any: ...
+
+    @overload
+    def __next__(self: "DatasetIterator[Numbers]") -> OnHost: ...
+
+    @overload
+    def __next__(self: "DatasetIterator[tuple[Numbers, Numbers]]") -> tuple[OnHost, OnHost]: ...
+
+    @overload
+    def __next__(
+        self: "DatasetIterator[tuple[Numbers, Numbers, Numbers]]",
+    ) -> tuple[OnHost, OnHost, OnHost]: ...
+
+    @overload
+    def __next__(self: "DatasetIterator[Mapping[K, Numbers]]") -> dict[K, OnHost]: ...
+
+    @overload
+    def __next__(self: "DatasetIterator[Any]") -> Any: ...
 
     def __next__(self) -> Any:
         if traced.value is not at_rest or is_driven():

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
+from replicax._basics import T_co
 from replicax.data._blocks import Block, join
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
@@ -335,7 +336,7 @@ class Buffered(Stream):
         self.stream.close()
 
 
-class Root(ABC):
+class Root(ABC, Generic[T_co]):
     """A dataset as the last node of a graph."""
 
     @property
@@ -345,7 +346,7 @@ class Root(ABC):
 
     @staticmethod
     @abstractmethod
-    def _wrap(node: Node) -> "Dataset":
+    def _wrap(node: Node) -> "Dataset[Any]":
         """The dataset that ends in ``node``."""
 
 

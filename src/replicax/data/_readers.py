@@ -151,7 +151,7 @@ _DEFAULT_CYCLE = 16  # files that are read at once, if the number is left to us
 FileNames = str | bytes | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset
 
 
-class _RecordsDataset(Dataset):
+class _RecordsDataset(Dataset[bytes]):
     """The records of files whose format has no setting but the compression."""
 
     _format: ClassVar[type[TFRecordFormat | TextFormat]]
@@ -214,7 +214,7 @@ class TextLineDataset(_RecordsDataset):
     _format = TextFormat
 
 
-class FixedLengthRecordDataset(Dataset):
+class FixedLengthRecordDataset(Dataset[bytes]):
     """Pieces of a fixed length from binary files, as bytes.
 
     Args:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
-from typing import TYPE_CHECKING, Any, Generic, NoReturn
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
 
 import jax
 
+from replicax._basics import NamedFields, Numbers, T_co
 from replicax._show import Sheet
 from replicax._threads import held
 from replicax._types import TensorSpec
@@ -22,11 +23,13 @@ from replicax.input._feed import Feed, Prefetch
 from replicax.input._split import Step, passed_over
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import T_co
+from replicax.values._per_replica import PerReplica, SomeArray
 from replicax.values._structures import PerReplicaSpec
 from replicax.workers._watch import load
 
 _STATE_VERSION = 2
+K = TypeVar("K")
+V = TypeVar("V")
 INPUT_MARK = "replicax.input"  # what a wait for an element is called in traces of JAX's profiler
 
 
@@ -176,9 +179,34 @@ class DistributedIterator(Ahead, Generic[T_co]):
             around.loop()
         return self
 
-    def __next__(self) -> T_co:
+    @overload
+    def __next__(self: DistributedIterator[NamedFields]) -> Any: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Numbers]) -> SomeArray: ...
+
+    @overload
+    def __next__(
+        self: DistributedIterator[tuple[Numbers, Numbers]],
+    ) -> tuple[SomeArray, SomeArray]: ...
+
+    @overload
+    def __next__(
+        self: DistributedIterator[tuple[Numbers, Numbers, Numbers]],
+    ) -> tuple[SomeArray, SomeArray, SomeArray]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Mapping[K, Numbers]]) -> dict[K, SomeArray]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[PerReplica[V]]) -> PerReplica[V]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Any]) -> Any: ...
+
+    def __next__(self) -> Any:
         self.admit()
-        return self.take() if is_plain() else around.take(self)  # type: ignore[no-any-return]
+        return self.take() if is_plain() else around.take(self)
 
     @property
     def origin(self) -> Pipeline:

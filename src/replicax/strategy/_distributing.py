@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import jax
 
@@ -67,6 +67,7 @@ def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> 
 
 
 if TYPE_CHECKING:
+    from replicax.data._dataset import Dataset
     from replicax.input import _distribute
     from replicax.input._distributed import DistributedDataset
 else:
@@ -138,6 +139,9 @@ class MultiStepContext:
             )
 
 
+T = TypeVar("T")
+
+
 class Unknown:
     """The result of no function: to checkers, only one whose result is not known fits it."""
 
@@ -161,6 +165,16 @@ class Distributing:
     @abstractmethod
     def devices_or_default(self) -> Topology:
         """Which devices make which replicas."""
+
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: Dataset[T], options: InputOptions | None = None
+    ) -> DistributedDataset[T]: ...
+
+    @overload
+    def experimental_distribute_dataset(
+        self, dataset: object, options: InputOptions | None = None
+    ) -> DistributedDataset[Any]: ...
 
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
@@ -188,6 +202,16 @@ class Distributing:
             return dataset  # type: ignore[no-any-return]
         return _distribute.distribute_dataset(dataset, options, self._topology)
 
+    @overload
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset[T]], options: InputOptions | None = None
+    ) -> DistributedDataset[T]: ...
+
+    @overload
+    def distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], object], options: InputOptions | None = None
+    ) -> DistributedDataset[Any]: ...
+
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
@@ -213,6 +237,16 @@ class Distributing:
         if self._topology is None:
             return dataset_fn(InputContext())  # type: ignore[no-any-return]
         return _distribute.distribute_from_function(dataset_fn, options, self._topology)
+
+    @overload
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], Dataset[T]], options: InputOptions | None = None
+    ) -> DistributedDataset[T]: ...
+
+    @overload
+    def experimental_distribute_datasets_from_function(
+        self, dataset_fn: Callable[[InputContext], object], options: InputOptions | None = None
+    ) -> DistributedDataset[Any]: ...
 
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None

@@ -11,25 +11,18 @@ import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._basics import stands_for
+from replicax._basics import T_co, stands_for
 from replicax._errors import PerReplicaError
 from replicax._show import format_components
 from replicax.topology._mesh import MESH_AXIS, Across, Topology
 from replicax.values._placement import glanced, is_traced, split, unstack
 from replicax.workers import _group
-
-if TYPE_CHECKING:  # only checkers know of defaults in Python 3.11
-    from typing_extensions import TypeVar as TypeVarWithDefault
-
-    T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
-else:
-    T_co = TypeVar("T_co", covariant=True)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,9 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from replicax._basics import T_co
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import Root, to_int
@@ -15,8 +16,10 @@ from replicax.data._seeds import Seeds
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
 
+U = TypeVar("U")
 
-class Batches(Root):
+
+class Batches(Root[T_co]):
     """Transformations between elements and batches."""
 
     def batch(
@@ -26,7 +29,7 @@ class Batches(Root):
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,  # noqa: FBT001
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Consecutive elements as one element with a leading axis.
 
         Args:
@@ -54,7 +57,7 @@ class Batches(Root):
         padding_values: Any = None,
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Batches of elements with different lengths, padded at their ends.
 
         Args:
@@ -81,7 +84,7 @@ class Batches(Root):
         shapes, values = copy.deepcopy((padded_shapes, padding_values))
         return self._wrap(PaddedBatchNode(self.node, size, bool(drop_remainder), shapes, values))
 
-    def unbatch(self, name: str | None = None) -> "Dataset":
+    def unbatch(self, name: str | None = None) -> "Dataset[T_co]":
         """Batches taken apart along their first axis.
 
         Args:
@@ -102,7 +105,7 @@ class Batches(Root):
         batch_size: int | Sequence[int],
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Batches cut again to other sizes.
 
         Args:
@@ -127,11 +130,11 @@ class Batches(Root):
     def group_by_window(
         self,
         key_func: Callable[..., Any],
-        reduce_func: Callable[..., Any],
+        reduce_func: Callable[..., "Dataset[U]"],
         window_size: int | None = None,
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[U]":
         """Elements gathered by a key; a function makes a dataset of each full group.
 
         Args:
@@ -178,7 +181,7 @@ class Batches(Root):
         no_padding: bool = False,  # noqa: FBT001, FBT002
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Batches of elements of about the same length, padded.
 
         Args:
@@ -214,7 +217,7 @@ class Batches(Root):
                 " padded_shapes, for example [None] for a row, with None where to pad."
             )
 
-        def make_batches(bucket: Any, group: "Dataset") -> "Dataset":
+        def make_batches(bucket: Any, group: "Dataset") -> "Dataset[T_co]":
             size = buckets.sizes[int(bucket)]
             if no_padding:
                 return group.batch(size, drop_remainder)
@@ -236,7 +239,7 @@ class Batches(Root):
         stride: int = 1,
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[Any]":
         """Small datasets of consecutive elements, which may overlap.
 
         Args:

@@ -1,8 +1,9 @@
 """Part of `Dataset`: functions of elements."""
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from replicax._basics import T_co
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._leaves import own, to_leaf
@@ -16,17 +17,19 @@ from replicax.data._structure import flatten
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
 
+U = TypeVar("U")
+
 # Fixed, unlike TensorFlow's, which follows the number of cores: an order that depends on the
 # machine cannot be restored on another.
 _DEFAULT_CYCLE = 16
 
 
-class Elements(Root):
+class Elements(Root[T_co]):
     """Transformations that call a user's function."""
 
     def map(  # noqa: PLR0913
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., U],
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,  # noqa: FBT001
         synchronous: bool | None = None,  # noqa: FBT001
@@ -34,7 +37,7 @@ class Elements(Root):
         name: str | None = None,
         *,
         vectorize: bool = False,
-    ) -> "Dataset":
+    ) -> "Dataset[U]":
         """A function of each element.
 
         The function works on NumPy values on the host. It is called once for each element, in
@@ -69,7 +72,7 @@ class Elements(Root):
         function = ElementFunction(map_func, "map", vectorize=vectorize)
         return self._wrap(MapNode(self.node, function, _workers(num_parallel_calls, "map")))
 
-    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset":
+    def filter(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset[T_co]":
         """The elements for which a function is true.
 
         Args:
@@ -86,7 +89,7 @@ class Elements(Root):
         del name
         return self._wrap(FilterNode(self.node, ElementFunction(predicate, "filter")))
 
-    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset":
+    def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset[T_co]":
         """The elements before the first for which a function is false.
 
         Args:
@@ -103,7 +106,9 @@ class Elements(Root):
         del name
         return self._wrap(TakeWhileNode(self.node, ElementFunction(predicate, "take_while")))
 
-    def flat_map(self, map_func: Callable[..., Any], name: str | None = None) -> "Dataset":
+    def flat_map(
+        self, map_func: Callable[..., "Dataset[U]"], name: str | None = None
+    ) -> "Dataset[U]":
         """A dataset for each element, one after the other.
 
         Args:
@@ -125,13 +130,13 @@ class Elements(Root):
 
     def interleave(  # noqa: PLR0913
         self,
-        map_func: Callable[..., Any],
+        map_func: Callable[..., "Dataset[U]"],
         cycle_length: int | None = None,
         block_length: int | None = None,
         num_parallel_calls: int | None = None,
         deterministic: bool | None = None,  # noqa: FBT001
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[U]":
         """A dataset for each element, several of them in turn.
 
         Args:
@@ -192,7 +197,7 @@ class Elements(Root):
 
     def scan(
         self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None
-    ) -> "Dataset":
+    ) -> "Dataset[Any]":
         """A function of each element that hands a state on to the next.
 
         Args:
@@ -221,7 +226,7 @@ class Elements(Root):
         initial_dist: Sequence[float] | None = None,
         seed: int | None = None,
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[Any]":
         """Elements left out at random, so that their classes come as often as wanted.
 
         Args:
@@ -250,7 +255,7 @@ class Elements(Root):
         function = ElementFunction(class_func, "rejection_resample")
         return self._wrap(ResampleNode(self.node, function, target, initial, Seeds(seed)))
 
-    def apply(self, transformation_func: Callable[["Dataset"], "Dataset"]) -> "Dataset":
+    def apply(self, transformation_func: Callable[["Dataset[T_co]"], "Dataset[U]"]) -> "Dataset[U]":
         """A function of the whole dataset.
 
         Args:

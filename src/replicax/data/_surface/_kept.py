@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from replicax._basics import T_co
 from replicax.data._blocks import RowBlock
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
 
 
-class Kept(Root):
+class Kept(Root[T_co]):
     """Transformations and sources that keep elements."""
 
-    def cache(self, filename: str | os.PathLike[str] = "", name: str | None = None) -> "Dataset":
+    def cache(
+        self, filename: str | os.PathLike[str] = "", name: str | None = None
+    ) -> "Dataset[T_co]":
         """Elements kept after the first complete pass.
 
         A `shuffle` before the cache is kept with it: put it after, for a new order in each pass.
@@ -85,7 +88,7 @@ class Kept(Root):
         reader_func: Callable[..., Any] | None = None,
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Elements kept on disk after the first complete pass, for later processes too.
 
         A pipeline that was changed does not find what another one has kept: files are named by its
@@ -145,9 +148,9 @@ class Kept(Root):
         path: str | os.PathLike[str],
         element_spec: Any = None,
         compression: str | None = None,
-        reader_func: Callable[["Dataset"], "Dataset"] | None = None,
+        reader_func: Callable[["Dataset[Any]"], "Dataset[Any]"] | None = None,
         wait: bool = False,  # noqa: FBT001, FBT002
-    ) -> "Dataset":
+    ) -> "Dataset[Any]":
         """The elements that `save` has kept.
 
         Args:

@@ -1,7 +1,10 @@
 """Part of `Dataset`: which elements, in which order, how often, and when."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
+from replicax._basics import T_co
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Root, node_of, to_int
 from replicax.data._nodes._combine import ConcatenateNode
@@ -23,8 +26,10 @@ from replicax.data._structure import flatten
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
 
+U = TypeVar("U")
 
-class Order(Root):
+
+class Order(Root[T_co]):
     """Transformations that leave elements as they are."""
 
     def shuffle(
@@ -33,7 +38,7 @@ class Order(Root):
         seed: int | None = None,
         reshuffle_each_iteration: bool = True,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """Random order through a buffer.
 
         Args:
@@ -61,7 +66,7 @@ class Order(Root):
         seeds = Seeds(seed, reshuffle=reshuffle_each_iteration is not False)
         return self._wrap(ShuffleNode(self.node, size, seeds))
 
-    def repeat(self, count: int | None = None, name: str | None = None) -> "Dataset":
+    def repeat(self, count: int | None = None, name: str | None = None) -> "Dataset[T_co]":
         """Several passes, one after the other.
 
         Args:
@@ -79,7 +84,7 @@ class Order(Root):
         number = -1 if count is None else to_int(count, "repeat", "count")
         return self._wrap(RepeatNode(self.node, max(number, -1)))
 
-    def take(self, count: int, name: str | None = None) -> "Dataset":
+    def take(self, count: int, name: str | None = None) -> "Dataset[T_co]":
         """The first elements.
 
         Args:
@@ -96,7 +101,7 @@ class Order(Root):
         del name
         return self._wrap(TakeNode(self.node, to_int(count, "take", "count")))
 
-    def skip(self, count: int, name: str | None = None) -> "Dataset":
+    def skip(self, count: int, name: str | None = None) -> "Dataset[T_co]":
         """Everything after the first elements.
 
         Args:
@@ -113,7 +118,7 @@ class Order(Root):
         del name
         return self._wrap(SkipNode(self.node, to_int(count, "skip", "count")))
 
-    def shard(self, num_shards: int, index: int, name: str | None = None) -> "Dataset":
+    def shard(self, num_shards: int, index: int, name: str | None = None) -> "Dataset[T_co]":
         """Every ``num_shards``-th element, from ``index`` on.
 
         Args:
@@ -138,7 +143,7 @@ class Order(Root):
             )
         return self._wrap(ShardNode(self.node, parts, place))
 
-    def concatenate(self, dataset: "Dataset", name: str | None = None) -> "Dataset":
+    def concatenate(self, dataset: "Dataset[U]", name: str | None = None) -> "Dataset[T_co | U]":
         """This dataset, then another.
 
         Args:
@@ -156,7 +161,9 @@ class Order(Root):
         del name
         return self._wrap(ConcatenateNode.of(self.node, node_of(dataset, "concatenate")))
 
-    def enumerate(self, start: int = 0, name: str | None = None) -> "Dataset":
+    def enumerate(
+        self, start: int = 0, name: str | None = None
+    ) -> "Dataset[tuple[np.int64, T_co]]":
         """Pairs of a number and an element.
 
         Args:
@@ -173,7 +180,7 @@ class Order(Root):
         del name
         return self._wrap(EnumerateNode(self.node, to_int(start, "enumerate", "start")))
 
-    def unique(self, name: str | None = None) -> "Dataset":
+    def unique(self, name: str | None = None) -> "Dataset[T_co]":
         """Each element at its first appearance.
 
         Args:
@@ -196,7 +203,7 @@ class Order(Root):
         self,
         log_warning: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[T_co]":
         """The elements that can be made; those that raise are left out.
 
         Args:
@@ -214,7 +221,7 @@ class Order(Root):
         del name
         return self._wrap(IgnoreErrorsNode(self.node, bool(log_warning)))
 
-    def prefetch(self, buffer_size: int | None, name: str | None = None) -> "Dataset":
+    def prefetch(self, buffer_size: int | None, name: str | None = None) -> "Dataset[T_co]":
         """Elements made ahead in a thread, which ends with its iterator.
 
         Args:

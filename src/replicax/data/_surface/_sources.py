@@ -4,11 +4,12 @@ import builtins
 import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 from numpy.typing import DTypeLike
 
+from replicax._basics import T_co
 from replicax._types import TensorSpec
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import own
@@ -28,14 +29,18 @@ from replicax.data._structure import flatten, parts_like
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
 
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
 
-class Sources(Root):
+
+class Sources(Root[T_co]):
     """The constructors."""
 
     @classmethod
     def range(
         cls, *args: int, output_type: DTypeLike = np.int64, name: str | None = None
-    ) -> "Dataset":
+    ) -> "Dataset[np.number[Any]]":
         """Numbers from start to stop, as Python's range counts them.
 
         Args:
@@ -61,7 +66,7 @@ class Sources(Root):
         return cls._wrap(RangeNode(span.start, span.stop, span.step, np.dtype(output_type)))
 
     @classmethod
-    def from_tensors(cls, tensors: Any, name: str | None = None) -> "Dataset":
+    def from_tensors(cls, tensors: A, name: str | None = None) -> "Dataset[A]":
         """A dataset of one element.
 
         Args:
@@ -79,7 +84,7 @@ class Sources(Root):
         return cls._wrap(TensorsNode.of(tensors))
 
     @classmethod
-    def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> "Dataset":
+    def from_tensor_slices(cls, tensors: A, name: str | None = None) -> "Dataset[A]":
         """Arrays cut along their first axis.
 
         The arrays are copied, so that writing into them later changes nothing here. Read-only
@@ -111,7 +116,7 @@ class Sources(Root):
         args: Sequence[Any] | None = None,
         output_signature: Any = None,
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[Any]":
         """Elements from a Python function that returns an iterable.
 
         Args:
@@ -147,8 +152,26 @@ class Sources(Root):
         arguments = tuple(own(argument) for argument in args or ())
         return cls._wrap(GeneratorNode(generator, arguments, signature))
 
+    @overload
     @classmethod
-    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset":
+    def zip(cls, a: "Dataset[A]", b: "Dataset[B]", /) -> "Dataset[tuple[A, B]]": ...
+
+    @overload
+    @classmethod
+    def zip(
+        cls, a: "Dataset[A]", b: "Dataset[B]", c: "Dataset[C]", /
+    ) -> "Dataset[tuple[A, B, C]]": ...
+
+    @overload
+    @classmethod
+    def zip(cls, pair: "tuple[Dataset[A], Dataset[B]]", /) -> "Dataset[tuple[A, B]]": ...
+
+    @overload
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset[Any]": ...
+
+    @classmethod
+    def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset[Any]":
         """Elements of several datasets side by side, until the shortest ends.
 
         Args:
@@ -180,7 +203,7 @@ class Sources(Root):
         shuffle: bool | None = None,  # noqa: FBT001
         seed: int | None = None,
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[bytes]":
         """The names of files that match a pattern.
 
         Args:
@@ -215,10 +238,10 @@ class Sources(Root):
     @classmethod
     def choose_from_datasets(
         cls,
-        datasets: Sequence["Dataset"],
-        choice_dataset: "Dataset",
+        datasets: Sequence["Dataset[A]"],
+        choice_dataset: "Dataset[Any]",
         stop_on_empty_dataset: bool = True,  # noqa: FBT001, FBT002
-    ) -> "Dataset":
+    ) -> "Dataset[A]":
         """For each number of a dataset, the next element of the dataset with that number.
 
         Args:
@@ -245,12 +268,12 @@ class Sources(Root):
     @classmethod
     def sample_from_datasets(
         cls,
-        datasets: Sequence["Dataset"],
-        weights: "Sequence[float] | Dataset | None" = None,
+        datasets: Sequence["Dataset[A]"],
+        weights: "Sequence[float] | Dataset[Any] | None" = None,
         seed: int | None = None,
         stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
         rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
-    ) -> "Dataset":
+    ) -> "Dataset[A]":
         """Elements of datasets drawn at random.
 
         Args:
@@ -292,7 +315,7 @@ class Sources(Root):
         seed: int | None = None,
         rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
         name: str | None = None,
-    ) -> "Dataset":
+    ) -> "Dataset[np.int64]":
         """Random numbers without end: int64, from 0 to 2**32 - 1.
 
         Args:
@@ -314,7 +337,7 @@ class Sources(Root):
     @classmethod
     def counter(
         cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None
-    ) -> "Dataset":
+    ) -> "Dataset[np.number[Any]]":
         """Numbers without end.
 
         Args:
