@@ -9,11 +9,14 @@ from tests.replicas import mirrored
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _hears_ctrl_c():
-    """A shell starts what runs in the background with SIGINT ignored, and so are its children."""
+def _hears_signals():
+    """What a shell starts in the background ignores SIGINT, and with `nohup` SIGHUP; so would all
+    that the tests start."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    hang_up = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGHUP, hang_up)
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,10 @@ from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import bare_python
 from replicax.workers._wire import Door, Wire
+from tests.fresh_process import run_fresh
+from tests.multi_process.gang import ROOT
+
+SRC = ROOT / "src"
 
 TOKEN = "the token of this run"
 PING = {"count": 1, "inside": False, "pace": 0.0, "journal": [[1, "a step", 7]]}
@@ -448,3 +452,47 @@ def test_the_programs_that_run_bare_need_no_jax():
             [*command[:3], script, *command[4:]], capture_output=True, text=True, timeout=60
         )
         assert done.stdout == "[]\n", done.stderr
+
+
+AUDITED = """
+    import json, os, sys
+    import replicax as rx
+    from replicax.workers._reports import Report
+    from tests.workers import test_hub as hubs
+
+    forbidden = ("pickle.find_class", "exec", "compile", "marshal.loads", "import", "os.system",
+                 "subprocess.Popen", "os.exec", "os.posix_spawn", "ctypes.dlopen")
+    seen = set()
+    evil = "__import__('os').system('true')"
+    cluster = {"cluster": {"worker": ["a:1", "b:1"], evil: ["c:1"]}, "task": {"type": "worker"}}
+
+    def note(event, args):
+        if event in forbidden:
+            seen.add((event, str(args)[:200]))
+
+    def talk():
+        with hubs.hub(2) as address, hubs.worker(address, 0, 2, host=evil) as a:
+            with hubs.worker(address, 1, 2) as b:
+                hubs.heard(b, "go")
+                a.send({"ping": hubs.PING | {"disk": [evil, 1]}})
+                hubs.heard(a, "pong")
+                for wire in (a, b):
+                    wire.send({"offer": "os.system", "value": {"__reduce__": [evil]}})
+                hubs.heard(b, "answer")
+                a.send({"raised": evil, "progress": hubs.PING})
+                Report.from_message({"report": hubs.heard(b, "report")})
+        os.environ["TF_CONFIG"] = json.dumps(cluster | {"task": {"type": "worker", "index": 0}})
+        rx.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
+
+    talk()  # imports what the code needs, whatever is said
+    sys.addaudithook(note)
+    talk()
+    print(sorted(seen))
+"""
+
+
+def test_what_comes_by_the_network_is_not_unpickled_evaluated_or_imported():
+    done = run_fresh(AUDITED, PYTHONPATH=f"{SRC}:{ROOT}")
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"

@@ -16,3 +16,26 @@ print("ended while it was connected")
 
 def test_the_keeper_does_not_wait_for_ever_for_a_worker_that_is_stopped():
     assert "ended while it was connected" in run_fresh(STOPPED).stdout
+
+
+DEAD = """
+import os, socket, subprocess, sys, time
+from replicax.workers import _keeper
+
+worker = subprocess.Popen(["sleep", "600"])
+keeper = _keeper.Keeper("127.0.0.1", 1)
+host, port = keeper.address.rsplit(":", 1)
+# A connection whose end never comes, as the network is down.
+orphan = socket.create_connection((host, int(port)))
+keeper.watch([{"pid": worker.pid, "host": socket.gethostname()}])
+time.sleep(0.5)
+os.waitpid(keeper.pid, os.WNOHANG) == (0, 0) or sys.exit("it did not wait for the worker")
+worker.kill()
+worker.wait()
+keeper.end()
+print("ended without its worker")
+"""
+
+
+def test_the_keeper_does_not_wait_for_the_connection_of_a_worker_that_is_dead():
+    assert "ended without its worker" in run_fresh(DEAD).stdout

@@ -18,7 +18,6 @@ from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
 from replicax.workers._sessions import Owner
 from replicax.workers._settings import HubOptions
-from replicax.workers._watch import Readers, row
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
 _TICK = 0.1
@@ -57,7 +56,7 @@ class Hub:
         self._is_broken = self._is_ending = False
         self._gone: dict[int, Message] = {}  # what is known of those that are
         self._news: list[str] = []
-        self._readers = Readers(door)
+        self._readers = _watch.Readers(door)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
@@ -80,7 +79,7 @@ class Hub:
 
     def _status(self) -> Message:
         """How the run is, for those who only look."""
-        here = {i: row(m.facts, m.progress, "here") for i, m in self._members.items()}
+        here = {i: _watch.row(m.facts, m.progress, "here") for i, m in self._members.items()}
         found = {**self._gone, **here}
         return {
             "size": self._options.size,
@@ -233,8 +232,9 @@ class Hub:
 
     def _start(self) -> None:
         self._started = True
-        programs = {m.facts.get("program") for m in self._members.values()}
         members = [self._members[i].facts for i in range(self._options.size)]
+        if self._keeper:
+            self._keeper.watch(members)
         now = time.monotonic()
         for member in self._members.values():
             member.progress.heard = member.progress.moved = now
@@ -245,7 +245,7 @@ class Hub:
                     "hub_pid": os.getpid(),
                     "ping_timeout": self._options.ping_timeout,
                     "members": [{k: m.get(k) for k in ("address", "pid", "host")} for m in members],
-                    "same_program": len(programs) == 1,
+                    "same_program": len({m.get("program") for m in members}) == 1,
                 }
             }
         )
@@ -350,7 +350,7 @@ class Hub:
         if not quietly:
             self._note(text)
         del self._members[index]
-        self._gone[index] = row(member.facts, member.progress, "left" if quietly else "lost")
+        self._gone[index] = _watch.row(member.facts, member.progress, "left" if quietly else "lost")
         self._is_broken |= not quietly
         for key in [k for k, offers in self._offers.items() if index not in offers]:
             self._door.tell_workers({"never": key})

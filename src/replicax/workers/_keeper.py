@@ -6,6 +6,7 @@ hub is lost, the workers can still say so, save what they have, and end in good 
 """
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from replicax._lazy import LazyModule
-from replicax.workers import _sockets, _wire
+from replicax.workers import _sessions, _sockets, _wire
 
 if TYPE_CHECKING:
     from replicax import _jaxlib_private
@@ -27,7 +28,7 @@ _LAST_ONES = 30.0  # seconds that workers may take to end after they have said g
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
 _SILENCE = 4 * _TELL_EVERY  # what is no silence
-_OVER, _HERE = b".", b"h"
+_OVER, _HERE, _PIDS = b".", b"h", b"p"
 
 
 class Keeper:
@@ -84,6 +85,17 @@ class Keeper:
         os.kill(self.pid, signal.SIGKILL)
         return f"it was ended, as it had not answered for {patience:.0f} s: it was stopped"
 
+    def watch(self, members: list[dict[str, Any]]) -> None:
+        """Have it know the workers, if all are processes of this machine.
+
+        Then it need not wait for the connection of one that is dead: where the network is down,
+        that stays open for minutes.
+        """
+        pids = [m["pid"] for m in members if m.get("host") == socket.gethostname()]
+        if len(pids) == len(members) and all(map(_sessions.is_running, pids)):
+            with contextlib.suppress(OSError):
+                self._pipe.send(_PIDS + json.dumps(pids).encode())
+
     def end(self) -> None:
         """End it as soon as no process is connected to it, and wait for that.
 
@@ -109,11 +121,12 @@ def _keep(host: str, size: int, hub: socket.socket) -> None:
         service, address = _service(host, size)
         hub.send(address.encode())
         port = _wire.split_address(address)[1]
-        linger = 0.0 if _serve_hub(hub, port, size) else _LINGER
+        is_over, pids = _serve_hub(hub, port, size)
+        linger = 0.0 if is_over else _LINGER
         last_seen = time.monotonic()
         until = last_seen + _LONGEST
         # One that has said goodbye to the hub may still be ending, and JAX would abort it.
-        while (there := _sockets.connections(port)) or time.monotonic() - last_seen < linger:
+        while (there := _is_used(port, pids)) or time.monotonic() - last_seen < linger:
             if there:  # one whose other end is silent is closed in time
                 last_seen = time.monotonic()
             if last_seen > until:
@@ -124,17 +137,32 @@ def _keep(host: str, size: int, hub: socket.socket) -> None:
         os._exit(0)  # the service's threads need no farewell
 
 
-def _serve_hub(hub: socket.socket, port: int, size: int) -> bool:
-    """Hand copies of all connections to the hub until it ends; whether it said that all is over."""
+def _is_used(port: int, pids: list[int]) -> bool:
+    """Whether a worker may still need the service."""
+    return bool(_sockets.connections(port)) and (not pids or any(map(_sessions.is_running, pids)))
+
+
+def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int]]:
+    """Hand copies of all connections to the hub until it ends.
+
+    Returns:
+        Whether it said that all is over, and the workers that it told of.
+    """
     given: set[int] = set()
+    pids: list[int] = []
     while True:
         hub.settimeout(_LOOK_EVERY if len(given) < size else _TELL_EVERY)
         try:
-            return hub.recv(1) == _OVER
+            told = hub.recv(1 << 20)
+            if not told.startswith(_PIDS):
+                return told == _OVER, pids
+            pids = json.loads(told.removeprefix(_PIDS).removesuffix(_OVER))
+            if told.endswith(_OVER):
+                return True, pids
         except TimeoutError:
             pass
         except OSError:
-            return False
+            return False, pids
         with contextlib.suppress(OSError):  # it is stopped, or gone: seen above
             hub.send(_HERE)
             for inode, copy in _sockets.copies(port):

@@ -114,6 +114,17 @@ def is_stopped(pid: int) -> bool:
     return _facts(pid)[:1] == ["T"]
 
 
+def is_running(pid: int) -> bool:
+    """Whether there is a process of this number on this machine that has not ended."""
+    if _PROC.is_dir():
+        return _facts(pid)[:1] not in ([], ["Z"], ["X"])
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return True
+
+
 def _strays(sessions: set[int]) -> list[int]:
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
