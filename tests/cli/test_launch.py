@@ -252,6 +252,27 @@ def test_a_program_that_ends_early_leaves_no_hub_and_its_port_is_free(tmp_path):
     _wire.listen(f"127.0.0.1:{port}").close()
 
 
+def test_a_restart_finds_its_folder_also_after_old_temporary_files_were_removed(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import os, pathlib, shutil
+        if os.environ["REPLICAX_RESTART"] == "0":
+            shutil.rmtree(pathlib.Path(os.environ["REPLICAX_TOKEN_FILE"]).parent)
+            raise SystemExit(4)
+        token = pathlib.Path(os.environ["REPLICAX_TOKEN_FILE"])
+        modes = [oct(p.stat().st_mode)[-3:] for p in (token, token.parent)]
+        print("restarted", len(token.read_text()), *modes, flush=True)
+        """,
+    )
+
+    with launched(tmp_path, "--workers", "1", "--max-restarts", "1", program) as it:
+        said = it.stdout.read()
+
+    assert it.returncode == 0
+    assert "restarted 64 600 700" in said
+
+
 @pytest.mark.parametrize(
     ("code", "first"), [(0, "import replicax"), (3, "pass"), (3, "time.sleep(12)")]
 )

@@ -175,16 +175,16 @@ def test_a_large_enough_pool_of_the_user_is_kept(monkeypatch):
         assert os.environ["NPROC"] == "48"
 
 
-@pytest.mark.parametrize("text", ["0", "-1", "x", "2.5", "\u0661"])
+@pytest.mark.parametrize("text", ["0", "-1", "x", "2.5", "\u0661", "100000000", "9" * 5000])
 def test_a_device_count_that_is_no_number_names_the_variable_and_the_value(monkeypatch, text):
     monkeypatch.setenv("REPLICAX_CPU_DEVICES", text)
 
     with pytest.raises(
-        PlacementError, match=r"REPLICAX_CPU_DEVICES=.* Expected 1 or more"
+        PlacementError, match=r"REPLICAX_CPU_DEVICES=.* Expected 1 to 16384"
     ) as error:
         _virtual.requested_devices()
 
-    assert repr(text) in str(error.value)
+    assert repr(text[:40]) in str(error.value)
 
 
 def test_importing_with_a_bad_device_count_fails_with_that_message():

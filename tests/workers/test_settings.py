@@ -27,6 +27,14 @@ def test_a_deadline_that_is_no_number_of_seconds_is_refused(monkeypatch, name, t
         Settings.read(FACTS)
 
 
+@pytest.mark.parametrize("text", ["nonsense", "a:b", "a:70000", ":1", "a"])
+def test_a_hub_that_is_no_address_is_refused(monkeypatch, text):
+    monkeypatch.setenv("REPLICAX_HUB", text)
+
+    with pytest.raises(ClusterError, match="The coordinator of REPLICAX_HUB has the address"):
+        Settings.read(FACTS)
+
+
 def test_workers_of_one_cluster_have_one_token_and_other_clusters_another():
     assert Settings.read(FACTS).token == Settings.read(FACTS).token
     assert Settings.read(FACTS).token != Settings.read(OTHER).token

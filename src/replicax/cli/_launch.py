@@ -7,6 +7,7 @@ import os
 import secrets
 import shlex
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     try:
         with _signals_as_interrupts(), _guarded(options.grace) as (guard, folder):
-            _write_token(options, folder / TOKEN_FILE)
+            options.token = _token(options)
             with _reported(options) as reporter:
                 return _attempts(options, guard, folder, reporter)
     except KeyboardInterrupt as interrupt:
@@ -81,7 +82,6 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
         # The guard knows of the folder before it is there.
         folder = Path(tempfile.gettempdir()) / f"{FOLDER}{secrets.token_hex(8)}"
         guard.remove_later(folder)
-        folder.mkdir(mode=0o700)
         yield guard, folder
     finally:
         guard.end()
@@ -129,6 +129,7 @@ def _attempts(
 def _attempt(
     options: argparse.Namespace, attempt: int, guard: Guard, folder: Path, reporter: Reporter | None
 ) -> int:
+    _write_token(options.token, folder)
     plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
     hub = _start_hub(plans[0]) if options.host_index == 0 and options.workers > 1 else None
@@ -240,8 +241,8 @@ def _tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _write_token(options: argparse.Namespace, path: Path) -> None:
-    """Keep the secret of this run where only its workers find it."""
+def _token(options: argparse.Namespace) -> str:
+    """The secret of this run: a given one, or a new one."""
     given = dict(os.environ)
     if options.token_file:
         given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
@@ -253,8 +254,19 @@ def _write_token(options: argparse.Namespace, path: Path) -> None:
             " print(secrets.token_hex())' > token`, copy it to each machine (`chmod 600 token`),"
             " and add `--token-file token`; or set REPLICAX_TOKEN there."
         )
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(token or secrets.token_hex(32))
+    return token or secrets.token_hex(32)
+
+
+def _write_token(token: str, folder: Path) -> None:
+    """Keep the secret where only the workers find it; again, if somebody has tidied up."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    facts = folder.lstat()
+    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+        raise ClusterError(f"{folder} is not the launcher's own any more. Start it again.")
+    with contextlib.suppress(FileExistsError):
+        name = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with open(name, "w") as file:
+            file.write(token)
 
 
 def _start_hub(plan: GangPlan) -> HubProcess:

@@ -37,6 +37,7 @@ from replicax.topology._generations import SliceShape
 from replicax.workers._sockets import unheard
 
 COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
+_MOST_DEVICES = 16_384  # of a process: each takes memory, and more is a slip
 TPU_VARIABLE = "REPLICAX_TPU_TOPOLOGY"
 
 # XLA reads NPROC first. The second name is the one it would keep if it dropped the first.
@@ -111,10 +112,10 @@ def requested_devices() -> int | None:
     if not text:
         slice_name = os.environ.get(TPU_VARIABLE, "").strip()
         return SliceShape.parse(slice_name).num_devices if slice_name else None
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
+    if not (text.isascii() and text.isdigit() and len(text) < 9 and 0 < int(text) <= _MOST_DEVICES):
         raise PlacementError(
-            f"{COUNT_VARIABLE}={text!r} is not a number of devices. Expected 1 or more, for example"
-            f" {COUNT_VARIABLE}=8; unset it to run on one CPU device."
+            f"{COUNT_VARIABLE}={text[:40]!r} is not a number of devices. Expected 1 to"
+            f" {_MOST_DEVICES}, for example {COUNT_VARIABLE}=8; unset it to run on one CPU device."
         )
     return int(text)
 

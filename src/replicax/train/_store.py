@@ -32,6 +32,7 @@ import numpy as np
 
 from replicax._faults import fault_point
 from replicax._lazy import LazyModule
+from replicax.cluster._checks import WorkerLostError
 from replicax.train import _files
 from replicax.train._files import (
     DATA,
@@ -130,7 +131,14 @@ class _Team:
             words = [("", result)]
         else:
             told = "" if failure is None else f"{type(failure).__name__}: {failure}"
-            words = self._group.exchange(next(self._topics), (told, result), lambda: False)
+            try:
+                words = self._group.exchange(next(self._topics), (told, result), lambda: False)
+            except WorkerLostError as error:
+                error.add_note(
+                    f"This worker was waiting for all others to save {self._path!r} together with"
+                    " it: every worker must call `save` at the same step."
+                )
+                raise
         if failure is not None:
             raise failure
         for index, (told, _) in enumerate(words):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from replicax.cluster._checks import ClusterError
+from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 
 HUB_VARIABLE = "REPLICAX_HUB"
@@ -52,6 +52,8 @@ class Settings:
         """
         deadlines = (deadline(name, environment) for name in _DEADLINES)
         hub = environment.get(HUB_VARIABLE) or None
+        if hub is not None:
+            parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
         token = given_token(environment)
         return cls(hub, token or _derived(facts), token is not None, *deadlines)
 
