@@ -1,9 +1,9 @@
 """Two workers of ours against two of TensorFlow's, two of PyTorch's and two written by hand.
 
-    python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--quick]
+    python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--quick] [--rows NAME ...]
 
 Every gang waits for its next block, and blocks alternate. Also: what it costs that the workers
-agree on every batch, and how long it takes from the command to the first step.
+agree on every batch.
 """
 
 import argparse
@@ -12,17 +12,17 @@ import json
 import os
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-from benchmarks._timing import Comparison, compare  # noqa: E402
+from benchmarks._timing import compare_both  # noqa: E402
+from benchmarks._workers import networks  # noqa: E402
 from replicax.workers._wire import free_ports  # noqa: E402
 
-ALL_REDUCES = ("all_reduce 1", "all_reduce 1024", "all_reduce 262144")
+ROWS = (*networks.ALL_REDUCES, *networks.WEIGHTS_AND_BATCH)
+AGREED = "MLP with agreed batches / without"
 
 
 def start(*command, **environment):
@@ -76,70 +76,67 @@ class Workers:
             process.stdout.close()
 
     def block(self, name):
+        """Seconds by the clock until the last worker is done, and those of all processors."""
+
         def run(steps):
             for process in self.processes:
                 process.stdin.write(f"{name} {steps}\n")
                 process.stdin.flush()
-            return max(float(process.stdout.readline()) for process in self.processes)
+            answers = [map(float, p.stdout.readline().split()) for p in self.processes]
+            took, used = zip(*answers, strict=True)
+            return max(took), sum(used)
 
         return run
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has it")
-    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has it")
-    parser.add_argument("--quick", action="store_true", help="few pairs, to try it out")
+    add_peers(parser)
+    parser.add_argument(
+        "--rows", nargs="+", metavar="NAME", default=[*ROWS, AGREED], help="only these"
+    )
     options = parser.parse_args()
     pairs = 4 if options.quick else 30
-    peers = {
-        "TensorFlow": (options.tensorflow or _own("tensorflow"), "in_tensorflow"),
-        "PyTorch": (options.torch or _own("torch"), "in_torch"),
-        "by hand": (sys.executable, "by_hand"),
-    }
-    peers = {name: peer for name, peer in peers.items() if peer[0]}
+    peers = {**peers_of(options), "by hand": (sys.executable, "by_hand")}
+    print(f"{'what':45} {'by the clock':>18}  {'of the processors':>18}")
     with Workers(sys.executable, "ours") as ours:
         for peer, command in peers.items():
             with Workers(*command) as theirs:
-                for name in (*ALL_REDUCES, "MLP", "CNN", "transformer"):
+                for name in (row for row in ROWS if row in options.rows):
                     blocks = ours.block(name), theirs.block(name)
-                    show(f"{name}, ours / {peer}", compare(*blocks, pairs=pairs))
-        blocks = ours.block("MLP from files"), ours.block("MLP from memory")
-        show("MLP with agreed batches / without", compare(*blocks, pairs=pairs))
-    for peer, command in peers.items():
-        begin = partial(start_gang, *command, "first")
-        times = [(first_step(launch), first_step(begin)) for _ in range(max(pairs // 2, 3))]
-        show(
-            f"command to first step, ours / {peer}",
-            Comparison(*map(list, zip(*times, strict=True))),
-        )
+                    show(f"{name}, ours / {peer}", *blocks, pairs=pairs)
+        if AGREED in options.rows:
+            blocks = ours.block("MLP from files"), ours.block("MLP from memory")
+            show(AGREED, *blocks, pairs=pairs)
 
 
-def launch():
+def add_peers(parser):
+    """The options that say which libraries to compare with."""
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has it")
+    parser.add_argument("--torch", metavar="PYTHON", help="an interpreter that has it")
+    parser.add_argument("--quick", action="store_true", help="few pairs, to try it out")
+
+
+def peers_of(options):
+    """For each library that is there an interpreter that has it, and its worker's module."""
+    peers = {
+        "TensorFlow": (options.tensorflow or _own("tensorflow"), "in_tensorflow"),
+        "PyTorch": (options.torch or _own("torch"), "in_torch"),
+    }
+    return {name: peer for name, peer in peers.items() if peer[0]}
+
+
+def launch(**environment):
     command = "from replicax_command import entry; entry()"
     worker = ("-m", "benchmarks._workers.ours", "first")
-    return [start(sys.executable, "-c", command, "launch", "--workers", "2", *worker)]
+    arguments = ("launch", "--workers", "2", *worker)
+    return [start(sys.executable, "-c", command, *arguments, **environment)]
 
 
-def first_step(begin):
-    """The seconds from the command until both workers have done a step."""
-    began = time.perf_counter()
-    processes = begin()
-    for process in processes:
-        lines = (line for line in process.stdout if "first" in line)
-        for _ in range(2 // len(processes)):
-            next(lines)
-    took = time.perf_counter() - began
-    for process in processes:
-        process.communicate()
-    return took
-
-
-def show(name, comparison):
-    ratio = comparison.ratio
-    quartiles = f"({ratio.low:.2f} to {ratio.high:.2f})"
-    ours, theirs = (sorted(x)[len(x) // 2] for x in (comparison.ours, comparison.theirs))
-    print(f"{name:45s} {ratio.median:5.2f}  {quartiles}  {1e3 * ours:.2f}, {1e3 * theirs:.2f} ms")
+def show(name, ours, theirs, *, pairs):
+    (clock, processors) = compare_both(ours, theirs, pairs=pairs)
+    times = " / ".join(f"{1e3 * t:.2f}" for t in (*clock.medians, *processors.medians))
+    print(f"{name:45} {clock.ratio!s:>18}  {processors.ratio!s:>18}  {times} ms", flush=True)
 
 
 def _own(package):

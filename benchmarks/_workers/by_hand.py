@@ -2,6 +2,7 @@
 
 import json
 import os
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +19,9 @@ def main() -> None:
     workers = config["cluster"]["worker"]
     jax.distributed.initialize(workers[0], len(workers), config["task"]["index"])
     mesh = jax.make_mesh((len(workers),), ("r",))
-    mlp = (in_jax.mlp_loss, networks.mlp_weights(), networks.mlp_batch())
-    cnn = (in_jax.cnn_loss, networks.cnn_weights(), networks.cnn_batch())
-    transformer = (
-        in_jax.transformer_loss,
-        networks.transformer_weights(),
-        networks.transformer_batch(),
-    )
     makers = {
-        **{f"all_reduce {n}": lambda n=n: all_reduce(mesh, n) for n in (1, 2**10, 2**18)},
-        "MLP": lambda: trainer(mesh, *mlp),
-        "CNN": lambda: trainer(mesh, *cnn),
-        "transformer": lambda: trainer(mesh, *transformer),
+        **networks.all_reduces(partial(all_reduce, mesh)),
+        **networks.trainers(partial(trainer, mesh), in_jax.LOSSES),
     }
     serve(makers, jax.block_until_ready)
 

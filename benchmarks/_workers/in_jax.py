@@ -46,3 +46,6 @@ def normalised(x):
 
 def cross_entropy(logits, labels):
     return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], 1))
+
+
+LOSSES = {"MLP": mlp_loss, "CNN": cnn_loss, "transformer": transformer_loss}

@@ -1,6 +1,7 @@
 """One of TensorFlow's workers, in an interpreter that has TensorFlow."""
 
 import os
+from functools import partial
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -8,24 +9,18 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""
 import tensorflow as tf
 
 from benchmarks._workers import networks
-from benchmarks._workers.serve import serve
+from benchmarks._workers.serve import eager, is_eager, serve
 
 
 def main() -> None:
     tf.get_logger().setLevel("ERROR")
+    if is_eager():
+        eager(first_eager_step)
+        return
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    mlp = (mlp_loss, networks.mlp_weights(), networks.mlp_batch())
-    cnn = (cnn_loss, networks.cnn_weights(), networks.cnn_batch())
-    transformer = (
-        transformer_loss,
-        networks.transformer_weights(),
-        networks.transformer_batch(),
-    )
     makers = {
-        **{f"all_reduce {n}": lambda n=n: all_reduce(strategy, n) for n in (1, 2**10, 2**18)},
-        "MLP": lambda: trainer(strategy, *mlp),
-        "CNN": lambda: trainer(strategy, *cnn),
-        "transformer": lambda: trainer(strategy, *transformer),
+        **networks.all_reduces(partial(all_reduce, strategy)),
+        **networks.trainers(partial(trainer, strategy), LOSSES),
     }
     serve(makers, lambda x: [r.numpy() for r in strategy.experimental_local_results(x)])
 
@@ -47,7 +42,18 @@ def all_reduce(strategy, size):
     return one
 
 
-def trainer(strategy, loss, initial, batch):
+def first_eager_step():
+    [cpu] = tf.config.list_physical_devices("CPU")
+    two = [tf.config.LogicalDeviceConfiguration()] * 2
+    tf.config.set_logical_device_configuration(cpu, two)
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batch = networks.mlp_batch()
+    step = trainer(strategy, mlp_loss, networks.mlp_weights(), batch, compiled=False)
+    for value in strategy.experimental_local_results(step()):
+        value.numpy()
+
+
+def trainer(strategy, loss, initial, batch, *, compiled=True):
     with strategy.scope():
         weights = [tf.Variable(w) for w in initial]
     batch = [tf.constant(x) for x in batch]
@@ -66,10 +72,10 @@ def trainer(strategy, loss, initial, batch):
         tf.distribute.get_replica_context().merge_call(update, grads)
         return value
 
-    @tf.function
     def step(*batch):
         return strategy.run(replica, args=batch)
 
+    step = tf.function(step) if compiled else step
     return lambda: step(*batch)
 
 
@@ -110,6 +116,9 @@ def normalised(x):
 
 def cross_entropy(logits, labels):
     return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+
+
+LOSSES = {"MLP": mlp_loss, "CNN": cnn_loss, "transformer": transformer_loss}
 
 
 if __name__ == "__main__":

@@ -8,10 +8,13 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks._workers import networks
-from benchmarks._workers.serve import serve
+from benchmarks._workers.serve import eager, is_eager, serve
 
 
 def main() -> None:
+    if is_eager():
+        eager(first_eager_step)
+        return
     config = json.loads(os.environ["TF_CONFIG"])
     workers = config["cluster"]["worker"]
     torch.set_num_threads(1)  # as torchrun does: the machine has a core for each worker
@@ -21,19 +24,7 @@ def main() -> None:
         world_size=len(workers),
         rank=config["task"]["index"],
     )
-    mlp = (mlp_loss, networks.mlp_weights(), networks.mlp_batch())
-    cnn = (cnn_loss, networks.cnn_weights(), networks.cnn_batch())
-    transformer = (
-        transformer_loss,
-        networks.transformer_weights(),
-        networks.transformer_batch(),
-    )
-    makers = {
-        **{f"all_reduce {n}": lambda n=n: all_reduce(n) for n in (1, 2**10, 2**18)},
-        "MLP": lambda: trainer(*mlp),
-        "CNN": lambda: trainer(*cnn),
-        "transformer": lambda: trainer(*transformer),
-    }
+    makers = {**networks.all_reduces(all_reduce), **networks.trainers(trainer, LOSSES)}
     serve(makers, lambda _: None)
     torch.distributed.destroy_process_group()
 
@@ -58,8 +49,16 @@ class Network(nn.Module):
         return self.loss(list(self.weights), *batch)
 
 
+def first_eager_step():
+    """Of one replica: there are no two devices of a process on CPUs."""
+    loop(Network(mlp_loss, networks.mlp_weights()), networks.mlp_batch())()
+
+
 def trainer(loss, initial, batch):
-    network = nn.parallel.DistributedDataParallel(Network(loss, initial))
+    return loop(nn.parallel.DistributedDataParallel(Network(loss, initial)), batch)
+
+
+def loop(network, batch):
     optimizer = torch.optim.SGD(network.parameters(), lr=networks.RATE)
     batch = [torch.from_numpy(x.copy()) for x in batch]
 
@@ -104,6 +103,9 @@ def transformer_loss(weights, tokens, following):
 
 def normalised(x):
     return functional.layer_norm(x, x.shape[-1:])
+
+
+LOSSES = {"MLP": mlp_loss, "CNN": cnn_loss, "transformer": transformer_loss}
 
 
 if __name__ == "__main__":

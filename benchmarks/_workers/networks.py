@@ -1,10 +1,22 @@
 """The networks of the comparison: numbers only, so that every library starts from the same ones."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 
 RATE = 0.01
+
+# How many numbers are all-reduced, by name.
+ALL_REDUCES = {
+    f"all-reduce of {what}": count
+    for what, count in {
+        "1 number": 1,
+        "4 KiB": 2**10,
+        "1 MiB": 2**18,
+        "100 MiB": 25 * 2**20,
+    }.items()
+}
 
 MLP_WIDTHS = [784, 512, 512, 10]
 MLP_ROWS = 64
@@ -64,6 +76,27 @@ def transformer_batch():
     rng = np.random.default_rng(1)
     text = rng.integers(0, VOCABULARY, (SEQUENCES, TOKENS + 1)).astype(np.int32)
     return text[:, :-1], text[:, 1:]
+
+
+WEIGHTS_AND_BATCH = {
+    "MLP": (mlp_weights, mlp_batch),
+    "CNN": (cnn_weights, cnn_batch),
+    "transformer": (transformer_weights, transformer_batch),
+}
+
+
+def trainers(make, losses):
+    """For each name what makes its step: ``make`` of the loss, the weights and the batch."""
+
+    def maker(loss, weights, batch):
+        return lambda: make(loss, weights(), batch())
+
+    return {name: maker(losses[name], *parts) for name, parts in WEIGHTS_AND_BATCH.items()}
+
+
+def all_reduces(make):
+    """The same for ``make`` of how many numbers are all-reduced."""
+    return {name: partial(make, count) for name, count in ALL_REDUCES.items()}
 
 
 def _normal(rng, *shape):

@@ -1,23 +1,24 @@
 """One of our workers."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
 import replicax as rx
 from benchmarks._workers import in_jax, networks
-from benchmarks._workers.serve import serve
+from benchmarks._workers.serve import eager, is_eager, serve
 
 
 def main() -> None:
+    if is_eager():
+        eager(first_eager_step)
+        return
     strategy = rx.distribute.MultiWorkerMirroredStrategy()
     mlp = (in_jax.mlp_loss, networks.mlp_weights())
-    cnn = (in_jax.cnn_loss, networks.cnn_weights())
-    transformer = (in_jax.transformer_loss, networks.transformer_weights())
     makers = {
-        **{f"all_reduce {n}": lambda n=n: all_reduce(strategy, n) for n in (1, 2**10, 2**18)},
-        "MLP": lambda: held(strategy, *mlp, networks.mlp_batch()),
-        "CNN": lambda: held(strategy, *cnn, networks.cnn_batch()),
-        "transformer": lambda: held(strategy, *transformer, networks.transformer_batch()),
+        **networks.all_reduces(partial(all_reduce, strategy)),
+        **networks.trainers(partial(held, strategy), in_jax.LOSSES),
         "MLP from files": lambda: fed(strategy, *mlp, rows("OFF")),
         "MLP from memory": lambda: fed(strategy, *mlp, rows("DATA")),
     }
@@ -39,7 +40,15 @@ def all_reduce(strategy, size):
     return one
 
 
-def trainer(strategy, loss, initial):
+def first_eager_step():
+    [cpu] = rx.config.list_physical_devices("CPU")
+    rx.config.set_logical_device_configuration(cpu, [rx.config.LogicalDeviceConfiguration()] * 2)
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    step = trainer(strategy, in_jax.mlp_loss, networks.mlp_weights(), compiled=False)
+    jax.block_until_ready(strategy.experimental_local_results(step(*networks.mlp_batch())))
+
+
+def trainer(strategy, loss, initial, *, compiled=True):
     with strategy.scope():
         weights = [rx.Variable(w) for w in initial]
 
@@ -51,11 +60,10 @@ def trainer(strategy, loss, initial):
             w.assign_sub(networks.RATE * g)
         return value
 
-    @rx.function
     def step(*batch):
         return strategy.run(replica, args=batch)
 
-    return step
+    return rx.function(step) if compiled else step
 
 
 def held(strategy, loss, initial, batch):

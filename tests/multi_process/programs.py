@@ -59,6 +59,22 @@ def collectives(compiled):
     }
 
 
+def sums(sizes):
+    strategy = made()
+
+    def step():
+        keys = jax.random.split(jax.random.key(jnp.int32(replica_id())), len(sizes))
+        own = [jax.random.normal(k, (n,)) for k, n in zip(keys, sizes, strict=True)]
+        each = [context().all_reduce("SUM", x) for x in own]
+        squares = lambda x: (context().all_reduce("SUM", x) ** 2).sum()  # noqa: E731
+        return own, each, [jax.grad(squares)(x) for x in own]
+
+    results = rx.function(lambda: strategy.run(step))()
+    return [
+        [np.asarray(strategy.experimental_local_results(x)[0]) for x in part] for part in results
+    ]
+
+
 def ragged_values():
     """Values whose rows differ between workers, reduced and gathered."""
     strategy = made()

@@ -39,6 +39,20 @@ def test_collectives_reach_every_replica_of_every_worker(workers, devices, compi
         assert result["gather"] == [[i, i] for i in ids]
 
 
+@pytest.mark.parametrize("workers", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_sums_of_any_size_are_equal_to_the_bit_on_all_workers(workers):
+    sizes = [1, 255, 256, 10_000, 2**18, 2**18 + 1, 2**20 + 3]
+
+    results = run_in_processes(programs.sums, workers, args=(sizes,))
+
+    for i, _ in enumerate(sizes):
+        total = np.sum([own[i] for own, _, _ in results], axis=0, dtype=np.float64)
+        for _, each, gradients in results:
+            np.testing.assert_array_equal(each[i], results[0][1][i])
+            np.testing.assert_allclose(each[i], total, atol=1e-5)
+            np.testing.assert_allclose(gradients[i], 2 * workers * total, atol=1e-4)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2), (3, 1)])
 def test_values_of_different_sizes_are_reduced_and_gathered_exactly(workers, devices):

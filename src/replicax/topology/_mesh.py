@@ -353,6 +353,27 @@ def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[
     return sums
 
 
+def sum_of_gathered(x: jax.Array) -> jax.Array:
+    """The sum over all replicas of an array, made by each of what all others sent it."""
+    total: jax.Array = _sum_of_gathered(_seen(x))
+    return total
+
+
+@jax.custom_jvp
+def _sum_of_gathered(x: jax.Array) -> jax.Array:
+    gathered = jax.lax.all_gather(x, REPLICA_AXIS)
+    # All replicas add in one order, and number by number, so that their sums are equal to the bit.
+    total: jax.Array = gathered[0]
+    for i in range(1, gathered.shape[0]):
+        total = total + gathered[i]
+    return total
+
+
+@_sum_of_gathered.defjvp
+def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return _sum_of_gathered(*primals), jax.lax.psum(*tangents, REPLICA_AXIS)
+
+
 def widened(x: Any) -> Any:
     """``x``, with narrow integers as wide ones: the sum that becomes a mean must not wrap."""
     is_narrow = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4
