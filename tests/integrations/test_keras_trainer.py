@@ -284,6 +284,92 @@ def test_a_train_step_of_ones_own_sees_the_whole_batch(two):
     assert_same(model, model.fit(**ARRAYS, verbose=0), stock, stock.fit(**ARRAYS, verbose=0))
 
 
+class Taped(keras.Model):
+    """Steps as they are written for TensorFlow: of the data alone, with a tape."""
+
+    def train_step(self, data):
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with rx.GradientTape() as tape:
+            predictions = self(x, training=True)
+            loss = self.compute_loss(x, y, predictions, weight)
+        self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+        return self.compute_metrics(x, y, predictions, weight)
+
+    def test_step(self, data):
+        logs = super().test_step(data)
+        return {**logs, "double": 2 * logs["loss"]}
+
+    def predict_step(self, data):
+        return 2 * super().predict_step(data)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_steps_of_the_data_alone_as_in_tensorflow_are_those_of_keras(two, eagerly):
+    def make():
+        inner = net()
+        model = Taped(inner.inputs, inner.outputs)
+        optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+        options = {"metrics": ["accuracy"], "run_eagerly": eagerly}
+        model.compile(optimizer, "binary_crossentropy", **options)
+        return model
+
+    stock, expected = stock_fit()
+    model = in_scope(two, make)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
+    loss, accuracy = stock.evaluate(X, Y, batch_size=BATCH, verbose=0)
+    found = model.evaluate(X, Y, batch_size=BATCH, verbose=0, return_dict=True)
+    wanted = {"loss": loss, "accuracy": accuracy, "double": 2 * loss}
+    assert found == pytest.approx(wanted, rel=1e-5)
+    expected = 2 * stock.predict(X, verbose=0)
+    np.testing.assert_allclose(model.predict(X, verbose=0), expected, **TOLERANCE)
+
+
+class Adversaries(keras.Model):
+    """Two networks with an optimizer each, and no `call`: only the step knows what is called."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = keras.Sequential([layers.Dense(4, kernel_initializer="identity")])
+        self.critic = keras.Sequential([layers.Dense(1, kernel_initializer="ones")])
+        self.seeds = keras.random.SeedGenerator(3)
+        self.error = keras.metrics.Mean(name="error")
+
+    @property
+    def metrics(self):
+        return [self.error]
+
+    def compile(self, **optimizers):
+        super().compile()
+        self.optimizers = optimizers
+
+    def train_step(self, rows):
+        noise = keras.random.normal(rows.shape, seed=self.seeds)
+        for name, sign in (("critic", 1), ("generator", -1)):
+            with rx.GradientTape() as tape:
+                made = keras.ops.mean(self.critic(self.generator(noise)) ** 2)
+                error = sign * (made - keras.ops.mean(self.critic(rows)))
+            weights = getattr(self, name).trainable_variables
+            self.optimizers[name].apply(tape.gradient(error, weights), weights)
+            self.error.update_state(error)
+        return {"error": self.error.result()}
+
+
+def test_a_model_that_only_its_step_can_call_is_built_by_it(two, four):
+    def trained(strategy):
+        with strategy.scope():
+            model = Adversaries()
+            model.compile(critic=keras.optimizers.Adam(), generator=keras.optimizers.SGD())
+        return model, model.fit(X, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+
+    one = rx.distribute.OneDeviceStrategy("CPU:0")
+
+    assert_same(*trained(two), *trained(one))
+    assert_same(*trained(four), *trained(one))
+
+
 def test_parts_from_another_scope_are_refused_with_words(two, four):
     with two.scope():
         model = net()

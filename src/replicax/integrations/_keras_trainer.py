@@ -9,11 +9,12 @@ variables all the time, where callbacks see them.
 import inspect
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
-from keras import tree
+from keras import Model, tree
 
 from replicax._errors import ScopeError
 from replicax.context._current import current, entered, get_strategy, is_default
@@ -180,27 +181,64 @@ def _making(kind: str) -> Callable[[Any], Any]:
 
 
 def _step(model: Any, kind: str) -> Callable[[Any], Any]:
-    """Keras's stateless step, between a read and a write of the variables."""
+    """One step of a model, which reads and writes its variables."""
+    method = getattr(model, f"{kind}_step")
+    run = method if _takes_data_alone(method) else lambda data: _between(model, kind, method, data)
 
     def step(data: Any) -> Any:
         if (level := current().level) is not None:  # also of a model without variables
             level.uses(home_of(model).topology, f"model {model.name!r}")
-        groups = [
-            model.optimizer.variables if name == "optimizer" else getattr(model, name)
-            for name in _GROUPS[kind]
-        ]
-        old = tuple([v.value for v in group] for group in groups)
-        outputs, new = getattr(model, f"{kind}_step")(old, data)
-        if kind == "predict":  # it gives back what is not trained only
-            new = (old[0], new)
-        for group, before, after in zip(groups, old, new, strict=True):
-            for v, a, b in zip(group, before, after, strict=True):
-                if a is not b:
-                    v.assign(b)
-        return outputs
+        return run(data)
 
     step.__name__ = step.__qualname__ = f"{kind}_step"
     return step
+
+
+def _takes_data_alone(step: Callable[..., Any]) -> bool:
+    """True for a step as TensorFlow has it, that works on the variables by itself."""
+    known = inspect.signature(step).parameters.values()
+    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in known) == 1
+
+
+def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
+    """What `super().train_step(data)` means in such a step: Keras's own."""
+
+    def make(original: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if home_of(self) is None or len(args) + len(kwargs) != 1:
+                return original(self, *args, **kwargs)
+            return _between(self, kind, partial(original, self), *args, **kwargs)
+
+        return step
+
+    return make
+
+
+def _without_call(original: Any) -> Any:
+    """A model that only its steps know how to call, as GANs are, is built by the first of them."""
+
+    def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
+        if home_of(self) is None or type(self).call is not Model.call:
+            original(self, *args, **kwargs)
+
+    return symbolic_build
+
+
+def _between(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
+    """Keras's stateless step, between a read and a write of the variables."""
+    groups = [
+        model.optimizer.variables if name == "optimizer" else getattr(model, name)
+        for name in _GROUPS[kind]
+    ]
+    old = tuple([v.value for v in group] for group in groups)
+    outputs, new = step(old, data)
+    if kind == "predict":  # it gives back what is not trained only
+        new = (old[0], new)
+    for group, before, after in zip(groups, old, new, strict=True):
+        for v, a, b in zip(group, before, after, strict=True):
+            if a is not b:
+                v.assign(b)
+    return outputs
 
 
 def _placed(x: Any, topology: Topology) -> Any:
@@ -319,6 +357,11 @@ HOOKS = (
         " metrics_variables, purge_model_variables",
         _stateless,
     ),
+    *(
+        Hook(f"{TRAINER}{kind}_step", "self, state, data", _taking_data_alone(kind))
+        for kind in _GROUPS
+    ),
+    Hook("trainers.trainer:Trainer._symbolic_build", "self, iterator, data_batch", _without_call),
     Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _own_batches),
     Hook("backend.jax.trainer:_distribute_data", "data, layouts", _not_placed),
     Hook(f"{TRAINER}make_train_function", "self, force", _making("train")),
