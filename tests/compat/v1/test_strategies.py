@@ -1,3 +1,6 @@
+"""The v1 form of TPUStrategy."""
+
+import copy
 import inspect
 import warnings
 
@@ -127,3 +130,66 @@ def test_configurations_are_copied_and_changed(strategy, one):
 def test_eager_execution_needs_no_switch():
     assert rx.compat.v1.enable_eager_execution() is None
     assert rx.enable_eager_execution() is None
+
+
+ConfigProto = rx.compat.v1.ConfigProto
+
+
+def test_a_configuration_has_the_fields_that_strategies_change():
+    config = ConfigProto()
+
+    assert config.allow_soft_placement is False
+    assert config.isolate_session_state is False
+    assert config.device_filters == []
+    assert config.experimental.collective_group_leader == ""
+
+
+def test_configurations_are_equal_by_value():
+    assert ConfigProto(allow_soft_placement=True) == ConfigProto(allow_soft_placement=True)
+    assert ConfigProto() != ConfigProto(allow_soft_placement=True)
+
+
+def test_a_copy_shares_nothing():
+    config = ConfigProto(device_filters=["/job:worker"])
+
+    for other in (config.copy(), copy.deepcopy(config)):
+        other.device_filters.append("/job:ps")
+        other.experimental.collective_group_leader = "/job:worker/task:0"
+
+    assert config.device_filters == ["/job:worker"]
+    assert config.experimental.collective_group_leader == ""
+
+
+def test_any_configuration_that_can_be_copied_will_do():
+    class Other:
+        allow_soft_placement = True
+        isolate_session_state = False
+
+    given = Other()
+    changed = rx.compat.v1.distribute.MirroredStrategy(["CPU:0"]).update_config_proto(given)
+
+    assert type(changed) is Other
+    assert changed.isolate_session_state
+    assert not given.isolate_session_state
+
+
+v1 = rx.compat.v1.distribute
+
+
+def test_it_is_a_v1_strategy_that_compiles_its_runs():
+    strategy = v1.experimental.TPUStrategy(steps_per_run=3)
+    traced = []
+
+    def step(x):
+        traced.append(1)
+        return x + 1
+
+    for _ in range(2):
+        result = strategy.run(step, args=(jnp.float32(1),))
+
+    assert isinstance(strategy, v1.Strategy)
+    assert not isinstance(strategy, rx.distribute.Strategy)
+    assert len(traced) == 1
+    assert float(strategy.reduce("SUM", result)) == 2.0 * strategy.num_replicas_in_sync
+    assert strategy.steps_per_run == 3
+    assert isinstance(rx.distribute.TPUStrategy(), rx.distribute.Strategy)

@@ -6,9 +6,98 @@ import pytest
 from replicax._errors import ReplicaxError
 from replicax.cluster._checks import ClusterStateError, MissingPackageError
 from replicax.cluster._clouds import (
+    GCEClusterResolver,
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
+
+
+class Answer:
+    def __init__(self, value):
+        self.value = value
+
+    def execute(self):
+        return self.value
+
+
+class Service:
+    """Stands for Google's client: pages of instance names, and their addresses."""
+
+    def __init__(self, pages, addresses):
+        self.pages, self.addresses, self.asked = pages, addresses, []
+
+    def _page(self, number):
+        if number >= len(self.pages):
+            return None
+        names = self.pages[number]
+        items = {"items": [{"instance": f"https://x/zones/z/{name}"} for name in names]}
+        request = Answer(items if names else {})
+        request.number = number
+        return request
+
+    def instanceGroups(self):  # noqa: N802 - Google's name
+        def list_instances(**arguments):
+            self.asked.append(arguments)
+            return self._page(0)
+
+        def list_next(previous_request, previous_response):
+            return self._page(previous_request.number + 1)
+
+        return Record(listInstances=list_instances, listInstances_next=list_next)
+
+    def instances(self):
+        def get(project, zone, instance):
+            ip = self.addresses[instance]
+            return Answer({"networkInterfaces": [{"networkIP": ip}]})
+
+        return Record(get=get)
+
+
+def make(pages, addresses, **arguments):
+    service = Service(pages, addresses)
+    return GCEClusterResolver("p", "z", "g", 8470, service=service, **arguments), service
+
+
+def test_running_machines_of_every_page_are_tasks_in_the_order_of_their_addresses():
+    resolver, service = make(
+        [["b", "a"], [], ["c"]], {"a": "10.0.0.9", "b": "10.0.0.1", "c": "10.0.0.5"}
+    )
+
+    spec = resolver.cluster_spec()
+
+    assert spec.as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.5:8470", "10.0.0.9:8470"]}
+    [asked] = service.asked
+    assert (asked["project"], asked["zone"], asked["instanceGroup"]) == ("p", "z", "g")
+    assert asked["body"] == {"instanceState": "RUNNING"}
+
+
+def test_the_task_is_what_the_constructor_says():
+    resolver, _ = make([["a"]], {"a": "10.0.0.1"}, task_type="ps", task_id=0)
+
+    assert (resolver.task_type, resolver.task_id, resolver.rpc_layer) == ("ps", 0, "grpc")
+    assert resolver.master() == "grpc://10.0.0.1:8470"
+    assert resolver.master(rpc_layer="x") == "x://10.0.0.1:8470"
+    resolver.rpc_layer = None
+    assert resolver.master() == "10.0.0.1:8470"
+    resolver.task_id = None
+    assert resolver.master() == ""
+
+
+def test_the_task_type_cannot_be_changed():
+    resolver, _ = make([[]], {})
+
+    with pytest.raises(RuntimeError, match="make a new resolver") as caught:
+        resolver.task_type = "ps"
+    assert isinstance(caught.value, ClusterStateError)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("googleapiclient") is not None, reason="Google's client is installed"
+)
+def test_without_its_package_it_says_what_to_install():
+    with pytest.raises(ImportError, match="pip install google-api-python-client") as caught:
+        GCEClusterResolver("p", "z", "g", 8470)
+    assert isinstance(caught.value, MissingPackageError)
 
 
 class Client:
@@ -87,7 +176,7 @@ def test_a_pod_that_does_not_run_is_named():
     importlib.util.find_spec("kubernetes") is not None, reason="the kubernetes package is installed"
 )
 @pytest.mark.parametrize("location", KubernetesExecutableLocation)
-def test_without_its_package_it_says_what_to_install(location):
+def test_without_its_package_kubernetes_says_what_to_install(location):
     with pytest.raises(ImportError, match="pip install kubernetes") as caught:
         KubernetesClusterResolver(executable_location=location)
     assert isinstance(caught.value, MissingPackageError)
