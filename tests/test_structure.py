@@ -127,7 +127,24 @@ def test_no_example_is_long(path):
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_one_module_alone_touches_the_internals_of_jax(path):
-    assert path.name == "_jax_private.py" or "jax._src" not in path.read_text()
+    text = path.read_text()
+
+    assert path.name == "_jax_private.py" or "jax._src" not in text
+    assert path.name == "_jaxlib_private.py" or not re.search(r"jaxlib(\._jax| import)", text)
+
+
+PARTS_OF_JAXPRS = re.compile(
+    r"\b(ClosedJaxpr|Jaxpr|JaxprEqn|DropVar|jaxpr_as_fun|jaxprs_in_params|eval_jaxpr"
+    r"|eqns|invars|outvars|constvars)\b|jax\.extend\.core import [^\n]*(Literal|Var)\b"
+)
+
+
+def test_one_package_alone_reads_and_rewrites_jaxprs():
+    touching = [relative(p) for p in MODULES if PARTS_OF_JAXPRS.search(p.read_text())]
+
+    # The last reads one to see whether this JAX takes variables as arrays.
+    places = {"functions/_jaxpr/_lift.py", "functions/_jaxpr/_replicas.py", "_jax_private.py"}
+    assert set(touching) == places
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from replicax.cluster._checks import ClusterError, ClusterStateError, MissingPackageError, show
-from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._spec import ClusterSpec, master_of
+from replicax.cluster._resolver import AskingResolver
+from replicax.cluster._spec import ClusterSpec
 
 
-class GCEClusterResolver(ClusterResolver):
+class GCEClusterResolver(AskingResolver):
     """Lists the running machines of an instance group, in the order of their addresses.
 
     Args:
@@ -84,15 +84,6 @@ class GCEClusterResolver(ClusterResolver):
                 previous_request=request, previous_response=response
             )
 
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Give the address of a task, this one's by default."""
-        return master_of(self, task_type, task_id, rpc_layer)
-
     @property
     def task_type(self) -> str | None:
         """The job that the machines form; fixed by the constructor."""
@@ -133,7 +124,7 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
-class KubernetesClusterResolver(ClusterResolver):
+class KubernetesClusterResolver(AskingResolver):
     """Lists the pods that carry a label, in the order of their names.
 
     Kubernetes does not say which of them this process is: set `task_type` and `task_id`.
@@ -199,15 +190,6 @@ class KubernetesClusterResolver(ClusterResolver):
     def _pods(self, selector: str) -> list[Any]:
         answer = self._client.list_pod_for_all_namespaces(label_selector=selector)
         return sorted(answer.items, key=lambda pod: str(pod.metadata.name))
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Give the address of a task; empty if none is named and this one is not known."""
-        return master_of(self, task_type, task_id, rpc_layer)
 
 
 def _make_client(location: KubernetesExecutableLocation) -> Any:

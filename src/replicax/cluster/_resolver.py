@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from replicax.cluster._checks import ClusterConflictError, ClusterError, ClusterTypeError, show
-from replicax.cluster._spec import ClusterSpec, format_master
+from replicax.cluster._spec import ClusterSpec, format_master, task_or_own
 
 
 class ClusterResolver(ABC):
@@ -18,8 +18,6 @@ class ClusterResolver(ABC):
     override the properties).
 
     Example:
-        >>> from replicax.cluster._resolver import ClusterResolver
-        >>> from replicax.cluster._spec import ClusterSpec
         >>> class TwoHosts(ClusterResolver):
         ...     def __init__(self, index):
         ...         self._task_type, self._task_id = "worker", index
@@ -83,8 +81,6 @@ class ClusterResolver(ABC):
             ClusterError: The resolver knows that there is no such task.
 
         Example:
-            >>> from replicax.cluster._resolver import SimpleClusterResolver
-            >>> from replicax.cluster._spec import ClusterSpec
             >>> resolver = SimpleClusterResolver(ClusterSpec({}), num_accelerators={"GPU": 4})
             >>> resolver.num_accelerators()
             {'GPU': 4}
@@ -101,8 +97,6 @@ class ClusterResolver(ABC):
         """A word for the surroundings; empty unless a resolver says otherwise.
 
         Example:
-            >>> from replicax.cluster._resolver import SimpleClusterResolver
-            >>> from replicax.cluster._spec import ClusterSpec
             >>> SimpleClusterResolver(ClusterSpec({}), environment="lab").environment
             'lab'
         """
@@ -113,8 +107,6 @@ class ClusterResolver(ABC):
         """The job of this process: 'chief', 'worker', 'evaluator' or 'ps'; None if unknown.
 
         Example:
-            >>> from replicax.cluster._resolver import SimpleClusterResolver
-            >>> from replicax.cluster._spec import ClusterSpec
             >>> resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}))
             >>> resolver.task_type = "worker"
             >>> resolver.task_type
@@ -131,8 +123,6 @@ class ClusterResolver(ABC):
         """The index of this process in its job; None if unknown.
 
         Example:
-            >>> from replicax.cluster._resolver import SimpleClusterResolver
-            >>> from replicax.cluster._spec import ClusterSpec
             >>> resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}))
             >>> resolver.task_id = 0
             >>> resolver.task_id
@@ -149,8 +139,6 @@ class ClusterResolver(ABC):
         """The protocol to put before addresses; None for none.
 
         Example:
-            >>> from replicax.cluster._resolver import SimpleClusterResolver
-            >>> from replicax.cluster._spec import ClusterSpec
             >>> SimpleClusterResolver(ClusterSpec({}), rpc_layer="grpc").rpc_layer
             'grpc'
         """
@@ -165,7 +153,6 @@ def local_accelerators() -> Counter[str]:
     """Count the accelerators of this process, by kind.
 
     Example:
-        >>> from replicax.cluster._resolver import local_accelerators
         >>> local_accelerators()["CPU"]
         0
     """
@@ -189,8 +176,6 @@ class SimpleClusterResolver(ClusterResolver):
         ClusterTypeError: ``cluster_spec`` is no `ClusterSpec`, or ``master`` is no text.
 
     Example:
-        >>> from replicax.cluster._resolver import SimpleClusterResolver
-        >>> from replicax.cluster._spec import ClusterSpec
         >>> spec = ClusterSpec({"worker": ["a:1", "b:2"]})
         >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=1, rpc_layer="grpc")
         >>> resolver.master("worker", 1)
@@ -257,6 +242,23 @@ class SimpleClusterResolver(ClusterResolver):
         return {} if self._num_accelerators is None else self._num_accelerators
 
 
+class AskingResolver(ClusterResolver):
+    """One that asks a manager of machines, who knows the address of every task."""
+
+    def master(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+    ) -> str:
+        """Give the address of a task, this one's by default; empty if that is not known."""
+        job, index = task_or_own(self, task_type, task_id)
+        if job is None or index is None:
+            return ""
+        address = self.cluster_spec().task_address(job, index)
+        return format_master(address, rpc_layer or self.rpc_layer)
+
+
 class UnionResolver(ClusterResolver):
     """Several resolvers as one: their clusters merged, the rest from the first.
 
@@ -269,8 +271,6 @@ class UnionResolver(ClusterResolver):
         ClusterTypeError: An argument is no resolver.
 
     Example:
-        >>> from replicax.cluster._resolver import SimpleClusterResolver, UnionResolver
-        >>> from replicax.cluster._spec import ClusterSpec
         >>> one = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker")
         >>> two = SimpleClusterResolver(ClusterSpec({"worker": ["b:2"], "ps": ["c:3"]}))
         >>> union = UnionResolver(one, two)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from replicax.cluster._checks import ClusterError, ClusterStateError, show, to_index
-from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._spec import ClusterSpec, master_of
+from replicax.cluster._resolver import AskingResolver
+from replicax.cluster._spec import ClusterSpec
 
 _MOST_HOSTS = 100_000
 
 
-class SlurmClusterResolver(ClusterResolver):
+class SlurmClusterResolver(AskingResolver):
     """Reads the cluster from the variables of a Slurm job step (``srun``).
 
     Hosts are taken in the order of their names and the tasks of one host get consecutive ports.
@@ -111,15 +111,6 @@ class SlurmClusterResolver(ClusterResolver):
     def get_task_info(self) -> tuple[str | None, int | None]:
         """Give the task type and index of this process; None before `cluster_spec` was called."""
         return self.task_type, self.task_id
-
-    def master(
-        self,
-        task_type: str | None = None,
-        task_id: int | None = None,
-        rpc_layer: str | None = None,
-    ) -> str:
-        """Give the address of a task; empty if none is named and this one is not yet known."""
-        return master_of(self, task_type, task_id, rpc_layer)
 
     def num_accelerators(
         self,

@@ -233,27 +233,6 @@ def task_or_own(
     return job, resolver.task_id if task_id is None else task_id
 
 
-def master_of(
-    resolver: "ClusterResolver", task_type: str | None, task_id: int | None, rpc_layer: str | None
-) -> str:
-    """Give the address of a task, the resolver's own by default; empty if that is not known.
-
-    Example:
-        >>> from replicax.cluster._resolver import SimpleClusterResolver
-        >>> from replicax.cluster._spec import ClusterSpec
-        >>> from replicax.cluster._spec import master_of
-        >>> spec = ClusterSpec({"worker": ["a:1", "b:2"]})
-        >>> resolver = SimpleClusterResolver(spec, task_type="worker", task_id=1)
-        >>> master_of(resolver, None, None, None), master_of(resolver, None, 0, "grpc")
-        ('b:2', 'grpc://a:1')
-    """
-    job, index = task_or_own(resolver, task_type, task_id)
-    if job is None or index is None:
-        return ""
-    address = resolver.cluster_spec().task_address(job, index)
-    return format_master(address, rpc_layer or resolver.rpc_layer)
-
-
 def format_master(address: str, rpc_layer: str | None) -> str:
     """Put the protocol, if there is one, before an address.
 

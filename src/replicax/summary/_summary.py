@@ -12,8 +12,16 @@ from replicax._errors import ScopeError, TracingError
 from replicax.context._current import current
 from replicax.data._leaves import Array
 from replicax.state._levels import TraceLevel
-from replicax.summary import _events
-from replicax.summary._writer import SummaryWriter, get_step, settled, state
+from replicax.summary._writer import (
+    SummaryWriter,
+    get_step,
+    histogram_value,
+    image_value,
+    scalar_value,
+    settled,
+    state,
+    text_value,
+)
 from replicax.values._placement import is_traced
 
 
@@ -34,7 +42,7 @@ def scalar(name: str, data: Any, step: Any = None, description: str | None = Non
         >>> rx.summary.scalar("loss", 0.5, step=1)  # there is no writer
         False
     """
-    return _written(name, data, step, lambda x: _events.scalar_value(name, x, description))
+    return _written(name, data, step, lambda x: scalar_value(name, x, description))
 
 
 def histogram(
@@ -60,9 +68,7 @@ def histogram(
         >>> rx.summary.histogram("weights", np.arange(10.0), step=1)  # there is no writer
         False
     """
-    return _written(
-        name, data, step, lambda x: _events.histogram_value(name, x, buckets, description)
-    )
+    return _written(name, data, step, lambda x: histogram_value(name, x, buckets, description))
 
 
 def image(
@@ -88,9 +94,7 @@ def image(
         >>> rx.summary.image("digits", np.zeros((1, 8, 8, 1)), step=1)  # there is no writer
         False
     """
-    return _written(
-        name, data, step, lambda x: _events.image_value(name, x, max_outputs, description)
-    )
+    return _written(name, data, step, lambda x: image_value(name, x, max_outputs, description))
 
 
 def text(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
@@ -110,7 +114,7 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
         False
     """
     objects = np.asarray(data, dtype=object)
-    return _written(name, objects, step, lambda x: _events.text_value(name, x, description))
+    return _written(name, objects, step, lambda x: text_value(name, x, description))
 
 
 def _written(name: str, data: Any, step: Any, encode: Callable[[Array], bytes]) -> bool:

@@ -3,7 +3,6 @@
 import glob as globbing
 import os
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import IO, Any, NoReturn, Self
 
 import numpy as np
@@ -218,12 +217,7 @@ class GFile:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if "r" not in self.mode:
             self._opened(reads=False)
         self.close()

@@ -3,7 +3,6 @@
 import os
 import struct
 import zlib
-from types import TracebackType
 from typing import IO, Any, Self
 
 import numpy as np
@@ -155,12 +154,7 @@ class TFRecordWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _write_waiting(self) -> None:
