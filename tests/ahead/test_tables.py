@@ -7,7 +7,7 @@ import pytest
 import replicax as rx
 from replicax.ahead._costs import Collective
 from replicax.ahead._fills import Buffer
-from replicax.ahead._report import Memory
+from replicax.ahead._report import Memory, Sweep
 from replicax.ahead._tables import above, grown, limit_of
 
 GIB = 2**30
@@ -93,3 +93,15 @@ def test_json_keeps_everything():
     assert rx.tpu.PreflightReport.from_json(OLD.to_json()) == OLD
     assert rx.tpu.Sweep.from_json(OLD.to_json()) == rx.tpu.Sweep((OLD,))
     assert rx.tpu.Sweep.from_json(rx.tpu.Sweep((OLD, OLD)).to_json()).reports == (OLD, OLD)
+
+
+@pytest.mark.parametrize(("total", "hbm"), [(2**34, 2**35), (2**18, 2**35), (2**36, 2**35)])
+def test_reports_are_drawn_whatever_their_size(total, hbm, tmp_path):
+    pytest.importorskip("matplotlib")
+    memory = Memory(arguments=total if total < hbm else 0, total=total)
+    facts = {"memory": memory, "hbm": hbm}
+    many = [dataclasses.replace(OLD, topology=f"v5e:{n}x{n}", **facts) for n in (2, 4, 8, 16)]
+
+    Sweep((*many, *many[:1])).plot(tmp_path / "plot.svg")
+
+    assert (tmp_path / "plot.svg").read_text().count("</svg>") == 1

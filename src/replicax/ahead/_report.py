@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicax._show import as_text
+from replicax._show import as_text, show_bytes
 from replicax.ahead._costs import Collective
 from replicax.ahead._fills import Buffer
 from replicax.ahead._targets import Limits, Target
@@ -246,16 +246,20 @@ class Sweep:
             >>> sweep.plot("scaling.png")  # doctest: +SKIP
         """
         figure_module, agg = drawing()
-        figure = figure_module.Figure(figsize=(9, 3.6), layout="constrained")
+        figure = figure_module.Figure(figsize=(9, 4), layout="constrained")
         agg.FigureCanvasAgg(figure)
         left, right = figure.subplots(1, 2)
         done = sorted(self.reports, key=lambda r: r.num_devices)
         labels = [f"{r.topology}\n{r.num_devices:,}" for r in done]
         _stack(left, labels, done)
         compiled = [r for r in done if r.compiles]
-        sent = [r.communication_bytes / 2**20 for r in compiled]
+        unit, size = _unit(max((r.communication_bytes for r in compiled), default=0.0))
+        sent = [r.communication_bytes / size for r in compiled]
         right.bar([labels[done.index(r)] for r in compiled], sent, 0.6, color=_ORANGE)
-        _finish(right, "MiB", "sent by a device in a step")
+        _finish(right, unit, "sent by a device in a step")
+        figure.legend(
+            *left.get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=7
+        )
         figure.savefig(path, dpi=150)
 
     def __rich__(self) -> Any:
@@ -281,22 +285,37 @@ def drawing() -> tuple[Any, Any]:
 
 def _stack(axes: Any, labels: list[str], reports: list[PreflightReport]) -> None:
     """What the memory of a device holds, part upon part, below what there is."""
+    fullest = max((r.memory.total for r in reports), default=0)
+    unit, size = _unit(fullest)
     base = [0.0] * len(reports)
     for part, colour in _PARTS.items():
-        sizes = [getattr(r.memory, part) / 2**30 for r in reports]
+        sizes = [getattr(r.memory, part) / size for r in reports]
         axes.bar(labels, sizes, 0.6, bottom=base, label=part, color=colour)
         base = [a + b for a, b in zip(base, sizes, strict=True)]
-    unknown = [max(0.0, r.memory.total / 2**30 - b) for r, b in zip(reports, base, strict=True)]
-    if max(unknown, default=0.0) > 1e-3:  # the compiler refused it, and says the total only
+    unknown = [max(0.0, r.memory.total / size - b) for r, b in zip(reports, base, strict=True)]
+    if max(unknown, default=0.0) > 1e-3 * fullest / size:  # refused, and only the total is said
         axes.bar(labels, unknown, 0.6, bottom=base, label="does not fit", color=_RED)
-    limits = [r.hbm / 2**30 for r in reports]
-    axes.scatter(labels, limits, marker="_", s=600, color=_GREY, label="there is")
-    _finish(axes, "GiB", "memory of a device")
-    axes.legend(fontsize=7)
+    limits = [r.hbm for r in reports]
+    if any(4 * r.memory.total > r.hbm for r in reports):
+        there = [limit / size for limit in limits]
+        axes.scatter(labels, there, marker="_", s=400, color=_GREY, label="there is")
+        _finish(axes, unit, "memory of a device")
+    else:  # where they would dwarf all that there is to see
+        least = show_bytes(min(limits, default=0))
+        _finish(axes, unit, f"memory of a device, which has {least} or more")
+
+
+def _unit(most: float) -> tuple[str, int]:
+    """In what to show amounts up to ``most``, and how many bytes that is."""
+    units = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
+    return next((pair for pair in units.items() if most >= pair[1]), ("bytes", 1))
 
 
 def _finish(axes: Any, unit: str, title: str) -> None:
     axes.set_ylim(0, 1.1 * axes.get_ylim()[1])
     axes.set(xlabel="devices", ylabel=unit, title=title)
-    axes.tick_params(axis="x", labelsize=7)
+    axes.title.set_fontsize(10)
+    crowded = len(axes.get_xticklabels()) > 4
+    axes.tick_params(axis="x", labelsize=7, rotation=40 if crowded else 0)
     axes.grid(visible=True, axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
