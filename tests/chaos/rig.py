@@ -98,9 +98,12 @@ FAMILIES = {
 
 
 def plan_of(seed, faults, families=tuple(FAMILIES)):
-    """So many faults of each family in turn, in an order and of a kind that the seed decides."""
+    """So many faults of each family in turn, in an order and of a kind that the seed decides.
+
+    The next seed goes on with the next families.
+    """
     rng = random.Random(seed)
-    names = [families[i % len(families)] for i in range(faults)]
+    names = [families[(seed * faults + i) % len(families)] for i in range(faults)]
     rng.shuffle(names)
     plan = [{"family": name, **FAMILIES[name](rng)} for name in names]
     # At the end of a run, and where there is something to restore.

@@ -2,11 +2,13 @@
 
 import json
 import sys
+from collections import Counter
 
 import pytest
 
 from tests.chaos.peers.__main__ import Trial, run, table
 from tests.chaos.rig import (
+    FAMILIES,
     Run,
     _check_commits,
     _check_examples,
@@ -38,6 +40,15 @@ def test_a_training_that_is_struck_again_and_again_ends_as_if_nothing_had_been(
 
     assert outcome.violations == [], f"seed {seed}"
     assert len(outcome.happened) == len(plan)
+
+
+def test_runs_of_a_few_faults_each_have_all_families():
+    plans = [plan_of(seed, 13) for seed in range(100, 105)]
+
+    times = Counter(fault["family"] for plan in plans for fault in plan)
+
+    assert times.keys() == FAMILIES.keys()
+    assert max(times.values()) - min(times.values()) <= 1
 
 
 STEP = {"kind": "step", "ids": [5], "loss": 7, "state": "a"}
