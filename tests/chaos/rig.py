@@ -52,7 +52,10 @@ def _struck(rng, who, names):
 
 
 FAMILIES = {
-    "killed at any time": lambda r: _at(r, "collective", "kill", 24),
+    "killed at any time": lambda r: {
+        **_at(r, "collective", "kill", 24),
+        "both": r.random() < 0.3,
+    },
     "killed at a point": lambda r: _at(
         r, r.choice(["join", "collected", "input", "leave"]), "kill", 6
     ),

@@ -41,7 +41,7 @@ class Trainee:
         self.attempt = int(os.environ["CHAOS_BASE"]) + int(os.environ["REPLICAX_RESTART"])
         plan = json.loads((self.folder / "plan.json").read_text())
         self.plan = plan[self.attempt] if self.attempt < len(plan) else {}
-        self.is_victim = self.index == self.plan.get("worker")
+        self.is_victim = self.index == self.plan.get("worker") or self.plan.get("both", False)
 
     def note(self, kind, **what):
         """Add a line to this worker's ledger; it is on the disk when this returns."""

@@ -252,6 +252,20 @@ def test_a_program_that_ends_early_leaves_no_hub_and_its_port_is_free(tmp_path):
     _wire.listen(f"127.0.0.1:{port}").close()
 
 
+def test_a_port_that_another_process_holds_is_named_before_anything_starts(tmp_path):
+    program = written(tmp_path, "print('it started')")
+    (port,) = free_ports(1)
+
+    with (
+        contextlib.closing(_wire.listen(f"127.0.0.1:{port}")),
+        launched(tmp_path, "--workers", "2", "--port", str(port), program) as it,
+    ):
+        said = it.stderr.read()
+
+    assert it.returncode == 2
+    assert f"The launcher cannot listen at 127.0.0.1:{port}: Address already in use." in said
+
+
 def test_a_restart_finds_its_folder_also_after_old_temporary_files_were_removed(tmp_path):
     program = written(
         tmp_path,

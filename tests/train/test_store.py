@@ -22,6 +22,7 @@ import pytest
 
 import replicax as rx
 from replicax.train import _store
+from replicax.workers._watch import disk
 from tests.multi_process import saver
 from tests.multi_process.gang import Gang
 
@@ -438,6 +439,24 @@ def test_a_disk_that_hangs_under_one_process_is_found_and_does_not_keep_it(tmp_p
     assert done.returncode == 1
     assert f"TimeoutError: This process is writing checkpoint '{tmp_path}/ckpt-3'" in done.stderr
     check_newest(tmp_path, done.stdout)
+
+
+def test_a_save_that_waits_for_the_devices_is_not_taken_for_a_disk_that_hangs(
+    tmp_path, monkeypatch
+):
+    doing, packed = [], _store.packed
+
+    def patiently(*arguments):  # as where a step of half an hour is still being computed
+        doing.append(disk.told()[0])
+        disk.got_on_at -= 2_000
+        time.sleep(1.5)
+        return packed(*arguments)
+
+    monkeypatch.setattr(_store, "packed", patiently)
+    _, path = saved(tmp_path / "c", 7.0)
+
+    assert value_at(path) == 7.0
+    assert doing == [""]
 
 
 @pytest.mark.multi_process

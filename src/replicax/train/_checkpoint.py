@@ -252,7 +252,7 @@ class _Writing:
             self._thread.join(_LOOK_EVERY)
             if group is not None:  # it may be in a question to JAX's service, which never answers
                 group.give_up(_PATIENCE)
-            elif time.monotonic() - disk.got_on_at > limit:
+            elif disk.told()[0] and time.monotonic() - disk.got_on_at > limit:
                 _hanging.append(self._thread)
                 raise TimeoutError(
                     f"This process is {disk.told()[0]}, and that has not got on for {limit:g} s:"

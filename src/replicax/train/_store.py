@@ -46,7 +46,6 @@ from replicax.train._files import (
 from replicax.train._object_graph import ObjectNode
 from replicax.train._pieces import (
     Packed,
-    Task,
     Value,
     chunk,
     packed,
@@ -119,10 +118,16 @@ class _Team:
         self._path = path
         self._topics = (f"checkpoint {ticket}, {step}" for step in range(9))
 
-    def each(self, work: Callable[[], Any]) -> list[Any]:
-        """What ``work`` gave on every worker; all fail if it failed on one."""
+    def each(self, work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> list[Any]:
+        """What ``work``, at the disk, gave on every worker; all fail if it failed on one.
+
+        Args:
+            work: Reads or writes.
+            prepare: Called before it; it may wait for the devices as long as their work takes.
+        """
         failure, result = None, None
         try:
+            prepare()
             with disk.at(f"writing checkpoint {self._path!r}"):
                 result = work()
         except Exception as error:
@@ -185,14 +190,19 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
             " of the first worker's. Save to a directory that all workers share."
         )
     own: dict[str, Any] = {}
+    packs: list[Any] = []
+
+    def pack_own() -> None:
+        if sees[team.index]:
+            packs.extend(packed(tasks[team.index], f"arrays-{team.index}"))
 
     def write_own() -> str | None:
-        if sees[team.index]:
-            own.update(_write_own(place, team.index, tasks[team.index]))
+        if packs:
+            own.update(_write_own(place, f"arrays-{team.index}", *packs))
             fault_point("commit-write")
         return _noted(place, team.index, own) if own and not team.is_first else None
 
-    told = team.each(write_own)
+    told = team.each(write_own, pack_own)
 
     def commit() -> None:
         _tell_replaced(path)
@@ -225,10 +235,10 @@ def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, d
     return values, entries
 
 
-def _write_own(place: str, index: int, tasks: Sequence[Task]) -> dict[str, Any]:
+def _write_own(
+    place: str, folder: str, tree: dict[str, Packed], rows: list[tuple[str, list[Any]]]
+) -> dict[str, Any]:
     """Write what this worker has to; returns what the manifest says of it."""
-    folder = f"arrays-{index}"
-    tree, rows = packed(tasks, folder)
     files: dict[str, Any] = {}
     if tree:
         inner = os.path.join(place, folder)
