@@ -94,9 +94,20 @@ def custom(strategy: Any, make: Callable[[Any], Any]) -> Block:
     )
     dataset = rx.data.Dataset.from_tensors(rows_of(make, BATCH))
     batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
-    return block(
-        lambda: step(batch), lambda: jax.block_until_ready([v.value for v in model.variables])
-    )
+    return _ended_by_losses(lambda: step(batch))
+
+
+def _ended_by_losses(step: Callable[[], Any]) -> Block:
+    """Blocks of a step that wait for its last loss.
+
+    Not for the variables: what was read of one is the reader's, and copied before the next step.
+    """
+    losses: list[Any] = []
+
+    def once() -> None:
+        losses[:] = [step()]
+
+    return block(once, lambda: jax.block_until_ready(losses))
 
 
 def by_hand(make: Callable[[Any], Any], *, mapped: bool) -> Block:
@@ -136,10 +147,11 @@ def by_hand(make: Callable[[Any], Any], *, mapped: bool) -> Block:
     compiled = jax.jit(step, donate_argnums=0, out_shardings=(same, same))
     x, y = jax.device_put(rows_of(make, BATCH), split)
 
-    def once() -> None:
-        state[0], _ = compiled(state[0], x, y)
+    def once() -> Any:
+        state[0], loss = compiled(state[0], x, y)
+        return loss
 
-    return block(once, lambda: jax.block_until_ready(state[0]))
+    return _ended_by_losses(once)
 
 
 def thousand_variables(strategy: Any) -> tuple[Block, Block]:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -92,21 +93,46 @@ def why_excepted(test: str) -> str | None:
     return next((why for name, why in EXCEPTIONS.items() if name in test), None)
 
 
+@dataclass(frozen=True)
+class Compared:
+    """What became of the tests of a group, with and without a strategy around them."""
+
+    group: str
+    within: dict[str, str]
+    without: dict[str, str]
+
+    @classmethod
+    def of(cls, group: str) -> "Compared":
+        return cls(group, *(outcomes(group, in_scope=s) for s in (True, False)))
+
+    @property
+    def lost(self) -> dict[str, str]:
+        """The tests that pass only without a strategy, and what became of them with one."""
+        passed = [t for t, result in self.without.items() if result == "passed"]
+        results = {t: self.within.get(t, "not run") for t in passed}
+        return {t: result for t, result in results.items() if result != "passed"}
+
+    @property
+    def row(self) -> str:
+        """The group's line of the table."""
+        passed = [list(r.values()).count("passed") for r in (self.within, self.without)]
+        failed = [r for r in self.without.values() if r.startswith("failed")]
+        return f"| {self.group} | {passed[0]} | {passed[1]} | {len(self.lost)} | {len(failed)} |"
+
+    @property
+    def notes(self) -> list[str]:
+        """Why tests fail, a line for each."""
+        lines = [f"* `{t}`, not in a scope: {why_excepted(t) or r}" for t, r in self.lost.items()]
+        failed = {t: r for t, r in self.without.items() if r.startswith("failed")}
+        return lines + [f"* `{t}`, neither: {r.partition(': ')[2]}" for t, r in failed.items()]
+
+
 def main(groups: list[str]) -> None:
     """Print the table, and below it why tests fail."""
-    rows, notes = [], []
-    for group in groups or GROUPS:
-        both = [outcomes(group, in_scope=s) for s in (True, False)]
-        within, without = both
-        lost = [t for t, r in without.items() if r == "passed" and within.get(t) != "passed"]
-        failed = [t for t, r in without.items() if r.startswith("failed")]
-        counts = [list(r.values()).count("passed") for r in both]
-        rows.append(f"| {group} | {counts[0]} | {counts[1]} | {len(lost)} | {len(failed)} |")
-        notes += [f"* `{t}`, not in a scope: {why_excepted(t) or within.get(t)}" for t in lost]
-        notes += [f"* `{t}`, neither: {without[t].partition(': ')[2]}" for t in failed]
+    found = [Compared.of(group) for group in groups or GROUPS]
     head = "| tests | passed in a scope | passed without | only without | failed without |"
-    lines = [head, "|---|---|---|---|---|", *rows, "", *notes]
-    sys.stdout.write("\n".join(lines) + "\n")
+    rows, notes = [c.row for c in found], [line for c in found for line in c.notes]
+    sys.stdout.write("\n".join([head, "|---|---|---|---|---|", *rows, "", *notes]) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What passes of Keras's own tests passes in the scope of a strategy too, but for a short list."""
 
+import faulthandler
+import sys
+
 import pytest
 
 from tests.foreign import keras_own
@@ -9,10 +12,9 @@ pytestmark = [pytest.mark.foreign, pytest.mark.slow]
 
 @pytest.mark.parametrize("group", keras_own.GROUPS)
 def test_keras_own_tests_pass_in_a_scope(group):
-    within = keras_own.outcomes(group, in_scope=True)
-    without = keras_own.outcomes(group, in_scope=False)
+    faulthandler.cancel_dump_traceback_later()  # a group takes longer than any other test
+    compared = keras_own.Compared.of(group)
+    sys.stdout.write("\n".join([compared.row, *compared.notes, ""]))  # `-rP` shows it
 
-    passed = [t for t, result in without.items() if result == "passed"]
-    lost = {t: within.get(t) for t in passed if within.get(t) != "passed"}
-
-    assert {t: why for t, why in lost.items() if not keras_own.why_excepted(t)} == {}
+    lost = {t: why for t, why in compared.lost.items() if not keras_own.why_excepted(t)}
+    assert lost == {}
