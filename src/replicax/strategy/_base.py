@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from replicax._errors import ScopeError
-from replicax._pooling import pool_fast_on_cpus
+from replicax._on_cpus import fast_on_cpus
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
@@ -70,7 +70,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
                 f" {cross_device_ops!r}."
             )
         if topology is not None:
-            pool_fast_on_cpus()
+            fast_on_cpus()
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)

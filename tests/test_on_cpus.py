@@ -1,4 +1,7 @@
-"""Max pooling on CPUs gives what XLA's own kernels give, bit by bit, and is used by strategies."""
+"""Max pooling on CPUs gives what XLA's own kernels give, bit by bit, and is used by strategies.
+
+Products that sum over several dimensions of rows give what NumPy gives, and are used by them too.
+"""
 
 import importlib
 from functools import partial
@@ -13,7 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
-from replicax._pooling import pool_fast_on_cpus
+from replicax._on_cpus import fast_on_cpus
 from tests.fresh_process import run_fresh
 
 WINDOWS = importlib.import_module("jax._src.lax.windowed_reductions")
@@ -22,7 +25,7 @@ HARD = [0.0, -0.0, 1.0, -1.0, 1.5, np.inf, -np.inf, np.nan, 1e-40, 3e-8, -1e-42]
 
 @pytest.fixture(autouse=True)
 def _fast():
-    assert pool_fast_on_cpus()
+    assert fast_on_cpus()
 
 
 def xla_pool(x, window, strides, padding):
@@ -219,3 +222,114 @@ def test_without_a_strategy_jax_is_as_it_was():
     """)
 
     assert ran.returncode == 0, ran.stderr
+
+
+# Products.
+
+SUMS = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 0.05, "float16": 0.01}
+
+
+@st.composite
+def products(draw):
+    """Two arrays that agree in their first dimensions; what is behind them may be nothing."""
+    sizes = st.integers(1, 5)
+    rows = draw(st.lists(sizes, min_size=2, max_size=4))
+    ends = [draw(st.lists(sizes, max_size=2)) for _ in range(2)]
+    dtype = draw(st.sampled_from([*SUMS]))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    return len(rows), dtype, [rng.normal(size=(*rows, *end)) for end in ends]
+
+
+@pytest.mark.parametrize("cases", [12, pytest.param(100, marks=pytest.mark.slow)])
+def test_products_over_rows_are_those_of_numpy(cases):
+    settings(max_examples=cases, deadline=None)(is_as_in_numpy)()
+
+
+@given(products())
+def is_as_in_numpy(case):
+    rows, dtype, whole = case
+    axes = (tuple(range(rows)),) * 2
+    with jax.enable_x64():
+        left, right = (jnp.asarray(x, dtype) for x in whole)
+        found = jax.jit(partial(jnp.tensordot, axes=axes))(left, right)
+    left, right = (np.asarray(x, "float64") for x in (left, right))
+
+    assert found.dtype == dtype
+    wanted = np.tensordot(left, right, axes)
+    np.testing.assert_allclose(np.asarray(found, "float64"), wanted, SUMS[dtype], SUMS[dtype])
+
+
+def bend(w, x):
+    return jnp.sum(jnp.tanh(x @ w) ** 2)
+
+
+@pytest.fixture
+def sequences():
+    rng = np.random.default_rng(2)
+    return jnp.asarray(rng.normal(size=(3, 5)), "float32"), jnp.asarray(
+        rng.normal(size=(4, 6, 3)), "float32"
+    )
+
+
+def gradient(w, x):
+    """Of `bend` for ``w``, by NumPy."""
+    w, x = (np.asarray(a, "float64") for a in (w, x))
+    bent = np.tanh(x @ w)
+    return np.einsum("bti,bto->io", x, 2 * bent * (1 - bent**2))
+
+
+def test_gradients_of_sequences_are_products_of_matrices_in_a_step_of_a_strategy(sequences):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    train = rx.function(lambda w, x: strategy.run(jax.grad(bend), (w, x)))
+
+    text = train.get_concrete_function(*sequences).as_text()
+
+    # Turned around, the rows would be the second dimension of one of them.
+    assert "lhs_contracting_dims={0}, rhs_contracting_dims={0}" in text
+    assert "[5,24]" not in text
+    found = strategy.experimental_local_results(train(*sequences))[1]
+    np.testing.assert_allclose(found, gradient(*sequences), 1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_products_over_rows_that_jax_divides_are_left_to_xla(sequences, axis, kind):
+    w, x = sequences
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("a",), axis_types=(kind,))
+    divided = jax.device_put(x, NamedSharding(mesh, PartitionSpec(*[None] * axis, "a")))
+
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(w, NamedSharding(mesh, PartitionSpec()))
+        compiled = jax.jit(jax.grad(bend)).lower(spread, divided).compile()
+
+    assert "all-gather" not in compiled.as_text()
+    np.testing.assert_allclose(compiled(spread, divided), gradient(w, x), 1e-5)
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_products_over_rows_within_a_shard_map_are_those_of_the_parts(sequences, check):
+    w, x = sequences
+    mesh = Mesh(np.asarray(jax.devices()[:2]), ("a",))
+    own = PartitionSpec("a")
+
+    def part(w, x):
+        w = jax.lax.pcast(w, "a", to="varying") if check else w
+        return jax.grad(bend)(w, x)[None]
+
+    inside = jax.shard_map(
+        part, mesh=mesh, in_specs=(PartitionSpec(), own), out_specs=own, check_vma=check
+    )
+
+    parts = [gradient(w, half) for half in np.split(x, 2)]
+    np.testing.assert_allclose(jax.jit(inside)(w, x), parts, 1e-5)
+
+
+def test_batches_and_names_of_rows_are_as_before(sequences):
+    w, x = sequences
+    each = jax.jit(jax.vmap(jax.grad(bend), (None, 0)))(w, jnp.stack([x, 2 * x]))
+    names = jax.export.symbolic_shape("n, 6, 3")
+    shapes = jax.ShapeDtypeStruct(w.shape, w.dtype), jax.ShapeDtypeStruct(names, x.dtype)
+    exported = jax.export.export(jax.jit(jax.grad(bend)))(*shapes)
+
+    np.testing.assert_allclose(each, [gradient(w, x), gradient(w, 2 * x)], 1e-5)
+    np.testing.assert_allclose(exported.call(w, x), gradient(w, x), 1e-5)

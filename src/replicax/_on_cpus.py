@@ -1,8 +1,13 @@
-"""Max pooling on CPUs: one array for each place within the windows, compared whole.
+"""What XLA does slowly on CPUs, written in another way: max pooling, and gradients of sequences.
 
-XLA has no kernels for windows on CPUs: it visits them number by number, for the gradient 5 to 150
-times slower than this. The result is the same, bit by bit: of equal numbers the first wins, what
-follows a NaN wins, and sums are added in the order of the windows.
+Max pooling is one array for each place within the windows, compared whole. XLA has no kernels for
+windows on CPUs: it visits them number by number, for the gradient 5 to 150 times slower than this.
+The result is the same, bit by bit: of equal numbers the first wins, what follows a NaN wins, and
+sums are added in the order of the windows.
+
+The gradient of a weight that rows of several dimensions went through (a batch of sequences) is a
+product of two matrices with all rows below each other. XLA turns one of them around number by
+number, and takes a slow kernel; told that they are matrices, it takes 0.6 to 0.9 of the time.
 """
 
 import itertools
@@ -22,8 +27,8 @@ _MOST_PLACES = 32  # of a window: 5 x 5, 3 x 3 x 3; more would be long programs
 
 
 @cache
-def pool_fast_on_cpus() -> bool:
-    """Have JAX lower max pooling, and its gradient, for CPUs in this way from now on.
+def fast_on_cpus() -> bool:
+    """Have JAX lower these operations for CPUs in this way from now on.
 
     It holds for all programs of this process that are compiled from here on.
 
@@ -32,10 +37,12 @@ def pool_fast_on_cpus() -> bool:
     """
     slow_pool = lowering_of(lax.reduce_window_max_p, "cpu")
     slow_gradient = lowering_of(lax.select_and_scatter_add_p, "cpu")
-    if slow_pool is None or slow_gradient is None:  # pragma: no cover - a JAX that moved them
+    slow_product = lowering_of(lax.dot_general_p, "cpu")
+    if not (slow_pool and slow_gradient and slow_product):  # pragma: no cover - a JAX that moved
         return False
     fast_pool = mlir.lower_fun(_pool, multiple_results=False)
     fast_gradient = mlir.lower_fun(_gradient, multiple_results=False)
+    fast_product = mlir.lower_fun(_product, multiple_results=False)
 
     def lower_pool(ctx: Any, operand: Any, **params: Any) -> Any:
         dilations = (*params["base_dilation"], *params["window_dilation"])
@@ -51,22 +58,67 @@ def pool_fast_on_cpus() -> bool:
             fits = False
         return (fast_gradient if fits else slow_gradient)(ctx, source, operand, **params)
 
+    def lower_product(ctx: Any, left: Any, right: Any, **params: Any) -> Any:
+        fits = _sums_over_rows(**params) and _are_plain(ctx) and _are_whole(ctx)
+        return (fast_product if fits else slow_product)(ctx, left, right, **params)
+
     mlir.register_lowering(lax.reduce_window_max_p, lower_pool, platform="cpu")
     mlir.register_lowering(lax.select_and_scatter_add_p, lower_gradient, platform="cpu")
+    mlir.register_lowering(lax.dot_general_p, lower_product, platform="cpu")
     return True
 
 
-def _fits(ctx: Any, params: dict[str, Any]) -> bool:
-    """Whether shapes are numbers, JAX itself shards none of the arrays, and windows are small."""
-    avals = [*ctx.avals_in, *ctx.avals_out]
-    plain = all(
+def _are_plain(ctx: Any) -> bool:
+    """Whether arrays are floats, shapes are numbers, and JAX itself shards none of them."""
+    return all(
         jnp.issubdtype(a.dtype, jnp.floating)
         and all(type(d) is int for d in a.shape)
         and 0 not in a.shape
         and not any(a.sharding.spec)
-        for a in avals
+        for a in (*ctx.avals_in, *ctx.avals_out)
     )
-    return plain and 1 < math.prod(params["window_dimensions"]) <= _MOST_PLACES
+
+
+# Products of which all rows are summed.
+
+
+def _sums_over_rows(dimension_numbers: Any, **_: Any) -> bool:
+    """Whether the sum is over the same first dimensions of both, of which there are several."""
+    (left, right), batches = dimension_numbers
+    first = tuple(range(len(left)))
+    several = len(first) > 1 and tuple(left) == tuple(right) == first
+    return several and not any(batches)
+
+
+def _are_whole(ctx: Any) -> bool:
+    """Whether each device has these arrays as they are: XLA does not divide them after this.
+
+    It may have cut the second dimension, say, which it could not say of both in one.
+    """
+    mesh = ctx.avals_in[0].sharding.mesh
+    if not mesh.empty:
+        return bool(mesh.are_all_axes_manual)
+    context = getattr(ctx.module_context, "axis_context", None)
+    return getattr(context, "num_devices", None) == 1
+
+
+def _product(
+    left: jax.Array, right: jax.Array, *, dimension_numbers: Any, **params: Any
+) -> jax.Array:
+    """The product, as that of two matrices with all rows below each other."""
+    rows = len(dimension_numbers[0][0])
+    how = {name: params[name] for name in ("precision", "preferred_element_type")}
+    a, b = (x.reshape(-1, math.prod(x.shape[rows:])) for x in (left, right))
+    product = lax.dot_general(a, b, (((0,), (0,)), ((), ())), **how)
+    return product.reshape(left.shape[rows:] + right.shape[rows:])
+
+
+# Max pooling.
+
+
+def _fits(ctx: Any, params: dict[str, Any]) -> bool:
+    """Whether the arrays are plain and the windows small."""
+    return _are_plain(ctx) and 1 < math.prod(params["window_dimensions"]) <= _MOST_PLACES
 
 
 def _overlap(window_dimensions: Sequence[int], window_strides: Sequence[int], **_: Any) -> bool:
