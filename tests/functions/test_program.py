@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+from tests.replicas import compiled, mirrored
 
 
 def test_a_compiled_step_aliases_the_variables_it_changes(two):
@@ -117,3 +118,18 @@ def test_replicas_are_traced_once_whatever_their_number(two, four, replicas):
     rx.function(lambda: strategy.run(replica))()
 
     assert bodies == [1]
+
+
+def test_a_first_call_compiles_the_program_and_nothing_else():
+    strategy = mirrored(2)
+    # A shape of its own, for which nothing was compiled before.
+    batch = compiled(strategy, lambda: jnp.ones((3, 17, 5)))
+    seen = []
+    listener = lambda name, _, **__: seen.append(name)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        compiled(strategy, lambda x: x * 3, batch)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+
+    assert sum("backend_compile" in name for name in seen) == 1

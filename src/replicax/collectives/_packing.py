@@ -83,10 +83,11 @@ def packed(
     """
     packs = plan_packs([_size(x) for x in leaves], bytes_per_pack, num_packs, packing)
     join = _write if packing.in_place else _concatenate
-    flat = [_join([leaves[i] for i in pack], join) for pack in packs]
+    combined = collective([_join([leaves[i] for i in pack], join) for pack in packs])
+    places = _places(combined, [[leaves[i].size for i in pack] for pack in packs])
     results: list[jax.Array | None] = [None] * len(leaves)
-    for pack, combined in zip(packs, collective(flat), strict=True):
-        for i, x in zip(pack, _cut(combined, [leaves[i] for i in pack]), strict=True):
+    for pack, flat, starts in zip(packs, combined, places, strict=True):
+        for i, x in zip(pack, _cut(flat, starts, [leaves[i] for i in pack]), strict=True):
             results[i] = x
     return results  # type: ignore[return-value]
 
@@ -147,19 +148,38 @@ def _write(arrays: list[jax.Array]) -> jax.Array:
     return flat
 
 
-def _cut(flat: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
+def _places(
+    flat: Sequence[jax.Array], sizes: Sequence[Sequence[int]]
+) -> list[Sequence[int | jax.Array]]:
+    """Where in its pack each array begins, for arrays of these sizes in the packs ``flat``."""
+    starts: list[Sequence[int | jax.Array]] = [
+        [0, *itertools.accumulate(pack[:-1])] for pack in sizes
+    ]
+    # Beyond are places that a number of a program may not hold.
+    most = np.iinfo(np.int32).max
+    several = [i for i, s in enumerate(starts) if len(s) > 1 and 0 < flat[i].size <= most]
+    if several:
+        known = tuple(np.int32(at) for i in several for at in starts[i])
+        told = iter(_untold(known, flat[several[-1]]))
+        for i in several:
+            starts[i] = list(itertools.islice(told, len(starts[i])))
+    return starts
+
+
+def _cut(
+    flat: jax.Array, starts: Sequence[int | jax.Array], like: Sequence[jax.Array]
+) -> list[jax.Array]:
     if len(like) == 1:
         return [flat]
     if not flat.size:
         return [flat.reshape(x.shape) for x in like]
-    starts = [0, *itertools.accumulate(x.size for x in like[:-1])]
-    if flat.size > np.iinfo(np.int32).max:  # places that a number of a program may not hold
-        pairs = zip(starts, like, strict=True)
-        return [jax.lax.slice_in_dim(flat, at, at + x.size).reshape(x.shape) for at, x in pairs]
-    return [
-        jax.lax.dynamic_slice(flat, (at,), (x.size,), allow_negative_indices=False).reshape(x.shape)
-        for at, x in zip(_untold(tuple(map(np.int32, starts)), flat), like, strict=True)
-    ]
+    return [_part(flat, at, x.size).reshape(x.shape) for at, x in zip(starts, like, strict=True)]
+
+
+def _part(flat: jax.Array, at: int | jax.Array, size: int) -> jax.Array:
+    if isinstance(at, int):
+        return jax.lax.slice_in_dim(flat, at, at + size)
+    return jax.lax.dynamic_slice(flat, (at,), (size,), allow_negative_indices=False)
 
 
 def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, ...]:

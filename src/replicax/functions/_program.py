@@ -13,7 +13,7 @@ from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._threads import held
 from replicax.context._current import current
 from replicax.functions._border import Given, Outputs
-from replicax.functions._jaxpr._lift import Lifted, calls_host, outline
+from replicax.functions._jaxpr._lift import MAY_RAISE, Lifted, host_calls, outline
 from replicax.functions._modes import Unfilled
 from replicax.functions._signature import Arguments
 from replicax.state._agreement import diverging
@@ -78,8 +78,9 @@ class Program:
 
         pure.__name__ = pure.__qualname__ = name
         # A call that may fail while it runs must leave the variables as they were.
-        self._may_fail = bool(self._verdicts) or calls_host(lifted.jaxpr)
-        self._calls_back = calls_host(lifted.jaxpr, ("debug_callback",))
+        calls = host_calls(lifted.jaxpr)
+        self._may_fail = bool(self._verdicts) or not calls.isdisjoint(MAY_RAISE)
+        self._calls_back = "debug_callback" in calls
         self.donates = not self._may_fail
         donate = (0,) if self.donates else ()
         self._changes = bool(self.written or self._pulls)

@@ -20,7 +20,7 @@ import numpy as np
 from replicax._errors import TracingError
 from replicax.functions._signature import Identity, static_key
 from replicax.state._variable import Variable
-from replicax.values._per_replica import is_distributed, is_opaque
+from replicax.values._per_replica import Form, InBody, Pieces, is_distributed, is_opaque
 from replicax.values._placement import is_traced
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
@@ -328,4 +328,8 @@ def _content(cell: Any) -> Any:
 
 
 def _held(x: Any) -> Iterable[Any]:
-    return jax.tree.leaves([getattr(x.held, n, ()) for n in ("values", "array", "piece")])
+    """The arrays in a distributed value, which is not taken apart: that would be a program."""
+    held: Form = x.held
+    if isinstance(held, Pieces):
+        return jax.tree.leaves(held.values)
+    return jax.tree.leaves(held.piece) if isinstance(held, InBody) else (held.array,)

@@ -291,16 +291,16 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
         return jax.vmap(call, axis_name=REPLICA_AXIS, axis_size=size)()[0]
 
 
-_MAY_RAISE = ("pure_callback", "io_callback")
+MAY_RAISE = frozenset({"pure_callback", "io_callback"})
 
 
-def calls_host(jaxpr: Jaxpr, names: tuple[str, ...] = _MAY_RAISE) -> bool:
-    """Whether Python code is called while the program runs; by default, code that may raise."""
-    return any(
-        e.primitive.name in names
-        or any(calls_host(inner, names) for inner in jaxprs_in_params(e.params))
-        for e in jaxpr.eqns
-    )
+def host_calls(jaxpr: Jaxpr) -> set[str]:
+    """The primitives by which a program calls Python code while it runs."""
+    found = {e.primitive.name for e in jaxpr.eqns} & (MAY_RAISE | {"debug_callback"})
+    for e in jaxpr.eqns:
+        for inner in jaxprs_in_params(e.params):
+            found |= host_calls(inner)
+    return found
 
 
 def outline(jaxpr: Any) -> Iterator[str]:
