@@ -36,6 +36,31 @@ def test_a_name_that_does_not_exist_is_an_attribute_error():
         rx.nothing  # noqa: B018
 
 
+@pytest.mark.parametrize(
+    ("package", "name", "words"),
+    [
+        (rx, "reduce_sum", r"replicax has no reduce_sum\. .* write `jnp\.sum\("),
+        (rx, "float32", r"Write `jnp\.float32`"),
+        (rx, "reduce_mean", r"write `jnp\.mean\(.*Of integers TensorFlow's mean is an integer"),
+        (rx, "math", r"write `jnp` for `tf\.math`"),
+        (rx, "print", r"jax\.debug\.print"),
+        (rx, "Module", r"Write a plain class"),
+        (rx, "linalg", r"`jnp\.linalg` may be what you need"),
+        (rx.nn, "relu", r"replicax\.nn has no relu\. .* write `jax\.nn\.relu\("),
+    ],
+)
+def test_a_name_of_tensorflows_math_says_what_it_is_in_jax(package, name, words):
+    with pytest.raises(AttributeError, match=words):
+        getattr(package, name)
+
+
+def test_a_misspelt_name_has_the_right_one_beside_it():
+    code = "import replicax as rx; rx.Varable"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+    assert "Did you mean: 'Variable'?" in said.stderr
+
+
 @pytest.mark.parametrize("name", ["ParameterServerStrategy", "CentralStorageStrategy"])
 @pytest.mark.parametrize("package", [rx.distribute, rx.distribute.experimental])
 def test_a_strategy_that_is_left_out_says_what_to_use(package, name):

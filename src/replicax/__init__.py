@@ -135,6 +135,6 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__ = on_demand(__name__, _HOMES)
+    __getattr__ = on_demand(__name__, _HOMES, adviser="replicax.cli._port_rules")
 
 join_libraries()

@@ -18,8 +18,8 @@ ASYNCHRONOUS = {
         f"{_SYNCHRONOUS} Use MirroredStrategy, which keeps a copy on each device."
     ),
     "Server": (
-        "There is no server to start: start the program on each machine, with `replicax run` or"
-        " TF_CONFIG."
+        "There is no server to start: start the program on each machine, with `replicax launch`"
+        " or TF_CONFIG."
     ),
     "coordinator": _NO_SERVERS,
     "partitioners": (
@@ -35,7 +35,10 @@ ASYNCHRONOUS = {
 
 
 def on_demand(
-    package: str, homes: Mapping[str, str], absent: Mapping[str, str] | None = None
+    package: str,
+    homes: Mapping[str, str],
+    absent: Mapping[str, str] | None = None,
+    adviser: str | None = None,
 ) -> Callable[[str], Any]:
     """The ``__getattr__`` of a public list.
 
@@ -44,6 +47,7 @@ def on_demand(
         homes: For each name, the module that defines it; a name that is a module of the list
             itself has its own full name.
         absent: For names of TensorFlow that do not exist here, why, and what to use.
+        adviser: A module whose ``advice(name)`` says what to write for other names of TensorFlow.
     """
 
     def find(name: str) -> Any:
@@ -51,7 +55,14 @@ def on_demand(
             raise AttributeError(f"{package} has no {name}. {absent[name]}")
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            words = ""
+            if adviser and not name.startswith("_"):
+                path = f"{package}.{name}".partition(".")[2]
+                words = importlib.import_module(adviser).advice(path)
+            told = f"{package} has no {name}. {words}"
+            plain = f"module {package!r} has no attribute {name!r}"
+            here = sys.modules[package]
+            raise AttributeError(told if words else plain, name=name, obj=here)
         module = importlib.import_module(home)
         value = module if home == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)

@@ -208,6 +208,11 @@ _WORDS = {
     "scan": "`rx.scan(f, init, xs)` takes and returns other things than `tf.scan`.",
     "while_loop": "`rx.while_loop(cond, body, value)` passes one value, not `*loop_vars`.",
 }
+_MODULES = {
+    "image": "Write `rx.keras.ops.image`, or NumPy in the functions of a dataset's elements.",
+    "math": "Math is JAX's here: write `jnp` for `tf.math`, after `import jax.numpy as jnp`.",
+    "strings": "The functions of a dataset's elements are plain Python: strings are bytes there.",
+}
 METHODS = {
     "as_list": "Shapes are tuples: write `list(x.shape)`.",
     "get_shape": "Write `x.shape`, which is a tuple.",
@@ -280,6 +285,17 @@ class Rules:
         return self._known[path]
 
 
+def advice(path: str) -> str:
+    """What to write for ``tf.<path>``, which replicax leaves to others; "" if that is not known."""
+    if path in _DTYPES:
+        return f"Write `{_DTYPES[path]}`."
+    if path in ROWS:
+        row = ROWS[path]
+        caveat = f" It is {row.caveat}" if row.caveat else ""
+        return f"Math is JAX's here: write `{row.target}`.{caveat}"
+    return _WORDS.get(path) or _MODULES.get(path) or _like(path)
+
+
 def left_out_methods() -> dict[str, str]:
     """Methods that classes of replicax leave out, with the words that asking for one would give."""
     found = dict(METHODS)
@@ -331,11 +347,15 @@ def _draws(parts: list[str]) -> bool:
 
 
 def _unknown(path: str) -> str:
+    return f"replicax has no {path}. {_like(path) or 'Write it with jax.numpy or rx.keras.ops.'}"
+
+
+def _like(path: str) -> str:
+    """What of JAX has the same name."""
     name = path.rpartition(".")[2]
     homes = {"jnp": "jax.numpy", "jax.nn": "jax.nn", "jax.lax": "jax.lax"}
     like = [a for a, home in homes.items() if hasattr(importlib.import_module(home), name)]
-    hint = f" `{like[0]}.{name}` may be what you need; it was not compared." if like else ""
-    return f"replicax has no {path}.{hint or ' Write it with jax.numpy or rx.keras.ops.'}"
+    return f"`{like[0]}.{name}` may be what you need; it was not compared." if like else ""
 
 
 def refused_keywords(value: Any, given: list[str]) -> list[str]:
