@@ -133,6 +133,19 @@ def test_one_module_alone_touches_the_internals_of_jax(path):
     assert path.name == "_jaxlib_private.py" or not re.search(r"jaxlib(\._jax| import)", text)
 
 
+def test_what_the_page_on_the_architecture_names_is_there():
+    folder = ROOT / "docs"
+    page = (folder / "architecture.md").read_text()
+    linked = re.findall(r"\]\(([^)#:]+)\)", page)
+    italic = set(re.findall(r"(?<!\*)\*([a-z][a-z -]*)\*(?!\*)", page)) - {"italics"}
+    words = re.findall(r"^\| ([a-z -]+) \|", page[page.index("## Words") :], re.M)
+
+    assert [name for name in linked if not (folder / name).exists()] == []
+    assert len(linked) > 25
+    assert italic <= set(words)
+    assert len(words) <= 40
+
+
 PARTS_OF_JAXPRS = re.compile(
     r"\b(ClosedJaxpr|Jaxpr|JaxprEqn|DropVar|jaxpr_as_fun|jaxprs_in_params|eval_jaxpr"
     r"|eqns|invars|outvars|constvars)\b|jax\.extend\.core import [^\n]*(Literal|Var)\b"

@@ -1,4 +1,4 @@
-"""Trace: a step and its arguments, aimed at a slice -> a serialized program and its mesh."""
+"""Trace: a step and its arguments, traced for a slice -> a serialized program and its mesh."""
 
 from __future__ import annotations
 

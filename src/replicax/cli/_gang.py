@@ -4,8 +4,6 @@ Output: what workers write -> the terminal, with the name of each worker, and th
 
 Whatever happens to the terminal or the disk, the workers go on: what cannot be written is dropped,
 with one warning. A line that is not complete, such as a row of dots, appears soon all the same.
-
-Gang: the worker processes that a launcher starts, watches and ends.
 """
 
 import contextlib

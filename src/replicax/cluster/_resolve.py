@@ -4,8 +4,6 @@ Clusters that a scheduler describes in the environment, beside TF_CONFIG.
 
 Kubeflow's JAXJob, Slurm, Open MPI and Cloud TPU slices. Each ``detect`` function answers None
 where its scheduler is absent, and raises where it is present but contradicts itself.
-
-resolve_cluster: a resolver, or the environment -> ClusterFacts.
 """
 
 import os

@@ -1,8 +1,6 @@
 """TFConfigClusterResolver: the cluster of the TF_CONFIG environment variable.
 
 Strict JSON from an environment variable, with errors that point at the character or the key.
-
-TFConfigClusterResolver: the cluster of the TF_CONFIG environment variable.
 """
 
 import difflib

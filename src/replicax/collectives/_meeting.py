@@ -2,8 +2,6 @@
 
 JAX settings of the calling thread, for a new thread that would not inherit them.
 
-Meeting: the threads of one eager run, and the points where they wait for each other.
-
 One replica runs at a time, in order, until it ends or waits in a collective; then the next one
 runs. So prints and breakpoints come in a fixed order and Python state needs no locks, while the
 devices work in parallel behind. When all wait, the calling thread settles what they met for. It

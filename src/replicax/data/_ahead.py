@@ -2,8 +2,6 @@
 
 A value that may be missing.
 
-Ahead: iterators whose elements can be looked at before they are taken.
-
 While a function is traced, `next` gives stand-ins for an element that is looked at and not taken;
 each call of what was compiled then takes the elements that it needs. Which code is traced is known
 to the layers above, which say here how `next` goes there.

@@ -133,11 +133,11 @@ class ColumnBlock(Block):
         return self._columns
 
     def slice(self, start: int, stop: int) -> "ColumnBlock":
-        """Views."""
+        """Rows of the block, as views."""
         return ColumnBlock(self.structure, [c[start:stop] for c in self._columns], stop - start)
 
     def take(self, places: Array) -> "ColumnBlock":
-        """Copies."""
+        """Rows at these places, as copies."""
         return ColumnBlock(self.structure, [c[places] for c in self._columns], len(places))
 
 

@@ -1,7 +1,5 @@
 """The graph: immutable nodes that open into streams, and datasets as its ends.
 
-The graph: immutable nodes that open into streams.
-
 A node says what a transformation is; a stream is one pass over it. Tools walk the graph by
 `Node.inputs` and rewrite it by `Node.with_inputs`; nothing else holds the graph together.
 

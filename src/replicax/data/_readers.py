@@ -1,8 +1,6 @@
 """Datasets over files.
 
 Files as sources: records, lines, pieces of a fixed length.
-
-Datasets over files.
 """
 
 import os

@@ -204,28 +204,28 @@ class Given(Ahead):
 
     @property
     def origin(self) -> Any:
-        """As it says."""
+        """Where the elements come from, as the bound iterator says."""
         return self.bound.origin
 
     @property
     def element_spec(self) -> Any:
-        """As it says."""
+        """What the elements look like, as the bound iterator says."""
         return self.bound.element_spec
 
     def take(self) -> Any:
-        """From it."""
+        """The next element of the bound iterator."""
         return self.bound.take()
 
     def reaches(self, count: int) -> bool:
-        """As it says."""
+        """Whether the bound iterator has ``count`` more elements."""
         return self.bound.reaches(count)
 
     def peek(self, ahead: int) -> Any:
-        """Of it."""
+        """An element of the bound iterator that is not taken yet."""
         return self.bound.peek(ahead)
 
     def consume(self, count: int) -> None:
-        """Of it."""
+        """Take ``count`` elements of the bound iterator."""
         self.bound.consume(count)
 
     def _fetch(self) -> Any:

@@ -366,7 +366,7 @@ class BoundFunction(Generic[_P, _R_co]):
 
     @property
     def instance(self) -> Any:
-        """The object."""
+        """The object whose method it is."""
         return self._instance
 
     @property

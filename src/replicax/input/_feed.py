@@ -1,7 +1,5 @@
 """Feed: parts of batches -> values on the devices, made ready in a thread.
 
-Feed: host step -> per-replica values on the devices.
-
 Prefetch: elements made ready in a thread that ends with its consumer.
 
 The queues are those that are one call into C, so that a signal's handler that raises in the

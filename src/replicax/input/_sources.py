@@ -1,7 +1,5 @@
 """Sources: what a worker reads from, and what all workers agree on about it.
 
-Sources: anything that gives batches, as streams of NumPy structures that can be resumed.
-
 Agree: this worker's steps -> steps that all workers take together.
 
 Workers that read different files have different numbers of steps, of different sizes. A worker that

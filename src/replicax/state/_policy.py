@@ -106,7 +106,7 @@ class ComponentPolicy:
         self.replica = replica
 
     def read(self) -> jax.Array:
-        """The copy."""
+        """The copy of the replica that reads."""
         value: jax.Array = level().read_copy(self.cell, self.replica)
         return value
 

@@ -2,8 +2,6 @@
 
 Described: a strategy, in words.
 
-The verbs about devices: a strategy's mesh, and the logical devices of a replica.
-
 Bridges to hand-written JAX: a strategy's mesh, and distributed values as global arrays.
 
 Nothing is copied on the way: they are the arrays that compiled steps take and give.

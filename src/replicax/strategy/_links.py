@@ -1,7 +1,5 @@
 """How one replica reaches the others: alone, in threads, or in compiled code.
 
-How one replica reaches the others: alone, in threads, or in compiled code.
-
 What surrounds the code of one eager replica in its thread.
 """
 
@@ -52,7 +50,7 @@ class SoloLink:
 
     @property
     def position(self) -> int:
-        """The only one."""
+        """The first: there is one replica."""
         return 0
 
     def replica_id(self) -> Any:
@@ -67,11 +65,11 @@ class SoloLink:
     def all_reduce(
         self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
     ) -> list[jax.Array]:
-        """The leaves."""
+        """The leaves themselves: there is nobody to add."""
         return list(leaves)
 
     def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
-        """The value."""
+        """The value itself: there is nobody to join."""
         return x
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
@@ -89,7 +87,7 @@ class ThreadLink:
 
     @property
     def across(self) -> Across:
-        """Meetings."""
+        """The collectives of this replica: meetings with the others' threads."""
         return _eager.SeatAcross(self.seat)
 
     @property
@@ -186,12 +184,12 @@ class CompiledLink:
 
     @property
     def across(self) -> Across:
-        """The mesh."""
+        """The collectives of this replica: those of the mesh."""
         return MESH_AXIS
 
     @property
     def position(self) -> int | None:
-        """All of them."""
+        """None: the code is that of all replicas."""
         return None
 
     def replica_id(self) -> Any:

@@ -1,8 +1,6 @@
 """MultiWorkerMirroredStrategy: a replica for each device of every worker.
 
 InCluster: where a multi-worker strategy finds its workers and its devices.
-
-MultiWorkerMirroredStrategy: a replica for each device of every worker.
 """
 
 import copy

@@ -5,8 +5,6 @@ Runs inside a function that Python drives: each is compiled, and found again.
 A replica function that is defined inside the loop is a new object on every step. It is the same
 program if its code is the same and all that it can reach means the same; arrays that it closes over
 become inputs.
-
-run: PerReplica -> replica function -> PerReplica, by whichever way fits where it is called.
 """
 
 from __future__ import annotations
@@ -192,7 +190,7 @@ class _Held:
 
     @property
     def statics(self) -> tuple[Any, ...]:
-        """The rest."""
+        """The arguments that are no arrays."""
         return tuple(x for x, d in zip(self.contents, self.is_dynamic, strict=True) if not d)
 
     def edges(self, fn: Callable[..., Any]) -> list[Edge]:

@@ -1,8 +1,6 @@
 """run_in_processes: one function in several processes that form a cluster, and faults in them.
 
 Fault points: places in a program where a test lets something happen to a worker.
-
-run_in_processes: one function in several processes that form a cluster on this machine.
 """
 
 import dataclasses

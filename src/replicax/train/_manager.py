@@ -103,12 +103,12 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What is saved."""
+        """The checkpoint that is saved."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """Where."""
+        """Where the checkpoints are."""
         return self._directory
 
     @property

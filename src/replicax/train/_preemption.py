@@ -128,14 +128,14 @@ class Notice:
         return self._signalled or (self._is_told is not None and bool(self._is_told()))
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
-        def everyones(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
+        def of_all(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
             if group is None:
                 return [value]
             return group.exchange(f"preemption {ticket} {what}", value, is_cancelled)
 
         asked = 0
         try:
-            while not any(everyones(asked, self._is_noticed(), lambda: self._is_closed)):
+            while not any(of_all(asked, self._is_noticed(), lambda: self._is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
@@ -145,7 +145,7 @@ class Notice:
                 self._holds = True
                 begun = self._begun
             # Never taken back: the others hold their steps until they know it.
-            self._stop_at = max(everyones("begun", begun, lambda: False))
+            self._stop_at = max(of_all("begun", begun, lambda: False))
         except _group.Cancelled:
             if group is not None:  # they may have heard "now" in this very moment
                 group.offer(f"preemption {ticket} begun", self._begun)

@@ -1,7 +1,5 @@
 """Reduce and gather: PerReplica -> one value; and slices, which are joined instead.
 
-Reduce and gather: PerReplica -> one value.
-
 Slices: some rows of an array, that replicas join instead of adding up whole arrays.
 """
 

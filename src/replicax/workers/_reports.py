@@ -28,12 +28,12 @@ class Report:
     count: int = 0
 
     def to_message(self) -> dict[str, Any]:
-        """As it travels."""
+        """The report as a message for the wire."""
         return {"report": asdict(self)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "Report":
-        """As it arrived."""
+        """The report of a message from the wire."""
         told = message["report"]
         return cls(str(told["kind"]), told["index"], str(told["text"]), int(told["count"]))
 

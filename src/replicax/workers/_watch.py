@@ -1,7 +1,5 @@
 """Watch: what each worker says of its progress and its load -> who is stuck, and who is told.
 
-Watch: what each worker last said of its progress -> who is silent, stuck, or does otherwise.
-
 Load: what this process has done, what it waited for, and what it holds.
 
 The program counts; what speaks to the hub, mostly a thread, looks at the counts. Nothing is sent or

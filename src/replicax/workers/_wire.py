@@ -1,7 +1,5 @@
 """Wire: JSON lines over a socket, between ends that prove to know the token of the run.
 
-Wire: JSON lines over a socket, between ends that prove to know the token of the run.
-
 Nothing else is ever read: no pickle, no code. A line has a largest size, and a connection that
 sends anything unexpected before it has proved itself is closed.
 

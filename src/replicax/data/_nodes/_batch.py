@@ -33,7 +33,7 @@ class BatchingNode(UnaryNode):
 
     @property
     def batching(self) -> Batching:
-        """Its own."""
+        """How this node itself makes batches."""
         return Batching(self.size, self.drop_remainder)
 
     @property

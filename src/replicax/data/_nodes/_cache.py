@@ -6,8 +6,6 @@ A file appears under its name only when it is complete, by renaming. It is a row
 length of the content, the content, and a checksum of all frames so far, so that no frame can be
 changed, lost or exchanged unnoticed. The first frame says how elements are built, an empty one ends
 the file.
-
-Elements kept after the first complete pass: in memory, or in a file.
 """
 
 import io

@@ -64,7 +64,7 @@ class ZipNode(ManyNode):
     @property
     @once
     def cardinality(self) -> int:
-        """The shortest."""
+        """As many as the shortest branch has."""
         sizes = [node.cardinality for node in self.branches]
         finite = [size for size in sizes if size != INFINITE_CARDINALITY]
         if not finite:
@@ -162,7 +162,7 @@ class ConcatenateNode(ManyNode):
     @property
     @once
     def cardinality(self) -> int:
-        """The sum."""
+        """As many as all branches together."""
         sizes = [node.cardinality for node in self.branches]
         if INFINITE_CARDINALITY in sizes:
             return INFINITE_CARDINALITY

@@ -50,7 +50,7 @@ class EnumerateNode(UnaryNode):
 
     @property
     def element_spec(self) -> Any:
-        """A pair."""
+        """A pair: the number, and the element."""
         return TensorSpec((), np.int64), self.input.element_spec
 
     def open(self, run: Run) -> Stream:

@@ -3,8 +3,6 @@
 Where a shuffle keeps its elements: by place in a source, as columns, or as rows.
 
 A store hands out a number for each element put into it, and gives elements back by number, once.
-
-Random order through a buffer.
 """
 
 from abc import ABC, abstractmethod
@@ -61,7 +59,7 @@ class MixedStore(Store):
         self._structure: Structure | None = None
 
     def accepts(self, block: Block) -> bool:
-        """Everything."""
+        """Whether it can keep such elements: it can keep all."""
         return True
 
     def put(self, block: Block) -> Array:

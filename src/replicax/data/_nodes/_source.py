@@ -184,7 +184,7 @@ class TensorsNode(SourceNode):
 
     @property
     def cardinality(self) -> int:
-        """One."""
+        """One element."""
         return 1
 
     def open(self, run: Run) -> Stream:

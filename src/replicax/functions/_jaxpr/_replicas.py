@@ -227,7 +227,7 @@ class _Step:
     by_part: tuple[bool, ...]
 
     def run(self, whole: dict[Any, Any], own: dict[Any, Any]) -> Any:
-        """Compute it."""
+        """Compute the part, of the whole arrays and parts that are known."""
         equation = self.equation
         inputs = [
             _value(x, own if is_part else whole)
