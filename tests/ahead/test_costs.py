@@ -167,7 +167,8 @@ def seconds(text, flops, memory):
 def test_operations_take_their_time_one_after_the_other_and_what_is_begun_none():
     # Two products, of which only the first has its values in the large memory; and a sum.
     assert seconds(SERIAL, PRODUCT, float("inf")) == pytest.approx(2)
-    assert seconds(SERIAL, float("inf"), SIZE) == pytest.approx(3 + 3)
+    # Not faster than all traffic with it: what is copied, and what the all-reduce writes.
+    assert seconds(SERIAL, float("inf"), SIZE) == pytest.approx(3 + 3 + 1 + 1)
     # Where arithmetic takes longer than memory: the products. Where memory does: the sum.
     assert seconds(SERIAL, PRODUCT / 5, SIZE) == pytest.approx(5 + 3 + 5)
 

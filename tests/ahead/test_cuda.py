@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 import replicax as rx
 from tests.ahead.needs import needs_cuda
@@ -237,7 +238,8 @@ def test_kernels_of_pallas_are_compiled_and_named():
         out[...] = x[...] * 2
 
     x = jnp.ones((256, 256))
-    kernel = pl.pallas_call(double, out_shape=jax.typeof(x), backend="triton")
+    how = triton.CompilerParams(num_warps=4)
+    kernel = pl.pallas_call(double, out_shape=jax.typeof(x), compiler_params=how)
 
     report = rx.preflight(jax.jit(lambda x: kernel(x) @ x), (x,), "h100:1x1")
 

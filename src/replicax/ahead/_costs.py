@@ -13,14 +13,8 @@ from replicax.ahead._hlo import Computation, Hlo, Instruction, Values, groups_of
 from replicax.ahead._targets import Limits
 
 KINDS = (
-    "all-reduce",
-    "all-gather",
-    "reduce-scatter",
-    "collective-permute",
-    "all-to-all",
-    "ragged-all-to-all",
-    "collective-broadcast",
-    "send",
+    *("all-reduce", "all-gather", "reduce-scatter", "collective-permute", "all-to-all"),
+    *("ragged-all-to-all", "collective-broadcast", "send"),
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
 # What moves nothing by itself: names for what is there, or the second half of what was begun.
@@ -77,9 +71,9 @@ class Cost:
         flops: Multiplications and additions of matrix products and convolutions.
         bytes: What is read from memory and written to it.
         bytes_once: The same with every loop's body counted once, as XLA counts.
-        seconds: Of the operations one after the other, each at the roofline: its arithmetic or its
-            traffic with the large memory, whichever takes longer. What goes on beside others,
-            copies that were begun and collectives, is not in it.
+        far: The same in the large memory only, and not on the chip.
+        seconds: Of the operations one after the other: the arithmetic or the far traffic of each,
+            whichever takes longer; not of copies that were begun and of collectives.
         collectives: By kind, group, machines and line: how often, and how many bytes.
         notes: What could not be counted, in words, and how often it was met.
     """
@@ -87,6 +81,7 @@ class Cost:
     flops: float = 0.0
     bytes: float = 0.0
     bytes_once: float = 0.0
+    far: float = 0.0
     seconds: float = 0.0
     collectives: dict[tuple[str, int, int, str], tuple[int, int]] = field(default_factory=dict)
     notes: Counter[str] = field(default_factory=Counter)
@@ -95,6 +90,7 @@ class Cost:
         """Take in another, as often as it happens."""
         self.flops += times * other.flops
         self.bytes += times * other.bytes
+        self.far += times * other.far
         self.seconds += times * other.seconds
         self.bytes_once += other.bytes_once
         for key, (count, size) in other.collectives.items():
@@ -134,8 +130,10 @@ class Costs:
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of_step(self) -> Cost:
-        """The whole program."""
-        return self._cost(self._hlo.entry, ()) if self._hlo.entry else Cost()
+        """The whole program, which takes no less than all its far traffic does."""
+        cost = self._cost(self._hlo.entry, ()) if self._hlo.entry else Cost()
+        cost.seconds = max(cost.seconds, cost.far / self._chip.hbm_bytes)
+        return cost
 
     def _cost(self, name: str, arguments: Sequence[Any]) -> Cost:
         key = name, repr(arguments)
@@ -169,7 +167,8 @@ class Costs:
         return cost
 
     def _timed(self, cost: Cost, far: float) -> None:
-        cost.seconds = max(cost.flops / self._chip.flops, far / self._chip.hbm_bytes)
+        chip = self._chip
+        cost.far, cost.seconds = far, max(cost.flops / chip.flops, far / chip.hbm_bytes)
 
     def _inside(self, fusion: Instruction) -> Cost:
         """The products of a fusion, whose values stay on the chip."""
@@ -234,8 +233,9 @@ class Costs:
         elif one.opcode in ("convolution", "dot"):
             cost.flops = _product_flops(one, computation)
         cost.bytes = cost.bytes_once = _traffic(one, computation)
-        if kind not in KINDS and not one.opcode.endswith("-start"):
-            self._timed(cost, min(cost.bytes, _plain_bytes(one, computation, far=True)))
+        self._timed(cost, min(cost.bytes, _plain_bytes(one, computation, far=True)))
+        if kind in KINDS or one.opcode.endswith("-start"):
+            cost.seconds = 0.0
         return cost
 
     def _group(self, one: Instruction) -> tuple[int, int]:
@@ -260,7 +260,9 @@ class Costs:
 
 
 def _plain_bytes(one: Instruction, computation: Computation, *, far: bool = False) -> float:
-    return one.held(far=far) + sum(i.held(far=far) for i in computation.operands(one))
+    made = one.shapes[:1] if one.opcode == "copy-start" else one.shapes  # else the source too
+    result = sum(shape.bytes for shape in made if not (far and shape.space))
+    return result + sum(i.held(far=far) for i in computation.operands(one))
 
 
 def _traffic(one: Instruction, computation: Computation) -> float:

@@ -131,7 +131,7 @@ class PreflightReport:
 
     @property
     def memory_seconds(self) -> float:
-        """The time of the memory traffic at full bandwidth."""
+        """The time of the memory traffic, that on the chip too, at full bandwidth."""
         return self.bytes_accessed / self.chip.hbm_bytes
 
     @property
@@ -143,8 +143,8 @@ class PreflightReport:
     @property
     def step_seconds(self) -> float:
         """At the roofline, with communication that nothing hides; few real steps reach it."""
-        parts = self.operation_seconds, self.compute_seconds, self.memory_seconds
-        return max(parts) + self.communication_seconds
+        by_themselves = max(self.compute_seconds, self.memory_seconds)
+        return (self.operation_seconds or by_themselves) + self.communication_seconds
 
     def to_json(self) -> str:
         """All figures, with the formula of the estimate, as JSON text.

@@ -96,7 +96,7 @@ def _estimate(r: PreflightReport) -> str:
     total, work, links_, compute, memory = (f"{1e3 * s:.3g} ms" for s in parts)
     return (
         f"{total} = {work} operations + {links_} links\n"
-        f"all arithmetic by itself {compute}, all memory traffic {memory}"
+        f"all arithmetic by itself {compute}, all memory traffic, on the chip too, {memory}"
     )
 
 

@@ -146,8 +146,7 @@ def _meant(name: str) -> str:
     asked = [f"{near}:{''.join(size)}" for near in kinds]
     for tried in (*asked, *(f"{near}:{sizes[near]}" for near in kinds)):
         with suppress(PlacementError):
-            if _parsed(tried):
-                return f" Did you mean {tried!r}?"
+            return f" Did you mean {_parsed(tried).name!r}?"
     return ""
 
 
