@@ -172,6 +172,12 @@ def test_names_from_tensorflow_keep_their_own_names():
     )
 
 
+def test_the_reductions_of_keras_2_are_the_words_of_keras_3():
+    for name in ("none", "sum", "sum_over_batch_size"):
+        for home in ("tf.losses", "tf.keras.losses"):
+            assert body(f"f(reduction={home}.Reduction.{name.upper()})") == f'f(reduction="{name}")'
+
+
 def test_an_import_in_a_function_is_replaced_too():
     assert ported("def f():\n    import tensorflow as tf\n    return tf.zeros(2)\n") == (
         "import jax.numpy as jnp\nimport replicax as rx\n"
@@ -204,6 +210,10 @@ def test_the_layout_of_a_call_stays():
         "x = tf.while_loop(c, b, [1])",
         "x = tf.distribute.ParameterServerStrategy(r)",
         "x = tf.keras.layers.NoSuchLayer()",
+        "x = tf.lookup.StaticHashTable(i, -1)",
+        "x = tf.nn.l2_loss(w)",
+        "tf.debugging.assert_all_finite(x, 'no')",
+        'tf.get_logger().setLevel("ERROR")',
         "x = tf.data.Dataset.range(3, nothing=1)",
         "x = tf.__version__",
         "tf.compat.v1.disable_v2_behavior()",
@@ -364,7 +374,7 @@ def test_the_port_is_written_where_one_asks(program, tmp_path):
     assert main(["port", str(program), "--output", str(target)]) == 0
     assert target.read_text().endswith("x = jnp.zeros(3, jnp.float32)\n")
     assert program.read_text() == TRAIN
-    assert main(["port", str(program), "--output", str(target)]) == 2  # it exists
+    assert main(["port", str(program), "-o", str(target)]) == 2  # it exists
 
 
 def test_a_program_replaced_in_place_is_kept_beside_its_port(program):

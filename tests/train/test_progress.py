@@ -36,6 +36,17 @@ def test_without_a_terminal_there_are_plain_lines(capsys):
     assert lines[-1].startswith("train: step 3/3")
 
 
+def test_the_end_of_a_distributed_dataset_is_known(capsys):
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    batches = strategy.experimental_distribute_dataset(rx.data.Dataset.range(6).batch(2))
+
+    _, lines = gone_through(capsys, batches)
+    _, endless = gone_through(capsys, rx.data.Dataset.range(3).filter(lambda x: x > 0))
+
+    assert lines[-1].startswith("step 3/3, ")
+    assert endless[-1].startswith("step 2, ")
+
+
 def test_seldom_lines_still_tell_the_end(capsys):
     list(rx.train.progress(range(100), every=1e6))
 

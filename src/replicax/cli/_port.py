@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " --in-place it is only looked at")  # fmt: skip
     parser.add_argument("--diff", action="store_true", help="show every line that changes")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--output", type=Path, metavar="FILE", help="write the port of one program"
-        " there; a file that exists is not replaced")  # fmt: skip
+    where.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the port of one"
+        " program there; a file that exists is not replaced")  # fmt: skip
     where.add_argument("--in-place", action="store_true", help="replace the programs; each is kept"
         " beside its port as NAME.orig")  # fmt: skip
 

@@ -179,6 +179,11 @@ _DTYPES = (
     {name: f"jnp.{name}" for name in _NARROW}
     | {name: f"np.{kept}" for name, kept in _WIDE.items()}
     | {"bool": "jnp.bool_", "half": "jnp.float16", "string": "bytes", "newaxis": "None"}
+    # Keras 3 takes the words; the names were those of Keras 2.
+    | {
+        f"keras.losses.Reduction.{name.upper()}": f'"{name}"'
+        for name in ("none", "sum", "sum_over_batch_size")
+    }
 )
 _NO_GRAPHS = "There are no graphs and no sessions: call the function, under `rx.function`."
 _WORDS = {
@@ -196,16 +201,25 @@ _WORDS = {
     "compat.v1.enable_v2_behavior": "There is no other behaviour: remove it.",
     "compat.v1.global_variables_initializer": "Variables have their values at once: remove it.",
     "compat.v1.placeholder": _NO_GRAPHS,
+    "debugging": (
+        "Write `assert` outside of compiled functions; inside, `jax.experimental.checkify`, or hand"
+        " the value out and look at it there."
+    ),
     "estimator": "Estimators are gone from TensorFlow too: write `rx.keras`, or a loop.",
+    "get_logger": 'Write `logging.getLogger("replicax")`.',
+    "lookup": "There are no lookup tables: use a dict in the function of a dataset's `map`.",
     "map_fn": "Write `jax.lax.map`, or better `jax.vmap`.",
     "nn.dropout": "Write `rx.keras.layers.Dropout`, or draw a mask with `rx.random`.",
+    "nn.l2_loss": "Write `jnp.sum(jnp.square(x)) / 2`.",
     "nn.sigmoid_cross_entropy_with_logits": (
         "Write `jax.nn.softplus(logits) - labels * logits`, or `optax.sigmoid_binary_cross_entropy`"
     ),
     "numpy_function": "Functions of elements get NumPy values: call the function itself.",
     "print": 'Write `jax.debug.print("loss {}", loss)`, or `print` outside of functions.',
     "py_function": "Functions of elements get NumPy values: call the function itself.",
+    "ragged": "There are no ragged tensors: pad, with `dataset.padded_batch(n)`.",
     "scan": "`rx.scan(f, init, xs)` takes and returns other things than `tf.scan`.",
+    "strings": "No device holds strings: use Python's, in the function of a dataset's `map`.",
     "while_loop": "`rx.while_loop(cond, body, value)` passes one value, not `*loop_vars`.",
 }
 _MODULES = {
@@ -215,6 +229,7 @@ _MODULES = {
 }
 METHODS = {
     "as_list": "Shapes are tuples: write `list(x.shape)`.",
+    "reset_states": "If this is a metric of Keras: write `reset_state()`.",
     "get_shape": "Write `x.shape`, which is a tuple.",
     "set_shape": "Shapes are known: remove this line.",
 }

@@ -1,6 +1,7 @@
 """Report: what became of a launched run -> one page: steps, waits, restarts, and the cause."""
 
 import contextlib
+import math
 import threading
 import time
 from dataclasses import dataclass, field
@@ -122,7 +123,7 @@ class Reporter:
             "<h2>Steps of each worker</h2>",
             _chart(self.attempts, 1, "steps"),
             "<h2>Seconds that each worker waited for its input</h2>",
-            _chart(self.attempts, 2, "s"),
+            _chart(self.attempts, 2, "seconds waited"),
             "<h2>Workers</h2>",
             html_table(_WORKER_COLUMNS, _worker_rows(self.attempts)),
             "<h2>Attempts</h2>",
@@ -200,15 +201,17 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
     if not points:
         return f'<p class="soft">{_UNHEARD}</p>'
     left, wide, high = 60.0, 820.0, 220.0
-    until = max(*(p[0] for p in points), *(a.ended for a in attempts), 1e-3)
-    most = max(*(p[figure] for p in points), 1e-3)
+    times = _ticks(max(*(p[0] for p in points), *(a.ended for a in attempts), 1e-3))
+    heights = _ticks(max(*(p[figure] for p in points), 1e-3))
+    until, most = times[-1], heights[-1]
     drawing = Drawing(left + wide + 90, high + 40)
-    for part in range(5):
-        y = high - high * part / 4 + 10
+    for value in heights:
+        y = high - high * value / most + 10
         drawing.line([(left, y), (left + wide, y)], "#8884")
-        drawing.text(left - 6, y + 4, f"{most * part / 4:.4g}", anchor="end", soft=True)
-        x = left + wide * part / 4
-        drawing.text(x, high + 28, f"{until * part / 4:.4g} s", anchor="middle", soft=True)
+        drawing.text(left - 6, y + 4, f"{value:.4g}", anchor="end", soft=True)
+    for value in times:
+        x = left + wide * value / until
+        drawing.text(x, high + 28, f"{value:.4g} s", anchor="middle", soft=True)
     for attempt in attempts[1:]:
         x = left + wide * attempt.began / until
         drawing.line([(x, 10), (x, high + 10)], "#c0392b", says="started again")
@@ -229,3 +232,10 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
     legend += f'<span class="soft">{escaped(unit)} over seconds since the launch'
     legend += "; red: started again</span>" if attempts[1:] else "</span>"
     return f'{drawing}<p class="legend">{legend}</p>'
+
+
+def _ticks(most: float) -> list[float]:
+    """Round numbers from zero on, at most six, the last of which is no less than ``most``."""
+    size = 10.0 ** math.floor(math.log10(most / 5))
+    step = next(size * by for by in (1, 2, 5, 10) if size * by >= most / 5)
+    return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]

@@ -85,7 +85,8 @@ class ProgressBar(Generic[T]):
         seconds = max(time.perf_counter() - began, 1e-9)
         parts = [f"{self.steps / seconds:,.1f} steps/s"]
         if self.examples is not None:
-            parts.insert(0, f"{self.examples / seconds:,.0f} examples/s")
+            of = "" if self._batch_size is not None or _is_alone() else " of this worker"
+            parts.insert(0, f"{self.examples / seconds:,.0f} examples/s{of}")
         parts.append(f"input wait {self._waited / seconds:.0%}")
         for name, value in self._numbers.items():
             if patiently or _is_computed(value):
@@ -139,8 +140,9 @@ def _is_computed(value: Any) -> bool:
 def _length(iterable: Any) -> int | None:
     try:
         return len(iterable)
-    except TypeError:  # there is no end, or nobody knows it
-        return None
+    except TypeError:  # there is no end, or nobody knows it, or it is a distributed dataset
+        known = getattr(iterable, "cardinality", None)
+        return known if isinstance(known, int) and known >= 0 else None
 
 
 def _rows(element: Any) -> int | None:
@@ -205,4 +207,8 @@ class _Line(AbstractContextManager["_Line"]):
 
 
 def _is_first_worker() -> bool:
-    return not jax.distributed.is_initialized() or jax.process_index() == 0
+    return _is_alone() or jax.process_index() == 0
+
+
+def _is_alone() -> bool:
+    return not jax.distributed.is_initialized()

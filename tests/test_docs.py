@@ -1,0 +1,54 @@
+"""The documentation site: its reference, its drawings, and what its start page promises."""
+
+import re
+import runpy
+from pathlib import Path
+
+from tests.fresh_process import run_fresh
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+REFERENCE = f"""
+import runpy
+import types
+import replicax as rx
+site = runpy.run_path({str(DOCS / "conf.py")!r})
+pages, known = site["_public"](rx, "replicax", {{}}), {{}}
+texts = {{name: site["_page"](name, module, known) for name, module in pages.items()}}
+names = [(place, name) for place, module in pages.items() for name in module.__all__]
+for place, name in names:
+    value = getattr(pages[place], name)
+    if isinstance(value, types.ModuleType):
+        assert value in pages.values() or name == "keras", f"{{place}}.{{name}} has no page"
+    else:
+        assert f"{{place}}.{{name}}" in texts[place], f"{{place}}.{{name}} has no entry"
+print(len(names))
+"""
+
+
+def test_the_reference_has_every_public_name():
+    result = run_fresh(REFERENCE)
+
+    assert result.returncode == 0, result.stderr
+    assert int(result.stdout) > 400
+
+
+def test_the_drawings_are_those_that_the_program_makes():
+    for name, draw in runpy.run_path(str(DOCS / "make_drawings.py"))["DRAWINGS"].items():
+        assert (DOCS / "_static" / f"{name}.svg").read_text() == draw(), (
+            f"{name}.svg is not what it was made by: `python docs/make_drawings.py`"
+        )
+
+
+def test_every_cell_that_compares_leads_to_where_it_is_shown():
+    page = (DOCS / "index.md").read_text().partition("## Beside the others")[2]
+    _, _, *rows = [line for line in page.splitlines() if line.startswith("|")]
+
+    for row in rows:
+        _, what, *cells, _ = row.split("|")
+        for cell in cells:
+            target = re.fullmatch(r" \[.*\]\((.*)\) ", cell)
+            assert target, f"{what}: {cell!r} has no link"
+            path = target[1].partition("#")[0]
+            assert path.startswith("https://") or (DOCS / path).exists(), path
+    assert len(rows) >= 9
