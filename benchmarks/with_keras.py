@@ -1,4 +1,4 @@
-"""Keras under a strategy against Keras by hand: ``python -m benchmarks.with_keras``.
+"""Keras and NNX under a strategy against those by hand: ``python -m benchmarks.with_keras``.
 
     python -m benchmarks.with_keras [--tensorflow PYTHON] [--quick]
 
@@ -11,6 +11,8 @@ import gc
 import os
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -19,6 +21,8 @@ os.environ["KERAS_BACKEND"] = "jax"
 
 import jax
 import numpy as np
+import optax
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
@@ -47,6 +51,8 @@ def main() -> None:
             _show(f"custom loop of {name} / stateless_call by hand, {way}", found, 1.03)
         found = compare(fit(strategy, make), fit_in_parallel(make), pairs=20 // share, seconds=0)
         _show(f"fit of {name} / DataParallel", found, 1.0)
+    found = compare(nnx_loop(strategy), nnx_by_hand(), pairs=40 // share)
+    _show("NNX loop of MLP / nnx.jit by hand, shard_map", found, 1.03)
     found = compare(*thousand_variables(strategy), pairs=40 // share)
     spread, times = found.difference, (1e3 * median(t) for t in (found.ours, found.theirs))
     shown = f"{1e3 * spread.median:+.3f} ms ({1e3 * spread.low:.3f}..{1e3 * spread.high:.3f})"
@@ -152,6 +158,73 @@ def by_hand(make: Callable[[Any], Any], *, mapped: bool) -> Block:
         return loss
 
     return _ended_by_losses(once)
+
+
+# NNX.
+
+
+class Net(nnx.Module):
+    """784-512-512-10."""
+
+    def __init__(self) -> None:
+        sizes, rngs = (784, 512, 512, 10), nnx.Rngs(0)
+        self.layers = nnx.List([nnx.Linear(a, b, rngs=rngs) for a, b in pairwise(sizes)])
+
+    def __call__(self, x: Any) -> Any:
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = nnx.relu(layer(x))
+        return last(x)
+
+    def loss(self, x: Any, y: Any) -> Any:
+        """Of some rows, their part of that of the batch."""
+        return optax.softmax_cross_entropy_with_integer_labels(self(x), y).sum() / BATCH
+
+
+def nnx_loop(strategy: Any) -> Block:
+    """A module and its optimizer, closed over."""
+    with strategy.scope():
+        model = Net()
+        optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    def step_fn(x: Any, y: Any) -> Any:
+        loss, gradients = nnx.value_and_grad(lambda m: m.loss(x, y))(model)
+        optimizer.update(model, gradients)
+        return loss
+
+    step = rx.function(
+        lambda batch: strategy.reduce("SUM", strategy.run(step_fn, args=batch), axis=None)
+    )
+    dataset = rx.data.Dataset.from_tensors(rows_of(mlp, BATCH))
+    batch = next(iter(strategy.experimental_distribute_dataset(dataset)))
+    return _ended_by_losses(lambda: step(batch))
+
+
+def nnx_by_hand() -> Block:
+    """The same with `nnx.jit`, and gradients of each device's rows added up in a `shard_map`."""
+    mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
+    whole, cut = PartitionSpec(), PartitionSpec("rows")
+    model = Net()
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    for part in (model, optimizer):
+        nnx.update(part, jax.device_put(nnx.state(part), NamedSharding(mesh, whole)))
+
+    @partial(nnx.jit, donate_argnums=(0, 1))
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        graph, state = nnx.split(model)
+
+        def gradients_of(state: Any, x: Any, y: Any) -> Any:
+            grad = jax.value_and_grad(lambda state: nnx.merge(graph, state).loss(x, y))
+            return jax.lax.psum(grad(state), "rows")
+
+        specs: Any = {"in_specs": (whole, cut, cut), "out_specs": whole}
+        compute: Any = jax.shard_map(gradients_of, mesh=mesh, check_vma=False, **specs)
+        loss, gradients = compute(state, x, y)
+        optimizer.update(model, gradients)
+        return loss
+
+    x, y = jax.device_put(rows_of(mlp, BATCH), NamedSharding(mesh, cut))
+    return _ended_by_losses(lambda: step(model, optimizer, x, y))
 
 
 def thousand_variables(strategy: Any) -> tuple[Block, Block]:
