@@ -266,6 +266,20 @@ def test_a_port_that_another_process_holds_is_named_before_anything_starts(tmp_p
     assert f"The launcher cannot listen at 127.0.0.1:{port}: Address already in use." in said
 
 
+@pytest.mark.parametrize(("mode", "warns"), [(0o600, False), (0o644, True)])
+def test_a_token_that_others_can_read_is_told(tmp_path, mode, warns):
+    path = tmp_path / "token"
+    path.write_text("a secret of this run")
+    path.chmod(mode)
+    program = written(tmp_path, "print('it started')")
+
+    with launched(tmp_path, "--workers", "1", "--token-file", str(path), program) as it:
+        said = it.stderr.read()
+
+    assert it.returncode == 0
+    assert ("others on this machine can read the token" in said) == warns
+
+
 def test_a_restart_finds_its_folder_also_after_old_temporary_files_were_removed(tmp_path):
     program = written(
         tmp_path,

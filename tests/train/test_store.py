@@ -425,6 +425,8 @@ def test_a_disk_that_hangs_in_a_save_is_found_and_named(tmp_path, point, who, wh
         assert "and that has not got on for 6 s" in workers[1 - who].error
         assert "and that has not got on for 6 s" in workers[who].text
         assert "time.sleep(10**6)" in workers[who].text  # where it hangs
+        if point == "commit-write":
+            assert "This worker was waiting for all others to save" in workers[0].text
         assert gang.is_gone()
     check_newest(folder, workers[0].text)
 

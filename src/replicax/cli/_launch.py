@@ -247,6 +247,8 @@ def _token(options: argparse.Namespace) -> str:
     if options.token_file:
         given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
     token = given_token(given)
+    if (path := given.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
+        _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
     if token is None and options.hosts:
         raise ClusterError(
             "The launchers of several machines need a secret in common, so that nobody else can"
