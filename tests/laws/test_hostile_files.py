@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
@@ -126,6 +126,7 @@ def test_the_list_of_a_saved_dataset_leads_nowhere_else(originals, tmp_path, nam
 
 
 @settings(max_examples=400, deadline=None)
+@example(b"", ("flip", 322, 1, b"\0"))  # a number where floats are expected
 @given(st.binary(max_size=80), DAMAGE)
 def test_damaged_examples_give_their_values_or_our_error(noise, damage):
     whole = rx.train.Example(

@@ -24,9 +24,6 @@ GONE = [
     pytest.param("forks and is killed", "its process was killed, or crashed", SOON),
     pytest.param("raises", "it raised ValueError: a wrong turn", SOON),
     pytest.param("interrupted", "it raised KeyboardInterrupt", SOON, marks=slow),
-    pytest.param(
-        "data-raises", "it raised ValueError: the disk is full of holes", SOON, marks=slow
-    ),
     pytest.param("leaves", "it came to the end of its program", SOON, marks=slow),
     pytest.param("fails", "it came to the end of its program", SOON, marks=slow),
     pytest.param("stopped", "it has not answered for", LATER, marks=slow),
@@ -64,6 +61,21 @@ def test_the_others_say_which_worker_is_gone_and_why(tmp_path, fault, cause, lim
         if fault == "stopped":
             os.killpg(victim.process.pid, signal.SIGKILL)
         gang.wait(victim, seconds=15)
+        assert gang.is_gone()
+
+
+@slow
+@pytest.mark.parametrize(("size", "who"), [(2, 1), (3, 0)], ids=["a worker", "the chief"])
+def test_input_that_raises_on_one_worker_raises_on_all_at_the_same_step(tmp_path, size, who):
+    with Gang(tmp_path, size) as gang:
+        trained(gang, "data-raises", who, size)
+        gang.wait(seconds=30)
+
+        for index, worker in enumerate(gang.workers):
+            assert worker.code == 1
+            assert "ValueError: the disk is full of holes" in worker.text
+            if index != who:
+                assert f"The input of worker {who} failed at this step" in worker.error
         assert gang.is_gone()
 
 

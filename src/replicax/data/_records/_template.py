@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import DataLossError, InvalidArgumentError
 from replicax.data._leaves import Array, to_array
 from replicax.data._records._features import KIND_NAMES, FixedLenFeature, dtype_of, kind_of
 from replicax.data._records._wire import Layout, Span, layout_of, read_varints
@@ -192,5 +192,10 @@ def values_of(record: bytes, kind: int, spans: Sequence[Span]) -> Array:
         return result
     data = b"".join(record[start:end] for start, end in spans)
     if kind == 2:
+        if len(data) % 4:
+            raise DataLossError(
+                f"An Example has {len(data)} bytes for a list of floats, which take 4 each: it is"
+                " damaged. Restore the file, or leave the record out."
+            )
         return np.frombuffer(data, "<f4").astype(np.float32)
     return read_varints(np.frombuffer(data, np.uint8))
