@@ -12,7 +12,7 @@ What a slice would say to a model of a billion parameters, without having either
 """
 
 import argparse
-from dataclasses import dataclass
+from collections import namedtuple
 from typing import Any
 
 import jax
@@ -22,19 +22,7 @@ from rich.console import Console
 
 import replicax as rx
 
-
-@dataclass(frozen=True)
-class Size:
-    """How large the model is."""
-
-    layers: int
-    width: int
-    heads: int
-    hidden: int
-    vocabulary: int
-    length: int
-
-
+Size = namedtuple("Size", "layers width heads hidden vocabulary length")
 SIZES = {
     "tiny": Size(layers=2, width=64, heads=8, hidden=256, vocabulary=256, length=32),
     "110m": Size(layers=12, width=768, heads=12, hidden=3072, vocabulary=32768, length=1024),

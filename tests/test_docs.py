@@ -52,3 +52,11 @@ def test_every_cell_that_compares_leads_to_where_it_is_shown():
             path = target[1].partition("#")[0]
             assert path.startswith("https://") or (DOCS / path).exists(), path
     assert len(rows) >= 9
+
+
+def test_every_example_is_short_and_in_the_table():
+    folder = DOCS.parent / "examples"
+    table = (folder / "README.md").read_text()
+    for path in folder.glob("**/*.py"):
+        assert len(path.read_text().splitlines()) < 200, path
+        assert (path.name if path.parent == folder else path.parent.name) in table, path

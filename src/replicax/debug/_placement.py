@@ -105,7 +105,8 @@ class Placement:
         sums = self.bytes_per_device
         told = [f"{name} {show_bytes(size)}" for name, size in list(sums.items())[:8]]
         more = [f"and {len(sums) - 8:,} devices more"] if len(sums) > 8 else []
-        note = f"{len(rows):,} variables; together: {', '.join([*told, *more]) or 'nothing'}"
+        what = "variable" if len(rows) == 1 else "variables"
+        note = f"{len(rows):,} {what}; together: {', '.join([*told, *more]) or 'nothing'}"
         columns = ("variable", "shape", "dtype", "layout", ">bytes per device")
         return Sheet("Placement", (), columns, tuple(rows), (note,))
 
