@@ -17,7 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
 from benchmarks._models import DEEP
-from benchmarks._steps import per_replica, replicax_step
+from benchmarks._models import MANY as MANY_VARIABLES
+from benchmarks._steps import by_hand, per_replica, replicax_step, with_replicax
+from benchmarks._timing import Block
 
 MANY, FEW = 64, 2
 
@@ -40,14 +42,33 @@ def main(pairs: int) -> None:
         compiles[count] = time.perf_counter() - began
     # The first of all also fills JAX's own caches.
     found: dict[Any, Any] = {n: {"trace": traces[n][1:], "compile": compiles[n]} for n in traces}
-    with_adam: tuple[list[float], list[float]] = ([], [])
-    for _ in range(max(2, pairs // 3) + 1):
-        for times, make in zip(with_adam, (_adam(sides[FEW]), _adam_by_hand()), strict=True):
-            began = time.process_time()
-            jax.block_until_ready(make())
-            times.append(time.process_time() - began)
-    found["adam"] = [times[1:] for times in with_adam]
+    pairs = max(2, pairs // 3)
+    found["adam"] = _alternated(lambda: _adam(sides[FEW]), _adam_by_hand, pairs)
+    found["many"] = _alternated(
+        _many, lambda: _once(by_hand(jax.devices()[:FEW], MANY_VARIABLES)), pairs
+    )
     print(json.dumps(found))
+
+
+def _alternated(ours: Any, theirs: Any, pairs: int) -> list[list[float]]:
+    """Processor seconds of first calls, each of a new function."""
+    times: list[list[float]] = [[], []]
+    for _ in range(pairs + 1):
+        for side, make in zip(times, (ours, theirs), strict=True):
+            call = make()
+            began = time.process_time()
+            jax.block_until_ready(call())
+            side.append(time.process_time() - began)
+    return [side[1:] for side in times]
+
+
+def _once(run: Block) -> Callable[[], Any]:
+    return lambda: run(1)
+
+
+def _many() -> Callable[[], Any]:
+    strategy = rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(FEW)])
+    return _once(with_replicax(strategy, MANY_VARIABLES))
 
 
 def _setup(count: int) -> tuple[Any, Any, Any]:

@@ -99,3 +99,31 @@ def by_hand(devices: list[jax.Device], model: Model) -> Block:
         state[0], _ = step(state[0], x, y)
 
     return block(once, lambda: jax.block_until_ready(state[0]))
+
+
+def products(devices: list[jax.Device], model: Model) -> Block:
+    """Only the matrix products of a dense network's step, forwards and back, in the same engine."""
+    mesh, split, same = Mesh(devices, ("replica",)), PartitionSpec("replica"), PartitionSpec()
+
+    def multiply(kernels, activations, errors):
+        forwards = [a @ k for a, k in zip(activations, kernels, strict=True)]
+        of_kernels = [a.T @ e for a, e in zip(activations, errors, strict=True)]
+        back = [e @ k.T for e, k in zip(errors[1:], kernels[1:], strict=True)]
+        return forwards, [g[None] for g in of_kernels], back
+
+    kernels = [w for w in model.weights() if w.ndim == 2]
+    rows = len(model.batch(len(devices))[0])
+    activations = [np.ones((rows, k.shape[0]), np.float32) for k in kernels]
+    errors = [np.ones((rows, k.shape[1]), np.float32) for k in kernels]
+    specs = {"in_specs": (same, split, split), "out_specs": split}
+    step = jax.jit(jax.shard_map(multiply, mesh=mesh, check_vma=False, **specs))
+    given = (
+        jax.device_put(kernels, NamedSharding(mesh, same)),
+        *jax.device_put((activations, errors), NamedSharding(mesh, split)),
+    )
+    last = [None]
+
+    def once():
+        last[0] = step(*given)
+
+    return block(once, lambda: jax.block_until_ready(last[0]))

@@ -30,8 +30,8 @@ from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
 from benchmarks._models import DEEP, MLP, MODELS, POOLED_CNN, SMALL_DEEP, SMALL_MLP  # noqa: E402
-from benchmarks._steps import by_hand, with_iterator, with_replicax  # noqa: E402
-from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
+from benchmarks._steps import by_hand, products, with_iterator, with_replicax  # noqa: E402
+from benchmarks._timing import Block, Comparison, Spread, block, compare, of_thread  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,16 @@ def _against_hand(strategy: rx.distribute.Strategy, share: int) -> list[Row]:
     for model in MODELS:
         found = compare(with_replicax(strategy, model), by_hand(devices, model), pairs=60 // share)
         rows.append(_ratio(f"step of {model.name} / hand-written", found, 1.03))
-    found = compare(*empty_steps(strategy, devices), pairs=200 // share, seconds=0.02)
-    rows.append(
-        Row("empty step - hand-written", found.difference, 40e-6, _medians(found), unit=" us")
-    )
+    found = compare(with_replicax(strategy, MLP), products(devices, MLP), pairs=60 // share)
+    rows.append(_ratio("step of MLP / its matrix products alone", found, 1.15))
+    ours, theirs = empty_steps(strategy, devices)
+    by_clock = compare(ours, theirs, pairs=200 // share, seconds=0.02)
+    in_thread = compare(of_thread(ours), of_thread(theirs), pairs=200 // share, seconds=0.01)
+    for what, found, target in (
+        ("empty step - hand-written", by_clock, None),
+        ("empty step - hand-written, thread time", in_thread, 25e-6),
+    ):
+        rows.append(Row(what, found.difference, target, _medians(found), unit=" us"))
     return rows
 
 
@@ -244,6 +250,7 @@ def _first_calls(share: int) -> list[Row]:
         _ratio("trace, 64 replicas / 2 (50 layers)", traces, 1.3),
         Row("compile, 64 replicas / 2 (once)", Spread(ratio, ratio, ratio), None, compiled),
         _ratio("first call, 50 layers with Adam / hand-written", Comparison(*found["adam"]), 1.2),
+        _ratio("first call, 1,000 variables / hand-written", Comparison(*found["many"]), 1.2),
     ]
 
 

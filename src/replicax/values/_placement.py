@@ -235,13 +235,11 @@ def _host_rows(pieces: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray
     return [np.array(fitting(p), narrow)[None] for p in pieces]
 
 
-def _device_rows(
-    pieces: Sequence[jax.Array], devices: Sequence[jax.Device]
-) -> list[np.ndarray] | None:
+def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[np.ndarray] | None:
     """What NumPy sees of arrays where they are, without copies."""
     head, cpus = pieces[0], _cpus_beside(devices[0])
-    is_seen = cpus and isinstance(head.dtype, np.dtype) and head.size > 0
-    if not is_seen or len(pieces) == 1:  # one piece is a row where it is, by a program
+    is_plain = isinstance(head.dtype, np.dtype) and head.size > 0
+    if not is_plain or len(pieces) == 1:  # one piece is a row where it is, by a program
         return None
     for piece in pieces:
         where = piece.devices()
