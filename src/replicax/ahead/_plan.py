@@ -126,6 +126,12 @@ class Plan:
             axes.plot(*zip(*points, strict=True), "o-", label=label) if points else None
         axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="ms, roofline")
         axes.set(title="a step, where it fits")
+        sizes = sorted({c.report.num_devices for c in self.candidates})
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.set_yscale("log", subs=())
+        axes.yaxis.get_major_locator().set_params(subs=(1, 2, 5))
+        axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=7)
         figure.savefig(path, dpi=150)
