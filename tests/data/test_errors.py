@@ -1,5 +1,6 @@
 """An iterator goes on after an element that fails: as TensorFlow's does, node by node."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 import replicax as rx
 from replicax.data import Dataset
+from replicax.data.experimental import assert_cardinality
 from tests.golden.pipeline_cases import ERRORS, Library, errors, outcomes
 
 ANSWERS = json.loads(Path(__file__).parents[1].joinpath("golden", "pipelines.json").read_text())
@@ -88,6 +90,44 @@ def test_elements_come_one_by_one_as_in_any_other_way(dataset):
     distributed = iter(strategy.experimental_distribute_dataset(dataset))
     assert outcomes(distributed, most=400) == alone
     assert alone[-1] == "end"
+
+
+def quiet_range(start, size):
+    """A range that fails at its end if it is odd, and calls no function on its way."""
+    return Dataset.range(start, start + size).apply(assert_cardinality(size + size % 2))
+
+
+@st.composite
+def in_turn(draw):
+    """Datasets in turn, some of which fail, called in threads or not."""
+    lengths = draw(st.lists(st.sampled_from([6, 4, 2, 7, 5, 0]), min_size=3, max_size=6))
+    bad = draw(st.sets(st.integers(0, 60), max_size=8))
+    is_quiet = draw(st.sampled_from([lambda k: True, lambda k: k % 2, lambda k: False]))
+
+    def inner(k):
+        quiet = quiet_range(10 * k, lengths[k])
+        return quiet if is_quiet(k) else quiet.map(fails(*bad))
+
+    return Dataset.range(len(lengths)).interleave(
+        inner,
+        cycle_length=draw(st.sampled_from([4, 3, 2, 1])),
+        block_length=draw(st.sampled_from([1, 2, 3])),
+        num_parallel_calls=draw(st.sampled_from([None, 2])),
+    )
+
+
+@pytest.mark.parametrize("datasets", [in_turn, failing])
+@given(data=st.data())
+def test_rows_that_are_asked_for_together_are_those_that_come_alone(datasets, data):
+    dataset = data.draw(datasets())
+    limits = data.draw(st.lists(st.sampled_from([4, 2, 7, 9, 1]), min_size=1, max_size=3))
+    iterator = iter(dataset)
+    sizes, found = itertools.cycle(limits), []
+    while not found or found[-1] != "end":
+        iterator._limit = next(sizes)
+        found += outcomes(iterator, most=1)
+
+    assert found == outcomes(iter(dataset), most=400)
 
 
 @given(dataset=failing(), count=st.integers(0, 40))

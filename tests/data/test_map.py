@@ -185,16 +185,19 @@ def test_threads_keep_the_order(workers, size):
     assert np.concatenate(list(dataset)).tolist() == list(range(30))
 
 
-def test_threads_work_at_the_same_time():
+@pytest.mark.parametrize("quick", [0, 60], ids=["from the start", "after many quick calls"])
+@pytest.mark.parametrize("size", [1, 12])
+def test_threads_work_at_the_same_time(quick, size):
     together = threading.Barrier(3, timeout=5)
 
     def meet(x):
-        together.wait()
+        if x >= quick:
+            together.wait()
         return x
 
-    dataset = Dataset.range(9).map(meet, num_parallel_calls=3)
+    dataset = Dataset.range(quick + 12).map(meet, num_parallel_calls=3).batch(size)
 
-    assert ints(dataset) == list(range(9))
+    assert np.concatenate(list(dataset)).tolist() == list(range(quick + 12))
 
 
 def test_threads_end_with_their_iterator():

@@ -46,6 +46,18 @@ def test_many_pieces_at_once_are_each_by_definition(pieces):
     assert got.tolist() == [by_definition(piece) for piece in pieces]
 
 
+@given(
+    length=st.integers(0, 300), count=st.integers(0, 9), gap=st.integers(0, 20), odd=st.booleans()
+)
+def test_pieces_of_one_length_are_each_by_definition(length, count, gap, odd):
+    data = np.random.default_rng(length).bytes((length + gap) * count + 40)
+    starts = np.arange(count) * (length + gap) + (np.arange(count) % 3 if odd else 0)
+
+    got = checksums(data, starts, np.full(count, length))
+
+    assert got.tolist() == [by_definition(data[k : k + length]) for k in starts.tolist()]
+
+
 @pytest.mark.parametrize("length", [4, 63, 64, 65, 127, 128, 4095, 65_537])
 def test_lengths_around_the_segments(length):
     data = np.random.default_rng(length).bytes(length)

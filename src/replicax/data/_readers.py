@@ -82,9 +82,9 @@ class ReaderNode(SourceNode):
         cycle = cycle if cycle > 0 else len(self.files)
         return InterleaveStream(names.open(run), self._open_ahead, cycle=cycle, block=1)
 
-    def _open_ahead(self, name: bytes, _: int) -> Stream:
+    def _open_ahead(self, name: bytes, _: int) -> tuple[Stream, bool]:
         stream = _FilesStream((os.fsdecode(name),), self.format)
-        return PrefetchStream(stream, _READ_AHEAD, step=_READ_AHEAD)
+        return PrefetchStream(stream, _READ_AHEAD, step=_READ_AHEAD), True
 
 
 @final

@@ -69,8 +69,7 @@ class _ChooseStream(Stream):
 
     def __init__(self, choices: Stream, streams: Sequence[Stream], *, stop_on_empty: bool) -> None:
         self._choices = Buffered(choices)
-        self._streams = [_Branch(stream) for stream in streams]
-        self._open = np.ones(len(streams), np.bool)
+        self._branches = Branches([Branch(stream) for stream in streams])
         self._stop_on_empty = stop_on_empty
         self._is_done = False
         self._due = Due()
@@ -90,10 +89,12 @@ class _ChooseStream(Stream):
 
     def _one(self, choice: Block) -> Block | None:
         number = int(choice.elements()[0])
-        if not 0 <= number < len(self._streams):
+        streams = self._branches.streams
+        if not 0 <= number < len(streams):
             raise self._refusal(number)
-        block = self._streams[number].pull(1) if self._open[number] else None
-        if block is None and self._open[number]:
+        stream = streams[number]
+        block = None if stream is None else stream.pull(1)
+        if block is None and stream is not None:
             self._end(number)
         return block
 
@@ -109,80 +110,44 @@ class _ChooseStream(Stream):
 
     def close(self) -> None:
         self._choices.close()
-        for stream in self._streams:
-            stream.close()
+        self._branches.close()
 
     def _chosen(self, choice: Block) -> Block | None:
         """The elements for these choices, up to the first that a stream has none for yet."""
         numbers = np.asarray(choice.elements(), np.int64)
-        is_wrong = (numbers < 0) | (numbers >= len(self._streams))
+        is_wrong = (numbers < 0) | (numbers >= len(self._branches.streams))
         end = int(np.argmax(is_wrong)) if is_wrong.any() else len(numbers)
-        refused = self._refusal(int(numbers[end])) if end < len(numbers) else None
-        blocks, asked, error = self._asked(numbers[:end])
-        if asked == end and refused is not None:
-            error = refused
-        used = asked + (error is not None)
+        answer = self._branches.ask(numbers[:end])
+        error, count = answer.error, answer.count
+        if count == end < len(numbers):
+            error = self._refusal(int(numbers[end]))
+        if answer.ended is not None:  # it is passed over from here on
+            self._end(answer.ended)
+        used = count + (error is not None)
         self._reach = min(max(2 * used, 1), _DRAWS)
         if used < len(numbers):
             self._choices.push_back(choice.slice(used, len(numbers)))
-        found = self._in_order(numbers[:asked], blocks)
         if error is not None:
             self._due.put(error)
-            if found is None:
+            if answer.block is None:
                 self._due.settle()
-        return found
-
-    def _asked(self, numbers: Array) -> tuple[dict[int, Block], int, Exception | None]:
-        """What the streams have, for how many of the choices that is, and the error behind it."""
-        blocks: dict[int, Block] = {}
-        end = len(numbers)
-        for number in dict.fromkeys(numbers.tolist()):
-            places = np.flatnonzero(numbers[:end] == number)
-            if not len(places) or not self._open[number]:
-                continue
-            try:
-                block = self._streams[number].pull(len(places))
-            except Exception as error:
-                return blocks, int(places[0]), error
-            if block is None:  # it is passed over from here on
-                self._end(number)
-                return blocks, int(places[0]), None
-            blocks[number] = block
-            if len(block) < len(places):
-                end = int(places[len(block)])
-        return blocks, end, None
-
-    def _in_order(self, numbers: Array, blocks: dict[int, Block]) -> Block | None:
-        """The elements as they were chosen; what streams gave too many goes back to them."""
-        parts: list[Block] = []
-        places = []
-        for number, block in blocks.items():
-            own = np.flatnonzero(numbers == number)
-            if len(own) < len(block):
-                self._streams[number].push_back(block.slice(len(own), len(block)))
-            if len(own):
-                parts.append(block.slice(0, len(own)))
-                places.append(own)
-        if not parts:
-            return None
-        structure = parts[0].structure
-        joined = join([as_structure(part, structure) for part in parts])
-        return joined if len(parts) == 1 else joined.take(np.argsort(np.concatenate(places)))
+        return answer.block
 
     def _end(self, number: int) -> None:
-        self._open[number] = False
-        self._is_done = self._stop_on_empty or not self._open.any()
+        self._branches.end(number)
+        self._is_done = self._stop_on_empty or not any(self._branches.streams)
 
     def _refusal(self, number: int) -> InvalidArgumentError:
+        count = len(self._branches.streams)
         return InvalidArgumentError(
-            f"choose_from_datasets() got the choice {number}, but there are"
-            f" {len(self._streams)} datasets, numbered from 0 to {len(self._streams) - 1}."
+            f"choose_from_datasets() got the choice {number}, but there are {count} datasets,"
+            f" numbered from 0 to {count - 1}."
         )
 
 
 @final
-class _Branch(Buffered):
-    """One of the streams: what was given back to it, and then what it has, asked once."""
+class Branch(Buffered):
+    """One of several streams: what was given back to it, and then what it has, asked once."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -190,6 +155,7 @@ class _Branch(Buffered):
         self._has_more = True
 
     def pull(self, limit: int) -> Block | None:
+        """The next 1 to ``limit`` elements."""
         kept = super().pull(limit) if self._left is not None else None
         if kept is not None and len(kept) == limit:
             return kept
@@ -205,6 +171,84 @@ class _Branch(Buffered):
                 self._due.put(error)
         blocks = [block for block in (kept, fresh) if block is not None]
         return join(blocks) if blocks else None
+
+
+@final
+@dataclass(frozen=True)
+class Answer:
+    """What branches have for a list of choices.
+
+    Attributes:
+        block: The elements of the first choices, in their order, if there are any.
+        count: Of how many choices, those of branches that have ended before included.
+        error: What the branch of the next choice raised.
+        ended: That branch, if it has no more elements.
+    """
+
+    block: Block | None
+    count: int
+    error: Exception | None = None
+    ended: int | None = None
+
+
+@final
+class Branches:
+    """Several streams, in each of which elements come in order; None where there is none."""
+
+    def __init__(self, streams: list[Branch | None]) -> None:
+        self.streams = streams
+
+    def ask(self, numbers: Array) -> Answer:
+        """The elements for these choices, from every stream at once."""
+        blocks: dict[int, Block] = {}
+        end = len(numbers)
+        for number in dict.fromkeys(numbers.tolist()):
+            stream = self.streams[number]
+            places = np.flatnonzero(numbers[:end] == number)
+            if not len(places) or stream is None:
+                continue
+            first, error = int(places[0]), None
+            try:
+                block = stream.pull(len(places))
+            except Exception as failed:
+                block, error = None, failed
+            if block is None:
+                found = self._in_order(numbers[:first], blocks)
+                return Answer(found, first, error, number if error is None else None)
+            blocks[number] = block
+            if len(block) < len(places):
+                end = int(places[len(block)])
+        return Answer(self._in_order(numbers[:end], blocks), end)
+
+    def end(self, number: int) -> None:
+        """Close a stream that has no more elements."""
+        stream, self.streams[number] = self.streams[number], None
+        if stream is not None:
+            stream.close()
+
+    def close(self) -> None:
+        """Close all."""
+        for stream in self.streams:
+            if stream is not None:
+                stream.close()
+
+    def _in_order(self, numbers: Array, blocks: dict[int, Block]) -> Block | None:
+        """The elements as they were chosen; what streams gave too many goes back to them."""
+        parts: list[Block] = []
+        places = []
+        for number, block in blocks.items():
+            own = np.flatnonzero(numbers == number)
+            stream = self.streams[number]
+            if len(own) < len(block) and stream is not None:
+                stream.push_back(block.slice(len(own), len(block)))
+            if len(own):
+                parts.append(block.slice(0, len(own)) if len(own) < len(block) else block)
+                places.append(own)
+        if not parts:
+            return None
+        structure = parts[0].structure
+        joined = join([as_structure(part, structure) for part in parts])
+        return joined if len(parts) == 1 else joined.take(np.argsort(np.concatenate(places)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,16 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
+import numpy as np
+
 from replicax.data._blocks import Block, as_structure
 from replicax.data._errors import StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import Known, first_element
-from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
+from replicax.data._leaves import Array
+from replicax.data._node import UNKNOWN_CARDINALITY, Due, Node, Stream, UnaryNode
+from replicax.data._nodes._choose import Branch, Branches
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._seeds import Run, Seeds, nested_seeds
 from replicax.data._structure import Structure
 
-OpenInner = Callable[[Any, int], Stream]
+# A stream, and whether nobody notices if it is read for several turns at once.
+OpenInner = Callable[[Any, int], tuple[Stream, bool]]
 
 _READ_AHEAD = 1024
 
@@ -80,13 +85,13 @@ class NestingNode(MakingNode):
     def opener(self, run: Run, *, in_threads: bool = False) -> OpenInner:
         """How to open the dataset of an element, to be read ahead in a thread of its own or not."""
 
-        def open_inner(element: Any, index: int) -> Stream:
+        def open_inner(element: Any, index: int) -> tuple[Stream, bool]:
             node = self.inner(element, index, run)
             stream = node.open(run.inside(self.seeds, index))
             if not in_threads:
-                return stream
+                return stream, not node.calls_user_code
             step = 1 if node.calls_user_code else _READ_AHEAD
-            return PrefetchStream(stream, _READ_AHEAD, step=step)
+            return PrefetchStream(stream, _READ_AHEAD, step=step), True
 
         return open_inner
 
@@ -148,7 +153,9 @@ class InterleaveNode(NestingNode):
 class InterleaveStream(Stream):
     """Inner streams in turn; a slot whose stream has ended is filled at its next turn.
 
-    An element that fails is one of a slot's turn, or it is not, as in TensorFlow's two ways.
+    An element that fails is one of a slot's turn, or it is not, as in TensorFlow's two ways. Where
+    no user's function would notice, the streams are asked for the elements of several turns at
+    once.
     """
 
     def __init__(
@@ -164,60 +171,103 @@ class InterleaveStream(Stream):
         self._open = opener
         self._block = block
         self._counts_errors = counts_errors
-        self._slots: list[Stream | None] = [None] * cycle
+        self._branches = Branches([None] * cycle)
+        self._asks_once = [False] * cycle
         self._slot = 0
         self._left = block  # elements that the current slot may still give in this turn
         self._index = 0
         self._is_input_done = False
         self._structure: Structure | None = None
+        self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
+        self._due.settle()
         while (inner := self._current()) is not None:
-            try:
-                block = inner.pull(min(limit, self._left))
-            except Exception:
-                self._used(1 if self._counts_errors else 0)
-                raise
-            if block is None:
-                inner.close()
-                self._slots[self._slot] = None
-                self._next_slot()
-                continue
-            self._used(len(block))
-            self._structure = self._structure or block.structure
-            return as_structure(block, self._structure)
+            block = self._of_turns(limit) if limit > self._left else self._of_one(inner, limit)
+            if block is not None:
+                self._structure = self._structure or block.structure
+                return as_structure(block, self._structure)
         return None
 
     def close(self) -> None:
-        for inner in self._slots:
-            if inner is not None:
-                inner.close()
+        self._branches.close()
         self._stream.close()
+
+    def _of_one(self, inner: Stream, limit: int) -> Block | None:
+        try:
+            block = inner.pull(min(limit, self._left))
+        except Exception:
+            self._used(1 if self._counts_errors else 0)
+            raise
+        if block is None:
+            self._end()
+        else:
+            self._used(len(block))
+        return block
+
+    def _of_turns(self, limit: int) -> Block | None:
+        numbers = self._turns(limit)
+        answer = self._branches.ask(numbers)
+        self._used(answer.count)
+        while answer.count < len(numbers) and self._slot != numbers[answer.count]:
+            self._next_slot()
+        if answer.ended is not None:
+            self._end()
+        if answer.error is not None:
+            self._used(1 if self._counts_errors else 0)
+            self._due.put(answer.error)
+            if answer.block is None:
+                self._due.settle()
+        return answer.block
+
+    def _turns(self, limit: int) -> Array:
+        """The slots of the next elements, as far as their streams are open and can be asked."""
+        slots = len(self._asks_once)
+        slot = self._slot
+        numbers = [slot] * self._left
+        while len(numbers) < limit and self._asks_once[self._slot]:
+            slot = (slot + 1) % slots
+            if self._branches.streams[slot] is None and self._is_input_done:
+                continue
+            if not self._asks_once[slot]:
+                break
+            numbers += [slot] * min(self._block, limit - len(numbers))
+        return np.array(numbers)
 
     def _current(self) -> Stream | None:
         """The stream whose turn it is, or None when all have ended."""
-        for _ in range(len(self._slots)):
-            inner = self._slots[self._slot]
-            if inner is None and not self._is_input_done:
-                inner = self._slots[self._slot] = self._next_inner()
-            if inner is not None:
-                return inner
+        streams = self._branches.streams
+        for _ in range(len(streams)):
+            if streams[self._slot] is None and not self._is_input_done:
+                self._fill()
+            if streams[self._slot] is not None:
+                return streams[self._slot]
             self._next_slot()
         return None
 
-    def _next_inner(self) -> Stream | None:
+    def _fill(self) -> None:
         block = self._stream.pull(1)
         if block is None:
             self._is_input_done = True
-            return None
+            return
         self._index += 1
-        return self._open(block.elements()[0], self._index - 1)
+        stream, asks_once = self._open(block.elements()[0], self._index - 1)
+        self._branches.streams[self._slot] = Branch(stream)
+        self._asks_once[self._slot] = asks_once
+
+    def _end(self) -> None:
+        self._branches.end(self._slot)
+        self._asks_once[self._slot] = False
+        self._next_slot()
 
     def _used(self, count: int) -> None:
-        self._left -= count
-        if not self._left:
+        while count >= self._left:
+            count -= self._left
             self._next_slot()
+            while count and self._branches.streams[self._slot] is None:
+                self._next_slot()
+        self._left -= count
 
     def _next_slot(self) -> None:
-        self._slot = (self._slot + 1) % len(self._slots)
+        self._slot = (self._slot + 1) % len(self._asks_once)
         self._left = self._block

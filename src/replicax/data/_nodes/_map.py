@@ -3,7 +3,6 @@
 import os
 import time
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
@@ -22,6 +21,7 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
+from replicax.data._nodes._prefetch import Calls
 from replicax.data._seeds import Run
 
 _MOST_ROWS = 1024  # rows given to a function at once
@@ -118,32 +118,35 @@ class _MapStream(Stream):
     def __init__(self, elements: _Elements, function: ElementFunction, workers: int | None) -> None:
         self._elements = elements
         self._function = function
-        self._workers = None if workers == 1 else workers
+        self._decides = workers == AUTOTUNE
+        self._calls: Calls | None = None
+        if workers is not None and workers > 1:
+            self._calls = Calls(function.row, workers)
         self._index = 0
         self._due = Due()
-        self._pending: deque[Future[Row]] = deque()
-        self._pool: ThreadPoolExecutor | None = None
 
     def pull(self, limit: int) -> Block | None:
         self._due.settle()
-        if self._workers is None:
-            rows = self._call_here(limit)
-        elif self._workers == AUTOTUNE:
+        if self._calls is not None:
+            rows = self._call_in_threads(self._calls, min(limit, _MOST_ROWS))
+        elif self._decides:
             rows = self._call_and_decide(limit)
         else:
-            rows = self._call_in_threads(min(limit, _MOST_ROWS))
+            rows = self._call_here(limit)
         if not rows:
             self._due.settle()
         return self._function.rows_block(rows) if rows else None
 
     def skip(self, count: int) -> int:
         done = 0
-        while self._pending and done < count:
-            self._pending.popleft().result()
+        while self._calls and done < count:
+            _, error = self._calls.next(1)
+            if error is not None:
+                raise error
             done += 1
-        done += self._elements.skip(count - done)
-        self._index += done
-        return done
+        passed = self._elements.skip(count - done)
+        self._index += passed
+        return done + passed
 
     def close(self) -> None:
         self._end_threads()
@@ -168,43 +171,32 @@ class _MapStream(Stream):
         began = time.perf_counter()
         rows = self._call_here(limit)
         is_slow = time.perf_counter() - began > _SLOW_CALL * len(rows)
-        self._workers = _cores() if is_slow and rows else None
+        if is_slow and rows:
+            self._calls = Calls(self._function.row, _cores())
+        self._decides = False
         return rows
 
-    def _call_in_threads(self, limit: int) -> list[Row]:
-        self._submit(max(limit, self._workers or 1))
-        rows: list[Row] = []
-        try:
-            while self._pending and len(rows) < limit:
-                rows.append(self._pending.popleft().result())
-        except Exception as error:
-            self._due.put(error)
-        else:
-            if not rows:
-                self._end_threads()
-        return rows
-
-    def _submit(self, wanted: int) -> None:
-        while missing := max(0, wanted - len(self._pending)):
+    def _call_in_threads(self, calls: Calls, limit: int) -> list[Row]:
+        while (room := calls.room(limit)) > 0:
             try:
-                elements = self._elements.take(missing)
+                elements = self._elements.take(room)
             except Exception as error:  # in its place among those that wait
-                self._pending.append(Future())
-                self._pending[-1].set_exception(error)
+                calls.fail(error)
                 continue
             if not elements:
-                return
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self._workers, "replicax-map")
-            for element in elements:
-                task = self._pool.submit(self._function.row, element, self._index)
-                self._pending.append(task)
-                self._index += 1
+                break
+            calls.add(elements, self._index)
+            self._index += len(elements)
+        rows, failed = calls.next(limit)
+        if failed is not None:
+            self._due.put(failed)
+        elif not rows:
+            self._end_threads()
+        return rows
 
     def _end_threads(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        if self._calls is not None:
+            self._calls.stop()
 
 
 @final

@@ -1,17 +1,23 @@
-"""Reading ahead in a thread that ends with its stream."""
+"""Threads that end with their stream: reading ahead, and calls of a function."""
 
 import threading
+import time
 from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import final
+from queue import Empty, SimpleQueue
+from typing import Any, final
 
 from replicax._threads import new_thread
-from replicax.data._blocks import Block
+from replicax.data._blocks import Block, Row
 from replicax.data._node import Due, Node, PassingNode, Stream
 from replicax.data._seeds import Run
 
 _AUTOTUNE_SIZE = 8
 _JOIN_SECONDS = 1.0
+_QUICK_CALL = 3e-5  # seconds; up to here one thread makes the calls as fast as several
+_SLOW_PULL = 1e-3  # seconds that one thread may take before others help
 
 
 @final
@@ -171,3 +177,107 @@ def _read_ahead(shared: _Shared) -> None:
         error = caught
     shared.stream.close()
     shared.finish(error)
+
+
+@final
+class Calls:
+    """Calls of a function in threads, which know this object and not the stream that it serves.
+
+    Each thread takes one element after the other, so that a call may wait for others; no element
+    costs a lock. While calls are quick one thread is woken for all of them, and the others only if
+    they take long after all.
+    """
+
+    def __init__(self, function: Callable[[Any, int], Row], most_threads: int) -> None:
+        self._function = function
+        self._most_threads = most_threads
+        self._num_threads = 0
+        self._todo: deque[tuple[int, Any, int]] = deque()  # number, element, and index for messages
+        self._done: dict[int, Row | BaseException] = {}
+        self._added = 0  # elements that came in, and results that were given out
+        self._given = 0
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._arrived: SimpleQueue[None] = SimpleQueue()
+        self._awaited = -1
+        self._is_quick = False
+
+    def __len__(self) -> int:
+        return self._added - self._given
+
+    def room(self, wanted: int) -> int:
+        """How many elements to add now; quick calls are not worth waking a thread for each."""
+        if self._is_quick and len(self) >= wanted:
+            return 0
+        return max(wanted, self._most_threads) - len(self)
+
+    def add(self, elements: Sequence[Any], index: int) -> None:
+        """Elements to call the function on, the first of which has that number for messages."""
+        numbers = range(self._added, self._added + len(elements))
+        self._todo.extend(zip(numbers, elements, range(index, index + len(elements)), strict=True))
+        self._added += len(elements)
+        self._call_for(1 if self._is_quick else len(elements))
+
+    def fail(self, error: Exception) -> None:
+        """In the place of an element: what making it raised."""
+        self._done[self._added] = error
+        self._added += 1
+
+    def next(self, limit: int) -> tuple[list[Row], BaseException | None]:
+        """The results of the next elements, in their order, and the error that comes after them."""
+        done, rows = self._done, list[Row]()
+        end = min(self._given + limit, self._added)
+        if self._is_quick:
+            self._wait_for(end - 1, _SLOW_PULL)
+        while self._given < end:
+            if self._given not in done:
+                self._call_for(len(self._todo))
+                self._wait_for(self._given)
+            result = done.pop(self._given)
+            self._given += 1
+            if isinstance(result, BaseException):
+                return rows, result
+            rows.append(result)
+        return rows, None
+
+    def stop(self) -> None:
+        """Let the threads end."""
+        self._todo.clear()
+        for _ in range(self._num_threads):
+            self._wake.put(False)
+
+    def _call_for(self, num_threads: int) -> None:
+        threads = min(num_threads, self._most_threads)
+        for _ in range(threads - self._num_threads):
+            new_thread(self._work, name="replicax-map", stop=self.stop).start()
+            self._num_threads += 1
+        for _ in range(threads):
+            self._wake.put(True)
+
+    def _wait_for(self, number: int, timeout: float | None = None) -> None:
+        self._awaited = number  # a thread looks here after it has put a result down
+        with suppress(Empty):
+            while number not in self._done:
+                self._arrived.get(timeout=timeout)
+
+    def _work(self) -> None:
+        while self._wake.get():
+            began = time.perf_counter()
+            calls = self._call_all()
+            if calls:
+                self._is_quick = time.perf_counter() - began < _QUICK_CALL * calls
+
+    def _call_all(self) -> int:
+        todo, done, function = self._todo, self._done, self._function
+        calls = 0
+        while True:
+            try:
+                number, element, index = todo.popleft()
+            except IndexError:
+                return calls
+            try:
+                done[number] = function(element, index)
+            except BaseException as error:  # raised in its turn
+                done[number] = error
+            if self._awaited == number:
+                self._arrived.put(None)
+            calls += 1

@@ -77,6 +77,14 @@ def _padded(data: bytes, starts: Array, lengths: Array, sizes: Array) -> Array:
 
     Starting at all ones instead is the same as inverting the first four bytes.
     """
+    length = int(lengths[0]) if len(lengths) else 0
+    if length >= 4 and (lengths == length).all():
+        pieces = _equal_pieces(np.frombuffer(data, np.uint8), starts, length)
+        if pieces is not None:
+            table = np.zeros((len(starts), int(sizes[0])), np.uint8)
+            table[:, -length:] = pieces
+            table[:, -length : 4 - length or None] ^= 0xFF
+            return table.reshape(-1)
     rows = zip((sizes - lengths).tolist(), starts.tolist(), lengths.tolist(), strict=True)
     parts = [
         part for pad, start, length in rows for part in (_ZEROS[:pad], data[start : start + length])
@@ -85,6 +93,17 @@ def _padded(data: bytes, starts: Array, lengths: Array, sizes: Array) -> Array:
     heads = (np.cumsum(sizes) - lengths)[lengths >= 4]
     result[heads[:, None] + np.arange(4)] ^= 0xFF
     return result
+
+
+def _equal_pieces(content: Array, starts: Array, length: int) -> Array | None:
+    """Pieces of one length as rows: a view where they are equally far apart, or few bytes."""
+    first = int(starts[0])
+    steps = np.diff(starts)
+    step = int(steps[0]) if len(steps) else length
+    if step > 0 and (steps == step).all():
+        windows = np.lib.stride_tricks.sliding_window_view(content[first:], length)
+        return windows[::step][: len(starts)]
+    return content[starts[:, None] + np.arange(length)] if length <= _SEGMENT else None
 
 
 def _segments(padded: Array, size: int) -> Array:
