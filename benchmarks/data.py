@@ -5,7 +5,10 @@
 Every pass of ours alternates with a pass of theirs in one process, and the median of the ratios of
 neighbours is reported: above 1 means that ours is faster. Against NumPy, where both work in this
 thread alone, its CPU time counts, as other programs share the machine; against tf.data, which has
-threads of its own, the time on the wall.
+threads of its own, the time on the wall. Of pipelines with threads on both sides the CPU time of
+the whole process is reported too. TensorFlow may also be in another environment:
+
+    PYTHONPATH=FOLDER_OF_ITS_PACKAGES python -m benchmarks.data
 """
 
 import importlib
@@ -26,6 +29,8 @@ PAIRS = 25
 IMAGES = 60_000
 LINES = 200_000
 RECORDS = 20_000
+FILES = 16
+CALLS = 20_000
 BATCH = 128
 
 
@@ -55,6 +60,15 @@ def speed_up(ours, theirs, pairs: int | None = None) -> float:
         a, b = seconds(first, clock), seconds(second, clock)
         ratios.append(b / a if pair % 2 else a / b)
     return statistics.median(ratios)
+
+
+def in_turns(name: str, ours, theirs, *, target: float | None = 1) -> None:
+    """Report pipelines of few elements at a time, which have threads, by both clocks."""
+    for clock, unit in ((time.perf_counter, "tf.data"), (time.process_time, "tf.data, CPU")):
+        seconds(ours, clock), seconds(theirs, clock)
+        pairs = [(seconds(theirs, clock), seconds(ours, clock)) for _ in range(5)]
+        value = statistics.median(b / a for b, a in pairs)
+        report(name, unit, value, target if clock is time.perf_counter else None)
 
 
 def report(name: str, against: str, value: float, target: float | None) -> None:
@@ -191,6 +205,51 @@ def records(tf, folder: Path) -> None:
         )
 
 
+def calls(tf) -> None:
+    """A cheap function of each element, called here and in threads."""
+    numbers = rxd.Dataset.range(CALLS)
+    here = numbers.map(lambda x: x + 1).batch(BATCH)
+    threads = numbers.map(lambda x: x + 1, num_parallel_calls=4).batch(BATCH)
+    value = speed_up(threads.__iter__, here.__iter__, 9)
+    report("cheap map in 4 threads", "map without threads", value, None)
+    if tf is not None:
+        numbers = tf.data.Dataset.range(CALLS)
+        for name, ours, options in (
+            ("cheap map", here, {}),
+            ("cheap map in 4 threads", threads, {"num_parallel_calls": 4}),
+        ):
+            theirs = numbers.map(lambda x: x + 1, **options).batch(BATCH)
+            in_turns(name, ours.__iter__, theirs.as_numpy_iterator)
+
+
+def turns(tf, folder: Path) -> None:
+    """Elements of several datasets in turn, one from each."""
+    rng = np.random.default_rng(0)
+    paths = [str(folder / f"{k:02}.tfrecord") for k in range(FILES)]
+    for path in paths:
+        with rxio.TFRecordWriter(path) as writer:
+            for _ in range(RECORDS // FILES):
+                writer.write(rng.bytes(100))
+
+    def files(data, workers):
+        names = data.Dataset.from_tensor_slices(paths)
+        records = names.interleave(data.TFRecordDataset, cycle_length=4, num_parallel_calls=workers)
+        return records.batch(BATCH)
+
+    def chosen(data):
+        parts = [data.Dataset.range(CALLS) for _ in range(3)]
+        turn = data.Dataset.range(3).repeat()
+        return data.Dataset.choose_from_datasets(parts, turn).batch(BATCH)
+
+    if tf is not None:
+        for name, make in (
+            ("TFRecords in turn", lambda data: files(data, None)),
+            ("TFRecords in turn, 4 threads", lambda data: files(data, 4)),
+            ("choose_from_datasets", chosen),
+        ):
+            in_turns(name, make(rxd).__iter__, make(tf.data).as_numpy_iterator)
+
+
 def memory() -> None:
     x = np.zeros((20_000, 28, 28), np.uint8)
     dataset = (
@@ -215,9 +274,11 @@ def main() -> None:
         print("tensorflow is not installed here: the comparisons with tf.data are left out")
     images(tf)
     numbers(tf)
+    calls(tf)
     with tempfile.TemporaryDirectory() as folder:
         lines(tf, Path(folder))
         records(tf, Path(folder))
+        turns(tf, Path(folder))
     memory()
 
 

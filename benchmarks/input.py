@@ -25,7 +25,7 @@ def main() -> None:
     for heading in ("what", "ratio", "target"):
         table.add_column(heading)
     table.add_row(
-        "distributing to 8 devices / one device_put of the bytes", _shown(_feed()), "<= 1.3"
+        "distributing to 8 devices / one device_put of the bytes", _shown(_feed()), "<= 1.2"
     )
     first, warm = _ragged()
     table.add_row("50 layers: first ragged step / first usual step", f"{first:.2f}", "<= 3")

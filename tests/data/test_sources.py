@@ -420,3 +420,19 @@ def test_a_generator_may_fill_one_buffer_again_and_again(signature):
 
     assert np.concatenate(list(dataset.batch(2))).tolist() == [[k, k] for k in range(5)]
     assert np.stack(list(dataset)).tolist() == [[k, k] for k in range(5)]
+
+
+@given(
+    size=st.integers(0, 7),
+    passes=st.integers(0, 4),
+    batch=st.integers(1, 12),
+    skipped=st.integers(0, 9),
+)
+def test_passes_over_a_source_follow_each_other_without_a_seam(size, passes, batch, skipped):
+    expected = np.tile(np.arange(size) * 3, passes)[skipped:]
+    for source in (Dataset.range(0, size * 3, 3), Dataset.from_tensor_slices(np.arange(size) * 3)):
+        for repeated in (source.repeat(passes), source.repeat().take(size * passes)):
+            found = [b.tolist() for b in repeated.skip(skipped).batch(batch)]
+
+            assert [len(b) for b in found[:-1]] == [batch] * len(found[:-1])
+            assert [x for b in found for x in b] == expected.tolist()

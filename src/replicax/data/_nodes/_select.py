@@ -24,6 +24,7 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
+from replicax.data._nodes._source import SourceStream
 from replicax.data._options import Options
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, tuple_of
@@ -108,6 +109,10 @@ class RepeatNode(PassingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
+        if self.input.gives_places and not self.input.inputs:
+            stream = self.input.open(run)
+            if isinstance(stream, SourceStream):  # whose passes need no opening again
+                return stream.repeated(self.count)
         return _RepeatStream(self.input, self.count, run)
 
 

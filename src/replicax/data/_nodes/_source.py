@@ -20,28 +20,45 @@ from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Due, 
 from replicax.data._seeds import Run
 from replicax.data._structure import LEAF, Structure, flatten, require_dense
 
+_ENDLESS = 1 << 62
+
 
 @final
 class SourceStream(Stream):
-    """The elements of a random-access source, in order; nothing is fetched yet."""
+    """The elements of a random-access source, in order; nothing is fetched yet.
 
-    def __init__(self, source: IndexedSource, count: int) -> None:
+    Args:
+        source: The elements.
+        count: How many there are.
+        passes: How often they are given; without end if negative.
+    """
+
+    def __init__(self, source: IndexedSource, count: int, passes: int = 1) -> None:
         self._source = source
         self._count = count
+        self._total = count * (passes if passes >= 0 else _ENDLESS)
         self._position = 0
+
+    def repeated(self, passes: int) -> "SourceStream":
+        """The same elements, several times."""
+        return SourceStream(self._source, self._count, passes)
 
     def pull(self, limit: int) -> Block | None:
         """The next places."""
         start = self._position
-        if start >= self._count:
+        if start >= self._total:
             return None
-        self._position = min(start + limit, self._count)
-        return PlaceBlock(self._source, start, self._position)
+        self._position = stop = min(start + limit, self._total)
+        first = start % self._count
+        last = first + stop - start
+        if last <= self._count:
+            return PlaceBlock(self._source, first, last)
+        return PlaceBlock.of(self._source, np.arange(first, last) % self._count)
 
     def skip(self, count: int) -> int:
         """Move the position."""
         start = self._position
-        self._position = min(start + count, self._count)
+        self._position = min(start + count, self._total)
         return self._position - start
 
 
