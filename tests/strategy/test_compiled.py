@@ -103,6 +103,18 @@ def test_inputs_of_all_kinds_enter_one_program(strategy):
     assert components(result) == [1110.0, 1211.0, 1312.0, 1413.0]
 
 
+def test_components_of_a_variable_as_pieces_of_a_value_are_refused_with_words(strategy):
+    with strategy.scope():
+        v = rx.Variable(1.0)
+    own = strategy.experimental_local_results(v)
+    value = strategy.experimental_distribute_values_from_function(
+        lambda ctx: own[ctx.replica_id_in_sync_group]
+    )
+
+    with pytest.raises(TypeError, match=r"Run without `rx.function`; of variables use the whole"):
+        compiled(strategy, lambda x: x * 1.0, value)
+
+
 def test_mirrored_values_come_out_of_a_function(strategy):
     own = per_replica(strategy, [jnp.float32(i) for i in range(4)])
     total = rx.function(lambda v: strategy.extended.reduce_to("SUM", v, v))(own)

@@ -1,5 +1,6 @@
 """Pieces of a program that is being ported: its facts, calls of the table, and its imports."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -319,3 +320,16 @@ def _after_docstring(body: list[Any]) -> int:
             break
         place += 1
     return place
+
+
+def refused_keywords(value: Any, given: list[str]) -> list[str]:
+    """Which of the arguments, given by name, a function or class of ours does not take."""
+    if not (inspect.isroutine(value) or inspect.isclass(value)):
+        return []
+    try:
+        known = inspect.signature(value).parameters
+    except (TypeError, ValueError):
+        return []
+    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
+        return []
+    return [name for name in given if name not in known]

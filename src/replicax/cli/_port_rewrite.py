@@ -24,14 +24,14 @@ from replicax.cli._port_parts import (
     code_of,
     filled,
     is_float,
+    refused_keywords,
     statement,
     with_imports,
 )
-from replicax.cli._port_rules import Left, Row, Rules, Same, left_out_methods, refused_keywords
+from replicax.cli._port_rules import WIDE, Left, Row, Rules, Same, left_out_methods
 
 _WIDTH = 100
 _ON_THE_HOST = (f"{ROOT}.io.", f"{ROOT}.data.", f"{ROOT}.TensorSpec", f"{ROOT}.train.")
-_WIDE_WORDS = "JAX keeps 32 bits"
 _LOOP = (
     "the loop is unrolled, and its bound must be a Python number. `rx.scan` compiles one turn for"
     " all."
@@ -238,7 +238,7 @@ class _Rewriter(cst.CSTTransformer):
 
     def _is_harmless(self, node: cst.CSTNode, caveat: str) -> bool:
         """Whether a dtype of 64 bits stays on the host."""
-        if not caveat.startswith(_WIDE_WORDS):
+        if caveat != WIDE:
             return False
         calls = (n.func for n in self._parents(node) if isinstance(n, cst.Call))
         paths = (f"{ROOT}.{self._path(f)}" for f in calls)

@@ -6,7 +6,6 @@ of replicax itself; nothing of that is written here again.
 
 import ast
 import importlib
-import inspect
 import keyword
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -371,19 +370,6 @@ def _like(path: str) -> str:
     homes = {"jnp": "jax.numpy", "jax.nn": "jax.nn", "jax.lax": "jax.lax"}
     like = [a for a, home in homes.items() if hasattr(importlib.import_module(home), name)]
     return f"`{like[0]}.{name}` may be what you need; it was not compared." if like else ""
-
-
-def refused_keywords(value: Any, given: list[str]) -> list[str]:
-    """Which of the arguments, given by name, a function or class of ours does not take."""
-    if not (inspect.isroutine(value) or inspect.isclass(value)):
-        return []
-    try:
-        known = inspect.signature(value).parameters
-    except (TypeError, ValueError):
-        return []
-    if any(p.kind is p.VAR_KEYWORD for p in known.values()):
-        return []
-    return [name for name in given if name not in known]
 
 
 def _read(line: str) -> dict[str, Row]:

@@ -86,12 +86,13 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
         specs = component_specs(x)
         if not all(isinstance(s, TensorSpec) for s in specs):
             values = x.values
-            if all(type(v) is type(values[0]) and v == values[0] for v in values):
+            if _is_one_object(values):
                 return values[0], None, None
             if not all(isinstance(v, int | float | complex | np.generic) for v in values):
                 raise TypeError(
                     f"The replicas hold {list(values)!r}, which differ and are no numbers: compiled"
-                    " code is one program for all replicas. Run without `rx.function`."
+                    " code is one program for all replicas. Run without `rx.function`; of variables"
+                    " use the whole one, of which each replica sees its own copy."
                 )
             return None, jnp.asarray(values), _OWN
         if any(s != specs[0] for s in specs):
@@ -104,6 +105,13 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
     if is_array(x) or (isinstance(x, np.ndarray) and x.dtype.kind in NUMERIC):
         return None, x, _SAME
     return x, None, None
+
+
+def _is_one_object(values: Sequence[Any]) -> bool:
+    first = values[0]
+    return not hasattr(first, "__jax_array__") and all(
+        type(v) is type(first) and v == first for v in values
+    )
 
 
 class _Body:
