@@ -103,7 +103,7 @@ class Trainer:
         """For each replica, sequences that count upwards from anywhere."""
         size = self.size
 
-        def of_replica(context: Any) -> np.ndarray:
+        def of_replica(context: Any) -> Any:
             seed = [step, context.replica_id_in_sync_group]
             starts = np.random.default_rng(seed).integers(size.vocabulary, size=(self.batch, 1))
             return ((starts + np.arange(size.length + 1)) % size.vocabulary).astype(np.int32)

@@ -280,8 +280,8 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
         return False
     state: Any = getattr(_distributed, "global_state", None)
     factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
-    known = state is not None and hasattr(factories.get("cpu"), "factory")
-    if not (known and _jaxlib_private.can_connect()):
+    known = hasattr(factories.get("cpu"), "factory") and _jaxlib_private.can_connect()
+    if state is None or not known:
         return False  # pragma: no cover - a JAX that moved it
     client = _jaxlib_private.connected_client(service, index, patience)
     state.coordinator_address, state.client = service, client

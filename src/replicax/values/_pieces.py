@@ -106,8 +106,10 @@ def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array
 def stacked_at_once(form: Pieces) -> jax.Array | None:
     """The same for pieces that are at hand and alike; None for others, of which more is asked."""
     topology = form.topology
-    if topology is None or (known := _known_stack(form, topology)) is not None:
-        return None if topology is None else known
+    if topology is None:
+        return None
+    if (known := _known_stack(form, topology)) is not None:
+        return known
     array = stack_at_once(form.values, topology)
     if array is not None and type(form.values[0]) is not np.ndarray:
         vars(form)["stacked"] = topology, array
