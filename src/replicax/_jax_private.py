@@ -152,7 +152,7 @@ def uncommitted(x: jax.Array) -> jax.Array:
 
 def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.Device]) -> jax.Array:
     """One array, whose parts are ``rows`` on ``devices``; it may share their memory."""
-    shape, dtype = (len(rows), *rows[0].shape[1:]), rows[0].dtype
+    shape, dtype = (sum(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype
     put: Any = getattr(_pxla, "batched_device_put", None)
     if put is None:  # pragma: no cover - a JAX that moved it
         parts = list(map(jax.device_put, rows, devices))

@@ -1,4 +1,4 @@
-"""Datasets of ours, as Keras's trainers take their data."""
+"""Datasets of ours, as Keras's trainers take their data, and where batches are put."""
 
 import inspect
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
+from replicax._jax_private import put_rows
 from replicax.context._current import get_strategy
 from replicax.data._dataset import Dataset
 from replicax.data._node import INFINITE_CARDINALITY
@@ -17,6 +18,7 @@ from replicax.input._distributed import DistributedDataset
 from replicax.input._split import Share
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, is_distributed
+from replicax.values._placement import NUMERIC, private, replicate
 from replicax.values._reduce import rows_of
 
 
@@ -144,3 +146,46 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
 @cache
 def _taken(sharding: Any) -> Any:
     return jax.jit(lambda x, order: x[order], out_shardings=sharding)
+
+
+def placed(data: Any, topology: Topology) -> Any:
+    """A batch, cut over the replicas if its rows divide; else on each of them as a whole."""
+    return jax.tree.map(lambda x: x if _is_there(x, topology) else _put(x, topology), data)
+
+
+def _put(x: Any, topology: Topology) -> Any:
+    divides = _divides(x, topology)
+    is_one_each = len(topology.devices) == topology.num_replicas
+    is_cut_here = divides and is_one_each and isinstance(x, np.ndarray) and x.dtype.kind in NUMERIC
+    if topology.is_whole and not is_cut_here:
+        return jax.device_put(private(x), topology.stacked if divides else topology.mirrored)
+    host = private(np.asarray(x))
+    if not divides:
+        return replicate(host, topology)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    if topology.is_whole:
+        n = topology.num_replicas
+        parts = [*host.reshape(n, len(host) // n, *host.shape[1:])]
+        return put_rows(parts, topology.stacked, topology.devices)
+    return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
+
+
+def _is_there(x: Any, topology: Topology) -> bool:
+    return isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set
+
+
+def _divides(x: Any, topology: Topology) -> bool:
+    rows = np.shape(x)[0] if np.ndim(x) else 0
+    return rows > 0 and rows % topology.num_replicas == 0
+
+
+def whole(data: Any, topology: Topology) -> Any:
+    """All rows of a batch on this worker, which computes the eager step by itself, as all do."""
+
+    def put(x: Any) -> Any:
+        if _is_there(x, topology):
+            rows = jax.jit(lambda r: r, out_shardings=topology.mirrored)(x)
+            return rows.addressable_data(0)
+        return jax.device_put(private(x), topology.leads[0])
+
+    return jax.tree.map(put, data)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 from keras import Model, tree
 
@@ -21,10 +20,8 @@ from replicax.context._current import current, entered, get_strategy, is_default
 from replicax.functions._function import function
 from replicax.input._distributed import DistributedDataset
 from replicax.integrations._hook import Hook
-from replicax.integrations._keras_data import DatasetAdapter, adapted
+from replicax.integrations._keras_data import DatasetAdapter, adapted, placed, whole
 from replicax.state._held import variable_of
-from replicax.topology._mesh import Topology
-from replicax.values._placement import private, replicate
 from replicax.workers import _group
 
 # The strategy in whose scope a model was made. Not an attribute of the model, which Keras would
@@ -163,17 +160,17 @@ def _making(kind: str) -> Callable[[Any], Any]:
                 original(self, force)
                 return
             topology = home.topology
-            run, place = _step(self, kind), _placed
+            run, place = _step(self, kind), placed
             if self.jit_compile and not self.run_eagerly:
                 run = function(run, reduce_retracing=True)
             elif not topology.is_whole:
-                place = _whole
+                place = whole
 
             def one(state: Any, data: Any) -> tuple[Any, Any]:
-                return run(jax.tree.map(lambda x: place(x, topology), data)), state
+                return run(place(data, topology)), state
 
-            whole = kind == "predict"
-            setattr(self, attribute, self._make_function(one, concatenate_outputs=whole))
+            joins = kind == "predict"
+            setattr(self, attribute, self._make_function(one, concatenate_outputs=joins))
 
         return make_function
 
@@ -239,28 +236,6 @@ def _between(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
             if a is not b:
                 v.assign(b)
     return outputs
-
-
-def _placed(x: Any, topology: Topology) -> Any:
-    """A batch, cut over the replicas if its rows divide; else on each of them as a whole."""
-    if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
-        return x
-    rows = np.shape(x)[0] if np.ndim(x) else 0
-    divides = rows > 0 and rows % topology.num_replicas == 0
-    if topology.is_whole:
-        return jax.device_put(private(x), topology.stacked if divides else topology.mirrored)
-    host = private(np.asarray(x))
-    if not divides:
-        return replicate(host, topology)
-    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
-    return jax.make_array_from_callback(host.shape, topology.stacked, lambda index: host[index])
-
-
-def _whole(x: Any, topology: Topology) -> Any:
-    """All rows of a batch on this worker, which computes the eager step by itself, as all do."""
-    if isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set:
-        return jax.jit(lambda rows: rows, out_shardings=topology.mirrored)(x).addressable_data(0)
-    return jax.device_put(private(x), topology.leads[0])
 
 
 def _own_batches(original: Any) -> Any:
