@@ -13,7 +13,7 @@ from replicax.functions._recording import recorded
 from tests.fresh_process import run_fresh
 
 WANTED = {
-    "jax._src.compiler": ["backend_compile_and_load"],
+    "jax._src.compiler": ["_cache_write", "backend_compile_and_load"],
     "jax._src.core": ["Trace", "pytype_aval_mappings"],
     "jax._src.distributed": ["global_state"],
     "jax._src.interpreters.mlir": ["_lowerings", "_platform_specific_lowerings"],
@@ -195,6 +195,13 @@ def test_a_jax_that_would_keep_a_variables_first_value_refuses_variables(broken)
 
     assert ended.stdout.split() == ["False", "False"], ended.stderr
     assert "variable.value()" in ended.stderr
+
+
+def test_the_writing_of_programs_asks_which_process_is_the_first():
+    write = importlib.import_module("jax._src.compiler")._cache_write
+
+    assert "distributed" in write.__code__.co_names
+    assert "process_id" in write.__code__.co_names
 
 
 def test_an_array_and_a_tracer_have_room_for_a_method():

@@ -10,6 +10,7 @@ import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -28,36 +29,29 @@ with contextlib.suppress(ImportError):
     from jax._src import distributed as _distributed
     from jax._src import xla_bridge as _xla_bridge
 
+_callback: Any = None
+_config: Any = None
 _core: Any = None
 _dtypes: Any = None
+_effects: Any = None
 with contextlib.suppress(ImportError):
+    from jax._src import callback as _callback
+    from jax._src import config as _config
     from jax._src import core as _core
     from jax._src import dtypes as _dtypes
+    from jax._src import effects as _effects
 
 Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
 
-_config: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import config as _config
-
-_effects: Any = None
-_callback: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import callback as _callback
-    from jax._src import effects as _effects
-
+_ArrayImpl: Any = None
 _compiler: Any = None
 _mlir: Any = None
 _pxla: Any = None
 with contextlib.suppress(ImportError):
     from jax._src import compiler as _compiler
+    from jax._src.array import ArrayImpl as _ArrayImpl
     from jax._src.interpreters import mlir as _mlir
     from jax._src.interpreters import pxla as _pxla
-
-_ArrayImpl: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src.array import ArrayImpl as _ArrayImpl
-
 
 _public_settings = operator.attrgetter(
     "jax_enable_x64",
@@ -263,6 +257,20 @@ def surround_compiler(make: Callable[[Callable[..., Any]], Callable[..., Any]]) 
     if compile_and_load is None:  # pragma: no cover - a JAX that moved it
         return False
     _compiler.backend_compile_and_load = make(compile_and_load)
+    return True
+
+
+def keep_programs_of_all() -> bool:
+    """Let each process write its programs to JAX's cache, not the first alone; False if it cannot.
+
+    JAX spares file systems far away, where many would write at once; each has keys of its own.
+    """
+    write: Any = getattr(_compiler, "_cache_write", None)
+    if "distributed" not in getattr(getattr(write, "__code__", None), "co_names", ()):
+        return False  # pragma: no cover - a JAX that moved it
+    first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
+    names = {**vars(_compiler), "distributed": first}
+    _compiler._cache_write = FunctionType(write.__code__, names, write.__name__)
     return True
 
 

@@ -148,6 +148,36 @@ def test_a_gang_that_failed_starts_again(toy, fixed):
 
 
 @slow
+def test_what_was_compiled_once_is_not_after_a_restart(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import collections, os, sys
+        import jax, jax.numpy as jnp
+        import replicax as rx
+
+        seen = collections.Counter()
+        jax.monitoring.register_event_listener(lambda event, **_: seen.update([event]))
+        strategy = rx.distribute.MultiWorkerMirroredStrategy()
+        with strategy.scope():
+            v = rx.Variable(jnp.ones(3))
+        rx.function(lambda: strategy.run(lambda: v.assign_add(2 * jnp.ones(3))))()
+        asked, found = (seen[f"/jax/compilation_cache/{name}"]
+                        for name in ("compile_requests_use_cache", "cache_hits"))
+        print("attempt", os.environ["REPLICAX_RESTART"], "found", found, "of", asked)
+        sys.exit(int(os.environ["REPLICAX_RESTART"] == "0"))
+        """,
+    )
+
+    done = launch("--workers", "2", "--max-restarts", "1", program)
+
+    assert done.returncode == 0, done.stderr
+    told = re.findall(r"\[worker (\d)\] attempt (\d) found (\d+) of (\d+)", done.stdout)
+    assert sorted(t[:2] for t in told) == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
+    assert all(int(asked) > 0 for *_, asked in told)
+    assert all(found == (asked if attempt == "1" else "0") for _, attempt, found, asked in told)
+
+
 @pytest.mark.multi_process
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_worker_outlives_the_launcher(toy, number, tmp_path):

@@ -32,6 +32,7 @@ _OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear o
 _LOOPBACK = "127.0.0.1"
 # What a launcher keeps while it runs, among the temporary files: `replicax top` looks there.
 FOLDER, RUN_FILE, TOKEN_FILE = "replicax-launch-", "run.json", "token"
+_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -206,10 +207,11 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
         "PYTHONUNBUFFERED": "1",
     }
     common.pop("REPLICAX_TOKEN", None)
-    if options.max_restarts and not options.hosts:
+    if options.max_restarts and not options.hosts and _PROGRAMS not in common:
         # What was compiled once need not be after a restart. Not on several machines: each would
         # have a cache of its own, and workers that must compile together would not.
-        common.setdefault("JAX_COMPILATION_CACHE_DIR", str(token.parent / "compiled"))
+        common[_PROGRAMS] = str(token.parent / "compiled")
+        common.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if options.devices_per_worker:
         common["REPLICAX_CPU_DEVICES"] = str(options.devices_per_worker)
     return [

@@ -5,7 +5,11 @@ import logging
 import jax
 
 from replicax._errors import ScopeError
-from replicax._jax_private import backend_is_initialized, connect_distributed
+from replicax._jax_private import (
+    backend_is_initialized,
+    connect_distributed,
+    keep_programs_of_all,
+)
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _group, _sockets, _wire
@@ -64,6 +68,8 @@ def _start_jax(group: Group, service: str) -> None:
     facts = group.facts
     # A call that returns when it is done can say which worker it waited for.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if _is_local(facts):
+        keep_programs_of_all()
     before = _sockets.listening_ports()
     address = facts.addresses[facts.index] if facts.addresses else None
     host = _wire.split_address(address or service)[0]
