@@ -3,7 +3,7 @@
     python benchmarks/workers.py [--tensorflow PYTHON] [--torch PYTHON] [--quick] [--rows NAME ...]
 
 Every gang waits for its next block, and blocks alternate. Also: what it costs that the workers
-agree on every batch.
+agree on every batch. Ours have the environment that `replicax launch` gives to its workers.
 """
 
 import argparse
@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks._timing import compare_both  # noqa: E402
 from benchmarks._workers import networks  # noqa: E402
+from replicax.cli._launch import WORKERS_MEMORY  # noqa: E402
 from replicax.workers._wire import free_ports  # noqa: E402
 
 ROWS = (*networks.ALL_REDUCES, *networks.WEIGHTS_AND_BATCH)
@@ -49,7 +50,8 @@ def start_gang(python, module, *arguments, count=2):
         for i in range(count)
     ]
     command = (python, "-m", f"benchmarks._workers.{module}", *arguments)
-    return [start(*command, TF_CONFIG=json.dumps(config)) for config in configs]
+    usual = WORKERS_MEMORY if module == "ours" else {}
+    return [start(*command, TF_CONFIG=json.dumps(config), **usual) for config in configs]
 
 
 class Workers:

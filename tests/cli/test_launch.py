@@ -432,6 +432,19 @@ def test_a_dry_run_shows_the_commands_and_starts_nothing(capsys):
     assert "TOKEN" not in "".join(lines)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="it is glibc's")
+def test_workers_get_large_pages_unless_somebody_says_otherwise(capsys, monkeypatch):
+    def told(*arguments):
+        assert main(["launch", "--workers", "2", "--dry-run", *arguments, "train.py"]) == 0
+        return re.findall(r"GLIBC_TUNABLES=(\S+)", capsys.readouterr().out)
+
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    assert told() == ["glibc.malloc.hugetlb=1"] * 2
+    assert told("--env", "GLIBC_TUNABLES=") == ["''"] * 2
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=3")
+    assert told() == ["glibc.malloc.check=3"] * 2
+
+
 def test_several_hosts_share_one_cluster(capsys):
     for host in range(2):
         words = ["--hosts", "a,b", "--host-index", str(host), "--port", "7000", "--dry-run", "t.py"]

@@ -59,6 +59,16 @@ def collectives(compiled):
     }
 
 
+def memory_of_a_mean():
+    strategy = made()
+    value = strategy.run(lambda: jnp.ones((3, 2**20)))
+    step = rx.function(
+        lambda x: strategy.run(lambda x: context().all_reduce("MEAN", x), args=(x,))
+    ).get_concrete_function(value)
+    program = step._program.lowered(step._arguments.arrays).compile()
+    return program.memory_analysis().temp_size_in_bytes
+
+
 def sums(sizes):
     strategy = made()
 

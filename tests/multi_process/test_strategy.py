@@ -53,6 +53,10 @@ def test_sums_of_any_size_are_equal_to_the_bit_on_all_workers(workers):
             np.testing.assert_allclose(gradients[i], 2 * workers * total, atol=1e-4)
 
 
+def test_a_mean_that_is_returned_is_made_in_the_place_of_the_sum():
+    assert max(run_in_processes(programs.memory_of_a_mean, 2)) < 2**10
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "devices"), [(2, 1), (2, 2), (3, 1)])
 def test_values_of_different_sizes_are_reduced_and_gathered_exactly(workers, devices):

@@ -203,11 +203,16 @@ class _Plan:
         return f"all_reduce({self.op.name})"
 
     def __call__(self, leaves: Leaves) -> Leaves:
-        is_mean, size = self.op is ReduceOp.MEAN, self.topology.num_replicas
         leaves = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in leaves]
-        leaves = [widened(x) for x in leaves] if is_mean else leaves
-        sums = self.ops.sum_in_body(leaves, self.options, self.topology)
-        return [x / size for x in sums] if is_mean else sums
+        if self.op is ReduceOp.SUM:
+            return self.ops.sum_in_body(leaves, self.options, self.topology)
+        leaves = [widened(x) for x in leaves]
+        size, is_whole = self.topology.num_replicas, self.topology.is_whole
+        # Between workers, results become rows of stacked arrays, and XLA divides a sum in its place
+        # only if nothing reshapes it on its way out.
+        leaves = leaves if is_whole else [x[None] for x in leaves]
+        means = [x / size for x in self.ops.sum_in_body(leaves, self.options, self.topology)]
+        return means if is_whole else [x[0] for x in means]
 
 
 class NcclAllReduce(_InBodyOps):
