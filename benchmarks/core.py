@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -29,7 +29,15 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
-from benchmarks._models import DEEP, MLP, MODELS, POOLED_CNN, SMALL_DEEP, SMALL_MLP  # noqa: E402
+from benchmarks._models import (  # noqa: E402
+    DEEP,
+    MLP,
+    MODELS,
+    POOLED_CNN,
+    SMALL_DEEP,
+    SMALL_MLP,
+    Model,
+)
 from benchmarks._steps import by_hand, products, with_iterator, with_replicax  # noqa: E402
 from benchmarks._timing import Block, Comparison, Spread, block, compare, of_thread  # noqa: E402
 
@@ -89,7 +97,15 @@ def main() -> None:
             console.print("No TensorFlow: give an interpreter that has it with --tensorflow.")
         else:
             rows += _against_tensorflow(strategy, answer, share)
+    with console.status("The CNN"), tensorflow(options.tensorflow, **PLAIN_KERNELS) as answer:
+        if answer is not None:
+            rows.append(_step(strategy, answer, POOLED_CNN, 0.7, share))
+            rows[-1] = replace(rows[-1], what=f"{rows[-1].what}, its plain kernels")
     console.print(_table(rows))
+
+
+# TensorFlow's own kernels, as on processors without AVX512-VNNI; on others it takes oneDNN's.
+PLAIN_KERNELS = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 def _two_replicas() -> rx.distribute.Strategy:
@@ -189,12 +205,8 @@ def empty_steps(strategy: rx.distribute.Strategy, devices: list[jax.Device]) -> 
 
 
 def _against_tensorflow(strategy: rx.distribute.Strategy, answer, share: int) -> list[Row]:
-    rows = []
     targets = {MLP: 0.5, POOLED_CNN: 0.7, DEEP: 0.5, SMALL_MLP: 0.5, SMALL_DEEP: 0.5}
-    for model, target in targets.items():
-        theirs = lambda steps, name=model.name: answer(name, steps)  # noqa: E731
-        found = compare(with_replicax(strategy, model), theirs, pairs=60 // share)
-        rows.append(_ratio(f"step of {model.name} / TensorFlow", found, target))
+    rows = [_step(strategy, answer, model, target, share) for model, target in targets.items()]
 
     def total(x: jax.Array) -> jax.Array:
         return rx.distribute.get_replica_context().all_reduce("SUM", x * 2)
@@ -207,6 +219,12 @@ def _against_tensorflow(strategy: rx.distribute.Strategy, answer, share: int) ->
     return rows
 
 
+def _step(strategy, answer, model: Model, target: float, share: int) -> Row:
+    theirs = lambda steps: answer(model.name, steps)  # noqa: E731
+    found = compare(with_replicax(strategy, model), theirs, pairs=60 // share)
+    return _ratio(f"step of {model.name} / TensorFlow", found, target)
+
+
 def _eager(strategy: rx.distribute.Strategy, fn, x) -> Block:
     last = [None]
 
@@ -217,13 +235,16 @@ def _eager(strategy: rx.distribute.Strategy, fn, x) -> Block:
 
 
 @contextmanager
-def tensorflow(python: str, program: str = "_tensorflow.py") -> Iterator[object]:
+def tensorflow(
+    python: str, program: str = "_tensorflow.py", **environment: str
+) -> Iterator[object]:
     """A function that has TensorFlow do a block, or None where there is none."""
     child = subprocess.Popen(
         [python, ROOT / "benchmarks" / program],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, **environment},
         text=True,
     )
     assert child.stdin

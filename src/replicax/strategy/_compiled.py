@@ -29,7 +29,7 @@ from replicax.values._per_replica import (
     is_opaque,
 )
 from replicax.values._pieces import local_piece, stacked_array
-from replicax.values._placement import NUMERIC, is_array, per_replica_map
+from replicax.values._placement import NUMERIC, is_array, per_replica_map, strong
 from replicax.values._structures import closed, component_specs, opened
 
 _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
@@ -72,7 +72,7 @@ class _Inputs:
 
     def rebuild(self, pieces: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments that one replica sees."""
-        leaves = list(self.leaves)
+        leaves = list(map(local_piece, self.leaves))
         for place, spec, piece in zip(self.places, self.specs, pieces, strict=True):
             leaves[place] = piece[0] if spec == _OWN else piece
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
@@ -94,7 +94,7 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
                     " code is one program for all replicas. Run without `rx.function`; of variables"
                     " use the whole one, of which each replica sees its own copy."
                 )
-            return None, jnp.asarray(values), _OWN
+            return x, None, None
         if any(s != specs[0] for s in specs):
             raise ValueError(
                 f"The replicas hold values of different shapes, {[s.shape for s in specs]}, which"
@@ -168,7 +168,7 @@ class _Body:
             is_one = is_array(piece) or isinstance(piece, np.ndarray | np.generic)
             self._static.append(_ARRAY if is_one else piece)
             if is_one:
-                arrays.append(jnp.asarray(piece))
+                arrays.append(strong(jnp.asarray(piece)))
         return arrays
 
 

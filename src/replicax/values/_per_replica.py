@@ -21,16 +21,23 @@ from replicax._basics import T_co, stands_for
 from replicax._errors import PerReplicaError
 from replicax._show import format_components
 from replicax.topology._mesh import MESH_AXIS, Across, Topology
-from replicax.values._placement import glanced, is_traced, split, unstack
+from replicax.values._placement import glanced, is_traced, is_weak, split, strong, unstack
 from replicax.workers import _group
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Each replica's own value."""
+    """Each replica's own value; an array's dtype is its own, also if JAX would let others decide.
+
+    Compiled code cannot be given weak arrays of several devices, and must see what others see.
+    """
 
     values: tuple[Any, ...]
     topology: Topology | None = None
+
+    def __post_init__(self) -> None:
+        if any(map(is_weak, self.values)):
+            object.__setattr__(self, "values", tuple(map(strong, self.values)))
 
     @cached_property
     def all_specs(self) -> tuple[tuple[Any, ...], ...]:
@@ -61,6 +68,10 @@ class InBody:
     piece: Any
     topology: Topology
     across: Across = MESH_AXIS
+
+    def __post_init__(self) -> None:
+        if is_weak(self.piece):
+            object.__setattr__(self, "piece", strong(self.piece))
 
     @property
     def values(self) -> tuple[Any, ...]:

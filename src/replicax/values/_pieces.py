@@ -140,9 +140,19 @@ def local_piece(value: Any) -> Any:
     components = form.values
     if isinstance(value, Mirrored) or all(x is components[0] for x in components):
         return components[0]
-    rows = jnp.stack([as_array(x) for x in components])
+    return _own_of(components)
+
+
+def _own_of(components: Sequence[Any]) -> Any:
+    """This replica's of all replicas' numbers or arrays, inside compiled code."""
     # With several processes the components are this one's, and others have theirs in their place.
-    return rows[jax.lax.axis_index(REPLICA_AXIS) % len(components)]
+    at = jax.lax.axis_index(REPLICA_AXIS) % len(components)
+    if not all(isinstance(x, int | float | complex) for x in components):
+        return jnp.stack([as_array(x) for x in components])[at]
+    own = components[0]
+    for i, number in enumerate(components[1:], 1):  # of Python's numbers JAX makes weak ones
+        own = jnp.where(at == i, number, own)
+    return own
 
 
 @cache

@@ -85,6 +85,21 @@ def private(x: Any) -> Any:
     return x.copy() if taken is x else taken
 
 
+def is_weak(x: Any) -> bool:
+    """Whether ``x`` was made of Python numbers, so that JAX lets what it meets decide its dtype."""
+    return getattr(x, "weak_type", False) is True
+
+
+def strong(x: Any) -> Any:
+    """``x``; if it is a weak array, one with its dtype for good, as every replica's value has."""
+    if not is_weak(x):
+        return x
+    if is_traced(x):
+        return jax.lax.convert_element_type(x, x.dtype)
+    with jax.default_device(next(iter(x.devices()))):  # where it is, also if it is free to move
+        return jax.lax.convert_element_type(x, x.dtype)
+
+
 def as_array(x: Any) -> jax.Array:
     """``x`` as an array of JAX, in memory of its own if it is NumPy's."""
     return jnp.asarray(private(x))

@@ -1,0 +1,115 @@
+"""The law of dtypes: a replica's value has the same dtype eager and compiled, whatever made it.
+
+JAX has weak arrays, made of Python's numbers, whose dtype gives way to what they meet. What crosses
+the border of a replica as an array has its dtype for good; a Python number stays one. (What NumPy
+computes in an eager replica is NumPy's.)
+"""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+import replicax as rx
+from tests.replicas import context, mirrored
+
+MADE = {
+    "a Python float": lambda i: i + 1.5,
+    "a Python int": lambda i: i + 1,
+    "the same Python float": lambda _: 1.5,
+    "a weak float": lambda i: jnp.asarray(i + 1.5),
+    "a weak int": lambda i: jnp.asarray(i + 1),
+    "a weak vector": lambda i: jnp.broadcast_to(i + 1.5, (2,)),
+    "int8": lambda i: jnp.int8(i + 1),
+    "float16": lambda i: jnp.float16(i + 1.5),
+    "bfloat16": lambda i: jnp.bfloat16(i + 1.5),
+    "int32": lambda i: jnp.int32(i + 1),
+}
+MET = ("float16", "bfloat16", "float32", "int8", "int32")
+WAYS = ("argument", "closed over", "made there")
+VERBS = {
+    "nothing": lambda x: x,
+    "all_reduce": lambda x: context().all_reduce("SUM", x),
+    "merge_call": lambda x: context().merge_call(lambda s, v: s.reduce("SUM", v, axis=None), (x,)),
+    "merged copy": lambda x: context().merge_call(lambda s, v: v, (x,)),
+}
+_values = st.sampled_from(sorted(MADE))
+
+
+def _step(strategy, kind, way, verb, met):
+    """What a step returns: the value after the verb, and what it makes of one of another dtype."""
+    value = strategy.experimental_distribute_values_from_function(
+        lambda ctx: MADE[kind](ctx.replica_id_in_sync_group)
+    )
+
+    def replica(*given):
+        made = given[0] if given else value
+        if way == "made there":
+            made = jnp.asarray(MADE[kind](0))
+        x = VERBS[verb](made)
+        return [jnp.asarray(y) for y in (x, x * jnp.ones((), met), x * 2, x + 0.5)]
+
+    args = (value,) if way == "argument" else ()
+    return lambda *args: strategy.run(replica, args=args), args
+
+
+def _seen(strategy, results):
+    """Dtypes and numbers of the components, and of what they make of others afterwards."""
+    seen = []
+    for result in results:
+        for x in strategy.experimental_local_results(result):
+            later = x * jnp.ones((), "float16")
+            seen += [(y.dtype, np.asarray(y, np.float64).tolist()) for y in (x, later)]
+    return seen
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+@settings(max_examples=60, deadline=None)
+@given(
+    kind=_values,
+    way=st.sampled_from(WAYS),
+    verb=st.sampled_from(sorted(VERBS)),
+    met=st.sampled_from(MET),
+)
+def test_a_value_has_the_same_dtype_eager_and_compiled(replicas, kind, way, verb, met):
+    # Compiled code has arrays for numbers that differ, so that merge_call sees those.
+    assume("Python" not in kind or "merge" not in verb)
+    strategy = mirrored(replicas)
+    step, args = _step(strategy, kind, way, verb, met)
+    assert _seen(strategy, step(*args)) == _seen(strategy, rx.function(step)(*args))
+
+
+@settings(max_examples=40, deadline=None)
+@given(kind=_values, met=st.sampled_from(MET))
+def test_a_reduced_value_has_the_same_dtype_eager_and_compiled(kind, met):
+    strategy = mirrored(2)
+
+    def total():
+        made = strategy.run(lambda: jnp.asarray(MADE[kind](0)))
+        return strategy.reduce("SUM", made, axis=None) * jnp.ones((), met)
+
+    eager, compiled = total(), rx.function(total)()
+    assert eager.dtype == compiled.dtype
+    np.testing.assert_array_equal(eager, compiled)
+
+
+def test_an_array_of_a_replica_made_of_a_python_number_keeps_its_dtype():
+    strategy = mirrored(2)
+    ones = strategy.run(lambda: jnp.asarray(1.0))
+    assert [x.weak_type for x in ones.values] == [False, False]
+    halves = strategy.run(lambda x: x * jnp.float16(0.5), args=(ones,))
+    assert [x.dtype for x in halves.values] == [jnp.float32, jnp.float32]
+
+
+def test_python_numbers_of_replicas_give_way_to_what_they_meet():
+    strategy = mirrored(2)
+    numbers = strategy.experimental_distribute_values_from_function(
+        lambda ctx: 1.5 + ctx.replica_id_in_sync_group
+    )
+    double = lambda x: strategy.run(lambda v: v * jnp.float16(2), args=(x,))  # noqa: E731
+    for doubled in (double(numbers), rx.function(double)(numbers)):
+        assert [(x.dtype, float(x)) for x in doubled.values] == [
+            (jnp.float16, 3.0),
+            (jnp.float16, 5.0),
+        ]
