@@ -2,8 +2,11 @@
 
 import importlib
 import inspect
+import re
+from pathlib import Path
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import pytest
 from jax.extend.core import take_current_trace
@@ -32,6 +35,21 @@ def test_what_is_needed_is_there(module, names):
     found = importlib.import_module(module)
 
     assert [name for name in names if not hasattr(found, name)] == []
+
+
+USED_OF_CORE = re.compile(r"\bjaxprs\.(\w+)")
+
+
+def test_what_is_taken_past_jax_extend_is_what_it_has():
+    sources = Path(_jax_private.__file__).parent.rglob("*.py")
+    used = {name for file in sources for name in USED_OF_CORE.findall(file.read_text())}
+
+    assert len(used) > 5
+    assert [
+        name
+        for name in sorted(used)
+        if getattr(_jax_private.jaxprs, name, 1) is not getattr(jax.extend.core, name, 2)
+    ] == []
 
 
 def test_the_rules_of_lowering_are_told():

@@ -6,52 +6,46 @@ Every function here has a public fallback, slower or less precise, for a JAX tha
 import contextlib
 import dataclasses
 import functools
+import importlib
 import logging
 import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.core
 import numpy as np
-from jax.extend.core import set_current_trace, take_current_trace
 from jax.interpreters import mlir
 
 from replicax import _jaxlib_private
 
 _log = logging.getLogger("replicax")
 
-_xla_bridge: Any = None
-_distributed: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import distributed as _distributed
-    from jax._src import xla_bridge as _xla_bridge
 
-_callback: Any = None
-_config: Any = None
-_core: Any = None
-_dtypes: Any = None
-_effects: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import callback as _callback
-    from jax._src import config as _config
-    from jax._src import core as _core
-    from jax._src import dtypes as _dtypes
-    from jax._src import effects as _effects
+def _inside(name: str) -> Any:
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(f"jax._src.{name}")
+    return None  # pragma: no cover - a JAX that moved it
 
+
+_MODULES = "callback compiler config core distributed dtypes effects xla_bridge"
+_callback, _compiler, _config, _core, _distributed, _dtypes, _effects, _xla_bridge = map(
+    _inside, _MODULES.split()
+)
+_mlir, _pxla = _inside("interpreters.mlir"), _inside("interpreters.pxla")
+_ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
 Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
 
-_ArrayImpl: Any = None
-_compiler: Any = None
-_mlir: Any = None
-_pxla: Any = None
-with contextlib.suppress(ImportError):
-    from jax._src import compiler as _compiler
-    from jax._src.array import ArrayImpl as _ArrayImpl
-    from jax._src.interpreters import mlir as _mlir
-    from jax._src.interpreters import pxla as _pxla
+# What `jax.extend.core` names, from where it has it: that package brings Pallas along, which takes
+# a sixth of the time that an import of replicax adds to one of JAX.
+if TYPE_CHECKING:
+    import jax.extend.core
+
+    jaxprs = jax.extend.core
+else:
+    jaxprs = _core or importlib.import_module("jax.extend.core")
 
 _public_settings = operator.attrgetter(
     "jax_enable_x64",
@@ -75,7 +69,7 @@ class _TraceNow:
 
     @property
     def value(self) -> Any:
-        with take_current_trace() as trace:
+        with jaxprs.take_current_trace() as trace:
             return trace
 
 
@@ -102,7 +96,7 @@ def surrounding(trace: Any) -> Any:
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
     """Have none who listens hear what this thread does until the block ends."""
-    with set_current_trace(surrounding(traced.value)):
+    with jaxprs.set_current_trace(surrounding(traced.value)):
         yield
 
 

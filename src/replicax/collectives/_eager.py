@@ -17,11 +17,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from replicax._errors import ReplicaError
-from replicax._jax_private import lower_ordered_call, ordered_effect
+from replicax._jax_private import jaxprs, lower_ordered_call, ordered_effect
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
@@ -145,15 +144,15 @@ def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOption
     return gathered
 
 
-_reduce_p = Primitive("replica_all_reduce")
+_reduce_p = jaxprs.Primitive("replica_all_reduce")
 _reduce_p.multiple_results = True
-_gather_p = Primitive("replica_all_gather")
-_call_p = Primitive("replica_call")
+_gather_p = jaxprs.Primitive("replica_all_gather")
+_call_p = jaxprs.Primitive("replica_call")
 _call_p.multiple_results = True
 
 # What each does, in words. Their parameter ``number`` says which collective of its program it is,
 # so that the meeting sees whether each meets the ones with its number.
-COLLECTIVES: dict[Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
+COLLECTIVES: dict[jaxprs.Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
     _reduce_p: lambda p, avals: f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}",
     _gather_p: lambda p, _: f"all_gather(axis={p['axis']})",
 }

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import set_current_trace
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest
+from replicax._jax_private import at_rest, jaxprs
 from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
 from replicax.functions._modes import HostDriven, Reshaped, Unfilled
@@ -117,7 +116,7 @@ def _outside() -> Iterator[None]:
     token = in_function.set(False)
     try:
         with (
-            set_current_trace(at_rest),
+            jaxprs.set_current_trace(at_rest),
             entered(level=None, replica=None, body=None, hosted=False),
         ):
             yield

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
-from jax.extend.core import set_current_trace
 
-from replicax._jax_private import Listening, Trace, traced
+from replicax._jax_private import Listening, Trace, jaxprs, traced
 from replicax.functions._jaxpr._lift import taking_consts
 
 
@@ -47,7 +46,7 @@ class _Recording(Listening):
     def process_primitive(self, primitive: Any, args: Any, params: Any) -> Any:
         args = list(args)
         if primitive.name == "stop_gradient":
-            with set_current_trace(self.parent):
+            with jaxprs.set_current_trace(self.parent):
                 return jax.numpy.copy(args[0])
         closed = params.get("jaxpr")
         if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
@@ -83,7 +82,7 @@ class _Recording(Listening):
     def _record(
         self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
     ) -> list[Any]:
-        with set_current_trace(self.parent):
+        with jaxprs.set_current_trace(self.parent):
             return self._recorder.record(call, args, opaque=opaque)
 
     def _bind(self, primitive: Any, args: Any, params: Any) -> Any:
@@ -103,5 +102,5 @@ def recorded(recorder: Recorder) -> Iterator[None]:
             f"JAX {jax.__version__} has no core.Trace inside, on which GradientTape rests. Use"
             " `rx.value_and_grad(loss_fn, variables)`."
         )
-    with set_current_trace(_Recording(traced.value, recorder)):
+    with jaxprs.set_current_trace(_Recording(traced.value, recorder)):
         yield

@@ -16,10 +16,9 @@ from typing import Any, Protocol
 
 import jax
 from jax.core import ShapedArray
-from jax.extend.core import Primitive, set_current_trace
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, surrounding, traced
+from replicax._jax_private import at_rest, jaxprs, surrounding, traced
 from replicax.context._current import current, entered
 from replicax.state._agreement import check_workers_agree, settled_copies
 from replicax.state._cell import Cell
@@ -185,7 +184,7 @@ class Overlay:
             return self.writes[cell]
         if cell in self._values:
             return self._values[cell]
-        with set_current_trace(self.fresh.trace):
+        with jaxprs.set_current_trace(self.fresh.trace):
             return self.outer.read(cell)
 
     def write(self, cell: Cell, value: Any) -> None:
@@ -199,7 +198,7 @@ class Overlay:
         if cell in self.writes or cell in self._values:
             return _copy_of(self.read(cell), replica)
         self.fresh.note_read(cell)
-        with set_current_trace(self.fresh.trace):
+        with jaxprs.set_current_trace(self.fresh.trace):
             return self.outer.read_copy(cell, replica)
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
@@ -258,7 +257,7 @@ class TraceLevel:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
             cut = None if self.in_replica else cell.cut
-            with set_current_trace(self.fresh.trace):
+            with jaxprs.set_current_trace(self.fresh.trace):
                 value = read_p.bind(number=len(self._reads), aval=self._aval(cell))
                 self._reads[cell] = value if cut is None else cut.whole(value)
         value = self._reads[cell]
@@ -305,7 +304,7 @@ class TraceLevel:
         return ShapedArray(cell.shape if self.in_replica else cell.stored_shape, cell.dtype)
 
 
-read_p = Primitive("replicax_read")
+read_p = jaxprs.Primitive("replicax_read")
 read_p.def_abstract_eval(lambda *, number, aval: aval)
 
 _storage = Storage()

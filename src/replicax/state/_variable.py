@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import weakref
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self, final
 
 import jax
@@ -40,11 +41,7 @@ from replicax.state._scatter import SparseUpdates
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
-from replicax.values._per_replica import (
-    DistributedValues,
-    InBody,
-    PerReplica,
-)
+from replicax.values._per_replica import DistributedValues, InBody, PerReplica
 from replicax.values._pieces import from_first
 from replicax.values._placement import is_traced, private
 
@@ -99,6 +96,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
     ) -> None:
+        _known_to_jax()
         strategy = get_strategy()
         topology: Topology | None = strategy.topology
         on_read = synchronization is VariableSynchronization.ON_READ
@@ -392,4 +390,9 @@ def _components(value: PerReplica) -> tuple[Any, ...]:
 
 
 stands_for(Variable, lambda variable: variable.read_value())
-accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())
+
+
+@cache
+def _known_to_jax() -> None:
+    # With the first variable: to try whether JAX takes them is a tenth of what an import adds.
+    accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from replicax._errors import TracingError
+from replicax._jax_private import jaxprs
 from replicax.context._current import in_replica
 from replicax.state._cell import Cell
 from replicax.state._creation import value_before
@@ -41,12 +41,12 @@ class Lifted:
     reads: list[Cell]
     writes: list[Cell]
     num_outs: int
-    jaxpr: Jaxpr
+    jaxpr: jaxprs.Jaxpr
     consts: Sequence[Any]
 
     def with_consts(self, consts: Sequence[Any]) -> Callable[..., list[Any]]:
         """``call``, with other arrays in the place of those that the function closed over."""
-        return jaxpr_as_fun(ClosedJaxpr(self.jaxpr, list(consts)))  # type: ignore[no-any-return]
+        return jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(self.jaxpr, list(consts)))  # type: ignore[no-any-return]
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
         """Call it with the values of a level; its results, with its writes done there."""
@@ -85,7 +85,7 @@ def lift(
     settle_created(level, closed, list(level.writes))
     jaxpr, reads = pull_reads(closed.jaxpr, level)
     jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
-    call = jaxpr_as_fun(ClosedJaxpr(jaxpr, closed.consts))
+    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(jaxpr, closed.consts))
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
 
@@ -100,7 +100,7 @@ class LiftedBody:
         num_outs: How many results and writes there are.
     """
 
-    jaxpr: Jaxpr
+    jaxpr: jaxprs.Jaxpr
     reads: list[Cell]
     arrays: list[Any]
     in_specs: list[Any]
@@ -123,8 +123,8 @@ def lift_body(
     equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
-    inputs = [x.val if isinstance(x, Literal) else values[x] for x in equation.invars]
-    settle_created(level, ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
+    inputs = [x.val if isinstance(x, jaxprs.Literal) else values[x] for x in equation.invars]
+    settle_created(level, jaxprs.ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
     jaxpr, reads = pull_reads(equation.params["jaxpr"], level)
     num_outs = len(jaxpr.outvars) - len(level.created)
     jaxpr = jaxpr.replace(outvars=jaxpr.outvars[:num_outs])
@@ -149,7 +149,7 @@ def from_output(value: Any, cell: Cell) -> Any:
     return value if cut is None else cut.whole(value)
 
 
-def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
+def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, list[Cell]]:
     """``jaxpr`` with its `read` equations turned into inputs, and the cells that they read."""
     equations = [e for e in jaxpr.eqns if e.primitive is read_p]
     cells = level.reads
@@ -163,18 +163,20 @@ def pull_reads(jaxpr: Jaxpr, level: TraceLevel) -> tuple[Jaxpr, list[Cell]]:
     )
 
 
-def cancelled(jaxpr: Jaxpr) -> Jaxpr:
+def cancelled(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
     """``jaxpr`` without ways from a sharded variable's parts to the whole and back again."""
     parts: dict[Any, Any] = {}
     same: dict[Any, Any] = {}
 
     def renamed(xs: Sequence[Any]) -> list[Any]:
-        return [x if isinstance(x, Literal) else same.get(x, x) for x in xs]
+        return [x if isinstance(x, jaxprs.Literal) else same.get(x, x) for x in xs]
 
     equations = []
     for e in jaxpr.eqns:
         # A gradient's way back has the name of the way there; it leads to another shape.
-        is_one = len(e.invars) == len(e.outvars) == 1 and not isinstance(e.invars[0], Literal)
+        is_one = len(e.invars) == len(e.outvars) == 1 and not isinstance(
+            e.invars[0], jaxprs.Literal
+        )
         name = e.params.get("name") if is_one else None
         if name == WHOLE_NAME and len(_shape(e.invars[0])) == 1:
             (parts[e.outvars[0]],) = renamed(e.invars)
@@ -192,7 +194,10 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 
 def settle_created(
-    level: TraceLevel, closed: ClosedJaxpr, written: Sequence[Cell], known: Sequence[Any] = ()
+    level: TraceLevel,
+    closed: jaxprs.ClosedJaxpr,
+    written: Sequence[Cell],
+    known: Sequence[Any] = (),
 ) -> None:
     """Give variables that the body created the initial values that it computed for them.
 
@@ -243,7 +248,7 @@ def _start(cell: Cell, value: jax.Array) -> None:
 
 def _constant(
     out: Any,
-    closed: ClosedJaxpr,
+    closed: jaxprs.ClosedJaxpr,
     inputs: Mapping[Any, Any],
     level: TraceLevel,
     drawn: dict[Cell, Any],
@@ -253,7 +258,7 @@ def _constant(
     Sources of random numbers count as known: they are what they are before the function. What
     differs between replicas is that of the first, who makes variables.
     """
-    if isinstance(out, Literal):
+    if isinstance(out, jaxprs.Literal):
         return out.val
     jaxpr, needed, equations, inputs = closed.jaxpr, {out}, [], dict(inputs)
     for equation in reversed(jaxpr.eqns):
@@ -266,7 +271,7 @@ def _constant(
             inputs[equation.outvars[0]] = drawn.setdefault(cell, value_before(cell))
             continue
         equations.append(equation)
-        needed.update(x for x in equation.invars if not isinstance(x, Literal))
+        needed.update(x for x in equation.invars if not isinstance(x, jaxprs.Literal))
     if any(x in needed and x not in inputs for x in jaxpr.invars):
         return None
     alone = jaxpr.replace(
@@ -275,7 +280,7 @@ def _constant(
         eqns=equations[::-1],
         debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )
-    call = jaxpr_as_fun(ClosedJaxpr(alone, closed.consts))
+    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(alone, closed.consts))
     return _called(lambda: call(*inputs.values())[0], level, draws=bool(drawn))
 
 
@@ -294,11 +299,11 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
 MAY_RAISE = frozenset({"pure_callback", "io_callback"})
 
 
-def host_calls(jaxpr: Jaxpr) -> set[str]:
+def host_calls(jaxpr: jaxprs.Jaxpr) -> set[str]:
     """The primitives by which a program calls Python code while it runs."""
     found = {e.primitive.name for e in jaxpr.eqns} & (MAY_RAISE | {"debug_callback"})
     for e in jaxpr.eqns:
-        for inner in jaxprs_in_params(e.params):
+        for inner in jaxprs.jaxprs_in_params(e.params):
             found |= host_calls(inner)
     return found
 
@@ -309,23 +314,25 @@ def outline(jaxpr: Any) -> Iterator[str]:
         yield equation.primitive.name
         yield from (str(x.aval) for x in equation.outvars)
         yield from (
-            str(x) for x in equation.invars if isinstance(x, Literal) and np.ndim(x.val) == 0
+            str(x) for x in equation.invars if isinstance(x, jaxprs.Literal) and np.ndim(x.val) == 0
         )
-        for inner in jaxprs_in_params(equation.params):
+        for inner in jaxprs.jaxprs_in_params(equation.params):
             yield from outline(inner)
 
 
-def taking_consts(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+def taking_consts(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
     """The function, which takes its arguments and then the arrays that it had closed over."""
     count = len(closed.in_avals)
-    return lambda *xs: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, xs[count:]))(*xs[:count])
+    return lambda *xs: jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(closed.jaxpr, xs[count:]))(
+        *xs[:count]
+    )
 
 
-def in_one_equation(closed: ClosedJaxpr) -> Callable[..., list[Any]]:
+def in_one_equation(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
     """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
     one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
-        return jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
+        return jaxprs.jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
     counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
     lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
 
@@ -355,11 +362,11 @@ def numbered(
     found: list[str] = []
 
     def renewed(part: Any) -> Any:
-        if isinstance(part, ClosedJaxpr):
-            return ClosedJaxpr(renewed(part.jaxpr), part.consts)
+        if isinstance(part, jaxprs.ClosedJaxpr):
+            return jaxprs.ClosedJaxpr(renewed(part.jaxpr), part.consts)
         if isinstance(part, tuple | list):
             return type(part)(map(renewed, part))
-        if not isinstance(part, Jaxpr) or effect not in part.effects:
+        if not isinstance(part, jaxprs.Jaxpr) or effect not in part.effects:
             return part
         return part.replace(eqns=list(map(equation_renewed, part.eqns)))
 
@@ -373,4 +380,4 @@ def numbered(
             params = {name: renewed(part) for name, part in params.items()}
         return equation.replace(params=params)
 
-    return jaxpr_as_fun(ClosedJaxpr(renewed(lifted.jaxpr), lifted.consts)), found
+    return jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(renewed(lifted.jaxpr), lifted.consts)), found

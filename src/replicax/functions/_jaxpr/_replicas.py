@@ -18,18 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
-from jax.extend.core import (
-    ClosedJaxpr,
-    DropVar,
-    Jaxpr,
-    JaxprEqn,
-    Literal,
-    Var,
-    jaxpr_as_fun,
-    jaxprs_in_params,
-)
 
 from replicax._errors import ReplicaError
+from replicax._jax_private import jaxprs
 from replicax.functions._jaxpr._lift import in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
@@ -41,7 +32,7 @@ _MOVING = frozenset({"ppermute", "all_to_all", "reduce_scatter", "psum_scatter",
 _HOST = frozenset({"pure_callback", "io_callback", "debug_callback", "outside_call"})
 
 
-def varying_outputs(jaxpr: Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
+def varying_outputs(jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
     """Which outputs can differ between replicas.
 
     Args:
@@ -54,11 +45,11 @@ def varying_outputs(jaxpr: Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
     return _walk(jaxpr, list(varying_inputs), divergent=False)
 
 
-def _walk(jaxpr: Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
+def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
     known: dict[Any, bool] = dict(zip(jaxpr.invars, ins, strict=True))
 
     def varies(x: Any) -> bool:
-        return not isinstance(x, Literal) and known.get(x, False)
+        return not isinstance(x, jaxprs.Literal) and known.get(x, False)
 
     for equation in jaxpr.eqns:
         inputs = [varies(x) for x in equation.invars]
@@ -124,7 +115,7 @@ def _call(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
         jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
         if len(jaxpr.invars) == len(ins) and len(jaxpr.outvars) == outs:
             return _walk(jaxpr, ins, divergent=divergent)
-    for jaxpr in jaxprs_in_params(equation.params):
+    for jaxpr in jaxprs.jaxprs_in_params(equation.params):
         _walk(jaxpr, [any(ins)] * len(jaxpr.invars), divergent=divergent)
     return [any(ins)] * outs
 
@@ -161,7 +152,7 @@ _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 Cuts = Sequence[Cut | None]
 
 
-def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
+def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
     """The function of ``jaxpr``, with parts in the place of some whole arrays.
 
     Args:
@@ -170,7 +161,7 @@ def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
         kept: For each output, how it is cut if the replica keeps its part only.
     """
     if not any((*given, *kept)):
-        return in_one_equation(ClosedJaxpr(jaxpr, ()))
+        return in_one_equation(jaxprs.ClosedJaxpr(jaxpr, ()))
     held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
     plan = _Rewriting.of(jaxpr, kept)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
@@ -184,7 +175,7 @@ def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
         eqns=plan.equations[::-1],
         debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )
-    call = jaxpr_as_fun(ClosedJaxpr(first, ()))
+    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(first, ()))
 
     def function(*inputs: Any) -> list[Any]:
         own: dict[Any, Any] = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in held}
@@ -207,7 +198,7 @@ def on_parts(jaxpr: Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
 
 
 def _value(x: Any, values: dict[Any, Any]) -> Any:
-    return x.val if isinstance(x, Literal) else values[x]
+    return x.val if isinstance(x, jaxprs.Literal) else values[x]
 
 
 @dataclass(frozen=True)
@@ -221,9 +212,9 @@ class _Step:
         by_part: Which of its inputs are parts.
     """
 
-    out: Var
+    out: jaxprs.Var
     cut: Cut
-    equation: JaxprEqn
+    equation: jaxprs.JaxprEqn
     by_part: tuple[bool, ...]
 
     def run(self, whole: dict[Any, Any], own: dict[Any, Any]) -> Any:
@@ -256,19 +247,21 @@ class _Rewriting:
     whole: set[Any]
     parts: dict[Any, Cut]
     used: set[Any] = field(default_factory=set)
-    equations: list[JaxprEqn] = field(default_factory=list)
+    equations: list[jaxprs.JaxprEqn] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
 
     @classmethod
-    def of(cls, jaxpr: Jaxpr, kept: Cuts) -> "_Rewriting":
-        outs = [(v, c) for v, c in zip(jaxpr.outvars, kept, strict=True) if isinstance(v, Var)]
+    def of(cls, jaxpr: jaxprs.Jaxpr, kept: Cuts) -> "_Rewriting":
+        outs = [
+            (v, c) for v, c in zip(jaxpr.outvars, kept, strict=True) if isinstance(v, jaxprs.Var)
+        ]
         plan = cls({v for v, c in outs if c is None}, {v: c for v, c in outs if c is not None})
         rest = list(jaxpr.eqns)
         while rest:
             rest += plan.visit(rest.pop())
         return plan
 
-    def visit(self, equation: JaxprEqn) -> Sequence[JaxprEqn]:
+    def visit(self, equation: jaxprs.JaxprEqn) -> Sequence[jaxprs.JaxprEqn]:
         """Find out how one operation is done; what stands for it, if it is taken apart."""
         parts = [v for v in equation.outvars if v in self.parts and v not in self.whole]
         if not parts:
@@ -285,12 +278,12 @@ class _Rewriting:
             self._compute(equation)
         return ()
 
-    def _compute(self, equation: JaxprEqn) -> None:
+    def _compute(self, equation: jaxprs.JaxprEqn) -> None:
         self.equations.append(equation)
         self.whole.update(v for v in equation.outvars if v in self.parts)
         self.whole.update(_variables(equation.invars))
 
-    def _scatter(self, equation: JaxprEqn, parts: Sequence[Var]) -> None:
+    def _scatter(self, equation: jaxprs.JaxprEqn, parts: Sequence[jaxprs.Var]) -> None:
         rest = [
             (x, v)
             for x, v in zip(equation.invars, equation.outvars, strict=True)
@@ -305,14 +298,14 @@ class _Rewriting:
             alone = equation.replace(invars=[equation.invars[place]], outvars=[v])
             self._take(_Step(v, self.parts[v], alone, nothing[:1]))
 
-    def _push(self, equation: JaxprEqn, by_part: tuple[bool, ...]) -> None:
+    def _push(self, equation: jaxprs.JaxprEqn, by_part: tuple[bool, ...]) -> None:
         (out,) = equation.outvars
         self._take(_Step(out, self.parts[out], equation, by_part))
 
     def _take(self, step: _Step) -> None:
         self.steps.append(step)
         for x, is_part in zip(step.equation.invars, step.by_part, strict=True):
-            if not isinstance(x, Var):
+            if not isinstance(x, jaxprs.Var):
                 continue
             if is_part:
                 self.parts[x] = step.cut
@@ -321,12 +314,12 @@ class _Rewriting:
                 self.used.add(x)
 
 
-def _has_effects(equation: JaxprEqn) -> bool:
+def _has_effects(equation: jaxprs.JaxprEqn) -> bool:
     # That it names the replicas' axis is an effect in JAX's terms, but none that anyone sees.
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
 
 
-def _is_sum(equation: JaxprEqn) -> bool:
+def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
     params = equation.params
     return (
         equation.primitive.name == "psum"
@@ -341,7 +334,9 @@ def _by_part(equation: Any) -> tuple[bool, ...] | None:
     if name == "broadcast_in_dim":
         return (False,) if shapes == [()] else None
     shape = equation.outvars[0].aval.shape
-    known = [s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, Literal)]
+    known = [
+        s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, jaxprs.Literal)
+    ]
     if name not in _IS_BY_NUMBER or shape == () or any(known):
         return None
     if any(s not in ((), shape) for s in shapes):
@@ -349,15 +344,15 @@ def _by_part(equation: Any) -> tuple[bool, ...] | None:
     return tuple(s == shape for s in shapes)
 
 
-def _variables(xs: Iterable[Any]) -> list[Var]:
-    return [x for x in xs if isinstance(x, Var)]
+def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
+    return [x for x in xs if isinstance(x, jaxprs.Var)]
 
 
-def _taken_apart(equation: JaxprEqn) -> list[JaxprEqn] | None:
+def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
     """The operations of a function that is called, in the names of the caller."""
     key = _CALLS.get(equation.primitive.name)
     inner = equation.params[key] if key is not None else None
-    if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
+    if not isinstance(inner, jaxprs.ClosedJaxpr) or inner.consts or _has_effects(equation):
         return None
     jaxpr = inner.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}
@@ -365,10 +360,10 @@ def _taken_apart(equation: JaxprEqn) -> list[JaxprEqn] | None:
         return None  # it returns what it was given, a constant, or one result twice
     names: dict[Any, Any] = dict(zip(jaxpr.invars, equation.invars, strict=True))
     results = zip(jaxpr.outvars, equation.outvars, strict=True)
-    names.update((v, out) for v, out in results if not isinstance(out, DropVar))
+    names.update((v, out) for v, out in results if not isinstance(out, jaxprs.DropVar))
 
     def renamed(x: Any) -> Any:
-        return x if isinstance(x, Literal) else names.setdefault(x, Var(x.aval))
+        return x if isinstance(x, jaxprs.Literal) else names.setdefault(x, jaxprs.Var(x.aval))
 
     return [
         e.replace(invars=[*map(renamed, e.invars)], outvars=[*map(renamed, e.outvars)])
