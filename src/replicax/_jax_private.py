@@ -145,7 +145,10 @@ def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.De
     if put is None:  # pragma: no cover - a JAX that moved it
         parts = list(map(jax.device_put, rows, devices))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
-    return put(jax.core.ShapedArray(shape, dtype), sharding, rows, list(devices))  # type: ignore[no-any-return]
+    return put(_described(shape, dtype), sharding, rows, devices)  # type: ignore[no-any-return]
+
+
+_described = functools.lru_cache(jax.core.ShapedArray)  # a look-up is a third of making one
 
 
 @functools.cache

@@ -257,8 +257,8 @@ def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[n
     if not is_plain or len(pieces) == 1:  # one piece is a row where it is, by a program
         return None
     for piece in pieces:
-        where = piece.devices()
-        if len(where) > 1 or not where <= cpus or not piece.is_ready():
+        where = piece.sharding
+        if where.num_devices > 1 or not where.device_set <= cpus or not piece.is_ready():
             return None
     return [np.asarray(p)[None] for p in pieces]
 
