@@ -11,7 +11,8 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import call, itemgetter
@@ -29,6 +30,10 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces, stacked
 from replicax.values._placement import NUMERIC, fitting, on_device
 
+_ALIGNED = 64  # bytes; what JAX's devices on the CPU take as it is
+_LARGE = 1 << 16  # bytes; smaller ones come from malloc as quickly
+_SPARE = 16  # how many pieces of memory may wait for the next batch
+
 
 @dataclass(frozen=True)
 class Feed:
@@ -38,11 +43,13 @@ class Feed:
         topology: The devices of the replicas.
         wraps: Whether elements are per-replica values; with one replica they are plain.
         fetch: Whether they are put on the replicas' devices, or stay on the host's.
+        rooms: Where what is put is copied to.
     """
 
     topology: Topology
     wraps: bool
     fetch: bool = True
+    rooms: "Rooms" = field(default_factory=lambda: Rooms())
 
     def __call__(self, step: HostStep) -> Any:
         """The step on the devices; strings stay on the host, as devices have none."""
@@ -54,11 +61,14 @@ class Feed:
             return jax.tree.map(lambda *xs: self._uneven(xs), *columns)
         leaves, treedef = jax.tree.flatten(step.even)
         numeric = [i for i, x in enumerate(leaves) if _is_numeric(x)]
-        put = self._put([_own(leaves[i]) for i in numeric])
-        values: list[Any] = [pieces(list(x), self.topology) for x in leaves]
-        for i, array in zip(numeric, put, strict=True):
-            values[i] = stacked(array, self.topology)
-        return jax.tree.unflatten(treedef, values)
+        put = self._put([self._own(leaves[i], by_rows=True) for i in numeric])
+        values: dict[int, Any] = {
+            i: stacked(a, self.topology) for i, a in zip(numeric, put, strict=True)
+        }
+        for i, x in enumerate(leaves):
+            if i not in values:
+                values[i] = pieces(list(x), self.topology)
+        return jax.tree.unflatten(treedef, [values[i] for i in range(len(leaves))])
 
     def _put(self, rows: list[np.ndarray]) -> list[jax.Array]:
         sharding = self.topology.stacked
@@ -75,13 +85,18 @@ class Feed:
     def _single(self, x: Any) -> Any:
         if not _is_numeric(x):
             return x
-        return uncommitted(jax.device_put(_own(np.asarray(x)), self._device(0)))
+        return uncommitted(jax.device_put(self._own(np.asarray(x)), self._device(0)))
 
     def _uneven(self, parts: tuple[Any, ...]) -> Any:
         if not all(map(_is_numeric, parts)):
             return pieces(parts, self.topology)
-        put = [on_device(_own(np.asarray(p)), self._device(i)) for i, p in enumerate(parts)]
+        put = [on_device(self._own(np.asarray(p)), self._device(i)) for i, p in enumerate(parts)]
         return pieces(put, self.topology)
+
+    def _own(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
+        """In memory that no user refers to, as devices may read it later, or have it for good."""
+        fits: np.ndarray = fitting(x)
+        return self.rooms.copy(x, by_rows=by_rows) if fits is x else fits
 
     def _device(self, replica: int) -> jax.Device:
         return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
@@ -95,15 +110,62 @@ def _is_numeric(x: Any) -> bool:
     return np.asarray(x).dtype.kind in NUMERIC
 
 
-def _own(x: np.ndarray) -> np.ndarray:
-    fits: np.ndarray = fitting(x)
-    if fits is not x:
-        return fits
-    # device_put may alias NumPy memory: a view could be of an array that its owner changes later.
-    base = x
-    while isinstance(base.base, np.ndarray):
-        base = base.base
-    return x if base.size == x.size and base.flags.owndata and base is not x else x.copy()
+class _Room(np.ndarray):
+    """Memory while anything refers to it; then it is given back.
+
+    Views refer to the array that they were made of, or to the one which that is a view of: this
+    one, and never past it, as what it is a view of is no array.
+    """
+
+    free: deque[bytearray]
+
+    def __del__(self) -> None:
+        if isinstance(self.base, bytearray):  # not a view of a room
+            self.free.append(self.base)
+
+
+class Rooms:
+    """Copies for devices, in memory that is used again.
+
+    A batch is copied once: `device_put` takes memory that is aligned as it is, so that a copy made
+    here is the one on the device, and JAX alone refers to it. When JAX lets go of it, NumPy would
+    give the memory back to the system, and take it anew for the next batch, page by page; here the
+    next batch gets it.
+    """
+
+    def __init__(self) -> None:
+        self._free: deque[bytearray] = deque(maxlen=_SPARE)
+
+    def copy(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
+        """A copy that nobody else refers to.
+
+        Args:
+            x: What to copy.
+            by_rows: Whether each row goes to another device, and must be aligned.
+        """
+        if x.nbytes < _LARGE or x.dtype.hasobject:
+            return x.copy()
+        strides = [x.dtype.itemsize]
+        for size in reversed(x.shape[1:]):
+            strides.insert(0, strides[0] * size)
+        if by_rows:
+            strides[0] += -strides[0] % _ALIGNED
+        size = strides[0] * len(x) + _ALIGNED
+        room = _Room(size, np.uint8, self._take(size))
+        room.free = self._free
+        start = -room.ctypes.data % _ALIGNED
+        copied: np.ndarray = np.ndarray(x.shape, x.dtype, room, start, strides)
+        copied[...] = x
+        return copied
+
+    def _take(self, size: int) -> bytearray:
+        with suppress(IndexError):  # another pass was quicker
+            for _ in range(len(self._free)):
+                memory = self._free.pop()
+                if len(memory) == size:
+                    return memory
+                self._free.appendleft(memory)
+        return bytearray(size)
 
 
 _END = object()

@@ -151,6 +151,9 @@ def split_stream(
         nothing: Makes a batch without rows, for shares that have none.
     """
     small, larger = divmod(batch_size, share.total)
+    if small and not larger:
+        yield from _equal_shares(_Rows(batches), share.replicas, small)
+        return
     sizes = [small + 1] * larger + [small] * (share.total - larger)
     first = share.worker * share.replicas
     source = _Rows(batches)
@@ -169,6 +172,24 @@ def split_stream(
             break
     if step:
         yield _step(_filled(step, share.replicas))
+
+
+def _equal_shares(source: "_Rows", replicas: int, size: int) -> Iterator[Step]:
+    """The same where all chunks have one size: those of a step are taken at once, as they lie."""
+    while (rows := source.take(replicas * size)) is not None:
+        if isinstance(rows, Failed):
+            yield rows
+            continue
+        count = _rows(rows)
+        is_full = all(len(x) == replicas * size for x in jax.tree.leaves(rows))
+        if is_full and replicas > 1:
+            yield HostStep(even=jax.tree.map(lambda x: _in_shares(x, replicas, size), rows))
+            del rows  # the next batch may take its memory
+            continue
+        chunks = [_cut(rows, start, start + size) for start in range(0, max(count, 1), size)]
+        yield _step(_filled(chunks, replicas))
+        if count < replicas * size:
+            return
 
 
 def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) -> Iterator[Step]:
@@ -213,8 +234,9 @@ class _Rows:
                 self._taken = taken
                 return batch
             rows = _rows(batch)
-            taken.append(_cut(batch, 0, count))
-            self._left = _cut(batch, count, rows) if rows > count else None
+            is_more = rows > count
+            taken.append(_cut(batch, 0, count) if is_more else batch)
+            self._left = _cut(batch, count, rows) if is_more else None
             count -= min(rows, count)
         if not taken:
             return None
@@ -257,8 +279,12 @@ def _chunks(share: Share, *, shared: bool) -> list[list[int]]:
 
 def _stacked(x: np.ndarray, mine: Sequence[int], size: int, share: Share) -> np.ndarray:
     if share.workers == 1:
-        return x.reshape(share.replicas, size, *x.shape[1:])
+        return _in_shares(x, share.replicas, size)
     return np.stack([x[j * size : (j + 1) * size] for j in mine])
+
+
+def _in_shares(x: np.ndarray, replicas: int, size: int) -> np.ndarray:
+    return x.reshape(replicas, size, *x.shape[1:])
 
 
 def _cut(batch: Any, start: int, stop: int) -> Any:
