@@ -5,7 +5,7 @@ Three forms: places in a random-access source (nothing is copied until somebody 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
 import numpy as np
@@ -14,6 +14,7 @@ from replicax.data._leaves import Array, is_stackable, stack
 from replicax.data._structure import Structure
 
 Row = tuple[Any, ...]
+NewArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # of a shape and a dtype, to be filled
 
 
 class IndexedSource(Protocol):
@@ -21,12 +22,12 @@ class IndexedSource(Protocol):
 
     structure: Structure
 
-    def span(self, start: int, stop: int) -> list[Array]:
-        """Columns of the elements ``start`` to ``stop``; new memory."""
+    def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
+        """Columns of the elements ``start`` to ``stop``; new memory, where there is some."""
         ...
 
-    def gather(self, places: Array) -> list[Array]:
-        """Columns of the elements at ``places``; new memory."""
+    def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
+        """Columns of the elements at ``places``; new memory, where there is some."""
         ...
 
 
@@ -42,6 +43,10 @@ class Block(ABC):
     @abstractmethod
     def columns(self) -> list[Array]:
         """One array per leaf, with a leading axis; an error if elements differ in shape."""
+
+    def columns_in(self, new: NewArray | None) -> list[Array]:
+        """The same, in arrays that ``new`` makes, as far as they are made now."""
+        return self.columns()
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> "Block":
@@ -99,9 +104,13 @@ class PlaceBlock(Block):
 
     def columns(self) -> list[Array]:
         """Fetch the elements: one gather per leaf."""
+        return self.columns_in(None)
+
+    def columns_in(self, new: NewArray | None) -> list[Array]:
+        """Fetch the elements."""
         if self.places is None:
-            return self.source.span(self.start, self.stop)
-        return self.source.gather(self.places)
+            return self.source.span(self.start, self.stop, new)
+        return self.source.gather(self.places, new)
 
     def slice(self, start: int, stop: int) -> "PlaceBlock":
         """Some of the places."""

@@ -10,8 +10,10 @@ import numpy.typing as npt
 from replicax._basics import NamedFields, Numbers, T_co
 from replicax._jax_private import at_rest, traced
 from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_driven, is_plain
+from replicax.data._blocks import NewArray
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.data._node import Node, Stream, pass_over, walk
+from replicax.data._nodes._batch import ends_in_batches
 from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
@@ -36,9 +38,10 @@ class DatasetIterator(Ahead, Generic[T_co]):
         0
     """
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, new: NewArray | None = None) -> None:
         Ahead.__init__(self)
         self._node = node
+        self._new = new if ends_in_batches(node) else None
         self._random = _random_nodes(node)
         self._origins = [seeds.begin() for seeds in self._random]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
@@ -217,7 +220,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
     def _open(self) -> Stream:
         """A stream that stands where this iterator does."""
         origins = dict(zip(self._random, self._origins, strict=True))
-        stream = self._node.open(Run(origins))
+        stream = self._node.open(Run(origins, new=self._new))
         wanted = self._position + self._errors + len(self._peeked)
         # Elements that failed cannot be told from others without making them again.
         is_whole = not self._errors and not self._is_failing()

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -193,6 +193,7 @@ class Run:
         outer: That of the outermost function that we are in.
         floors: How long the path was at each function that we are in.
         captured: Seeds that are not in the graph.
+        new: Makes the arrays of the batches at the end of the pipeline; NumPy, if None.
     """
 
     origins: Mapping[Seeds, Origin] = field(default_factory=dict)
@@ -201,6 +202,7 @@ class Run:
     outer: Origin | None = None
     floors: tuple[int, ...] = (0,)
     captured: SeedsMet = field(default_factory=SeedsMet)
+    new: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def at(self, *steps: int) -> "Run":
         """The run as seen from an epoch or a branch."""

@@ -59,16 +59,16 @@ def distribute_dataset(
         )
     share = Share.of(topology, in_order=in_order)
     _say_how_arrays_are_cut(dataset, share)
+    feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
     source = source_of(dataset)
     part: WorkerPart | None = None
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         part = shard(source.dataset.node, policy, share)
-        source = DatasetSource(Dataset(part.node), source.dataset)
+        source = DatasetSource(Dataset(part.node), source.dataset, feed.rooms.new)
     shared = part is None or part.every_worker_reads_all
     reading = JointReading(share, source, shared)
     steps = _Steps(reading, part.batch_size if part else None)
-    feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
 
     def spec() -> Any:
         own = source.element_spec

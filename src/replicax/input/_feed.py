@@ -7,6 +7,7 @@ consumer can come before or after a step of theirs, never within: no element is 
 thread and the consumer, and no lock is left in a wrong state.
 """
 
+import math
 import threading
 import weakref
 from collections import deque
@@ -96,7 +97,9 @@ class Feed:
     def _own(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
         """In memory that no user refers to, as devices may read it later, or have it for good."""
         fits: np.ndarray = fitting(x)
-        return self.rooms.copy(x, by_rows=by_rows) if fits is x else fits
+        if fits is not x or self.rooms.has(x):  # batches are made there if no function sees them
+            return fits
+        return self.rooms.copy(x, by_rows=by_rows)
 
     def _device(self, replica: int) -> jax.Device:
         return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
@@ -125,36 +128,44 @@ class _Room(np.ndarray):
 
 
 class Rooms:
-    """Copies for devices, in memory that is used again.
+    """Memory for devices, which is used again.
 
-    A batch is copied once: `device_put` takes memory that is aligned as it is, so that a copy made
-    here is the one on the device, and JAX alone refers to it. When JAX lets go of it, NumPy would
-    give the memory back to the system, and take it anew for the next batch, page by page; here the
-    next batch gets it.
+    `device_put` takes memory that is aligned as it is, so that what is written here is what the
+    device has, and JAX alone refers to it. When JAX lets go of it, NumPy would give the memory back
+    to the system, and take it anew for the next batch, page by page; here the next batch gets it.
     """
 
     def __init__(self) -> None:
         self._free: deque[bytearray] = deque(maxlen=_SPARE)
 
-    def copy(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
-        """A copy that nobody else refers to.
+    def new(self, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: int = 1) -> np.ndarray:
+        """An array to be filled.
 
         Args:
-            x: What to copy.
-            by_rows: Whether each row goes to another device, and must be aligned.
+            shape: Its shape.
+            dtype: Its dtype.
+            aligned: To how many bytes its rows are.
         """
-        if x.nbytes < _LARGE or x.dtype.hasobject:
-            return x.copy()
-        strides = [x.dtype.itemsize]
-        for size in reversed(x.shape[1:]):
+        strides = [dtype.itemsize]
+        for size in reversed(shape[1:]):
             strides.insert(0, strides[0] * size)
-        if by_rows:
-            strides[0] += -strides[0] % _ALIGNED
-        size = strides[0] * len(x) + _ALIGNED
-        room = _Room(size, np.uint8, self._take(size))
+        strides[0] += -strides[0] % aligned
+        size = strides[0] * math.prod(shape[:1])
+        if size < _LARGE or dtype.hasobject:
+            return np.empty(shape, dtype)
+        room = _Room(size + _ALIGNED, np.uint8, self._take(size + _ALIGNED))
         room.free = self._free
-        start = -room.ctypes.data % _ALIGNED
-        copied: np.ndarray = np.ndarray(x.shape, x.dtype, room, start, strides)
+        return np.ndarray(shape, dtype, room, -room.ctypes.data % _ALIGNED, strides)
+
+    def has(self, x: np.ndarray) -> bool:
+        """Whether it is in memory from here."""
+        while isinstance(x.base, np.ndarray):
+            x = x.base
+        return isinstance(x, _Room) and x.free is self._free
+
+    def copy(self, x: np.ndarray, *, by_rows: bool) -> np.ndarray:
+        """A copy, in which each row is aligned if they go to different devices."""
+        copied = self.new(x.shape, x.dtype, _ALIGNED if by_rows else 1)
         copied[...] = x
         return copied
 

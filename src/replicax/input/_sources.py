@@ -24,8 +24,10 @@ import numpy as np
 
 from replicax._types import TensorSpec
 from replicax.data._ahead import Failed, counted
+from replicax.data._blocks import NewArray
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError
+from replicax.data._iterator import DatasetIterator
 from replicax.data._known import NoElementError, first_spec
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._structure import flatten, from_json, to_json
@@ -68,10 +70,12 @@ class DatasetSource:
     Attributes:
         dataset: What this worker reads.
         whole: What all workers read, if it is more.
+        new: Makes the arrays of batches that nobody else sees.
     """
 
     dataset: Dataset
     whole: Dataset | None = None
+    new: NewArray | None = None
 
     @property
     def element_spec(self) -> Any:
@@ -102,7 +106,7 @@ class DatasetSource:
 
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
         """A pass with the same random order as the one that ``state`` was taken from."""
-        iterator = iter(self.dataset)
+        iterator = DatasetIterator[Any](self.dataset.node, self.new)
         begun = iterator.save_state() if state is None else state
         counted(begun, "position")
         if state is not None or skip:

@@ -6,16 +6,16 @@ Batches of elements with different lengths, padded to a common shape.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
 from replicax._types import Shape, TensorSpec, TypeSpec
-from replicax.data._blocks import Block, Row, RowBlock, join
+from replicax.data._blocks import Block, NewArray, Row, RowBlock, join
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, to_array
-from replicax.data._node import Batching, Stream, UnaryNode, pass_over
+from replicax.data._node import Batching, Node, PassingNode, Stream, UnaryNode, pass_over
 from replicax.data._nodes._map import MapNode
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, map_leaves, parts_like, require_dense
@@ -94,13 +94,14 @@ class BatchNode(BatchingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return _BatchStream(self.input.open(run), self)
+        return _BatchStream(self.input.open(replace(run, new=None)), self, run.new)
 
 
 @final
 class _BatchStream(Stream):
-    def __init__(self, stream: Stream, node: BatchNode) -> None:
+    def __init__(self, stream: Stream, node: BatchNode, new: NewArray | None) -> None:
         self._stream = stream
+        self._new = new
         self._size = node.size
         self._node = node
         # Reading ahead in places is cheap, and fewer calls go through the pipeline.
@@ -157,7 +158,7 @@ class _BatchStream(Stream):
         size = self._size
         part = block if stop - start == len(block) else block.slice(start, stop)
         if stop - start <= size:
-            rows: list[Row] = [tuple(part.columns())]
+            rows: list[Row] = [tuple(part.columns_in(self._new))]
         elif isinstance(part, RowBlock):
             starts = range(0, stop - start, size)
             rows = [tuple(part.slice(i, i + size).columns()) for i in starts]
@@ -172,6 +173,13 @@ class _BatchStream(Stream):
         if not self._batch_bytes:
             self._batch_bytes = max(64, sum(leaf.nbytes for leaf in rows[0]))
         return RowBlock(block.structure, rows)
+
+
+def ends_in_batches(node: Node) -> bool:
+    """Whether batches come out as they were made, and no function has seen them."""
+    while isinstance(node, PassingNode):
+        node = node.input
+    return isinstance(node, BatchNode)
 
 
 def add_axis(spec: Any, size: int | None) -> Any:

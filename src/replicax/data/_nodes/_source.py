@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 
 from replicax._types import TensorSpec, TypeSpec
-from replicax.data._blocks import Block, IndexedSource, PlaceBlock, Row, RowBlock
+from replicax.data._blocks import Block, IndexedSource, NewArray, PlaceBlock, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Due, SourceNode, Stream
@@ -94,14 +94,14 @@ class RangeNode(SourceNode):
         """Start a pass."""
         return SourceStream(self, self._count())
 
-    def span(self, start: int, stop: int) -> list[Array]:
+    def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
         """Consecutive numbers."""
         if self.start == 0 and self.step == 1:
             return [np.arange(start, stop, dtype=self.dtype)]
         first, last = self.start + start * self.step, self.start + stop * self.step
         return [np.arange(first, last, self.step, dtype=self.dtype)]
 
-    def gather(self, places: Array) -> list[Array]:
+    def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
         """Scattered numbers."""
         return [(self.start + places * self.step).astype(self.dtype)]
 
@@ -117,13 +117,25 @@ class ArraySource:
         self.structure = structure
         self._arrays = arrays
 
-    def span(self, start: int, stop: int) -> list[Array]:
+    def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
         """A copy: the user may write into what is handed out."""
-        return [array[start:stop].copy() for array in self._arrays]
+        rows = [array[start:stop] for array in self._arrays]
+        if new is None:
+            return [part.copy() for part in rows]
+        copies = [new(part.shape, part.dtype) for part in rows]
+        for part, copied in zip(rows, copies, strict=True):
+            copied[...] = part
+        return copies
 
-    def gather(self, places: Array) -> list[Array]:
+    def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
         """One gather per leaf."""
-        return [array.take(places, 0) for array in self._arrays]
+        if new is None:
+            return [array.take(places, 0) for array in self._arrays]
+        made = [new((len(places), *array.shape[1:]), array.dtype) for array in self._arrays]
+        for array, rows in zip(self._arrays, made, strict=True):
+            # All places are there; looking for others, NumPy would gather elsewhere first.
+            array.take(places, 0, out=rows, mode="clip")
+        return made
 
 
 @final
