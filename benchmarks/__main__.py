@@ -28,7 +28,7 @@ def main() -> None:
         "core": [*tensorflow, *quick],
         "packing": [],
         "input": [],
-        "data": [],
+        "data": tensorflow,
         "checkpoint": [],
         "saved_model": quick,
         "sharded": quick,

@@ -1,20 +1,22 @@
 """Datasets against a NumPy loop and, where it can be imported, tf.data.
 
-    python -m benchmarks.data
+    python -m benchmarks.data [--tensorflow PYTHON]
 
 Every pass of ours alternates with a pass of theirs in one process, and the median of the ratios of
 neighbours is reported: above 1 means that ours is faster. Against NumPy, where both work in this
 thread alone, its CPU time counts, as other programs share the machine; against tf.data, which has
 threads of its own, the time on the wall. Of pipelines with threads on both sides the CPU time of
-the whole process is reported too. TensorFlow may also be in another environment:
-
-    PYTHONPATH=FOLDER_OF_ITS_PACKAGES python -m benchmarks.data
+the whole process is reported too. ``PYTHON`` is an interpreter that has TensorFlow, of the same
+version of Python, whose packages are then imported here.
 """
 
+import argparse
 import importlib
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -34,9 +36,13 @@ CALLS = 20_000
 BATCH = 128
 
 
-def tensorflow():
-    """The tensorflow module, or None."""
+def tensorflow(python: str | None):
+    """The tensorflow module, of an interpreter that has it or of this one, or None."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if python is not None:
+        asked = [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
+        answer = subprocess.run(asked, capture_output=True, text=True, check=True)
+        sys.path.append(answer.stdout.strip())  # behind what is installed here
     try:
         return importlib.import_module("tensorflow")
     except ImportError:
@@ -269,7 +275,9 @@ def memory() -> None:
 
 
 def main() -> None:
-    tf = tensorflow()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--tensorflow", metavar="PYTHON", help="an interpreter that has it")
+    tf = tensorflow(parser.parse_args().tensorflow)
     if tf is None:
         print("tensorflow is not installed here: the comparisons with tf.data are left out")
     images(tf)
