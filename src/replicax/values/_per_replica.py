@@ -348,14 +348,9 @@ def _leaves(value: DistributedValues) -> tuple[tuple[Any, ...], Any]:
     form = value.form
     # Inside compiled code the leaf is this replica's piece: what a function of the leaves makes of
     # it is a piece again, and costs no communication.
-    return (
-        ((form.piece,), _Local(form.topology, form.across))
-        if isinstance(form, InBody)
-        else (
-            form.values,
-            form.topology,
-        )
-    )
+    if isinstance(form, InBody):
+        return (form.piece,), _Local(form.topology, form.across)
+    return form.values, form.topology
 
 
 @dataclass(frozen=True)
