@@ -151,6 +151,49 @@ def test_a_step_uses_the_memory_of_the_one_before(v, step):
     assert old.is_deleted()
 
 
+def test_the_first_step_uses_the_memory_that_a_mirrored_variable_was_made_in(two):
+    with two.scope():
+        v = rx.Variable(np.zeros(3, np.float32))
+    first = v.cell.array()
+    rx.function(lambda: bump(v))()
+    assigned = v.assign(jnp.full(3, 5.0)).cell.array()
+    rx.function(lambda: bump(v))()
+
+    assert first.is_deleted()
+    assert assigned.is_deleted()
+    assert v.numpy().tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS)
+def test_what_was_read_of_a_new_value_does_not_change_with_the_next_step(v, step, hold):
+    given = jnp.full(3, 7.0)
+    v.assign(given)
+    held = hold(v)
+    before = np.array(held)
+
+    step()
+
+    assert np.array_equal(held, before)
+    assert given.tolist() == [7, 7, 7]
+
+
+def test_what_was_read_outlives_an_assignment_that_is_undone(two):
+    with two.scope():
+        v = rx.Variable(jnp.zeros(3))
+    held = v.components[0].read_value()
+
+    def replica():
+        v.assign(jnp.ones(3))
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        two.run(replica)
+    rx.function(lambda: bump(v))()
+
+    assert held.tolist() == [0, 0, 0]
+    assert v.numpy().tolist() == [1, 1, 1]
+
+
 def test_a_value_that_somebody_holds_is_copied_once_and_then_consumed_again(v, step):
     held = v.read_value()
     step()

@@ -56,8 +56,8 @@ class Cell:
 
     Attributes:
         value: The array, or the tuple of a per-replica cell's pieces.
-        owned: Whether nobody else holds ``value``, so that a compiled call may consume it. Only
-            arrays that our own compiled calls produced are owned; reading one gives it away.
+        owned: Whether nobody else holds ``value``, so that a compiled call may consume it: an array
+            that a compiled call made, or a copy that was stored here. Reading it gives it away.
         spec: How a mirrored value is cut over the logical devices of each replica, or over the
             replicas.
         averages: Whether replicas that write different values to a mirrored cell leave their mean,
@@ -121,6 +121,7 @@ class Cell:
         else:
             self.store(value)
         if newcomers and not is_planned(value):
+            self.owned = False
             self.value = Awaited(self.value, tell_newcomers)
 
     @property
@@ -215,14 +216,15 @@ class Cell:
         elif (cut := self.cut) is not None:
             self.put(cut.spread(x, self.topology))
         else:
-            self.put(replicate(x, self.topology, self.spec))
+            self.put(replicate(x, self.topology, self.spec), owned=self.topology.is_whole)
 
-    def put(self, value: Any) -> None:
-        """Replace what is held, by an array or tuple that is ready."""
+    def put(self, value: Any, *, owned: bool = False) -> None:
+        """Replace what is held, by an array or tuple that is ready, and perhaps nobody else's."""
         with changing:
             if (journal := current().journal) is not None:
                 journal.note(self)
-            self.owned = False
+            # What an eager run wrote may be undone, to an array that others hold.
+            self.owned = owned and journal is None
             self.value = value
 
     def piece(self, replica: int) -> jax.Array:
