@@ -131,7 +131,7 @@ _Join = Callable[[list[jax.Array]], jax.Array]
 
 
 def _join(arrays: list[jax.Array], join: _Join) -> jax.Array:
-    return arrays[0] if len(arrays) == 1 else join([x.ravel() for x in arrays])
+    return arrays[0] if len(arrays) == 1 else join([jax.lax.reshape(x, (x.size,)) for x in arrays])
 
 
 def _concatenate(arrays: list[jax.Array]) -> jax.Array:
@@ -173,7 +173,8 @@ def _cut(
         return [flat]
     if not flat.size:
         return [flat.reshape(x.shape) for x in like]
-    return [_part(flat, at, x.size).reshape(x.shape) for at, x in zip(starts, like, strict=True)]
+    parts = zip(starts, like, strict=True)
+    return [jax.lax.reshape(_part(flat, at, x.size), x.shape) for at, x in parts]
 
 
 def _part(flat: jax.Array, at: int | jax.Array, size: int) -> jax.Array:

@@ -43,7 +43,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
 from replicax.values._per_replica import DistributedValues, InBody, PerReplica
 from replicax.values._pieces import from_first
-from replicax.values._placement import is_traced, private
+from replicax.values._placement import is_settled, is_traced, private
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -239,7 +239,9 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         dtype = self.dtype
         self._policy.update(
             (self._checked(value, "assign"),),
-            lambda _, new: new if is_key(new) else jnp.asarray(private(new), dtype),
+            lambda _, new: (
+                new if is_settled(new, dtype) or is_key(new) else jnp.asarray(private(new), dtype)
+            ),
             "replace",
         )
         return self._after_write()
@@ -296,9 +298,10 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             check_dtype(self, np.asarray(value), verb, exact=False)
             return value
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
-        array = jnp.asarray(private(value))
+        array = value if is_traced(value) else jnp.asarray(private(value))
         self._check_array(array, verb, exact=exact)
-        return array if is_key(array) else array.astype(self.dtype)
+        done = is_settled(array, self.dtype) or is_key(array)
+        return array if done else array.astype(self.dtype)
 
     def _check_array(self, array: jax.Array, verb: str, *, exact: bool) -> None:
         check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))
@@ -393,6 +396,5 @@ stands_for(Variable, lambda variable: variable.read_value())
 
 
 @cache
-def _known_to_jax() -> None:
-    # With the first variable: to try whether JAX takes them is a tenth of what an import adds.
+def _known_to_jax() -> None:  # with the first: to try whether JAX takes them slowed the import
     accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

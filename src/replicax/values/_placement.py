@@ -105,6 +105,11 @@ def as_array(x: Any) -> jax.Array:
     return jnp.asarray(private(x))
 
 
+def is_settled(x: Any, dtype: Any) -> bool:
+    """Whether ``x`` is traced and has the type ``dtype`` for good, with nothing left to do."""
+    return is_traced(x) and x.dtype == dtype and not x.weak_type
+
+
 def own_copy(x: Any) -> jax.Array:
     """``x`` in memory of its own; nothing is compiled for it, as `jnp.copy` does for each shape."""
     if is_traced(x):

@@ -8,7 +8,7 @@ of a jaxpr: whether it calls Python, what it does in words, and to be one equati
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import Any
 
 import jax
@@ -330,7 +330,7 @@ def taking_consts(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
 
 def in_one_equation(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
     """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
-    one = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
+    one = _a_call()
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
         return jaxprs.jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
     counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
@@ -343,6 +343,11 @@ def in_one_equation(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
         return results
 
     return call
+
+
+@cache
+def _a_call() -> Any:
+    return jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
 
 
 # For a primitive: what an equation of it does, by its parameters and the avals of its inputs.

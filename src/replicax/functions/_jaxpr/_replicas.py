@@ -60,6 +60,8 @@ def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool
 
 def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     name, outs = equation.primitive.name, len(equation.outvars)
+    if name in _IS_PLAIN:
+        return [any(ins)] * outs
     over_replicas = REPLICA_AXIS in _axes(equation)
     if over_replicas and name in _EQUALISING | _MOVING:
         _refuse_divergent(name, divergent=divergent)
@@ -147,6 +149,8 @@ _BY_NUMBER = """
     shift_right_logical sign sin sinh sqrt square sub tan tanh xor
 """
 _IS_BY_NUMBER = frozenset(_BY_NUMBER.split())
+# What calls nothing, and knows of no other replica: most of a program.
+_IS_PLAIN = _IS_BY_NUMBER | {"broadcast_in_dim", "dot_general", "dynamic_slice", "reshape"}
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 Cuts = Sequence[Cut | None]
