@@ -28,7 +28,7 @@ class Packing:
         pack_bytes: The largest pack.
         in_place: Whether arrays are written into the pack one after the other, or concatenated.
         gathered_bytes: The most that a replica receives if all send it a pack, to be added up there
-            instead of by an all-reduce.
+            instead of by an all-reduce. The least is 1 KiB, or between two replicas anything.
     """
 
     small_bytes: int
@@ -40,7 +40,8 @@ class Packing:
         """Whether each replica gets all packs, and adds them up itself."""
         size = _size(pack)[1]
         is_float = jnp.issubdtype(pack.dtype, jnp.inexact)
-        return is_float and size >= _KIB and size * num_replicas <= self.gathered_bytes
+        pays = size >= _KIB or (num_replicas == 2 and size > 0)
+        return is_float and pays and size * num_replicas <= self.gathered_bytes
 
 
 # Measured in training steps on idle machines (docs/benchmarks.md). Within a process, where the
@@ -51,10 +52,10 @@ WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
 # if XLA does not concatenate them, which it does number by number: an MLP with gradients of 1.6
 # and 1.0 MB 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into it; a
 # transformer 67, 42 and 42. From 4 MiB on, arrays are faster alone.
-# XLA's all-reduce is Gloo's ring there, which goes round twice with parts of the data, its
-# all-gather goes round once with all of it. All-gather and a sum / all-reduce, 2 workers: 4 bytes
-# 1.1, 4 KiB 0.5, 64 and 256 KiB 0.7, 1 MiB 0.5, 4 MiB 0.9, 16 MiB 1.5; 4 workers: 4 KiB 0.4, 1 MiB
-# 0.6.
+# XLA's all-reduce is Gloo's ring there, which goes round twice with parts of the data; in its
+# all-to-all each sends to each at once. All-to-all of copies and a sum / all-reduce, 2 workers: 4
+# bytes 0.6, 256 bytes to 64 KiB 0.4 to 0.5, 1 MiB 0.8, 4 MiB 1.1; 4 workers: 4 bytes 3.4, 4 and 64
+# KiB 0.4, 512 KiB 0.5. (All-gather, which is a ring too: 1.2, 0.6 to 0.8, 0.9, 1.2; 5.4, 0.7, 0.6.)
 BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=2 * _MIB)
 
 
