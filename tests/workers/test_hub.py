@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.workers import _hub, _watch, _wire
+from replicax.workers import _hub, _join, _watch, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import bare_python
@@ -258,13 +258,17 @@ def test_a_hub_without_file_descriptors_serves_its_workers():
         "from replicax.workers._hub import main; main()"
     )
     told = options(2)
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+    with _wire.listen(told.address) as listener:
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+        )
     with process:
         process.stdin.write(json.dumps(asdict(told)).encode() + b"\n")
         process.stdin.flush()
-        assert b"listening" in process.stdout.readline()
+        assert process.stdout.readline()
         with contextlib.ExitStack() as stack:
             a, b = (stack.enter_context(worker(told.address, i, 2)) for i in range(2))
             assert heard(a, "go")
@@ -407,6 +411,17 @@ def test_a_roll_call_whose_starter_ends_is_over_for_all():
 
     assert "ended before all had come: the test, which had started it, has ended" in text
     _wire.listen(told.address).close()
+
+
+def test_an_address_that_another_process_holds_is_a_fault_before_the_hub_starts():
+    told = options(2)
+    with _wire.listen(told.address), pytest.raises(OSError, match="in use"):
+        HubProcess(told)
+
+
+def test_a_hub_that_ends_at_once_is_a_fault(monkeypatch):
+    monkeypatch.setattr(_join, "bare_python", lambda module: [sys.executable, "-c", "0"])
+    assert HubProcess(options(2)).fault() == "its process ended at once"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -22,6 +22,7 @@ DEAD = """
 import os, socket, subprocess, sys, time
 from replicax.workers import _keeper
 
+_keeper._LAST_ONES = 0
 worker = subprocess.Popen(["sleep", "600"])
 keeper = _keeper.Keeper("127.0.0.1", 1)
 host, port = keeper.address.rsplit(":", 1)
@@ -29,11 +30,17 @@ host, port = keeper.address.rsplit(":", 1)
 orphan = socket.create_connection((host, int(port)))
 keeper.watch([{"pid": worker.pid, "host": socket.gethostname()}])
 time.sleep(0.5)
-os.waitpid(keeper.pid, os.WNOHANG) == (0, 0) or sys.exit("it did not wait for the worker")
+keeper.why_lost(60) and sys.exit("it did not wait for the worker")  # and takes the connection
 worker.kill()
 worker.wait()
 keeper.end()
-print("ended without its worker")
+orphan.setblocking(False)
+try:
+    while orphan.recv(65536):
+        pass
+    print("it waited until the service had closed the connection")
+except BlockingIOError:
+    print("ended without its worker")
 """
 
 

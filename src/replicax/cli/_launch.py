@@ -146,6 +146,7 @@ def _attempt(
     try:
         gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None)
         try:
+            _require_hub(hub, gang, plans[0])
             culprit = gang.wait(options.grace)
         except KeyboardInterrupt as interrupt:
             _say("ending all workers; a second signal ends them at once")
@@ -284,13 +285,24 @@ def _start_hub(plan: GangPlan) -> HubProcess:
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
     )
     settings = Settings.read(facts, plan.environment)
-    hub = HubProcess(hub_options(facts, settings, plan.address, "the launcher"))
-    if hub.fault:
-        raise ClusterError(
-            f"The launcher cannot listen at {plan.address}: {hub.fault}. Choose another --port, or"
-            " check that the first of --hosts is this machine."
-        )
-    return hub
+    try:
+        return HubProcess(hub_options(facts, settings, plan.address, "the launcher"))
+    except OSError as error:
+        raise _no_hub(plan, error.strerror or str(error)) from error
+
+
+def _require_hub(hub: HubProcess | None, gang: Gang, plan: GangPlan) -> None:
+    """See that the hub is there; only behind the gang, as it starts while the workers do."""
+    if hub is not None and (fault := hub.fault()):
+        gang.end(0.0)
+        raise _no_hub(plan, fault)
+
+
+def _no_hub(plan: GangPlan, fault: str) -> ClusterError:
+    return ClusterError(
+        f"The launcher cannot listen at {plan.address}: {fault}. Choose another --port, or check"
+        " that the first of --hosts is this machine."
+    )
 
 
 def _check(options: argparse.Namespace) -> None:

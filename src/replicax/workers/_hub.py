@@ -7,6 +7,7 @@ all what became of one. It ends by itself when the last worker has left.
 
 import json
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -374,16 +375,16 @@ class Hub:
 
 
 def main() -> None:
-    """Be the hub that standard input describes; say on standard output whether it listens."""
+    """Be the hub that standard input describes; say on standard output that it is there.
+
+    The last argument is the number of the socket that listens.
+    """
     options = HubOptions(**json.loads(sys.stdin.readline()))
     allow_visitors(options.size)
-    try:
-        listener = _wire.listen(options.address)
-    except OSError as error:
-        _say({"failed": error.strerror or str(error)})
-        return
+    listener = socket.socket(fileno=int(sys.argv[-1]))
     owner = Owner(options.owner)
-    _say({"listening": os.getpid()})
+    sys.stdout.write("here\n")
+    sys.stdout.flush()
     keeper = Keeper(_wire.split_address(options.address)[0], options.size, listener)
     hub = Hub(options, Door(listener, options.token), keeper)
 
@@ -393,8 +394,3 @@ def main() -> None:
     hub.serve(lambda: owner.why_end(None if hub.has_started else told))
     if hub.is_deserted():
         keeper.end()
-
-
-def _say(message: Message) -> None:
-    sys.stdout.write(json.dumps(message) + "\n")
-    sys.stdout.flush()

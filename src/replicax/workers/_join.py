@@ -45,11 +45,7 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     assert address is not None
     fault = ""
     if facts.index == 0 and settings.hub is None:
-        hub = HubProcess(hub_options(facts, settings, address, "worker 0"))
-        fault = hub.fault
-        hub.disown()
-        _own_hub.append(hub)
-        os.register_at_fork(after_in_child=hub.let_go)
+        fault = _begin_hub(hub_options(facts, settings, address, "worker 0"))
     deadline = time.monotonic() + settings.join_timeout
     wire = _connect(facts, settings, address, fault, deadline)
     try:
@@ -59,6 +55,19 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     except BaseException:
         wire.close()
         raise
+
+
+def _begin_hub(options: HubOptions) -> str:
+    """Start a hub that outlives this process; why it cannot be, or nothing."""
+    try:
+        hub = HubProcess(options)
+    except OSError as error:
+        return error.strerror or str(error)
+    fault = hub.fault()
+    hub.disown()
+    _own_hub.append(hub)
+    os.register_at_fork(after_in_child=hub.let_go)
+    return fault
 
 
 def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: str) -> HubOptions:
@@ -80,33 +89,38 @@ class HubProcess:
     """The hub, in a process of its own, seen from whoever starts it.
 
     Its standard input stays open as long as the starter lives. If that ends before all workers have
-    come, the hub ends too; later it stays until the last worker has left.
+    come, the hub ends too; later it stays until the last worker has left. The starter itself opens
+    the port, and need not wait for the hub: whoever comes early is heard when that is there.
 
-    Attributes:
-        fault: Why it could not listen, or nothing.
+    Raises:
+        OSError: If the address is taken, or not this machine's.
     """
 
     def __init__(self, options: HubOptions) -> None:
-        self._process = subprocess.Popen(
-            bare_python("replicax.workers._hub"),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # it outlives the worker that started it
-            env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
-        )
+        with _wire.listen(options.address) as listener:
+            self._process = subprocess.Popen(
+                [*bare_python("replicax.workers._hub"), str(listener.fileno())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # it outlives the worker that started it
+                env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
+                pass_fds=(listener.fileno(),),
+            )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input = self._process.stdin
+        self._input, self._told = self._process.stdin, self._process.stdout
         with contextlib.suppress(BrokenPipeError):
             self._input.write(json.dumps(asdict(options)).encode() + b"\n")
             self._input.flush()
-        with self._process.stdout as told:
-            line = told.readline()
-        answer: Message = json.loads(line) if line else {"failed": "its process ended at once"}
-        self.fault = str(answer.get("failed", ""))
-        if self.fault:
-            self.end()
+
+    def fault(self) -> str:
+        """Wait until it is there; why it is not, or nothing."""
+        with self._told:
+            if self._told.readline():
+                return ""
+        self.end()
+        return "its process ended at once"
 
     def tell_end(self, story: str) -> None:
         """Say that a worker has ended: if it has not come, nobody need wait for it."""
@@ -132,6 +146,7 @@ class HubProcess:
         """Have it go on by itself, if all workers have come; else it ends."""
         self._process.poll()
         with contextlib.suppress(OSError):
+            self._told.close()
             self._input.close()
 
     def disown(self) -> None:
