@@ -297,9 +297,9 @@ class Taped(keras.Model):
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return self.compute_metrics(x, y, predictions, weight)
 
-    def test_step(self, data):
+    def test_step(self, data, factor=2):
         logs = super().test_step(data)
-        return {**logs, "double": 2 * logs["loss"]}
+        return {**logs, "double": factor * logs["loss"]}
 
     def predict_step(self, data):
         return 2 * super().predict_step(data)

@@ -194,7 +194,9 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
 def _takes_data_alone(step: Callable[..., Any]) -> bool:
     """True for a step as TensorFlow has it, that works on the variables by itself."""
     known = inspect.signature(step).parameters.values()
-    return sum(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in known) == 1
+    by_place = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in by_place if p.default is p.empty]
+    return len(needed) == 1 and all(p.name != "data" for p in by_place[1:])
 
 
 def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
