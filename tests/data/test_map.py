@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from replicax.data import AUTOTUNE, Dataset
 from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._seeds import Run
 from tests.data.pipelines import ints
 
 ROWS = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)
@@ -159,6 +160,40 @@ def test_the_element_index_counts_from_the_start_after_a_restore():
 
     with pytest.raises(InvalidArgumentError, match="on element 7"):
         list(iterator)
+
+
+@given(
+    workers=st.sampled_from([None, 2, 4]),
+    steps=st.lists(st.tuples(st.booleans(), st.integers(1, 6)), max_size=8),
+)
+def test_elements_keep_their_numbers_where_a_pass_skips_some(workers, steps):
+    """Also those that threads have made already when they are skipped."""
+
+    def fail_late(x):
+        if x >= 50:
+            raise KeyError(int(x))
+        return x
+
+    dataset = Dataset.range(60).map(fail_late, num_parallel_calls=workers)
+    stream = dataset.node.open(Run())
+    position, found, expected = 0, [], []
+    for skips, count in steps:
+        if skips:
+            position += stream.skip(count)
+            continue
+        block = stream.pull(count)
+        found.extend(int(x) for x in block.elements())
+        expected.extend(range(position, position + len(block)))
+        position += len(block)
+
+    assert found == expected
+    while position < 50:
+        position += len(stream.pull(1))
+    with pytest.raises(InvalidArgumentError, match="KeyError: 50, on element 50 "):
+        stream.pull(1)
+    with pytest.raises(InvalidArgumentError, match="KeyError: 51, on element 51 "):
+        stream.pull(1)
+    stream.close()
 
 
 def test_results_built_differently_are_refused():

@@ -301,7 +301,7 @@ def _unshared(leaf: Any, given: tuple[Any, ...]) -> Any:
         return leaf
     if kind is np.ndarray:
         extra = _references(leaf) - _LEAF_REFERENCES
-        is_alone = not extra or (extra == 1 and any(leaf is part for part in given))
+        is_alone = not extra or (extra == 1 and id(leaf) in map(id, given))
         if is_alone and leaf.flags.owndata and leaf.ndim and leaf.dtype.char in _NUMBERS:
             return leaf
     else:

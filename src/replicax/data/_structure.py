@@ -147,6 +147,8 @@ def parts_like(structure: Structure, value: Any) -> list[Any]:
 
 def require_dense(structure: Structure, verb: str) -> None:
     """Refuse sparse and ragged parts: their arrays side by side would mean something else."""
+    if structure.is_flat_tuple or structure.kind == "leaf":
+        return
     found = next((part for part in structure.nested() if part.is_uneven), None)
     if found is not None:
         name = getattr(found.factory, "__name__", "")
