@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import replicax as rx
@@ -124,12 +125,16 @@ def test_a_first_call_compiles_the_program_and_nothing_else():
     strategy = mirrored(2)
     # A shape of its own, for which nothing was compiled before.
     batch = compiled(strategy, lambda: jnp.ones((3, 17, 5)))
+    with strategy.scope():
+        v = rx.Variable(np.zeros((3, 17, 5), np.float32))
+    held = v.read_value()  # so that the call must copy what it changes
     seen = []
     listener = lambda name, _, **__: seen.append(name)  # noqa: E731
     jax.monitoring.register_event_duration_secs_listener(listener)
     try:
-        compiled(strategy, lambda x: x * 3, batch)
+        compiled(strategy, lambda x: (v.assign_add(jnp.ones((3, 17, 5))), x * 3)[1], batch)
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
 
     assert sum("backend_compile" in name for name in seen) == 1
+    assert not np.any(held)
