@@ -298,7 +298,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             check_dtype(self, np.asarray(value), verb, exact=False)
             return value
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
-        array = value if is_traced(value) else jnp.asarray(private(value))
+        array: Any = value if is_traced(value) else jnp.asarray(private(value))
         self._check_array(array, verb, exact=exact)
         done = is_settled(array, self.dtype) or is_key(array)
         return array if done else array.astype(self.dtype)
