@@ -94,8 +94,9 @@ def read_global(held: Variable) -> jax.Array:
         alone = cell.topology is None or not cell.topology.is_whole
         if alone or cell.per_replica or cell.sharded:
             return held.read_value()
-        cell.owned = False
-        whole = cell.array()
+        with changing:  # between the two another thread's call could give it a value of its own
+            cell.owned = False
+            whole = cell.array()
     seen: jax.Array = told(cell, whole)
     return seen
 
