@@ -175,6 +175,24 @@ def train(steps, compiled, rows):
     return {"w": np.asarray(w).ravel().tolist(), "losses": losses, "seen": int(seen)}
 
 
+def kept_batches(rows, width):
+    """Sums of large batches as they came, and of every third one, kept, at the end."""
+    strategy = made()
+    data = np.arange(rows * width, dtype=np.float32).reshape(rows, width) % 1021
+    dataset = rx.data.Dataset.from_tensor_slices(data).batch(8)
+    total = rx.function(lambda b: strategy.run(lambda x: jnp.sum(x, axis=-1), args=(b,)))
+    seen, kept = [], []
+    for number, batch in enumerate(strategy.experimental_distribute_dataset(dataset)):
+        now = [np.array(x) for x in strategy.experimental_local_results(total(batch))]
+        seen += [x.tolist() for x in now]
+        if number % 3 == 0:
+            kept.append((batch, now))
+    for batch, before in kept:
+        for x, y in zip(strategy.experimental_local_results(batch), before, strict=True):
+            np.testing.assert_array_equal(np.asarray(x).sum(-1), y)
+    return seen
+
+
 def iterator_loop(rows, steps):
     """Calls of several steps, which take a batch in every turn, until the data ends."""
     strategy = made()

@@ -160,6 +160,18 @@ def test_training_equals_one_worker_also_with_short_batches(workers, devices, co
         np.testing.assert_allclose(result["w"], alone["w"], rtol=1e-4)
 
 
+@pytest.mark.parametrize("devices", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_large_batches_that_are_kept_never_change(devices):
+    rows, width = 160, 20_000
+
+    results = run_in_processes(programs.kept_batches, 2, devices, args=(rows, width))
+
+    sums = (np.arange(rows * width) % 1021).reshape(rows, width).sum(-1)
+    chunks = sums.reshape(-1, 2, 4 // devices)  # in turn to one worker and the other
+    for worker, seen in enumerate(results):
+        np.testing.assert_array_equal(seen, chunks[:, worker])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rows", [8, 10])
 def test_an_iterator_ends_on_all_workers_at_the_same_step(rows):
