@@ -52,10 +52,11 @@ WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
 # if XLA does not concatenate them, which it does number by number: an MLP with gradients of 1.6
 # and 1.0 MB 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into it; a
 # transformer 67, 42 and 42. From 4 MiB on, arrays are faster alone.
-# XLA's all-reduce is Gloo's ring there, which goes round twice with parts of the data; in its
-# all-to-all each sends to each at once. All-to-all of copies and a sum / all-reduce, 2 workers: 4
-# bytes 0.6, 256 bytes to 64 KiB 0.4 to 0.5, 1 MiB 0.8, 4 MiB 1.1; 4 workers: 4 bytes 3.4, 4 and 64
-# KiB 0.4, 512 KiB 0.5. (All-gather, which is a ring too: 1.2, 0.6 to 0.8, 0.9, 1.2; 5.4, 0.7, 0.6.)
+# XLA's all-reduce is Gloo's ring there, which goes round twice with parts of the data, its
+# all-gather once with all of it; in its all-to-all each sends to each at once, which is for less
+# than 64 KiB. All-to-all of copies and a sum / all-reduce, 2 workers: 4 bytes 0.6, 256 bytes to 64
+# KiB 0.4 to 0.5; 4 workers: 4 bytes 3.4, 4 KiB 0.4. All-gather: 1.2, 0.6 to 0.8, 1 MiB 0.9, 4 MiB
+# 1.2; 5.4, 0.7. A CNN with 200 KB of gradients took 1.25 of its step with an all-to-all.
 BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=2 * _MIB)
 
 

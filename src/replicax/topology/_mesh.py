@@ -359,12 +359,18 @@ def sum_of_gathered(x: jax.Array) -> jax.Array:
     return total
 
 
+_AT_ONCE = 1 << 16  # bytes
+
+
 @jax.custom_jvp
 def _sum_of_gathered(x: jax.Array) -> jax.Array:
-    # To each a copy of its own: they go out side by side, where XLA's all-gather on CPUs hands them
-    # round from one process to the next.
-    copies = jnp.broadcast_to(x, (jax.lax.axis_size(REPLICA_AXIS), *x.shape))
-    gathered = jax.lax.all_to_all(copies, REPLICA_AXIS, 0, 0)
+    if x.size * x.dtype.itemsize < _AT_ONCE:
+        # To each a copy of its own: they go out side by side, where XLA's all-gather on CPUs hands
+        # them round from one process to the next. In steps with larger gradients that took longer.
+        copies = jnp.broadcast_to(x, (jax.lax.axis_size(REPLICA_AXIS), *x.shape))
+        gathered = jax.lax.all_to_all(copies, REPLICA_AXIS, 0, 0)
+    else:
+        gathered = jax.lax.all_gather(x, REPLICA_AXIS)
     # All replicas add in one order, and number by number, so that their sums are equal to the bit.
     total: jax.Array = gathered[0]
     for i in range(1, gathered.shape[0]):
