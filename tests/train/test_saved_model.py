@@ -1,5 +1,7 @@
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -176,3 +178,12 @@ def test_a_program_is_saved_for_cpus_gpus_and_tpus(tmp_path):
     stored = rx.train.load_checkpoint(tmp_path).get_tensor("functions/forward")
     program = jax.export.deserialize(bytearray(stored.tobytes()))
     assert set(program.platforms) == {"cpu", "cuda", "tpu"}
+
+
+def test_the_extra_that_the_page_names_brings_what_jax_writes_models_with():
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    needed = project["optional-dependencies"]["checkpoint"]
+
+    assert "replicax[checkpoint]" in (root / "docs" / "export.md").read_text()
+    assert any(requirement.startswith("flatbuffers") for requirement in needed)
