@@ -145,10 +145,8 @@ def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.De
     if put is None:  # pragma: no cover - a JAX that moved it
         parts = list(map(jax.device_put, rows, devices))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
-    return put(_described(shape, dtype), sharding, rows, devices)  # type: ignore[no-any-return]
-
-
-_described = functools.lru_cache(jax.core.ShapedArray)  # a look-up is a third of making one
+    # Not looked up: what it is also depends on the mesh that the caller may have set.
+    return put(jax.core.ShapedArray(shape, dtype), sharding, rows, devices)  # type: ignore[no-any-return]
 
 
 @functools.cache
