@@ -138,8 +138,62 @@ def test_a_generator_is_replayed():
 def test_the_state_of_another_pipeline_is_refused():
     state = iter(Dataset.range(10).batch(2)).save_state()
 
-    with pytest.raises(InvalidArgumentError, match=r"saved by the pipeline 'Batch < Range'"):
+    with pytest.raises(InvalidArgumentError, match=r"had Batch\(size=2, .*this one has Range"):
         iter(Dataset.range(10)).restore_state(state)
+
+
+def test_the_state_of_another_version_is_refused():
+    state = {**iter(Dataset.range(10)).save_state(), "version": 1}
+
+    with pytest.raises(InvalidArgumentError, match="This state is of version 1"):
+        iter(Dataset.range(10)).restore_state(state)
+
+
+_SIZED = {
+    "batch": lambda d, n: d.batch(n),
+    "full batches": lambda d, n: d.batch(2, drop_remainder=n > 3),
+    "padded_batch": lambda d, n: d.padded_batch(n),
+    "rebatch": lambda d, n: d.batch(4).rebatch([n, 1]),
+    "window": lambda d, n: d.window(n).flat_map(lambda w: w.batch(9)),
+    "shift": lambda d, n: d.window(3, shift=n).flat_map(lambda w: w.batch(9)),
+    "stride": lambda d, n: d.window(3, stride=n).flat_map(lambda w: w.batch(9)),
+    "shard": lambda d, n: d.shard(n, 0),
+    "cycle": lambda d, n: d.interleave(lambda x: Dataset.range(x, x + 5), cycle_length=n),
+    "block": lambda d, n: d.interleave(
+        lambda x: Dataset.range(x, x + 5), cycle_length=2, block_length=n
+    ),
+    "prefetch": lambda d, n: d.prefetch(n),
+    "threads": lambda d, n: d.map(lambda x: x + 1, num_parallel_calls=n),
+}
+
+
+@given(
+    kind=st.sampled_from(sorted(_SIZED)),
+    sizes=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    taken=st.integers(0, 9),
+)
+def test_a_state_that_is_taken_stands_behind_the_same_elements(kind, sizes, taken):
+    def build(size):
+        return _SIZED[kind](Dataset.range(23).shuffle(23, seed=3), size)
+
+    def elements(iterator):
+        return [np.asarray(x).tolist() for x in iterator]
+
+    iterator = iter(build(sizes[0]))
+    behind = [np.asarray(x).tolist() for _, x in zip(range(taken), iterator, strict=False)]
+    state = iterator.save_state()
+    others, again = iter(build(sizes[1])), iter(build(sizes[1]))
+    for each in (others, again):
+        each.restore_state({**each.save_state(), "seeds": state["seeds"]})
+    whole = elements(others)
+
+    try:
+        again.restore_state(state)
+    except InvalidArgumentError:
+        assert sizes[0] != sizes[1]
+        assert elements(again) == whole
+        return
+    assert behind + elements(again) == whole
 
 
 def test_a_dataset_that_shrank_is_refused():

@@ -221,6 +221,23 @@ def test_a_state_goes_on_with_another_number_of_replicas(two):
     assert [flat(local(four, b)) for b in again] == rest
 
 
+def test_a_state_of_a_function_s_dataset_is_refused_with_another_number_of_replicas(two):
+    def distributed(strategy):
+        return strategy.distribute_datasets_from_function(
+            lambda _: rx.data.Dataset.range(32).batch(2)
+        )
+
+    four = rx.distribute.MirroredStrategy([f"CPU:{i}" for i in range(4)])
+    iterator = iter(distributed(two))
+    next(iterator)
+    again = iter(distributed(four))
+
+    with pytest.raises(ValueError, match=r"gave 2 element\(s\) of each .* gave 4 element\(s\)"):
+        again.restore_state(iterator.save_state())
+
+    assert flat(local(four, next(again))) == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
 def test_a_state_of_something_else_is_refused(two):
     iterator = iter(two.experimental_distribute_dataset(rx.data.Dataset.range(4).batch(2)))
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Iterator as AnyIterator
+from itertools import zip_longest
 from typing import Any, Generic, TypeVar, overload
 
 import numpy.typing as npt
@@ -17,7 +18,8 @@ from replicax.data._nodes._batch import ends_in_batches
 from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
-_STATE_VERSION = 2
+_STATE_VERSION = 3
+_FROM = " < "
 
 K = TypeVar("K")
 # On the host numbers are NumPy's: arrays, and scalars where they have no axis. Checkers know the
@@ -142,6 +144,8 @@ class DatasetIterator(Ahead, Generic[T_co]):
         """Go to the place that `save_state` described.
 
         Passes over the dataset that begin later have the orders that would have followed there.
+        The pipeline must have the same transformations, and those that put elements together or
+        take them in turn the same sizes; what functions and files hold is not compared.
 
         Args:
             state: What `save_state` returned, also of another process.
@@ -157,11 +161,17 @@ class DatasetIterator(Ahead, Generic[T_co]):
         """
         graph = _describe(self._node)
         told = as_state(state)
-        if told.get("version") != _STATE_VERSION or told.get("graph") != graph:
+        if told.get("version") != _STATE_VERSION:
             raise InvalidArgumentError(
-                f"This state was saved by the pipeline {told.get('graph')!r:.200} (version"
-                f" {told.get('version')!r:.20}), but the iterator belongs to {graph!r} (version"
-                f" {_STATE_VERSION}). Build the dataset as it was when the state was saved."
+                f"This state is of version {told.get('version')!r:.20}, and this replicax reads"
+                f" those of version {_STATE_VERSION}. Begin a new pass with `iter(dataset)`."
+            )
+        if told.get("graph") != graph:
+            there, here = _difference(str(told.get("graph")), graph)
+            raise InvalidArgumentError(
+                f"This state was saved by another pipeline, which had {there:.200} where this one"
+                f" has {here}: its place is another one here. Build the dataset as it was when the"
+                " state was saved, or begin a new pass with `iter(dataset)`."
             )
         position, errors = counted(state, "position", "errors")
         origins = _origins(state.get("seeds"), len(self._random))
@@ -260,4 +270,16 @@ def _origins(stored: Any, count: int) -> list[Origin]:
 
 
 def _describe(node: Node) -> str:
-    return " < ".join(type(part).__name__.removesuffix("Node") for part in walk(node))
+    return _FROM.join(map(_described, walk(node)))
+
+
+def _described(part: Node) -> str:
+    name = type(part).__name__.removesuffix("Node")
+    told = ", ".join(f"{name}={getattr(part, name)!r}" for name in part.grouping)
+    return f"{name}({told})" if told else name
+
+
+def _difference(saved: str, graph: str) -> tuple[str, str]:
+    """The first parts in which two descriptions differ."""
+    parts = zip_longest(saved.split(_FROM), graph.split(_FROM), fillvalue="nothing")
+    return next((there, here) for there, here in parts if there != here)

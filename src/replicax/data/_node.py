@@ -92,9 +92,12 @@ class Node(ABC):
 
     Attributes:
         keeps_batches: Whether it changes neither the batches of its input nor their rows.
+        grouping: The arguments that say how many elements become one, or come in turn: with other
+            ones the same number of elements ends elsewhere.
     """
 
     keeps_batches: ClassVar[bool] = False
+    grouping: ClassVar[tuple[str, ...]] = ()
 
     @property
     @abstractmethod

@@ -47,6 +47,7 @@ class ReaderNode(SourceNode):
     files: tuple[str, ...]
     format: FileFormat
     num_parallel_reads: int | None = None
+    grouping = ("num_parallel_reads",)
 
     @property
     def element_spec(self) -> TensorSpec:

@@ -76,7 +76,8 @@ def distribute_dataset(
 
     depth = len(topology.own) * given.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else reading.cardinality
-    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, reading.waiting))
+    parts = (1 if shared else share.workers, 1)
+    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, parts, reading.waiting))
 
 
 @dataclass(frozen=True)
@@ -154,7 +155,10 @@ def distribute_from_function(
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
     cardinality = cardinality if alone else reading.cardinality
     depth = replicas * given.experimental_per_replica_buffer_size
-    return DistributedDataset(Pipeline(steps, feed, spec, cardinality, depth, reading.waiting))
+    parts = (share.workers, replicas) if len(sources) == 1 else (total, 1)
+    return DistributedDataset(
+        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.waiting)
+    )
 
 
 def numpy_dataset(numpy_input: Any) -> Dataset:

@@ -27,7 +27,7 @@ from replicax.values._per_replica import PerReplica, SomeArray
 from replicax.values._structures import PerReplicaSpec
 from replicax.workers._watch import load
 
-_STATE_VERSION = 2
+_STATE_VERSION = 3
 K = TypeVar("K")
 V = TypeVar("V")
 INPUT_MARK = "replicax.input"  # what a wait for an element is called in traces of JAX's profiler
@@ -46,6 +46,8 @@ class Pipeline:
             have to read the first element.
         cardinality: How many steps there are, or a negative constant of rx.data.
         depth: How many steps are made ready ahead of time.
+        parts: How many pipelines the workers read together, and how many elements of each make a
+            step: with other numbers the same number of steps ends elsewhere.
         waiting: What surrounds the wait for a step that workers must agree on.
     """
 
@@ -54,6 +56,7 @@ class Pipeline:
     spec: Callable[[], Any]
     cardinality: int
     depth: int
+    parts: tuple[int, int]
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
@@ -236,6 +239,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
             "version": _STATE_VERSION,
             "steps": self._position,
             "errors": self._errors,
+            "parts": list(self._pipeline.parts),
             "source": self._state,
         }
 
@@ -250,6 +254,14 @@ class DistributedIterator(Ahead, Generic[T_co]):
             raise InvalidArgumentError(
                 f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
                 " what its `save_state()` returned."
+            )
+        here = list(self._pipeline.parts)
+        if told.get("parts") != here:
+            raise InvalidArgumentError(
+                f"{_parts(told.get('parts'))} where this state was saved, and {_parts(here)} here:"
+                " after as many steps other elements are left. Restore it with as many workers and"
+                " replicas; batches that all workers read and divide (AutoShardPolicy.DATA with"
+                " `experimental_distribute_dataset`) go on with any number of them."
             )
         steps, errors = counted(state, "steps", "errors")
         elements = self._open(state.get("source"), steps, errors)
@@ -294,6 +306,13 @@ def _alike(left: Any, right: Any) -> bool:
         is_list = isinstance(left, list) and len(left) == len(right)
         return is_list and all(map(_alike, left, right))
     return isinstance(left, type(right))
+
+
+def _parts(parts: Any) -> str:
+    match parts:
+        case [int(pipelines), int(elements)]:
+            return f"{pipelines} pipeline(s) gave {elements} element(s) of each for a step"
+    return f"an unknown number of pipelines ({parts!r:.50}) gave the elements of a step"
 
 
 def _put(feed: Feed, step: Step) -> Any:

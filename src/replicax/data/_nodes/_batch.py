@@ -30,6 +30,7 @@ class BatchingNode(UnaryNode):
 
     size: int
     drop_remainder: bool
+    grouping = ("size", "drop_remainder")
 
     @property
     def batching(self) -> Batching:

@@ -130,6 +130,7 @@ class InterleaveNode(NestingNode):
     cycle: int
     block: int
     num_parallel_calls: int | None = None
+    grouping = ("cycle", "block")
 
     @property
     def peeked(self) -> Node:

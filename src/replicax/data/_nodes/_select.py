@@ -274,6 +274,7 @@ class ShardNode(PassingNode):
 
     num_shards: int
     index: int
+    grouping = ("num_shards",)
 
     @property
     def cardinality(self) -> int:

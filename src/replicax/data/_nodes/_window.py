@@ -86,6 +86,7 @@ class RebatchNode(UnaryNode):
 
     sizes: tuple[int, ...]
     drop_remainder: bool
+    grouping = ("sizes", "drop_remainder")
 
     @property
     def batching(self) -> Batching | None:
@@ -181,6 +182,7 @@ class WindowNode(UnaryNode):
     stride: int
     drop_remainder: bool
     wrap: Wrap
+    grouping = ("size", "shift", "stride", "drop_remainder")
 
     @property
     def element_spec(self) -> Any:
