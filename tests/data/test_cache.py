@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from replicax.data import Dataset
 from replicax.data._errors import DataLossError
+from replicax.data._nodes._cache import writing
+from replicax.data._seeds import Run
 from tests.data.pipelines import ints
 
 Pair = namedtuple("Pair", "a b")
@@ -37,6 +39,33 @@ def test_the_input_is_read_once(place):
 
     assert ints(dataset) == ints(dataset) == ints(dataset.batch(5).unbatch()) == [0, 2, 4, 6, 8]
     assert len(calls) == 5
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Dataset.range(6).shard(2, 1),
+        Dataset.range(6).take(3),
+        Dataset.range(6).skip(3),
+        Dataset.range(7),
+        Dataset.from_tensor_slices(np.arange(6)),
+    ],
+    ids=["shard", "take", "skip", "range", "rows"],
+)
+def test_a_file_that_was_kept_of_other_data_is_refused(tmp_path, other):
+    kept = Dataset.range(6).cache(tmp_path / "kept")
+    assert ints(kept) == ints(kept)
+
+    with pytest.raises(DataLossError, match=r"holds range\(0, 6, 1\), but this dataset is"):
+        ints(other.cache(tmp_path / "kept"))
+
+
+def test_a_file_kept_before_parts_were_told_is_read(tmp_path):
+    file = writing(str(tmp_path / "kept"))
+    file.add(Dataset.range(3).node.open(Run()).pull(3))
+    file.commit()
+
+    assert ints(Dataset.range(3).take(3).cache(tmp_path / "kept")) == [0, 1, 2]
 
 
 def test_an_incomplete_pass_is_not_kept(place):

@@ -87,6 +87,25 @@ def test_workers_take_every_nth_file_and_together_all(lines):
     assert (read(0), read(1)) == ([b"0", b"2"], [b"1"])
 
 
+@pytest.mark.parametrize("keep", ["cache", "snapshot"])
+@pytest.mark.parametrize("policy", [FILE, HINT])
+def test_workers_that_read_different_data_keep_them_in_different_files(
+    lines, tmp_path, policy, keep
+):
+    marker = rx.data.experimental.SHARD_HINT
+    source = lines if policy is FILE else lines.skip(1).shard(marker, marker)
+    dataset = getattr(source, keep)(str(tmp_path / "kept")).batch(4)
+
+    def read(worker):
+        part = shard(dataset.node, policy, Share(2, worker, 1))
+        return [b.tolist() for b in Dataset(part.node)]
+
+    first = [read(0), read(1)]
+
+    assert [read(0), read(1)] == first
+    assert first[0] != first[1]
+
+
 def test_a_hint_is_replaced_by_the_workers_numbers():
     marker = rx.data.experimental.SHARD_HINT
     node = rx.data.Dataset.range(8).shard(marker, marker).batch(4).node

@@ -146,6 +146,11 @@ class Node(ABC):
         return False
 
     @property
+    def part(self) -> str:
+        """Which of the data this very node reads or lets through, in words; nothing if all."""
+        return ""
+
+    @property
     def random(self) -> Seeds | None:
         """The seeds of this very node, if it is random."""
         return None

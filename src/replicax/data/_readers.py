@@ -50,6 +50,11 @@ class ReaderNode(SourceNode):
     grouping = ("num_parallel_reads",)
 
     @property
+    def part(self) -> str:
+        """The files, wherever they are."""
+        return f"files {', '.join(map(os.path.basename, self.files))}"
+
+    @property
     def element_spec(self) -> TensorSpec:
         """One string."""
         return TensorSpec((), object)

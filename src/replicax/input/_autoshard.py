@@ -7,6 +7,7 @@ from typing import Any
 from replicax._types import TensorSpec
 from replicax.data._node import Node, once, walk
 from replicax.data._nodes._batch import BatchingNode
+from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
 from replicax.data._nodes._flat_map import NestingNode
 from replicax.data._nodes._map import MapNode
@@ -160,13 +161,20 @@ def _with_files(node: Node, share: Share) -> Node:
         return node.shard_files(share.workers, share.worker)
     if _reads_named_files(node):
         return node.with_inputs(ShardNode(node.inputs[0], share.workers, share.worker))
-    return node.with_inputs(*(_with_files(i, share) for i in node.inputs)) if node.inputs else node
+    return _over(node, [_with_files(i, share) for i in node.inputs], share)
+
+
+def _over(node: Node, inputs: list[Node], share: Share) -> Node:
+    """The node over one worker's part of its inputs; the node itself, if that is all of them."""
+    if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
+        return node
+    node = node.with_inputs(*inputs)
+    return node.of_worker(share.worker, share.workers) if isinstance(node, CacheNode) else node
 
 
 @once
 def _with_hints(node: Node, share: Share) -> Node:
-    if node.inputs:
-        node = node.with_inputs(*(_with_hints(i, share) for i in node.inputs))
+    node = _over(node, [_with_hints(i, share) for i in node.inputs], share)
     if isinstance(node, ShardNode) and node.num_shards == SHARD_HINT:
         return replace(node, num_shards=share.workers, index=share.worker)
     return node

@@ -4,8 +4,8 @@ The file of a cache: blocks of columns, each array in NumPy's own format; no pic
 
 A file appears under its name only when it is complete, by renaming. It is a row of frames: the
 length of the content, the content, and a checksum of all frames so far, so that no frame can be
-changed, lost or exchanged unnoticed. The first frame says how elements are built, an empty one ends
-the file.
+changed, lost or exchanged unnoticed. The first frame says how elements are built, and for a cache
+which part of the data they are; an empty one ends the file.
 """
 
 import io
@@ -24,13 +24,13 @@ import numpy as np
 from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
 from replicax.data._errors import DataLossError
 from replicax.data._leaves import Array
-from replicax.data._node import Node, PassingNode, Stream
+from replicax.data._node import Node, PassingNode, Stream, walk
 from replicax.data._nodes._source import ArraySource, SourceStream
 from replicax.data._nodes._window import BlocksStream, Copies, copied
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
 
-_MAGIC = b"replicax-cache-2\n"
+_MAGIC = b"replicax-cache-3\n"
 _SIZE = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block
@@ -41,10 +41,15 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
     The name until then cannot be foreseen, and nothing that stands there already is opened: nobody
     can make us write elsewhere.
+
+    Args:
+        path: The final name.
+        part: Which part of the data is written, in words, for readers to compare.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, part: str | None = None) -> None:
         self._path = path
+        self._told = part
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
         self._part = f"{path}.{secrets.token_hex(8)}.part"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -82,7 +87,8 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
     def _write_structure(self, stored: Any) -> None:
         self._has_structure = True
-        self._write_frame(json.dumps(stored).encode())
+        told = stored if self._told is None else {"part": self._told, "structure": stored}
+        self._write_frame(json.dumps(told).encode())
 
     def _write_frame(self, content: bytes) -> None:
         size = _SIZE.pack(len(content))
@@ -98,8 +104,12 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
         frames = _frames(file, path)
         first = next(frames)
         try:
+            told = json.loads(first)
+            if told is not None and "part" in told:
+                _require_part(path, told["part"], part_of(node))
+                told = told["structure"]
             # Types of named tuples cannot be stored; the pipeline itself knows them.
-            structure = from_json(json.loads(first)) or flatten(node.element_spec)[0]
+            structure = from_json(told) or flatten(node.element_spec)[0]
             for content in frames:
                 rows, columns = _columns(io.BytesIO(content))
                 if len(columns) != structure.num_leaves:
@@ -114,6 +124,20 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
                 f"The cache file {path!r} is whole, but not one that this version of replicax can"
                 f" read ({error}). Delete it; the next pass writes it again."
             ) from error
+
+
+def part_of(node: Node) -> str:
+    """Which part of the data a graph reads, in words."""
+    return " of ".join(part.part for part in walk(node) if part.part)
+
+
+def _require_part(path: str, kept: str, wanted: str) -> None:
+    if kept != wanted:
+        raise DataLossError(
+            f"The cache file {path!r} holds {kept:.200}, but this dataset is {wanted:.200}: it was"
+            " written by another pipeline, or by another worker. Delete it, or choose a name for"
+            " each."
+        )
 
 
 def _frames(file: IO[bytes], path: str) -> Iterator[bytes]:
@@ -247,6 +271,12 @@ class CacheNode(PassingNode):
         (node,) = inputs
         return replace(self, input=node, memory=CacheMemory())
 
+    def of_worker(self, worker: int, workers: int) -> "CacheNode":
+        """The cache of one of several workers that read different data: each has its own file."""
+        if workers == 1 or not self.filename:
+            return self
+        return replace(self, filename=f"{self.filename}.{worker}-of-{workers}")
+
     @property
     def gives_places(self) -> bool:
         """Only once it is filled, and not always."""
@@ -267,7 +297,7 @@ class CacheNode(PassingNode):
         if self.filename:
             if os.path.exists(self.filename):
                 return FileStream(self.filename, self.input)
-            return _Filling(self.input.open(run.fixed()), _ToFile(self.filename))
+            return _Filling(self.input.open(run.fixed()), _ToFile(self.filename, self.input))
         blocks = self.memory.blocks
         if blocks is None:
             return _Filling(self.input.open(run.fixed()), _ToMemory(self.memory))
@@ -302,8 +332,8 @@ class _ToMemory:
 
 
 class _ToFile:
-    def __init__(self, path: str) -> None:
-        self._file = writing(path)
+    def __init__(self, path: str, node: Node) -> None:
+        self._file = writing(path, part_of(node))
 
     def add(self, block: Block) -> Block:
         if not isinstance(block, RowBlock):

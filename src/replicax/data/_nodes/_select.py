@@ -186,6 +186,11 @@ class TakeNode(PassingNode):
     count: int
 
     @property
+    def part(self) -> str:
+        """Known by number."""
+        return f"the first {self.count}"
+
+    @property
     def cardinality(self) -> int:
         """At most ``count``."""
         size = self.input.cardinality
@@ -232,6 +237,11 @@ class SkipNode(PassingNode):
     count: int
 
     @property
+    def part(self) -> str:
+        """Known by number."""
+        return f"all but the first {self.count}"
+
+    @property
     def cardinality(self) -> int:
         """What is left."""
         size = self.input.cardinality
@@ -275,6 +285,11 @@ class ShardNode(PassingNode):
     num_shards: int
     index: int
     grouping = ("num_shards",)
+
+    @property
+    def part(self) -> str:
+        """The shard."""
+        return f"shard {self.index} of {self.num_shards}"
 
     @property
     def cardinality(self) -> int:

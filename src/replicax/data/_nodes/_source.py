@@ -73,6 +73,11 @@ class RangeNode(SourceNode):
     dtype: np.dtype[Any]
     is_endless: bool = False
 
+    @property
+    def part(self) -> str:
+        """The numbers."""
+        return f"range({self.start}, {self.stop}, {self.step})"
+
     structure = LEAF
 
     @property
@@ -146,6 +151,11 @@ class SlicesNode(SourceNode):
     source: ArraySource
     spec: Any
     count: int
+
+    @property
+    def part(self) -> str:
+        """How many rows there are."""
+        return f"{self.count} rows"
 
     @property
     def gives_places(self) -> bool:

@@ -34,7 +34,8 @@ class Kept(Root[T_co]):
         A `shuffle` before the cache is kept with it: put it after, for a new order in each pass.
 
         Args:
-            filename: A file to keep them in, for later processes too; in memory if empty.
+            filename: A file to keep them in, for later processes too; in memory if empty. Workers
+                that a strategy gives different files to read add their number to the name.
             name: Ignored.
 
         Returns:
