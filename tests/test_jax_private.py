@@ -8,8 +8,10 @@ from pathlib import Path
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.extend.core import take_current_trace
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax import _jax_private
 from replicax.functions._recording import recorded
@@ -271,3 +273,19 @@ def test_settings_that_a_trace_bakes_in_tell_programs_apart(settings):
             assert hash(settings()) is not None
             assert settings() != plain
     assert settings() == plain
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_rows_that_are_put_are_described_as_jax_does_under_the_mesh_that_is_set(kind):
+    devices = jax.devices()[:2]
+    mesh = Mesh(np.asarray(devices), ("replica",), axis_types=(kind,))
+    rows = [np.full((1, 3), number, np.float32) for number in range(2)]
+
+    def put():
+        return _jax_private.put_rows(rows, NamedSharding(mesh, PartitionSpec("replica")), devices)
+
+    before = put()
+    with jax.set_mesh(mesh):
+        assert put().aval == jax.core.ShapedArray((2, 3), np.dtype("float32"))
+    assert put().aval == before.aval == jax.core.ShapedArray((2, 3), np.dtype("float32"))
+    assert put().tolist() == [[0, 0, 0], [1, 1, 1]]

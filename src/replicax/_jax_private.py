@@ -145,8 +145,14 @@ def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.De
     if put is None:  # pragma: no cover - a JAX that moved it
         parts = list(map(jax.device_put, rows, devices))
         return jax.make_array_from_single_device_arrays(shape, sharding, parts, dtype=dtype)
-    # Not looked up: what it is also depends on the mesh that the caller may have set.
-    return put(jax.core.ShapedArray(shape, dtype), sharding, rows, devices)  # type: ignore[no-any-return]
+    described = _described(shape, dtype, jax.sharding.get_abstract_mesh())
+    return put(described, sharding, rows, devices)  # type: ignore[no-any-return]
+
+
+@functools.lru_cache
+def _described(shape: tuple[int, ...], dtype: np.dtype, mesh: Any) -> jax.core.ShapedArray:
+    """What JAX knows of such an array where ``mesh`` is set: a look-up is a tenth of making it."""
+    return jax.core.ShapedArray(shape, dtype)
 
 
 @functools.cache
