@@ -4,12 +4,13 @@ import contextlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax import io
 from replicax.data import Dataset, TFRecordDataset
 from replicax.data._errors import DataLossError, InvalidArgumentError
+from replicax.data._records._template import FixedColumns
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)
@@ -73,6 +74,46 @@ def test_varints_that_share_their_bytes_differently_are_not_confused():
 
     assert len({len(record) for record in records}) == 1
     assert io.parse_example(records, features)["x"].tolist() == values
+
+
+_MIXED = {
+    "i": io.FixedLenFeature([2], np.int64),
+    "k": io.FixedLenFeature([], np.int64),
+    "f": io.FixedLenFeature([2, 1], np.float32),
+    "g": io.FixedLenFeature([], np.float32),
+    "s": io.FixedLenFeature([2], bytes),
+    "t": io.FixedLenFeature([], bytes),
+}
+
+
+def _outcome(read):
+    try:
+        return {key: (np.asarray(value).dtype, repr(value)) for key, value in read().items()}
+    except (DataLossError, InvalidArgumentError) as error:
+        return type(error), str(error)
+
+
+@settings(max_examples=300)
+@given(
+    numbers=st.tuples(INT64, INT64, INT64),
+    words=st.lists(st.binary(max_size=3), min_size=3, max_size=3),
+    changes=st.lists(st.tuples(st.integers(0, 10**4), st.integers(0, 255)), max_size=6),
+)
+def test_a_record_is_read_alike_whatever_was_read_before_it(numbers, words, changes):
+    i, k, n = numbers
+    record = io.serialize_example(
+        {"i": [i, k], "k": n, "f": [[0.5], [-0.0]], "g": 1.5, "s": words[:2], "t": words[2]}
+    )
+    reader = FixedColumns(_MIXED)
+    for place, byte in [(0, record[0]), *changes, (0, record[0])]:
+        changed = bytearray(record)
+        changed[place % len(record)] = byte
+        one = bytes(changed)
+
+        def alone(one=one):
+            return {key: column[0] for key, column in FixedColumns(_MIXED).read([one]).items()}
+
+        assert _outcome(lambda one=one: reader.read_one(one)) == _outcome(alone)
 
 
 @given(rows=st.lists(st.lists(INT64, max_size=4), min_size=1, max_size=6))

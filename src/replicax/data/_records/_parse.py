@@ -95,9 +95,12 @@ def parse_single_example(
         {'name': b'a'}
     """
     del example_names, name
-    if np.ndim(serialized):
+    if not isinstance(serialized, bytes) and np.ndim(serialized):
         return parse_example(serialized, features)
-    batch = parse_example([_scalar(serialized)], features)
+    record = _scalar(serialized)
+    if features and all([isinstance(f, FixedLenFeature) for f in features.values()]):  # noqa: C419
+        return _columns_for(features).read_one(record)  # type: ignore[arg-type]
+    batch = parse_example([record], features)
     return {key: _first(value, features[key]) for key, value in batch.items()}
 
 
@@ -227,20 +230,31 @@ def _sequence_example(data: bytes) -> SequenceExample:
         raise InvalidArgumentError(str(error)) from None
 
 
-_readers: dict[str, FixedColumns] = {}
+_readers: dict[Any, FixedColumns] = {}
 
 
-def _columns_for(features: dict[str, FixedLenFeature]) -> FixedColumns:
+def _columns_for(features: Mapping[str, FixedLenFeature]) -> FixedColumns:
     # A reader remembers the forms of records it has seen, so one is kept for each description.
-    if any(np.ndim(feature.default_value) for feature in features.values()):
+    defaults = [f.default_value for f in features.values() if f.default_value is not None]
+    if any(map(np.ndim, defaults)):
         return FixedColumns(features)
-    key = repr(features)
+    key = repr(dict(features)) if defaults else _plain_key(features)
     reader = _readers.get(key)
     if reader is None:
         if len(_readers) >= _MOST_READERS:
             _readers.clear()
         reader = _readers[key] = FixedColumns(features)
     return reader
+
+
+def _plain_key(features: Mapping[str, FixedLenFeature]) -> Any:
+    """The features without defaults, to look them up by; their words, if they have no hash."""
+    try:
+        key = tuple([(key, f.dtype, tuple(f.shape)) for key, f in features.items()])
+        hash(key)
+    except TypeError:
+        return repr(dict(features))
+    return key
 
 
 def _records(serialized: Any) -> list[bytes]:
@@ -255,7 +269,7 @@ def _records(serialized: Any) -> list[bytes]:
 
 
 def _scalar(serialized: Any) -> bytes:
-    item = to_array(serialized)[()]
+    item = serialized if type(serialized) is bytes else to_array(serialized)[()]
     if not isinstance(item, bytes):
         raise InvalidArgumentError(f"A serialized Example is bytes, got {type(item).__name__}.")
     return item

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from replicax.data._errors import DataLossError, InvalidArgumentError
 from replicax.data._leaves import Array, to_array
 from replicax.data._records._features import KIND_NAMES, FixedLenFeature, dtype_of, kind_of
-from replicax.data._records._wire import Layout, Span, layout_of, read_varints
+from replicax.data._records._wire import Layout, Span, layout_of, read_int64, read_varints
 
 _MOST_TEMPLATES = 64
 
@@ -28,13 +31,25 @@ class _Wanted:
 class _Template:
     """One form of record: the bytes around the values, and where the values are."""
 
-    around: Array  # places of bytes that are the same in every record of this form
-    skeleton: Array  # those bytes
+    around: list[tuple[int, int, bytes]]  # runs of bytes that are the same in all such records
     spans: list[list[Span]]  # for each feature
 
     def fits(self, record: bytes) -> bool:
         """Whether a record of the right length has this form."""
-        return bool((np.frombuffer(record, np.uint8)[self.around] == self.skeleton).all())
+        for start, end, same in self.around:  # noqa: SIM110 - a third faster than `all`
+            if record[start:end] != same:
+                return False
+        return True
+
+    @cached_property
+    def places(self) -> Array:
+        """The places of the bytes around the values."""
+        return np.concatenate([np.arange(start, end) for start, end, _ in self.around])
+
+    @cached_property
+    def skeleton(self) -> Array:
+        """Those bytes."""
+        return np.frombuffer(b"".join(same for _, _, same in self.around), np.uint8)
 
 
 class FixedColumns:
@@ -58,6 +73,18 @@ class FixedColumns:
         pairs = zip(self._wanted, columns, strict=True)
         return {w.key: column.reshape(count, *w.shape) for w, column in pairs}
 
+    def read_one(self, record: bytes) -> dict[str, Any]:
+        """The values of each feature in one record."""
+        template = self._template_for(record)
+        values: dict[str, Any] = {}
+        for wanted, spans in zip(self._wanted, template.spans if template else (), strict=False):
+            value = _read_value(wanted, record, spans)
+            if value is not None:
+                values[wanted.key] = value
+        if len(values) == len(self._wanted):
+            return values
+        return {key: column[0] for key, column in self.read([record]).items()}
+
     def _read_alike(
         self, records: Sequence[bytes], places: Array, columns: list[Array]
     ) -> list[int]:
@@ -69,7 +96,7 @@ class FixedColumns:
         if template is None:
             return places.tolist()  # type: ignore[no-any-return]
         matrix = np.frombuffer(b"".join(group), np.uint8).reshape(len(group), -1)
-        is_alike = (matrix[:, template.around] == template.skeleton).all(axis=1)
+        is_alike = (matrix[:, template.places] == template.skeleton).all(axis=1)
         if not is_alike.all():
             matrix = matrix[is_alike]
             group = [record for record, ok in zip(group, is_alike, strict=True) if ok]
@@ -91,18 +118,16 @@ class FixedColumns:
 
     def _template(self, record: bytes) -> _Template | None:
         layout = layout_of(record)
-        is_around = np.ones(len(record), bool)
-        for _, spans in layout.values():
-            for start, end in spans:
-                is_around[start:end] = False
         spans_of: list[list[Span]] = []
         for wanted in self._wanted:
             kind, spans = layout.get(wanted.key.encode(), (0, []))
             if kind != wanted.kind or len(spans) != (wanted.size if kind == 1 else 1):
                 return None
             spans_of.append(spans)
-        around = np.flatnonzero(is_around)
-        return _Template(around, np.frombuffer(record, np.uint8)[around].copy(), spans_of)
+        of_values = sorted(span for _, spans in layout.values() for span in spans)
+        borders = pairwise([(0, 0), *of_values, (len(record), len(record))])
+        around = [(end, start, record[end:start]) for (_, end), (start, _) in borders]
+        return _Template([run for run in around if run[2]], spans_of)
 
     def _read_one(self, record: bytes, place: int, columns: list[Array]) -> None:
         layout = layout_of(record)
@@ -141,6 +166,29 @@ def _read_column(  # noqa: PLR0913 - one row of a table
         return False
     column[where] = numbers
     return True
+
+
+def _read_value(wanted: _Wanted, record: bytes, spans: list[Span]) -> Any:
+    """The values of one feature of one record; None if they do not fit after all."""
+    if wanted.kind == 1:
+        values = [record[start:end] for start, end in spans]
+        if not wanted.shape:
+            return values[0]
+        column = np.empty(wanted.size, object)
+        column[:] = values
+        return column.reshape(wanted.shape)
+    ((start, end),) = spans
+    if wanted.kind == 3 and not wanted.shape:
+        return read_int64(record, start, end)
+    if wanted.kind == 2:
+        found = np.frombuffer(record, "<f4", (end - start) // 4, start).astype(np.float32)
+        is_whole = not (end - start) % 4
+    else:
+        found = read_varints(np.frombuffer(record, np.uint8, end - start, start))
+        is_whole = record[end - 1] < 128
+    if not is_whole or len(found) != wanted.size:
+        return None
+    return found.reshape(wanted.shape) if wanted.shape else found[0]
 
 
 def _values(record: bytes, layout: Layout, wanted: _Wanted) -> Array:
