@@ -242,8 +242,9 @@ def stack_at_once(pieces: Sequence[Any], topology: Topology) -> jax.Array | None
     if not is_host and (not is_array(head) or is_traced(head)):
         return None
     kind, shape, dtype = type(head), head.shape, head.dtype
-    if any(type(p) is not kind or p.shape != shape or p.dtype != dtype for p in pieces):
-        return None
+    for p in pieces:
+        if type(p) is not kind or p.shape != shape or p.dtype != dtype:
+            return None
     rows = _host_rows(pieces, dtype) if is_host else _device_rows(pieces, devices)
     return None if rows is None else put_rows(rows, topology.stacked, devices)
 
@@ -258,12 +259,12 @@ def _host_rows(pieces: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray
 def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[np.ndarray] | None:
     """What NumPy sees of arrays where they are, without copies."""
     head, cpus = pieces[0], _cpus_beside(devices[0])
-    is_plain = isinstance(head.dtype, np.dtype) and head.size > 0
+    is_plain = isinstance(head.dtype, np.dtype) and 0 not in head.shape
     if not is_plain or len(pieces) == 1:  # one piece is a row where it is, by a program
         return None
     for piece in pieces:
-        where = piece.sharding
-        if where.num_devices > 1 or not where.device_set <= cpus or not piece.is_ready():
+        where = piece.sharding.device_set
+        if len(where) > 1 or not where <= cpus or not piece.is_ready():
             return None
     return [np.asarray(p)[None] for p in pieces]
 
