@@ -149,10 +149,8 @@ def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.De
     return put(described, sharding, rows, devices)  # type: ignore[no-any-return]
 
 
-@functools.lru_cache
-def _described(shape: tuple[int, ...], dtype: np.dtype, mesh: Any) -> jax.core.ShapedArray:
-    """What JAX knows of such an array where ``mesh`` is set: a look-up is a tenth of making it."""
-    return jax.core.ShapedArray(shape, dtype)
+# What JAX knows of an array where such a mesh is set: a look-up is a tenth of making it.
+_described = functools.lru_cache(lambda shape, dtype, mesh: jax.core.ShapedArray(shape, dtype))
 
 
 @functools.cache

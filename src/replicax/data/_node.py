@@ -166,6 +166,11 @@ class SourceNode(Node):
     """A node without inputs."""
 
     @property
+    def part(self) -> str:
+        """How many elements there are, as far as that is known."""
+        return f"{self.cardinality} elements" if self.cardinality >= 0 else ""
+
+    @property
     def inputs(self) -> tuple[Node, ...]:
         """No nodes: elements are made here."""
         return ()

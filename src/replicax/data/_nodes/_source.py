@@ -1,9 +1,4 @@
-"""Sources: a range, arrays, one element, a Python generator.
-
-In-memory sources: a range of numbers, arrays cut along their first axis, one element.
-
-A Python generator as a source.
-"""
+"""Sources: a range of numbers, arrays cut along their first axis, one element, a generator."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -151,11 +146,6 @@ class SlicesNode(SourceNode):
     source: ArraySource
     spec: Any
     count: int
-
-    @property
-    def part(self) -> str:
-        """How many rows there are."""
-        return f"{self.count} rows"
 
     @property
     def gives_places(self) -> bool:
