@@ -131,6 +131,8 @@ def test_a_reader_knows_its_files(tmp_path):
         (lambda d: Dataset.zip((d.batch(4), d.batch(5))), None),
         (lambda d: d.batch(4).unbatch(), None),
         (lambda d: d.batch(4).rebatch(2), Batching(2, is_static=False)),
+        (lambda d: d.batch(4, drop_remainder=True).rebatch(2), Batching(2, is_static=True)),
+        (lambda d: d.batch(4, drop_remainder=True).rebatch(3), Batching(3, is_static=False)),
         (lambda d: d, None),
     ],
 )

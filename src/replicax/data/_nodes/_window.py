@@ -90,16 +90,18 @@ class RebatchNode(UnaryNode):
 
     @property
     def batching(self) -> Batching | None:
-        """Known if there is one size."""
-        is_one = len(set(self.sizes)) == 1
-        return Batching(self.sizes[0], self.drop_remainder) if is_one else None
+        """Known if there is one size; the last batch too is full if those of the input are cut."""
+        if len(set(self.sizes)) > 1:
+            return None
+        size, before = self.sizes[0], self.input.batching
+        is_cut = before is not None and before.is_static and not before.size % size
+        return Batching(size, self.drop_remainder or is_cut)
 
     @property
     def element_spec(self) -> Any:
         """Static only if every batch has the same size."""
-        inner = remove_axis(self.input.element_spec, "rebatch")
-        is_static = self.drop_remainder and len(set(self.sizes)) == 1
-        return add_axis(inner, self.sizes[0] if is_static else None)
+        inner, batching = remove_axis(self.input.element_spec, "rebatch"), self.batching
+        return add_axis(inner, batching.size if batching and batching.is_static else None)
 
     @property
     def cardinality(self) -> int:
