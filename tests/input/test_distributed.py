@@ -49,6 +49,22 @@ def test_components_sit_on_their_replicas_devices(strategy):
     assert devices == jax.devices()[: strategy.num_replicas_in_sync]
 
 
+@pytest.mark.parametrize(
+    "empty",
+    [
+        lambda d: d.window(9, drop_remainder=True).flat_map(lambda w: w.batch(9)),
+        lambda d: d.batch(2).filter(lambda x: False).map(lambda x: x + 1),
+        lambda d: d.take(0).interleave(lambda x: rx.data.Dataset.range(x)).batch(2),
+    ],
+    ids=["flat_map", "map", "interleave"],
+)
+def test_a_dataset_without_elements_gives_no_steps(strategy, empty):
+    dataset = empty(rx.data.Dataset.range(8))
+
+    assert list(strategy.experimental_distribute_dataset(dataset)) == []
+    assert list(strategy.distribute_datasets_from_function(lambda _: dataset)) == []
+
+
 def test_a_distributed_dataset_can_be_iterated_again(two):
     dist = two.experimental_distribute_dataset(rx.data.Dataset.range(4).batch(2))
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replicax._types import TensorSpec
+from replicax.data._known import NoElementError
 from replicax.data._node import Node, once, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._cache import CacheNode
@@ -105,9 +106,12 @@ def _is_open(node: Node) -> bool:
 
 def _static(node: Node) -> int | None:
     """The size of the first axis, if all parts have one that never changes."""
+    try:
+        specs = _leaf_specs(node.element_spec)
+    except NoElementError:
+        return None  # and nothing to divide
     sizes = {
-        spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None
-        for spec in _leaf_specs(node.element_spec)
+        spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None for spec in specs
     }
     return sizes.pop() if len(sizes) == 1 else None
 
@@ -137,9 +141,13 @@ def _fewest_files(node: Node) -> int | None:
 
 def _reads_named_files(node: Node) -> bool:
     """Whether a node reads a file for each name that comes in: ``interleave(TFRecordDataset)``."""
-    return isinstance(node, NestingNode) and any(
-        isinstance(inner, ReaderNode) for inner in walk(node.first_inner())
-    )
+    if not isinstance(node, NestingNode):
+        return False
+    try:
+        inner = node.first_inner()
+    except NoElementError:
+        return False
+    return any(isinstance(part, ReaderNode) for part in walk(inner))
 
 
 def _require_files(files: int | None, workers: int) -> None:
