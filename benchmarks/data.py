@@ -201,7 +201,7 @@ def records(tf, folder: Path) -> None:
 
         one = tf.data.TFRecordDataset(path).map(parse_one).batch(BATCH).as_numpy_iterator
         many = tf.data.TFRecordDataset(path).batch(BATCH).map(parse_many).as_numpy_iterator
-        report("TFRecord, parse, batch", "tf.data", speed_up(before.__iter__, one, 3), None)
+        report("TFRecord, parse, batch", "tf.data", speed_up(before.__iter__, one, 3), 1)
         report("TFRecord, parse(vectorize)", "tf.data", speed_up(promised.__iter__, one, 3), 4)
         report(
             "TFRecord, batch, parse",
