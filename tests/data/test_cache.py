@@ -65,6 +65,7 @@ def test_a_file_kept_before_parts_were_told_is_read(tmp_path):
     file.add(Dataset.range(3).node.open(Run()).pull(3))
     file.commit()
 
+    assert (tmp_path / "kept").read_bytes().startswith(b"replicax-cache-2\n")  # as it was then
     assert ints(Dataset.range(3).take(3).cache(tmp_path / "kept")) == [0, 1, 2]
 
 

@@ -274,9 +274,9 @@ def _describe(node: Node) -> str:
 
 
 def _described(part: Node) -> str:
-    name = type(part).__name__.removesuffix("Node")
+    kind = type(part).__name__.removesuffix("Node")
     told = ", ".join(f"{name}={getattr(part, name)!r}" for name in part.grouping)
-    return f"{name}({told})" if told else name
+    return f"{kind}({told})" if told else kind
 
 
 def _difference(saved: str, graph: str) -> tuple[str, str]:

@@ -253,7 +253,8 @@ class DistributedIterator(Ahead, Generic[T_co]):
         if told.get("version") != _STATE_VERSION or not _alike(told.get("source"), self._state):
             raise InvalidArgumentError(
                 f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
-                " what its `save_state()` returned."
+                f" what its `save_state()` returned, of version {_STATE_VERSION}, or begin a new"
+                " pass with `iter(dataset)`."
             )
         here = list(self._pipeline.parts)
         if told.get("parts") != here:

@@ -30,7 +30,7 @@ from replicax.data._nodes._window import BlocksStream, Copies, copied
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
 
-_MAGIC = b"replicax-cache-3\n"
+_MAGIC = b"replicax-cache-2\n"
 _SIZE = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 _HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block
