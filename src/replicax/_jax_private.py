@@ -12,11 +12,12 @@ import operator
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.core
 import numpy as np
+from jax.extend import core as jaxprs
 from jax.interpreters import mlir
 
 from replicax import _jaxlib_private
@@ -37,15 +38,6 @@ _callback, _compiler, _config, _core, _distributed, _dtypes, _effects, _xla_brid
 _mlir, _pxla = _inside("interpreters.mlir"), _inside("interpreters.pxla")
 _ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
 Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
-
-# What `jax.extend.core` names, from where it has it: that package brings Pallas along, which takes
-# a sixth of the time that an import of replicax adds to one of JAX.
-if TYPE_CHECKING:
-    import jax.extend.core
-
-    jaxprs = jax.extend.core
-else:
-    jaxprs = _core or importlib.import_module("jax.extend.core")
 
 _public_settings = operator.attrgetter(
     "jax_enable_x64",

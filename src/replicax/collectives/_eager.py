@@ -17,10 +17,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jaxprs
 from jax.interpreters import ad, batching, mlir
 
 from replicax._errors import ReplicaError
-from replicax._jax_private import jaxprs, lower_ordered_call, ordered_effect
+from replicax._jax_private import lower_ordered_call, ordered_effect
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting

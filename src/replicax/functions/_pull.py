@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jaxprs
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, jaxprs
+from replicax._jax_private import at_rest
 from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
 from replicax.functions._modes import HostDriven, Reshaped, Unfilled

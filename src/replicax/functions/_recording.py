@@ -6,8 +6,9 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
+from jax.extend import core as jaxprs
 
-from replicax._jax_private import Listening, Trace, jaxprs, traced
+from replicax._jax_private import Listening, Trace, traced
 from replicax.functions._jaxpr._lift import taking_consts
 
 

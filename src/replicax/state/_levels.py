@@ -16,9 +16,10 @@ from typing import Any, Protocol
 
 import jax
 from jax.core import ShapedArray
+from jax.extend import core as jaxprs
 
 from replicax._errors import TracingError
-from replicax._jax_private import at_rest, jaxprs, surrounding, traced
+from replicax._jax_private import at_rest, surrounding, traced
 from replicax.context._current import current, entered
 from replicax.state._agreement import check_workers_agree, settled_copies
 from replicax.state._cell import Cell

@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend import core as jaxprs
 
 from replicax._errors import TracingError
-from replicax._jax_private import jaxprs
 from replicax.context._current import in_replica
 from replicax.state._cell import Cell
 from replicax.state._creation import value_before
@@ -367,13 +367,14 @@ def numbered(
     found: list[str] = []
 
     def renewed(part: Any) -> Any:
-        if isinstance(part, jaxprs.ClosedJaxpr):
-            return jaxprs.ClosedJaxpr(renewed(part.jaxpr), part.consts)
         if isinstance(part, tuple | list):
             return type(part)(map(renewed, part))
-        if not isinstance(part, jaxprs.Jaxpr) or effect not in part.effects:
+        if not isinstance(part, jaxprs.Jaxpr | jaxprs.ClosedJaxpr) or effect not in part.effects:
             return part
-        return part.replace(eqns=list(map(equation_renewed, part.eqns)))
+        # From JAX 0.11 on, a jaxpr carries its constants itself and `.jaxpr` is the object.
+        body = getattr(part, "jaxpr", part)
+        changed = body.replace(eqns=list(map(equation_renewed, body.eqns)))
+        return changed if body is part else jaxprs.ClosedJaxpr(changed, part.consts)
 
     def equation_renewed(equation: Any) -> Any:
         params = equation.params

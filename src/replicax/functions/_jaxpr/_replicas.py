@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend import core as jaxprs
 
 from replicax._errors import ReplicaError
-from replicax._jax_private import jaxprs
 from replicax.functions._jaxpr._lift import in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
