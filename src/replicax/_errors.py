@@ -14,11 +14,9 @@ written for TensorFlow keeps working::
     `-- CheckpointError (AssertionError)   a checkpoint and objects that do not fit
 """
 
-import sysconfig
-from pathlib import Path
 from types import FrameType
 
-_NOT_THE_USERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")
+from replicax._origin import is_library
 
 
 class ReplicaxError(Exception):
@@ -110,19 +108,13 @@ class CheckpointError(ReplicaxError, AssertionError):
 
 
 def user_line(frame: FrameType | None) -> str:
-    """The file and line of the user's own code that ``frame`` was called from, for a message.
-
-    Empty if there is none: then all of it is replicax, or libraries that are installed.
-    """
+    """Return ``file:line`` of the user's code that called ``frame``; empty if there is none."""
     found = user_frame(frame)
     return "" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """Where the user's own code stands that ``frame`` was called from."""
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not (file.startswith(_NOT_THE_USERS) or "site-packages" in file):
-            break
+    """Return the innermost frame of the user's code that called ``frame``."""
+    while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

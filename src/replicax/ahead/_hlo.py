@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from replicax._origin import is_in, is_library
+
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)")
 _OPCODE = re.compile(r"(?P<opcode>[a-z][\w\-]*)\((?P<tail>.*)")
@@ -22,10 +24,7 @@ _SHAPE = re.compile(
 )
 _ROW = re.compile(r'(?P<id>\d+) (?:"(?P<text>.*)"|\{(?P<fields>.*)\})')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-# Frames of libraries, between which and the compiler lies the line that somebody wants to see.
-_PACKAGE = re.escape(str(Path(__file__).parents[1]))
-LIBRARIES = re.compile(rf"{_PACKAGE}[/\\]|[/\\](?:site|dist)-packages[/\\]|^<frozen")
-_SHIM = "replicax/ahead/"  # through which every program is called
+_SHIM = str(Path(__file__).parent)  # its frames stand below every program
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|branch_computations|true_computation|false_computation)="
     r"(?P<names>\{[^}]*\}|%[\w.\-]+)"
@@ -173,9 +172,9 @@ class Hlo:
             place = self._tables["FileLocations"].get(row.get("file_location_id"), {})
             file = self._tables["FileNames"].get(place.get("file_name_id"), "")
             line = f"{file}:{place.get('line', '?')}"
-            if file and not LIBRARIES.search(file):
+            if file and not is_library(file):
                 return line
-            first = first or ("" if _SHIM in file else line)
+            first = first or ("" if is_in(file, _SHIM) else line)
             # XLA prints parents one too high, so that none is 1.
             frame = min(row.get("parent_frame_id", 1), frame) - 1
         return first

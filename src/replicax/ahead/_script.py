@@ -15,7 +15,7 @@ import jax
 import jax.core
 
 from replicax._errors import TracingError
-from replicax.ahead._hlo import LIBRARIES
+from replicax._origin import is_library
 from replicax.ahead._trace import Step
 from replicax.functions._program import watched_by
 
@@ -141,7 +141,7 @@ def _told(path: str, error: Exception, when: str) -> str:
     told = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(told.stack) if frame.filename == path), 0)
     frames = told.stack[first:]
-    shown = [f for f in frames if f is frames[-1] or not LIBRARIES.search(f.filename)]
+    shown = [f for f in frames if f is frames[-1] or not is_library(f.filename)]
     told.stack = traceback.StackSummary.from_list(shown)
     notes = getattr(told, "__notes__", None) or ()
     told.__notes__ = [note for note in notes if "JAX has removed its internal frames" not in note]

@@ -8,7 +8,6 @@ A number for a graph: equal numbers mean equal elements.
 import hashlib
 import itertools
 import sys
-import sysconfig
 import weakref
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax._origin import is_library
 from replicax._types import TensorSpec, TypeSpec
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
@@ -101,7 +101,6 @@ def _is_open(spec: Any) -> bool:
 _serial = itertools.count()
 _tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _kept: list[Any] = []  # what cannot be referred to weakly, so that its identity is not used again
-_LIBRARIES = tuple({*sysconfig.get_paths().values()})
 _PARTED = (MethodType, partial, Node, ElementFunction, Seeds)
 _LEFT_OUT = frozenset({"known_spec", "known_inner", "memory", "last", "wrap"})  # what was learnt
 
@@ -217,7 +216,7 @@ def _installed_name(value: Any) -> str:
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
     if home is None or home is sys.modules.get("__main__") or not callable(value):
         return ""
-    if file and not file.startswith(_LIBRARIES):
+    if file and not is_library(file):
         return ""
     found: Any = home
     for part in str(name).split("."):

@@ -8,7 +8,6 @@ is refused.
 import functools
 import operator
 import sys
-import sysconfig
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from types import CodeType, FunctionType, MethodType, ModuleType
@@ -18,6 +17,7 @@ import jax
 import numpy as np
 
 from replicax._errors import TracingError
+from replicax._origin import is_library as is_library_file
 from replicax.functions._signature import Identity, static_key
 from replicax.state._variable import Variable
 from replicax.values._per_replica import Form, InBody, Pieces, is_distributed, is_opaque
@@ -25,9 +25,6 @@ from replicax.values._placement import is_traced
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
 _BOXES = (list, tuple, set, frozenset, deque)
-_LIBRARIES = tuple(
-    {sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 # Code that names one of these may read attributes which it does not name.
 _BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
@@ -289,7 +286,7 @@ def code_names(code: CodeType) -> frozenset[str]:
 
 @functools.cache
 def is_library(module: str | None) -> bool:
-    """Whether a module is Python's, JAX's or another installed one, whose globals are settled."""
+    """Whether a module belongs to a library, whose globals do not change between calls."""
     if module is None or module == "__main__":
         return False
     if module.split(".")[0] in ("replicax", "jax", "jaxlib", "numpy"):
@@ -298,7 +295,7 @@ def is_library(module: str | None) -> bool:
     file: str | None = getattr(found, "__file__", None)
     if file is None:  # Python's own in C has a spec, a module that was made by hand has none
         return getattr(found, "__spec__", None) is not None
-    return any(file.startswith(folder) for folder in _LIBRARIES)
+    return is_library_file(file)
 
 
 @functools.cache

@@ -1,0 +1,104 @@
+"""Which code counts as a library: never the user's, wherever the user keeps it."""
+
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import hypothesis.strategies as st
+import jax
+import numpy as np
+import pytest
+from hypothesis import given
+
+import replicax as rx
+from replicax import _origin
+from tests.fresh_process import run_fresh
+
+PACKAGE = Path(rx.__file__).parent
+NAMES = st.sampled_from(
+    ["replicax", "replicax_app", "src", "site-packages", "dist-packages", "lib", "python3", "jax"]
+)
+SITE = sysconfig.get_path("purelib")
+ROOTS = st.sampled_from(
+    [
+        sys.prefix,
+        sys.base_prefix,
+        f"{SITE}-notes",
+        f"{PACKAGE}_app",
+        "/home/me",
+        str(PACKAGE.parent),
+    ]
+)
+
+
+@given(ROOTS, st.lists(NAMES, max_size=3))
+def test_a_file_outside_of_library_folders_is_the_users(root, folders):
+    file = Path(root, "project", *folders, "train.py")
+
+    assert not _origin.is_library(str(file))
+
+
+@pytest.mark.parametrize("module", [rx, jax, np, pytest, zipfile], ids=lambda m: m.__name__)
+def test_installed_modules_are_libraries(module):
+    assert _origin.is_library(module.__file__)
+
+
+def test_a_file_that_no_installed_distribution_ships_is_the_users():
+    assert not _origin.is_library(str(Path(SITE, "copied_by_hand", "train.py")))
+
+
+def install(site: Path, name: str, *, from_folder: bool) -> Path:
+    """Install a package as pip does: its files, and a record of where they come from."""
+    info = site / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    info.joinpath("METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    info.joinpath("top_level.txt").write_text(f"{name}\n")
+    if from_folder:
+        info.joinpath("direct_url.json").write_text('{"url": "file:///x", "dir_info": {}}')
+    file = site / f"{name}.py"
+    file.write_text("scale = 2\ndef double(x):\n    return x * scale\n")
+    return file
+
+
+@pytest.mark.parametrize("from_folder", [True, False])
+def test_a_project_installed_from_a_folder_is_the_users(tmp_path, monkeypatch, from_folder):
+    file = install(tmp_path, f"project_{from_folder}".lower(), from_folder=from_folder)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(_origin, "_site_folders", lambda: (str(tmp_path),))
+    _origin.is_library.cache_clear()
+    _origin._names_by_package.cache_clear()
+
+    try:
+        assert _origin.is_library(str(file)) is not from_folder
+    finally:
+        _origin.is_library.cache_clear()
+        _origin._names_by_package.cache_clear()
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {folder!r})
+import helper, replicax as rx
+print(int(rx.data.Dataset.range(3).map(helper.double).fingerprint()))
+"""
+
+
+@pytest.mark.parametrize("folder", ["inside_the_prefix", "replicax_app"])
+def test_changed_code_in_a_project_under_a_librarys_prefix_is_seen(tmp_path, folder):
+    # A process whose prefix is the folder that the project lives in.
+    project = tmp_path / folder / "project"
+    project.mkdir(parents=True)
+    program = f"import sys; sys.prefix = {str(project.parent)!r}\n" + PROGRAM.format(
+        folder=str(project)
+    )
+    seen = []
+    for factor in (2, 3):
+        (project / "helper.py").write_text(
+            f"scale = {factor}\ndef double(x):\n    return x * scale\n"
+        )
+        done = run_fresh(program, PYTHONDONTWRITEBYTECODE="1")
+        assert done.returncode == 0, done.stderr
+        seen.append(int(done.stdout))
+
+    assert seen[0] != seen[1]
