@@ -9,9 +9,11 @@ import functools
 import importlib
 import logging
 import operator
+import sys
+import threading
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from types import FunctionType, SimpleNamespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +23,7 @@ from jax.extend import core as jaxprs
 from jax.interpreters import mlir
 
 from replicax import _jaxlib_private
+from replicax._threads import held
 
 _log = logging.getLogger("replicax")
 
@@ -31,13 +34,41 @@ def _inside(name: str) -> Any:
     return None  # pragma: no cover - a JAX that moved it
 
 
-_MODULES = "callback compiler config core distributed dtypes effects xla_bridge"
-_callback, _compiler, _config, _core, _distributed, _dtypes, _effects, _xla_bridge = map(
-    _inside, _MODULES.split()
-)
-_mlir, _pxla = _inside("interpreters.mlir"), _inside("interpreters.pxla")
+_callback, _config, _core = map(_inside, ("callback", "config", "core"))
+_compilation_cache, _compiler = map(_inside, ("compilation_cache", "compiler"))
+_distributed, _xla_bridge = map(_inside, ("distributed", "xla_bridge"))
+_dtypes, _effects = map(_inside, ("dtypes", "effects"))
+_pxla = _inside("interpreters.pxla")
 _ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
-Trace: Any = getattr(_core, "Trace", object)  # what processes operations; object if it has moved
+
+
+@functools.cache
+def is_of_jax(primitive: Any) -> bool:
+    """Whether ``primitive`` is one of JAX's own, and not another that has the same name.
+
+    A primitive is JAX's own if a module of JAX holds it.
+    """
+    return primitive in _public_primitives() or any(
+        value is primitive
+        for name, module in list(sys.modules.items())
+        if name.startswith("jax.") and module is not None
+        for value in list(vars(module).values())
+    )
+
+
+@functools.cache
+def _public_primitives() -> frozenset[Any]:
+    found = vars(jaxprs.primitives).values()
+    return frozenset(p for p in found if isinstance(p, jaxprs.Primitive))
+
+
+def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many constants and carries the parameters of a ``scan`` equation name."""
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carries, _ = params["ft_in"].unpack()  # JAX 0.12
+    return len(consts), len(carries)
+
 
 _public_settings = operator.attrgetter(
     "jax_enable_x64",
@@ -70,7 +101,7 @@ traced: Any = getattr(_core, "trace_state_strong_ref", None) or _TraceNow()
 at_rest: Any = _TraceNow().value
 
 
-class Listening(Trace):  # type: ignore[misc]
+class Listening(jax.core.Trace):
     """A trace that only listens: values stay what they are where it listens, at ``parent``."""
 
     def __init__(self, parent: Any) -> None:
@@ -92,21 +123,43 @@ def unrecorded() -> Iterator[None]:
         yield
 
 
-def traced_apart(fn: Callable[[], Any]) -> Any:
-    """``fn()``, which traces; after it JAX traces what it did before, whatever interrupts it.
+def undisturbed(fn: Callable[[], Any]) -> Any:
+    """Return ``fn()``, which traces or compiles, and restore JAX's thread-local state after it.
 
-    The blocks in which JAX traces put that back by Python code, which a signal may interrupt; the
-    thread would then go on recording operations in a function that nobody compiles.
+    JAX sets what it traces, the axes in scope and many settings for the time of a block, and puts
+    them back in Python code, which the exception of a signal handler may interrupt. The thread
+    would then stay inside a trace that has ended, and every later call would fail.
     """
-    context: Any = getattr(_core, "trace_ctx", None)
-    if not hasattr(context, "set_axis_env"):  # pragma: no cover - a JAX that moved it
-        return fn()
-    trace, axes = context.trace, context.axis_env
+    before = [(state, state.get_local()) for state in _thread_states(len(sys.modules))]
     try:
         return fn()
     finally:
-        context.set_trace(trace)
-        context.set_axis_env(axes)
+        with held:
+            for state, value in before:
+                if state.get_local() is not value:
+                    state.set_local(value)
+
+
+@functools.lru_cache(maxsize=1)
+def _thread_states(_: int) -> list[Any]:
+    """Return every state of JAX that has a value per thread; its modules hold them.
+
+    The argument is the number of modules: one that is imported later may have others.
+    """
+    kind: Any = getattr(getattr(_config, "config_ext", None), "Config", None)
+    if not hasattr(kind, "get_local"):  # pragma: no cover - a JAX that moved it
+        return []
+    modules = [m for name, m in list(sys.modules.items()) if name.startswith(("jax.", "replicax."))]
+    found = {id(x): x for m in modules for x in list(vars(m).values())}
+    found |= {id(x): x for x in getattr(_config, "config_states", {}).values()}
+    # A user context, such as ours, keeps its state in an attribute.
+    inner = (getattr(x, "_obj", None) for x in list(found.values()) if _is_user_context(x))
+    found |= {id(x): x for x in inner}
+    return [x for x in found.values() if isinstance(x, kind)]
+
+
+def _is_user_context(x: Any) -> bool:
+    return type(x).__module__ == "jax._src.config" and type(x).__name__ == "UserContext"
 
 
 def uncommitted(x: jax.Array) -> jax.Array:
@@ -189,14 +242,6 @@ def lower_ordered_call(ctx: Any, *args: Any, callback: Callable[..., Any], **_: 
     return results
 
 
-def lowering_of(primitive: Any, platform: str) -> Callable[..., Any] | None:
-    """The rule by which JAX lowers a primitive for a platform now; None if it does not tell."""
-    own: Any = getattr(_mlir, "_platform_specific_lowerings", {})
-    common: Any = getattr(_mlir, "_lowerings", {})
-    entry = own.get(platform, {}).get(primitive) or common.get(primitive)
-    return getattr(entry, "rule", None)
-
-
 def setting(name: str) -> Any:
     """The value of a setting of JAX; its types know only ``update``."""
     return getattr(jax.config, name)
@@ -252,16 +297,30 @@ def surround_compiler(make: Callable[[Callable[..., Any]], Callable[..., Any]]) 
 
 
 def keep_programs_of_all() -> bool:
-    """Let each process write its programs to JAX's cache, not the first alone; False if it cannot.
+    """Let every process write to JAX's compilation cache; return False if this JAX has no way.
 
-    JAX spares file systems far away, where many would write at once; each has keys of its own.
+    JAX lets only the first process write, to spare remote file systems. The programs of the others
+    have keys of their own, so that a restart would compile them again.
     """
     write: Any = getattr(_compiler, "_cache_write", None)
-    if "distributed" not in getattr(getattr(write, "__code__", None), "co_names", ()):
-        return False  # pragma: no cover - a JAX that moved it
-    first = SimpleNamespace(global_state=SimpleNamespace(process_id=0))
-    names = {**vars(_compiler), "distributed": first}
-    _compiler._cache_write = FunctionType(write.__code__, names, write.__name__)
+    put: Any = getattr(_compilation_cache, "put_executable_and_time", None)
+    if put is None or write is None:  # pragma: no cover - a JAX that moved them
+        return False
+
+    @functools.wraps(write)
+    def write_from_every_process(
+        key: str, seconds: float, name: str, backend: Any, executable: Any, *rest: Any
+    ) -> None:
+        if jax.process_index() == 0:
+            write(key, seconds, name, backend, executable, *rest)
+        elif seconds >= setting("jax_persistent_cache_min_compile_time_secs"):
+            try:
+                put(key, name, executable, backend, int(seconds))
+            except Exception as error:  # as JAX does: a cache that fails only costs time
+                text = f"Cannot write {name!r} to JAX's compilation cache: {error}"
+                warnings.warn(text, stacklevel=2)
+
+    _compiler._cache_write = write_from_every_process
     return True
 
 
@@ -304,8 +363,12 @@ def give_assign(x: Any, assign: Callable[..., Any]) -> None:
         with contextlib.suppress(AttributeError):
             x.assign = assign
         return
+    # Tracers have no room for attributes: their class looks the method up. It is changed for the
+    # first part of a variable in traced code, so that programs without one see JAX's own class.
+    if not hasattr(jax.core.Tracer, "assign"):
+        jax.core.Tracer.assign = property(_given_assign)  # type: ignore[attr-defined]
     number = id(x)
-    with contextlib.suppress(TypeError):  # tracers have no attributes of their own
+    with contextlib.suppress(TypeError):
         _assigns[number] = (weakref.ref(x, lambda _: _assigns.pop(number, None)), assign)
 
 
@@ -314,10 +377,6 @@ def _given_assign(x: Any) -> Any:
     if found is None or found[0]() is not x:
         raise AttributeError(f"{type(x).__name__!r} object has no attribute 'assign'")
     return found[1]
-
-
-if not hasattr(jax.core.Tracer, "assign"):
-    jax.core.Tracer.assign = property(_given_assign)  # type: ignore[attr-defined]
 
 
 def accept_as_array(
@@ -372,7 +431,19 @@ class _Probe:
 
 @functools.cache
 def _reads_objects() -> bool:
-    """Whether an object in the tables is read where it is used: traced, jitted, differentiated."""
+    """Whether an object in the tables is read where it is used: traced, jitted, differentiated.
+
+    A thread of its own tries it: the caller may be inside a trace or under settings that change
+    how JAX traces, and the answer holds for the whole process.
+    """
+    answers: list[bool] = []
+    thread = threading.Thread(target=lambda: answers.append(_tried()), name="replicax-probe")
+    thread.start()
+    thread.join()
+    return answers == [True]
+
+
+def _tried() -> bool:
     probe: Any = _Probe()
 
     def use(x: jax.Array) -> jax.Array:

@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
+from replicax._jax_private import settings
 from replicax.context._current import Frame, current
 from replicax.data._ahead import is_plain
 from tests.fresh_process import run_fresh
@@ -87,15 +88,20 @@ def _handler_at(code, offset):
 
 
 @functools.cache
-def _is_ours(file):
+def is_ours(file):
     return Path(file).is_relative_to(PACKAGE) or Path(file) in OURS
 
 
-class At:
-    """Sends a signal at the ``moment``-th moment in code of ours in the block."""
+@functools.cache
+def is_of_jax(file):
+    return Path(file).is_relative_to(Path(jax.__file__).parent)
 
-    def __init__(self, moment):
-        self._left = moment
+
+class At:
+    """Sends a signal at the ``moment``-th moment in code of ours, or of others, in the block."""
+
+    def __init__(self, moment, hits=is_ours):
+        self._left, self._hits = moment, hits
         self._last = {}
         self.where = None
 
@@ -109,7 +115,7 @@ class At:
 
     def _begin(self, frame, event, arg):
         code = frame.f_code
-        if not _is_ours(code.co_filename):
+        if not self._hits(code.co_filename):
             return None
         if code.co_name in ("_end", "__del__"):  # Python drops what a finalizer raises
             return None
@@ -128,7 +134,7 @@ class At:
 
 
 def is_at_rest():
-    """Whether nothing is left of a step in what the code after it sees."""
+    """Whether nothing is left of a step in what the code after it sees, JAX's settings included."""
     return current() == Frame() and is_plain() and not isinstance(jnp.add(1, 1), jax.core.Tracer)
 
 
@@ -323,6 +329,48 @@ def test_a_first_call_that_is_interrupted_while_it_compiles_loses_nothing():
         training.check(at.where)
 
     training.iterator.close()
+
+
+def new_function(training):
+    """Return a function that no call has compiled yet, with all that a program may hold."""
+
+    def replica(x):
+        total = rx.distribute.get_replica_context().all_reduce("SUM", jax.jit(jnp.sin)(x))
+        training.weights[0].assign_add(jnp.ones(3))
+        turn = lambda c, _: (c + jax.random.normal(jax.random.key(0)), None)  # noqa: E731
+        return rx.scan(turn, total, length=2)[0]
+
+    return rx.function(lambda x: training.strategy.run(replica, args=(x,)))
+
+
+@pytest.mark.parametrize(
+    "every", [997, pytest.param(61, marks=pytest.mark.slow)], ids=["few", "many"]
+)
+def test_a_first_call_can_be_made_again_after_an_interruption_inside_of_jax(every):
+    # As in a notebook: Ctrl-C in a slow first call, and the cell once more.
+    training = Training(mirrored(2))
+    x = jnp.float32(0.5)
+    wanted = float(new_function(training)(x).values[0])
+    count, moment, interrupted = 1, 1, 0
+    before = settings()
+
+    while True:
+        step = new_function(training)
+        with contextlib.suppress(Exception), At(moment, is_of_jax) as at:
+            step(x)
+        done = float(training.weights[0].numpy()[0]) - count
+        assert done in (0, 1), at.where
+        assert is_at_rest(), at.where
+        assert settings() == before, at.where
+        assert float(step(x).values[0]) == wanted, at.where
+        count += done + 1
+        if at.where is None:
+            break
+        interrupted += 1
+        moment += every
+
+    training.iterator.close()
+    assert interrupted > 5
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from typing import (
 import jax
 
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import at_rest, settings, traced, traced_apart
+from replicax._jax_private import at_rest, settings, traced, undisturbed
 from replicax.context._current import current, get_strategy, whereabouts, within
 from replicax.functions._border import Outputs, with_givens
 from replicax.functions._jaxpr._lift import lift
@@ -286,7 +286,7 @@ class Function(Generic[_P, _R_co]):
 
     def _trace_apart(self, arguments: Arguments) -> tuple[Program, list[Any]]:
         traced: tuple[Program, list[Any]] = within(
-            lambda: traced_apart(lambda: self._trace(arguments))
+            lambda: undisturbed(lambda: self._trace(arguments))
         )
         return traced
 

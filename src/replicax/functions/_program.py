@@ -10,9 +10,11 @@ import jax
 import numpy as np
 
 from replicax._errors import DivergenceError, ScopeError, TracingError
+from replicax._jax_private import undisturbed
 from replicax._threads import held
 from replicax.context._current import current
 from replicax.functions._border import Given, Outputs
+from replicax.functions._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import MAY_RAISE, Lifted, host_calls, outline
 from replicax.functions._modes import Unfilled
 from replicax.functions._signature import Arguments
@@ -30,6 +32,7 @@ class Program:
     """A compiled call: arrays and variables in, results and variables out."""
 
     def __init__(self, lifted: Lifted, level: TraceLevel, outputs: Outputs, name: str) -> None:
+        lifted = lifted.rewritten(with_cpu_kernels)
         self.name = name
         self._calls = 0
         self.outputs = outputs
@@ -85,6 +88,7 @@ class Program:
         donate = (0,) if self.donates else ()
         self._changes = bool(self.written or self._pulls)
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
+        self._call: Callable[..., Any] = self._first_call
         self._label = name
         if topology is not None and not topology.is_whole:
             self._label = f"{name} (program {digest(' '.join(outline(lifted.jaxpr)))})"
@@ -122,7 +126,7 @@ class Program:
             for cell in self.written:
                 journal.note(cell)
         if self._may_fail or not self._changes:
-            new, outs = self.jitted([c.array() for c in self.changed], *inputs)
+            new, outs = self._call([c.array() for c in self.changed], *inputs)
             if self._changes:
                 jax.block_until_ready(new)
                 self._judge(new)
@@ -133,9 +137,14 @@ class Program:
         with held, changing if not self._calls_back else nullcontext():
             # What a program gave to a variable, and nobody has seen, is as this one takes it.
             changed = [c.value if c.owned else own_copy(c.array()) for c in self.changed]
-            new, outs = self.jitted(changed, *inputs)
+            new, outs = self._call(changed, *inputs)
             self._commit(new)
         return outs, new
+
+    def _first_call(self, *args: Any) -> Any:
+        result = undisturbed(lambda: self.jitted(*args))  # JAX traces and lowers, in Python
+        self._call = self.jitted
+        return result
 
     def _commit(self, new: Sequence[Any]) -> None:
         for cell, value in zip(self.written, new, strict=True):

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import jax
 from jax.extend import core as jaxprs
 
-from replicax._jax_private import Listening, Trace, traced
+from replicax._jax_private import Listening, traced
 from replicax.functions._jaxpr._lift import taking_consts
 
 
@@ -93,15 +93,6 @@ class _Recording(Listening):
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Tell ``recorder`` every operation that this thread does until the block ends.
-
-    Raises:
-        NotImplementedError: If this JAX has no traces to derive from.
-    """
-    if Trace is object:  # pragma: no cover - a JAX that moved it
-        raise NotImplementedError(
-            f"JAX {jax.__version__} has no core.Trace inside, on which GradientTape rests. Use"
-            " `rx.value_and_grad(loss_fn, variables)`."
-        )
+    """Tell ``recorder`` every operation that this thread does until the block ends."""
     with jaxprs.set_current_trace(_Recording(traced.value, recorder)):
         yield

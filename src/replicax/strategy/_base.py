@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from replicax._errors import ScopeError
-from replicax._on_cpus import fast_on_cpus
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax.collectives._options import RunOptions, plain_reduction
@@ -69,8 +68,6 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
                 "cross_device_ops must be a rx.distribute.CrossDeviceOps, got"
                 f" {cross_device_ops!r}."
             )
-        if topology is not None:
-            fast_on_cpus()
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)

@@ -19,6 +19,7 @@ from replicax._jax_private import ordered_effect
 from replicax._threads import held
 from replicax.collectives import _eager
 from replicax.functions._border import Outputs, own_value
+from replicax.functions._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import Lifted, lift, numbered
 from replicax.functions._signature import Arguments, take_apart
 from replicax.state._agreement import settled
@@ -173,8 +174,9 @@ class _Program:
             births.reset(token)
         if log:  # what starts from a traced value has no value yet
             raise CannotTrace if inner.created else _MadeVariables
-        call, collectives = numbered(lifted, _eager.COLLECTIVES, ordered_effect())
-        return cls(lifted, outputs, collectives, jax.jit(call))
+        lifted, collectives = numbered(lifted, _eager.COLLECTIVES, ordered_effect())
+        jitted = jax.jit(lifted.rewritten(with_cpu_kernels).call)
+        return cls(lifted, outputs, collectives, jitted)
 
     def __call__(self, arguments: Arguments, state: list[Any]) -> tuple[Any, dict[Cell, Any]]:
         lifted = self.lifted

@@ -7,7 +7,7 @@ of a jaxpr: whether it calls Python, what it does in words, and to be one equati
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, wraps
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 from jax.extend import core as jaxprs
 
 from replicax._errors import TracingError
+from replicax._jax_private import undisturbed
 from replicax.context._current import in_replica
 from replicax.state._cell import Cell
 from replicax.state._creation import value_before
@@ -43,6 +44,12 @@ class Lifted:
     num_outs: int
     jaxpr: jaxprs.Jaxpr
     consts: Sequence[Any]
+
+    def rewritten(self, change: Callable[[jaxprs.Jaxpr], jaxprs.Jaxpr]) -> "Lifted":
+        """Return the function with another jaxpr of the same inputs and outputs."""
+        jaxpr = change(self.jaxpr)
+        call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(jaxpr, self.consts))
+        return replace(self, jaxpr=jaxpr, call=call)
 
     def with_consts(self, consts: Sequence[Any]) -> Callable[..., list[Any]]:
         """``call``, with other arrays in the place of those that the function closed over."""
@@ -81,7 +88,7 @@ def lift(
         starts = [start for _, start in level.created]
         return [*outs, *(as_input(v, c) for c, v in level.writes.items()), *starts]
 
-    closed = jax.make_jaxpr(traced)(*args)
+    closed = undisturbed(lambda: jax.make_jaxpr(traced)(*args))
     settle_created(level, closed, list(level.writes))
     jaxpr, reads = pull_reads(closed.jaxpr, level)
     jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
@@ -119,7 +126,7 @@ def lift_body(
         written: What the body writes for all replicas: its last results before the initial values.
             Known when the trace ends.
     """
-    closed = jax.make_jaxpr(mapped)(*arrays)
+    closed = undisturbed(lambda: jax.make_jaxpr(mapped)(*arrays))
     equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
@@ -350,14 +357,39 @@ def _a_call() -> Any:
     return jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
 
 
+def with_equations(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``jaxpr``, closed or not, with ``change`` applied to each of its equations."""
+    # From JAX 0.11 on a jaxpr carries its constants itself, and `.jaxpr` is the same object.
+    body = getattr(jaxpr, "jaxpr", jaxpr)
+    equations = list(map(change, body.eqns))
+    if all(new is old for new, old in zip(equations, body.eqns, strict=True)):
+        return jaxpr
+    changed = body.replace(eqns=equations)
+    return changed if body is jaxpr else jaxprs.ClosedJaxpr(changed, jaxpr.consts)
+
+
+def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
+    """Return ``equation`` with ``change`` applied to each jaxpr among its parameters."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, jaxprs.Jaxpr | jaxprs.ClosedJaxpr):
+            return change(value)
+        if type(value) in (tuple, list):
+            new = type(value)(map(changed, value))
+            return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+        return value
+
+    params = {name: changed(value) for name, value in equation.params.items()}
+    is_same = all(params[name] is value for name, value in equation.params.items())
+    return equation if is_same else equation.replace(params=params)
+
+
 # For a primitive: what an equation of it does, by its parameters and the avals of its inputs.
 Described = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
 
 
-def numbered(
-    lifted: Lifted, collectives: Described, effect: Any
-) -> tuple[Callable[..., list[Any]], list[str]]:
-    """A replica's function with its collectives numbered, and what they are, in order.
+def numbered(lifted: Lifted, collectives: Described, effect: Any) -> tuple[Lifted, list[str]]:
+    """Number the collectives of a replica's function; return it, and what they do, in order.
 
     Args:
         lifted: The function.
@@ -366,24 +398,14 @@ def numbered(
     """
     found: list[str] = []
 
-    def renewed(part: Any) -> Any:
-        if isinstance(part, tuple | list):
-            return type(part)(map(renewed, part))
-        if not isinstance(part, jaxprs.Jaxpr | jaxprs.ClosedJaxpr) or effect not in part.effects:
-            return part
-        # From JAX 0.11 on, a jaxpr carries its constants itself and `.jaxpr` is the object.
-        body = getattr(part, "jaxpr", part)
-        changed = body.replace(eqns=list(map(equation_renewed, body.eqns)))
-        return changed if body is part else jaxprs.ClosedJaxpr(changed, part.consts)
-
-    def equation_renewed(equation: Any) -> Any:
-        params = equation.params
+    def change(equation: Any) -> Any:
         if equation.primitive in collectives:
-            params = {**params, "number": len(found) + 1}
+            params = {**equation.params, "number": len(found) + 1}
             describe = collectives[equation.primitive]
             found.append(describe(params, [x.aval for x in equation.invars]))
-        elif effect in equation.effects:
-            params = {name: renewed(part) for name, part in params.items()}
-        return equation.replace(params=params)
+            return equation.replace(params=params)
+        if effect in equation.effects:
+            return with_inner(equation, lambda jaxpr: with_equations(jaxpr, change))
+        return equation
 
-    return jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(renewed(lifted.jaxpr), lifted.consts)), found
+    return lifted.rewritten(lambda jaxpr: with_equations(jaxpr, change)), found

@@ -21,15 +21,54 @@ import jax.numpy as jnp
 from jax.extend import core as jaxprs
 
 from replicax._errors import ReplicaError
+from replicax._jax_private import is_of_jax, scan_counts
 from replicax.functions._jaxpr._lift import in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Collectives. Over the whole replica axis, the first give all replicas the same.
 _EQUALISING = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 )
-_MOVING = frozenset({"ppermute", "all_to_all", "reduce_scatter", "psum_scatter", "pbroadcast"})
-_HOST = frozenset({"pure_callback", "io_callback", "debug_callback", "outside_call"})
+_MOVING = frozenset(
+    {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psum_scatter", "pbroadcast"}
+)
+_COLLECTIVES = _EQUALISING | _MOVING
+# Operations that compute each element of the result from the elements in the same place.
+_ELEMENTWISE = _names("""
+    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
+    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
+    ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter
+    not or pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
+    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
+    """)
+# Operations whose results depend on their inputs alone, so that equal inputs give equal results on
+# all replicas. Left out on purpose: what runs code of others (ffi_call, pallas_call, callbacks),
+# what keeps a state (get, swap, rng_uniform) and what is not initialized (empty).
+_DETERMINISTIC = _ELEMENTWISE | _names("""
+    after_all approx_top_k argmax argmin bessel_i0e bessel_i1e bitcast_convert_type broadcast_in_dim
+    broadcast_to cholesky cholesky_update clz concatenate conv_general_dilated create_token
+    cumlogsumexp cummax cummin cumprod cumsum device_put dim_as_value dimension_size dot_general
+    dynamic_slice dynamic_update_slice eig eigh eq_to fft from_edtype gather geqp3 geqrf hessenberg
+    householder_product igamma igamma_grad_a igammac iota iota_2x32_shape layout_constraint le_to
+    log2 lt_to lu lu_pivots_to_permutation mulhi multiple_of name one_minus_square
+    optimization_barrier ormqr pad philox2x32 philox4x32 platform_index polygamma polynomial
+    population_count pvary qr ragged_dot_general random_bits random_clone random_fold_in
+    random_gamma random_seed random_split random_unwrap random_wrap reciprocal reduce_and
+    reduce_max reduce_min reduce_or reduce_prod reduce_sum reduce_window_max reduce_window_min
+    reduce_window_sum reduce_xor regularized_incomplete_beta relayout reshape reshard rev
+    rng_bit_generator scaled_dot scaled_matmul scaled_matmul_wrapper scatter scatter-add scatter-max
+    scatter-min scatter-mul scatter-sub schur select_and_gather_add select_and_scatter_add
+    shape_assertion sharding_constraint slice sort split squeeze stack stop_gradient svd
+    symmetric_product threefry2x32 threefry4x32 tie tile to_edtype top_k transpose triangular_solve
+    tridiagonal tridiagonal_solve unstack with_memory_space_constraint xla_metadata_value zeros_like
+    zeta
+    """)
 
 
 def varying_outputs(jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
@@ -59,23 +98,35 @@ def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool
 
 
 def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
+    """Return which outputs of one equation can differ, given which of its inputs can.
+
+    A primitive that is not known, by JAX's own object and not by its name alone, counts as
+    different on every replica: it may depend on the device that it runs on.
+    """
     name, outs = equation.primitive.name, len(equation.outvars)
-    if name in _IS_PLAIN:
-        return [any(ins)] * outs
-    over_replicas = REPLICA_AXIS in _axes(equation)
-    if over_replicas and name in _EQUALISING | _MOVING:
+    if not is_of_jax(equation.primitive):
+        _inner(equation, [True], divergent=divergent)
+        return [True] * outs
+    if name in _COLLECTIVES:
+        if REPLICA_AXIS not in _axes(equation):
+            return [any(ins)] * outs
         _refuse_divergent(name, divergent=divergent)
         whole = equation.params.get("axis_index_groups") is None
         return [not (whole and name in _EQUALISING)] * outs
-    if (over_replicas and name == "axis_index") or name in _HOST:
-        return [True] * outs
+    if name == "axis_index":
+        return [REPLICA_AXIS in _axes(equation)] * outs
+    if name in _DETERMINISTIC:
+        return [any(ins)] * outs
     if name in _CONTROL:
         return _CONTROL[name](equation, ins, divergent=divergent)
-    return _call(equation, ins, divergent=divergent)
+    if name in _CALLS:
+        return _call(equation, ins, divergent=divergent)
+    _inner(equation, [True], divergent=divergent)
+    return [True] * outs
 
 
 def _scan(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
-    consts, carries = equation.params["num_consts"], equation.params["num_carry"]
+    consts, carries = scan_counts(equation.params)
     body, state = equation.params["jaxpr"].jaxpr, list(ins)
     while True:
         outs = _walk(body, state, divergent=divergent)
@@ -117,12 +168,26 @@ def _call(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
         jaxpr = inner.jaxpr if hasattr(inner, "jaxpr") else inner
         if len(jaxpr.invars) == len(ins) and len(jaxpr.outvars) == outs:
             return _walk(jaxpr, ins, divergent=divergent)
+    return [_inner(equation, ins, divergent=divergent)] * outs
+
+
+def _inner(equation: Any, ins: list[bool], *, divergent: bool) -> bool:
+    """Whether any result of the equation's inner functions can differ, whatever it is used for."""
+    varies = any(ins)
     for jaxpr in jaxprs.jaxprs_in_params(equation.params):
-        _walk(jaxpr, [any(ins)] * len(jaxpr.invars), divergent=divergent)
-    return [any(ins)] * outs
+        varies |= any(_walk(jaxpr, [any(ins)] * len(jaxpr.invars), divergent=divergent))
+    return varies
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
+# Equations that call functions, which their parameters hold as jaxprs.
+_CALLS = _names("""
+    call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_linear_solve
+    custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit reduce
+    reduce_window remat remat2 remat_opt select_and_scatter shard_map xla_metadata_call
+    """)
+# Of these, a call can be replaced by its equations: it has no rules of its own.
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
 
 
 def _axes(equation: Any) -> tuple[Any, ...]:
@@ -139,19 +204,6 @@ def _refuse_divergent(name: str, *, divergent: bool) -> None:
             " rx.while_loop, or make its condition equal on all replicas with an all_reduce."
         )
 
-
-# What computes each number of its result from the numbers in the same place.
-_BY_NUMBER = """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
-    convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
-    ge gt imag integer_pow is_finite le lgamma log log1p logistic lt max min mul ne neg nextafter
-    not or pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
-    shift_right_logical sign sin sinh sqrt square sub tan tanh xor
-"""
-_IS_BY_NUMBER = frozenset(_BY_NUMBER.split())
-# What calls nothing, and knows of no other replica: most of a program.
-_IS_PLAIN = _IS_BY_NUMBER | {"broadcast_in_dim", "dot_general", "dynamic_slice", "reshape"}
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 
 Cuts = Sequence[Cut | None]
 
@@ -327,6 +379,7 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
     params = equation.params
     return (
         equation.primitive.name == "psum"
+        and is_of_jax(equation.primitive)
         and tuple(params["axes"]) == (REPLICA_AXIS,)
         and params["axis_index_groups"] is None
     )
@@ -341,7 +394,7 @@ def _by_part(equation: Any) -> tuple[bool, ...] | None:
     known = [
         s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, jaxprs.Literal)
     ]
-    if name not in _IS_BY_NUMBER or shape == () or any(known):
+    if name not in _ELEMENTWISE or not is_of_jax(equation.primitive) or shape == () or any(known):
         return None
     if any(s not in ((), shape) for s in shapes):
         return None
@@ -354,8 +407,8 @@ def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
 
 def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
     """The operations of a function that is called, in the names of the caller."""
-    key = _CALLS.get(equation.primitive.name)
-    inner = equation.params[key] if key is not None else None
+    key = _INLINED.get(equation.primitive.name)
+    inner = equation.params.get(key) if key is not None else None
     if not isinstance(inner, jaxprs.ClosedJaxpr) or inner.consts or _has_effects(equation):
         return None
     jaxpr = inner.jaxpr

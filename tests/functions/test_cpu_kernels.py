@@ -13,19 +13,28 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
-from replicax._on_cpus import fast_on_cpus
+from replicax.functions._cpu_kernels import with_cpu_kernels
 from tests.fresh_process import run_fresh
 
 WINDOWS = importlib.import_module("jax._src.lax.windowed_reductions")
 HARD = [0.0, -0.0, 1.0, -1.0, 1.5, np.inf, -np.inf, np.nan, 1e-40, 3e-8, -1e-42]
 
 
-@pytest.fixture(autouse=True)
-def _fast():
-    assert fast_on_cpus()
+def fast(fn):
+    """Return ``fn`` as replicax compiles it."""
+    return lambda *args: compiled(fn, *args)(*args)
+
+
+def compiled(fn, *args):
+    return jax.jit(jaxpr_as_fun(with_cpu_kernels(jax.make_jaxpr(fn)(*args))))
+
+
+def mlir_of(fn, *args):
+    return jax.jit(fn).lower(*args).as_text()
 
 
 def xla_pool(x, window, strides, padding):
@@ -57,7 +66,7 @@ def bits(x):
 
 def assert_same(own, xla, *args):
     with jax.enable_x64():
-        mine, theirs = jax.jit(own)(*args), jax.jit(xla)(*args)
+        (mine,), theirs = fast(own)(*args), jax.jit(xla)(*args)
 
     assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
     np.testing.assert_array_equal(bits(mine), bits(theirs))
@@ -161,7 +170,7 @@ def test_no_window_is_visited_by_xla_in_a_step_of_a_strategy():
 
 def test_higher_derivatives_and_batches_are_as_before():
     x = jnp.arange(3 * 2 * 4 * 4, dtype="float32").reshape(3, 2, 4, 4, 1) % 7
-    hessian = jax.jit(jax.vmap(jax.hessian(step)))(x)
+    (hessian,) = fast(jax.vmap(jax.hessian(step)))(x)
 
     eye = np.einsum("baij->baij", hessian.reshape(3, 32, 32)[:, None]).squeeze(1)
     assert {*np.unique(eye)} == {0.0, 2.0}
@@ -178,7 +187,7 @@ def test_arrays_that_jax_divides_pool_as_whole_ones(axis, kind):
     with jax.set_mesh(mesh):
         if kind is AxisType.Explicit and axis == 1:
             pytest.skip("JAX itself refuses to pool over a dimension that it divides")
-        found = jax.jit(jax.grad(step))(divided)
+        (found,) = fast(jax.grad(step))(divided)
 
     np.testing.assert_array_equal(found, jax.grad(step)(x))
 
@@ -192,33 +201,55 @@ def test_pools_within_a_shard_map_are_those_of_the_parts(check):
         jax.grad(step), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=check
     )
 
-    np.testing.assert_array_equal(jax.jit(inside)(x), jax.grad(step)(x))
+    np.testing.assert_array_equal(fast(inside)(x)[0], jax.grad(step)(x))
 
 
 def test_shapes_with_names_are_left_to_xla():
     names = jax.export.symbolic_shape("n, 4, 4, 3")
-    exported = jax.export.export(jax.jit(jax.grad(step)))(jax.ShapeDtypeStruct(names, "float32"))
+    shape = jax.ShapeDtypeStruct(names, "float32")
+    exported = jax.export.export(compiled(jax.grad(step), shape))(shape)
     x = jnp.arange(48, dtype="float32").reshape(1, 4, 4, 3)
 
-    np.testing.assert_array_equal(exported.call(x), jax.grad(step)(x))
+    np.testing.assert_array_equal(exported.call(x)[0], jax.grad(step)(x))
 
 
-def test_without_a_strategy_jax_is_as_it_was():
-    ran = run_fresh("""
-        import jax, jax.numpy as jnp
-        from jax import lax
-        import replicax as rx
+@given(st.data())
+@settings(max_examples=10)
+def test_programs_of_jax_are_lowered_as_without_replicax(data):
+    window, strides, padding, x, _ = data.draw(pools())
+    how = {"window": window, "strides": strides, "padding": padding}
+    axes, dtype, (left, right) = data.draw(products())
+    programs = [
+        (jax.grad(lambda x: own_pool(x, **how).astype("float32").sum()), x),
+        (partial(jnp.tensordot, axes=axes), left.astype(dtype), right.astype(dtype)),
+    ]
+    strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
-        def step(x):
-            return lax.reduce_window(x, -jnp.inf, lax.max, (2,), (2,), "VALID").sum()
-
-        def text():
-            return jax.jit(jax.grad(step)).lower(jnp.ones(4)).as_text()
-
-        assert "select_and_scatter" in text()
-        rx.distribute.OneDeviceStrategy("CPU:0")
+    for fn, *args in programs:
+        before = mlir_of(fn, *args)
+        strategy.run(rx.function(fn), tuple(args))
+        rx.function(lambda *xs, fn=fn: strategy.run(fn, xs))(*args)
         jax.clear_caches()
-        assert "select_and_scatter" not in text()
+        assert mlir_of(fn, *args) == before
+
+
+def test_rules_of_jax_are_those_that_it_was_imported_with():
+    ran = run_fresh("""
+        import jax
+        from jax._src.interpreters import mlir
+
+        def rules():
+            tables = [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
+            return [{p: t[p] for p in jax_primitives if p in t} for t in tables]
+
+        jax_primitives = list(mlir._lowerings) + [
+            p for t in mlir._platform_specific_lowerings.values() for p in t
+        ]
+        before = rules()
+        import replicax as rx
+        strategy = rx.distribute.OneDeviceStrategy("CPU:0")
+        rx.function(lambda x: strategy.run(lambda x: x + 1, (x,)))(1.0)
+        assert rules() == before
     """)
 
     assert ran.returncode == 0, ran.stderr
@@ -254,7 +285,7 @@ def is_as_in_numpy(case):
     axes, dtype, whole = case
     with jax.enable_x64():
         left, right = (jnp.asarray(x, dtype) for x in whole)
-        found = jax.jit(partial(jnp.tensordot, axes=axes))(left, right)
+        (found,) = fast(partial(jnp.tensordot, axes=axes))(left, right)
     left, right = (np.asarray(x, "float64") for x in (left, right))
 
     assert found.dtype == dtype
@@ -303,10 +334,10 @@ def test_products_over_rows_that_jax_divides_are_left_to_xla(sequences, axis, ki
 
     with jax.set_mesh(mesh):
         spread = jax.device_put(w, NamedSharding(mesh, PartitionSpec()))
-        compiled = jax.jit(jax.grad(bend)).lower(spread, divided).compile()
+        program = compiled(jax.grad(bend), spread, divided).lower(spread, divided).compile()
 
-    assert "all-gather" not in compiled.as_text()
-    np.testing.assert_allclose(compiled(spread, divided), gradient(w, x), 1e-5)
+    assert "all-gather" not in program.as_text()
+    np.testing.assert_allclose(program(spread, divided)[0], gradient(w, x), 1e-5)
 
 
 @pytest.mark.parametrize("check", [True, False])
@@ -324,15 +355,15 @@ def test_products_over_rows_within_a_shard_map_are_those_of_the_parts(sequences,
     )
 
     parts = [gradient(w, half) for half in np.split(x, 2)]
-    np.testing.assert_allclose(jax.jit(inside)(w, x), parts, 1e-5)
+    np.testing.assert_allclose(fast(inside)(w, x)[0], parts, 1e-5)
 
 
 def test_batches_and_names_of_rows_are_as_before(sequences):
     w, x = sequences
-    each = jax.jit(jax.vmap(jax.grad(bend), (None, 0)))(w, jnp.stack([x, 2 * x]))
+    (each,) = fast(jax.vmap(jax.grad(bend), (None, 0)))(w, jnp.stack([x, 2 * x]))
     names = jax.export.symbolic_shape("n, 6, 3")
     shapes = jax.ShapeDtypeStruct(w.shape, w.dtype), jax.ShapeDtypeStruct(names, x.dtype)
-    exported = jax.export.export(jax.jit(jax.grad(bend)))(*shapes)
+    exported = jax.export.export(compiled(jax.grad(bend), *shapes))(*shapes)
 
     np.testing.assert_allclose(each, [gradient(w, x), gradient(w, 2 * x)], 1e-5)
-    np.testing.assert_allclose(exported.call(w, x), gradient(w, x), 1e-5)
+    np.testing.assert_allclose(exported.call(w, x)[0], gradient(w, x), 1e-5)

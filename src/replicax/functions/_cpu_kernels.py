@@ -1,71 +1,84 @@
-"""What XLA does slowly on CPUs, written in another way: max pooling, and gradients of sequences.
+"""Faster CPU code for max pooling and for weight gradients of sequences.
 
-Max pooling is one array for each place within the windows, compared whole. XLA has no kernels for
-windows on CPUs: it visits them number by number, for the gradient 5 to 150 times slower than this.
-The result is the same, bit by bit: of equal numbers the first wins, what follows a NaN wins, and
-sums are added in the order of the windows.
+XLA has no window kernels for CPUs: it visits max pooling element by element, for the gradient 5 to
+150 times slower than slices of the whole array that are compared with each other. The result here
+is the same bit for bit: the first of equal numbers wins, a NaN loses to its successor, and sums are
+added in the order of the windows.
 
-The gradient of a weight that rows of several dimensions went through (a batch of sequences) is a
-product of two matrices with all rows below each other. XLA turns one of them around number by
-number, and takes a slow kernel; told that they are matrices, it takes 0.6 to 0.9 of the time.
+The weight gradient of a batch of sequences contracts several leading dimensions. XLA transposes one
+operand element by element and takes a slow kernel; as a product of two matrices it takes 0.6 to 0.9
+of the time, and may round differently.
+
+`with_cpu_kernels` replaces these operations in the jaxpr of a program that replicax compiles, by
+primitives that choose the code when they are lowered: only then is it known how XLA divides the
+arrays. Programs of `jax.jit` are left alone.
 """
 
 import itertools
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend import core as jaxprs
 from jax.interpreters import mlir
 
-from replicax._jax_private import lowering_of
+from replicax.functions._jaxpr._lift import with_equations, with_inner
 
 _MOST_PLACES = 32  # of a window: 5 x 5, 3 x 3 x 3; more would be long programs
+# Equations whose inner jaxprs are lowered like the code around them. The jaxprs of others, such as
+# a Pallas kernel or the operator of a reduction, follow rules of their own.
+_CALLS = {"scan", "while", "cond", "jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
+_CALLS |= {"shard_map", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
 
 
-@cache
-def fast_on_cpus() -> bool:
-    """Have JAX lower these operations for CPUs in this way from now on.
+def with_cpu_kernels(jaxpr: Any) -> Any:
+    """Return ``jaxpr``, closed or not, with the operations that this module knows replaced."""
 
-    It holds for all programs of this process that are compiled from here on.
+    def change(equation: Any) -> Any:
+        if equation.primitive in _KERNELS:
+            kernel, is_candidate = _KERNELS[equation.primitive]
+            return equation.replace(primitive=kernel) if is_candidate(equation.params) else equation
+        if equation.primitive.name in _CALLS:
+            return with_inner(equation, with_cpu_kernels)
+        return equation
 
-    Returns:
-        Whether this JAX offers a way.
-    """
-    slow_pool = lowering_of(lax.reduce_window_max_p, "cpu")
-    slow_gradient = lowering_of(lax.select_and_scatter_add_p, "cpu")
-    slow_product = lowering_of(lax.dot_general_p, "cpu")
-    if not (slow_pool and slow_gradient and slow_product):  # pragma: no cover - a JAX that moved
+    return with_equations(jaxpr, change)
+
+
+def _kernel(original: Any, fast: Callable[..., Any], fits: Callable[[Any, Any], bool]) -> Any:
+    """Return a primitive like ``original`` that lowers to ``fast`` on CPUs where it ``fits``."""
+    primitive = jaxprs.Primitive(f"replicax_{original.name}")
+    primitive.def_effectful_abstract_eval(original.abstract_eval)
+    plain = mlir.lower_fun(original.bind, multiple_results=False)
+    quick = mlir.lower_fun(fast, multiple_results=False)
+
+    def lower(ctx: Any, *args: Any, **params: Any) -> Any:
+        return (quick if fits(ctx, params) else plain)(ctx, *args, **params)
+
+    mlir.register_lowering(primitive, plain)
+    mlir.register_lowering(primitive, lower, platform="cpu")
+    return primitive
+
+
+def _pool_fits(ctx: Any, params: Any) -> bool:
+    dilations = (*params["base_dilation"], *params["window_dilation"])
+    return all(d == 1 for d in dilations) and _are_plain(ctx)
+
+
+def _gradient_fits(ctx: Any, params: Any) -> bool:
+    # XLA keeps sums of small floats in larger ones, and would round at other places.
+    if _overlap(**params) and ctx.avals_out[0].dtype.itemsize < 4:
         return False
-    fast_pool = mlir.lower_fun(_pool, multiple_results=False)
-    fast_gradient = mlir.lower_fun(_gradient, multiple_results=False)
-    fast_product = mlir.lower_fun(_product, multiple_results=False)
+    # Of a single window XLA adds nothing to 0: -0 stays what it is.
+    selects = params["select_prim"] in (lax.ge_p, lax.le_p)
+    return selects and _are_plain(ctx) and ctx.avals_in[0].size > 1
 
-    def lower_pool(ctx: Any, operand: Any, **params: Any) -> Any:
-        dilations = (*params["base_dilation"], *params["window_dilation"])
-        fits = all(d == 1 for d in dilations) and _fits(ctx, params)
-        return (fast_pool if fits else slow_pool)(ctx, operand, **params)
 
-    def lower_gradient(ctx: Any, source: Any, operand: Any, **params: Any) -> Any:
-        selects = params["select_prim"] in (lax.ge_p, lax.le_p)
-        # Of a single window XLA adds nothing to 0: -0 stays what it is.
-        fits = selects and _fits(ctx, params) and ctx.avals_in[0].size > 1
-        # XLA keeps sums of small floats in larger ones, and would round at other places.
-        if _overlap(**params) and ctx.avals_out[0].dtype.itemsize < 4:
-            fits = False
-        return (fast_gradient if fits else slow_gradient)(ctx, source, operand, **params)
-
-    def lower_product(ctx: Any, left: Any, right: Any, **params: Any) -> Any:
-        fits = _sums_over_rows(**params) and _are_plain(ctx) and _are_whole(ctx)
-        return (fast_product if fits else slow_product)(ctx, left, right, **params)
-
-    mlir.register_lowering(lax.reduce_window_max_p, lower_pool, platform="cpu")
-    mlir.register_lowering(lax.select_and_scatter_add_p, lower_gradient, platform="cpu")
-    mlir.register_lowering(lax.dot_general_p, lower_product, platform="cpu")
-    return True
+def _product_fits(ctx: Any, params: Any) -> bool:
+    return _are_plain(ctx) and _are_whole(ctx)
 
 
 def _are_plain(ctx: Any) -> bool:
@@ -116,9 +129,8 @@ def _product(
 # Max pooling.
 
 
-def _fits(ctx: Any, params: dict[str, Any]) -> bool:
-    """Whether the arrays are plain and the windows small."""
-    return _are_plain(ctx) and 1 < math.prod(params["window_dimensions"]) <= _MOST_PLACES
+def _has_small_windows(window_dimensions: Sequence[int], **_: Any) -> bool:
+    return 1 < math.prod(window_dimensions) <= _MOST_PLACES
 
 
 def _overlap(window_dimensions: Sequence[int], window_strides: Sequence[int], **_: Any) -> bool:
@@ -232,3 +244,20 @@ def _added(
 def _from_zero(x: jax.Array) -> jax.Array:
     """``0 + x``, which XLA would take for ``x``: it is 0 for -0, and for what counts as 0."""
     return lax.select(x == 0, lax.full_like(x, 0), x)
+
+
+# For each primitive its replacement, and whether an equation of it may profit, by its parameters.
+_KERNELS: dict[Any, tuple[Any, Callable[[Any], bool]]] = {
+    lax.reduce_window_max_p: (
+        _kernel(lax.reduce_window_max_p, _pool, _pool_fits),
+        lambda params: _has_small_windows(**params),
+    ),
+    lax.select_and_scatter_add_p: (
+        _kernel(lax.select_and_scatter_add_p, _gradient, _gradient_fits),
+        lambda params: _has_small_windows(**params),
+    ),
+    lax.dot_general_p: (
+        _kernel(lax.dot_general_p, _product, _product_fits),
+        lambda params: _sums_over_rows(**params),
+    ),
+}
