@@ -1,4 +1,5 @@
-# Needs python3 and make; everything else goes into .venv by itself.
+# Needs python3 and make; everything else goes into .venv by itself, one environment for each version
+# of Python. `make test PYTHON=python3.13` takes another Python than the default.
 #
 #   make demo       train a small model on 4 virtual replicas
 #   make test       every check and every test
@@ -8,19 +9,33 @@
 #   make chaos      300 faults in trainings that are started again and again; a table of what came of it
 #   make peers      the same faults in replicax, TensorFlow and torch DDP; a table (large downloads)
 #   make soak       long and large runs: memory, files and threads stay as they are
+#   make test-newest   core, laws, integrations and train, with the newest Python that is installed
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
+#   make test-with JAX=0.11   core, laws, integrations and train with that JAX, the newest of all else
+#   make test-nightly LIBRARY=jax   the same with the main branch of jax, keras or flax
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
+#   make test-flax  Flax's own tests, with and without replicax
+#   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX
 #   make docs       the documentation site, in docs/_build
 #   make bench      the speed tables, against TensorFlow and PyTorch where pip has them, with JSON and plots
 #   make bench-quick  a few points of them against benchmarks/curves.json; fails if far slower
 #   make dist       the sdist and the wheel, tried in a new environment
-#   make constraints  renew the versions that constraints.txt pins
+#   make constraints  renew the versions that make installs for PYTHON: constraints/3.11.txt and so on
 
 PYTHON ?= python3
 PYTEST_WORKERS ?= 2
 
-VENV := .venv
+# An environment cannot change its Python, so each version has its own, and its own constraints: JAX
+# 0.11 and newer do not install on Python 3.11.
+VERSION := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifeq ($(VERSION),)
+    $(error $(PYTHON) does not run; name a Python that does: make PYTHON=/path/to/python3)
+endif
+VENV := .venv/$(VERSION)
+CONSTRAINTS := constraints/$(VERSION).txt
+PYTEST = -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign and not soak"
+PIP_INSTALL := -m pip install --quiet --disable-pip-version-check
 RUN := $(CURDIR)/$(VENV)/bin
 export PATH := $(RUN):$(PATH)
 # The installed pyright is the one we want: no look-up of a newer one.
@@ -29,7 +44,8 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest test-slow test-workers chaos peers soak test-foreign test-keras test-oldest docs bench bench-quick clean
+.PHONY: constraints demo dist test lint pytest pytest-core test-slow test-workers chaos peers soak \
+    test-foreign test-flax test-jax test-keras test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -44,7 +60,36 @@ lint: $(VENV)/.dev
 	lint-imports
 
 pytest: $(VENV)/.dev $(VENV)/.preflight
-	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m "not slow and not foreign and not soak"
+	python $(PYTEST)
+
+OLDEST_JAX := $(shell sed -n 's/.*"jax>=\([0-9.]*\),.*/\1/p' pyproject.toml)
+JAX ?= $(OLDEST_JAX)
+
+# The parts that a version of JAX, Keras or Flax can break; the rest hardly touches them.
+VERSION_TESTS := tests/test_jax_private.py tests/test_on_cpus.py tests/state tests/functions \
+    tests/strategy tests/values tests/context tests/collectives tests/laws tests/integrations tests/train
+
+pytest-core: $(VENV)/.dev
+	python $(PYTEST) $(VERSION_TESTS)
+
+test-newest:
+	$(MAKE) PYTHON="$$(.ci/newest-python)" pytest-core
+
+test-with: $(VENV)-jax-$(JAX)/.done
+	$(VENV)-jax-$(JAX)/bin/python $(PYTEST) $(VERSION_TESTS)
+
+# Without constraints: the main branch of one library, over the newest releases of all others. Its
+# version may lie above the range of pyproject.toml, hence --no-deps.
+LIBRARY ?= jax
+NIGHTLY_jax := git+https://github.com/jax-ml/jax
+NIGHTLY_keras := git+https://github.com/keras-team/keras
+NIGHTLY_flax := git+https://github.com/google/flax
+test-nightly:
+	rm -rf $(VENV)-nightly && $(PYTHON) -m venv $(VENV)-nightly
+	$(VENV)-nightly/bin/python $(PIP_INSTALL) -e '.[test]'
+	$(VENV)-nightly/bin/python $(PIP_INSTALL) --upgrade --no-deps $(NIGHTLY_$(LIBRARY))
+	$(VENV)-nightly/bin/python -m pip list | grep -i -E '^(jax|jaxlib|keras|flax|orbax-checkpoint) '
+	$(VENV)-nightly/bin/python $(PYTEST) $(VERSION_TESTS)
 
 test-slow: $(VENV)/.dev
 	python -m pytest -q -m "slow and not foreign"
@@ -56,9 +101,15 @@ test-foreign: $(VENV)-foreign/.done
 test-keras: $(VENV)-foreign/.done
 	$(VENV)-foreign/bin/python -m pytest -q tests/foreign/test_keras_own.py
 
-# The lower end of the range of JAX; the other end is what constraints.txt pins for all else.
-test-oldest: $(VENV)-oldest/.done
-	$(VENV)-oldest/bin/python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow" tests/test_jax_private.py \
+test-flax: $(VENV)-foreign/.done
+	$(VENV)-foreign/bin/python -m pytest -q tests/foreign/test_flax_own.py
+
+test-jax: $(VENV)/.dev
+	python -m pytest -q tests/foreign/test_jax_own.py
+
+# The lower end of the range of JAX; constraints/ pins the upper end.
+test-oldest: $(VENV)-jax-$(OLDEST_JAX)/.done
+	$(VENV)-jax-$(OLDEST_JAX)/bin/python -m pytest -q -n $(PYTEST_WORKERS) -m "not slow" tests/test_jax_private.py \
 	    tests/state tests/functions tests/strategy tests/values tests/context tests/collectives
 
 test-workers: $(VENV)/.dev
@@ -92,27 +143,30 @@ bench-quick: $(VENV)/.dev
 dist:
 	PYTHON=$(PYTHON) .ci/dist
 
-# What the newest versions are that pyproject.toml allows; `make test` then says whether they work.
+# Whether the newest versions that pyproject.toml allows work, `make test` says afterwards.
 constraints:
 	rm -rf $(VENV)-new && $(PYTHON) -m venv $(VENV)-new
-	$(VENV)-new/bin/python -m pip install --quiet --disable-pip-version-check \
-	    -e '.[dev,preflight,plot]' hatchling editables
-	{ echo '# Every version that `make` installs. Renew: `make constraints`.'; \
-	  $(VENV)-new/bin/python -m pip freeze --exclude-editable; } > constraints.txt
+	$(VENV)-new/bin/python $(PIP_INSTALL) -e '.[dev,docs,preflight,plot]' hatchling editables
+	{ echo '# Every version that `make` installs for Python $(VERSION). Renew: `make constraints`.'; \
+	  $(VENV)-new/bin/python -m pip freeze --exclude-editable; } > $(CONSTRAINTS)
 	rm -rf $(VENV)-new
 
 clean:
-	rm -rf $(VENV) bench docs/_build docs/api .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
+	rm -rf .venv bench docs/_build docs/api .mypy_cache .pytest_cache .ruff_cache .import_linter_cache
 
-# One stamp per set of extras; constraints.txt pins every version, the build tools included.
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/pyvenv.cfg
-	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check -e '.[$*]'
+constraints/%.txt:
+	@echo "replicax is not tested with Python $*: there is no $@. Name another Python with" \
+	    "make PYTHON=..., or try this one: make constraints, then make test." >&2; exit 1
+
+# One stamp per set of extras; the constraints pin every version, the build tools included.
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(CONSTRAINTS) | $(VENV)/pyvenv.cfg
+	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[$*]'
 	touch $@
 
 # The TPU compiler (200 MB), for the tests of preflight; where it cannot be had they are skipped.
-$(VENV)/.preflight: pyproject.toml constraints.txt | $(VENV)/.dev
-	PIP_CONSTRAINT=constraints.txt python -m pip install --quiet --disable-pip-version-check \
-	    -e '.[preflight,plot]' || echo "No TPU compiler here: the tests of preflight will be skipped."
+$(VENV)/.preflight: pyproject.toml $(CONSTRAINTS) | $(VENV)/.dev
+	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[preflight,plot]' \
+	    || echo "No TPU compiler here: the tests of preflight will be skipped."
 	touch $@
 
 # What replicax is compared with, each in an environment of its own.
@@ -120,22 +174,17 @@ TENSORFLOW := tensorflow-cpu==2.21.0
 TORCH := torch==2.13.0
 $(VENV)-tensorflow/.done $(VENV)-torch/.done: $(VENV)-%/.done:
 	$(PYTHON) -m venv $(VENV)-$*
-	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check \
-	    numpy $(if $(filter torch,$*),$(TORCH),$(TENSORFLOW))
+	$(VENV)-$*/bin/python $(PIP_INSTALL) numpy $(if $(filter torch,$*),$(TORCH),$(TENSORFLOW))
 	touch $@
 
 $(VENV)-foreign/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-foreign
-	$(VENV)-foreign/bin/python -m pip install --quiet --disable-pip-version-check \
-	    $(TORCH) -e '.[test,foreign]'
+	$(VENV)-foreign/bin/python $(PIP_INSTALL) $(TORCH) -e '.[test,foreign]'
 	touch $@
 
-OLDEST_JAX := $(shell sed -n 's/.*"jax>=\([0-9.]*\),.*/\1/p' pyproject.toml)
-
-$(VENV)-oldest/.done: pyproject.toml
-	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pip install --quiet --disable-pip-version-check \
-	    jax==$(OLDEST_JAX) -e '.[test]'
+$(VENV)-jax-%/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-jax-$*
+	$(VENV)-jax-$*/bin/python $(PIP_INSTALL) 'jax==$*.*' -e '.[test]'
 	touch $@
 
 $(VENV)/pyvenv.cfg:
