@@ -194,4 +194,5 @@ def test_the_memory_of_a_device_is_what_the_compiler_gives_it(name):
 
     by_hand = limits()[name]
     assert (report.num_devices, report.hbm) == (by_hand["devices"], round(by_hand["bytes"]))
-    assert Target.parse(name).hbm == report.hbm  # what is known without asking it
+    # What is known without asking it; versions of libtpu reserve different amounts for themselves.
+    assert Target.parse(name).hbm == pytest.approx(report.hbm, rel=1e-3)

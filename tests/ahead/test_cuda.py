@@ -116,8 +116,11 @@ def report_of(step, args, name):
     return report
 
 
-def started(report, kind):
-    return len(re.findall(rf" {kind}-start\(", report.hlo))
+def issued(report, kind):
+    """Count a collective; compilers since JAX 0.11 keep it synchronous if nothing overlaps it."""
+    started = len(re.findall(rf" {kind}-start\(", report.hlo))
+    assert len(re.findall(rf" {kind}-done\(", report.hlo)) == started
+    return started + len(re.findall(rf" {kind}\(", report.hlo))
 
 
 def assert_nothing_goes_to_the_host(report):
@@ -137,8 +140,7 @@ def test_the_gradients_of_twenty_variables_are_one_all_reduce(strategy, name):
     assert reduced.kind == "all-reduce"
     assert (reduced.group, reduced.hosts) == (report.num_devices, hosts)
     assert weights <= reduced.bytes <= weights + 64
-    assert started(report, "all-reduce") == reduced.count <= 2
-    assert report.hlo.count("all-reduce-done(") == started(report, "all-reduce")
+    assert issued(report, "all-reduce") == reduced.count <= 2
     assert report.flops == (3 * 20 - 1) * 2 * ROWS * WIDTH * WIDTH
     # Every variable's new value takes the place of the old one.
     assert report.memory.arguments == weights + ROWS * WIDTH * 4
@@ -156,7 +158,7 @@ def test_workers_and_short_batches_make_the_same_program(strategy, make, name):
     hosts = 2 if name == "h100:2x8" else 1
     assert (reduced.kind, reduced.group, reduced.hosts) == ("all-reduce", report.num_devices, hosts)
     assert weights <= reduced.bytes <= weights + 64
-    assert started(report, "all-reduce") == reduced.count <= 2
+    assert issued(report, "all-reduce") == reduced.count <= 2
     assert report.flops == 5 * 2 * ROWS * WIDTH * WIDTH
     assert report.memory.outputs < 1024
     assert ("different numbers of rows" in "".join(report.notes)) == (make is on_short_batches)
@@ -172,7 +174,7 @@ def test_the_gradients_of_a_librarys_model_are_one_all_reduce(strategy, make, na
     sent = sum(c.bytes for c in report.collectives)
     assert {c.kind for c in report.collectives} == {"all-reduce"}
     assert parameters <= sent <= parameters + 1024
-    assert started(report, "all-reduce") <= 2
+    assert issued(report, "all-reduce") <= 2
     assert report.memory.outputs < 1024  # parameters and Adam's moments stay where they are
     assert_nothing_goes_to_the_host(report)
 
@@ -233,6 +235,7 @@ def test_what_a_gpu_cannot_hold_does_not_fit():
     assert report.headroom < 0
 
 
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated:DeprecationWarning")
 def test_kernels_of_pallas_are_compiled_and_named():
     def double(x, out):
         out[...] = x[...] * 2
