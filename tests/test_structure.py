@@ -160,6 +160,47 @@ def test_one_package_alone_reads_and_rewrites_jaxprs():
     assert set(touching) == places
 
 
+PRIVATE_PARTS = {
+    "integrations/_keras_private.py": re.compile(r"\bkeras\.src\b"),
+    "integrations/_flax_private.py": re.compile(r"\bflax\.nnx\.|from flax\.nnx import"),
+    "train/_orbax_private.py": re.compile(r"\borbax\.checkpoint\b|\b_ocp\b|\btensorstore\b"),
+}
+
+
+@pytest.mark.parametrize("home", PRIVATE_PARTS)
+def test_one_module_alone_names_the_private_parts_of_a_library(home):
+    naming = [relative(p) for p in MODULES if PRIVATE_PARTS[home].search(p.read_text())]
+
+    assert set(naming) <= {home}
+
+
+@pytest.mark.parametrize("library", ["keras", "flax"])
+def test_private_attributes_of_a_library_are_in_its_contract(library):
+    """Whatever integration code reads of other objects by a private name is a part."""
+    stem = {"keras": "_keras", "flax": "_nnx"}[library]
+    importlib.import_module({"keras": "keras", "flax": "flax.nnx"}[library])
+    contract = importlib.import_module(f"replicax.integrations._{library}_private").CONTRACT
+    parts = {part.name for part in contract.parts}
+    for path in PACKAGE.glob(f"integrations/{stem}*.py"):
+        tree = ast.parse(path.read_text())
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        private = {name for name in used if re.match("_[^_]", name)}
+
+        assert private - _own_names(tree) <= parts, path.name
+
+
+def _own_names(tree: ast.Module) -> set[str]:
+    """The attributes and methods that classes of a module define."""
+    found = set()
+    for cls in (node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)):
+        for node in ast.walk(cls):
+            if isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                found |= {node.attr} if getattr(node.value, "id", "") == "self" else set()
+    return found
+
+
 @pytest.mark.parametrize("path", MODULES, ids=relative)
 def test_no_module_prints_or_leaves_something_to_do(path):
     text = path.read_text()

@@ -13,7 +13,6 @@ import pytest
 
 import replicax as rx
 from replicax._errors import DivergenceError, ScopeError
-from replicax.integrations import _keras
 from replicax.values import _cut
 from tests.fresh_process import run_fresh
 from tests.integrations.keras_loops import SIZES, alone, batches, initializers, replicated
@@ -445,19 +444,6 @@ def test_a_copy_of_a_variable_has_a_value_of_its_own(duplicate, two):
     assert (float(weight.value), float(twin.value)) == (1.0, 2.0)
     assert len(twin.value.devices()) == 2
     assert len(copy.deepcopy(weight).value.devices()) == 2
-
-
-@pytest.mark.parametrize("hook", _keras.ALL_HOOKS, ids=lambda h: h.place)
-def test_keras_still_has_what_is_hooked(hook):
-    assert hook.fault() == ""
-
-
-def test_another_keras_is_told_by_what_it_lacks():
-    missing = _keras.Hook("layers.layer:Layer._no_such_thing", "self", lambda f: f)
-    other = _keras.Hook("layers.layer:Layer._maybe_build", "self, something", lambda f: f)
-
-    assert missing.fault() == "has no layers.layer:Layer._no_such_thing"
-    assert other.fault() == "has layers.layer:Layer._maybe_build(self, call_spec)"
 
 
 def test_another_backend_is_refused_where_it_would_not_be_distributed():

@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.integrations import _nnx
 from replicax.values import _cut
 from replicax.values._per_replica import is_opaque
 from tests.replicas import WAYS, compiled, context, eagerly, mirrored
@@ -356,11 +355,6 @@ class TestBorders:
         gc.collect()
 
         assert gone() is None
-
-
-@pytest.mark.parametrize("hook", _nnx.HOOKS, ids=lambda h: h.place)
-def test_flax_still_has_what_is_hooked(hook):
-    assert hook.fault() == ""
 
 
 class Scaled(nnx.Module):

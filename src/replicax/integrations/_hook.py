@@ -1,22 +1,17 @@
-"""How other libraries are joined: when they are imported, and by hooks in their functions.
+"""How replicax attaches to libraries: what hooks ask about their surroundings, and imports.
 
-Hook: a function of a library that is replaced, and the test that it is still there.
-
-Joins another library to replicax when both are imported, in whichever order.
-
-A library that is there already is joined at once; one that is imported later is joined at the end
-of its import. Nothing is imported for it, and programs without the library pay nothing.
+`join_libraries` attaches a library that is imported already, and lets one that is imported later be
+attached at the end of its import. Programs without the library pay nothing. What is hooked, and
+what is lost with another version of a library, is said by its contract.
 """
 
 import functools
 import importlib
 import importlib.abc
 import importlib.util
-import inspect
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -25,52 +20,26 @@ from replicax._errors import ScopeError
 from replicax.context._current import current
 
 
-@dataclass(frozen=True)
-class Hook:
-    """A function of a library, the parameters it must have, and what is put in its place.
+def replicas() -> Any:
+    """Return the replica that runs, if there are several of them; else None."""
+    replica = current().replica
+    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
 
-    Attributes:
-        place: The module in the library, and the name in it.
-        root: The package of the library.
-        again: Modules that may have the function under the same name.
-    """
 
-    place: str
-    parameters: str
-    make: Callable[[Any], Any]
-    root: str = "keras.src"
-    again: tuple[str, ...] = ("keras.src.backend", "keras.src.backend.jax")
+def is_inside(*_: Any, **__: Any) -> bool:
+    """Whether the code runs in a scope, a replica function or an `rx.function`."""
+    frame = current()
+    is_scoped = frame.strategy is not None and frame.strategy.topology is not None
+    return is_scoped or frame.replica is not None or frame.level is not None
 
-    def owner(self) -> tuple[Any, str]:
-        """The module or class that has the function, and its name there."""
-        module, _, path = self.place.partition(":")
-        owner: Any = importlib.import_module(f"{self.root}.{module}")
-        *outer, name = path.split(".")
-        return functools.reduce(getattr, outer, owner), name
 
-    def fault(self) -> str:
-        """How the library differs from what the hook was written for; empty if it does not."""
-        try:
-            owner, name = self.owner()
-            found = ", ".join(inspect.signature(getattr(owner, name)).parameters)
-        except (ImportError, AttributeError):
-            return f"has no {self.place}"
-        return "" if found == self.parameters else f"has {self.place}({found})"
-
-    def install(self) -> None:
-        """Put the new function in the place of the old one."""
-        owner, name = self.owner()
-        original = getattr(owner, name)
-        new: Any = functools.wraps(original)(self.make(original))
-        new.__signature__ = inspect.signature(original)  # configurations are read off it
-        setattr(owner, name, new)
-        for module in map(importlib.import_module, self.again):
-            if getattr(module, name, None) is original:
-                setattr(module, name, new)
+def in_replicas(*_: Any, **__: Any) -> bool:
+    """Whether one of several replicas runs."""
+    return replicas() is not None
 
 
 def refused(original: Any, what: str, why: str) -> Any:
-    """A constructor of variables that refuses in scopes, where this library cannot be joined."""
+    """Return a constructor of variables that raises in scopes."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -82,10 +51,7 @@ def refused(original: Any, what: str, why: str) -> Any:
     return init
 
 
-def replicas() -> Any:
-    """The replica that runs, if there are several of them; else None."""
-    replica = current().replica
-    return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
+# Imports.
 
 
 ADAPTERS = {

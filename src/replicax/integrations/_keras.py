@@ -17,24 +17,22 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from keras.src.backend.common import KerasVariable
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.export.export_utils import get_input_signature
 
 from replicax._errors import ScopeError
 from replicax._jax_private import accept_as_array
 from replicax._types import TensorSpec, VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
-from replicax.integrations._hook import Hook, refused, replicas
+from replicax.integrations import _keras_private as private
+from replicax.integrations._hook import refused, replicas
+from replicax.integrations._keras_models import remembering
+from replicax.integrations._keras_private import CONTRACT, get_input_signature, in_stateless_scope
 from replicax.state._declaration import tell_newcomers
 from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable
 from replicax.values._placement import is_traced
-
-SUPPORTED = "3.15"  # what the hooks were tested with; a test goes through all of them
 
 # The storage.
 
@@ -45,6 +43,7 @@ class KerasHeldValue:
     def __get__(self, v: Any, owner: Any = None) -> Any:
         if v is None:
             return self
+        CONTRACT.check_read(v)
         frame = current()
         meets = frame.level is not None or frame.tapes
         held = _held(v) if meets else v.__dict__.get("_rx")
@@ -85,26 +84,26 @@ def _held(v: Any) -> Variable | None:
 
 
 def _variable(v: Any, x: Any) -> Variable:
-    on_read = v._synchronization == "on_read"
+    on_read = v.synchronization == "on_read"
     variable = Variable(
         x,
-        trainable=v._trainable and not on_read,
-        name=v._path,
+        trainable=v.trainable and not on_read,
+        name=v.path,
         synchronization=(
             VariableSynchronization.ON_READ if on_read else VariableSynchronization.AUTO
         ),
-        aggregation=VariableAggregation[v._aggregation.upper()],
+        aggregation=VariableAggregation[v.aggregation.upper()],
     )
     if on_read and (current().level or current().replica) is None and np.any(np.asarray(x)):
         variable.assign(x)  # what all copies have together, as on one device
-    if v._aggregation == "none" and not v._trainable and jnp.issubdtype(x.dtype, jnp.inexact):
+    if v.aggregation == "none" and not v.trainable and jnp.issubdtype(x.dtype, jnp.inexact):
         variable.cell.averages = True  # the statistics of batch normalization
     return variable
 
 
 def _check_metric(v: Any, held: Variable) -> None:
     """Refuse that replicas add to one number where each should have its own."""
-    if v._synchronization == "on_read" and held.topology is None and replicas() is not None:
+    if v.synchronization == "on_read" and held.topology is None and replicas() is not None:
         raise ScopeError(
             f"Variable {v.path!r} of a metric is updated by the replicas of {get_strategy()}, but"
             " the metric was made outside of its scope, and would count what one of them saw. Make"
@@ -205,22 +204,19 @@ def _synchronizable(original: Any) -> Any:
     return init
 
 
-HOOKS = (
-    Hook("random.seed_generator:SeedGenerator.next", "self, ordered", _drawn_apart),
-    Hook("layers.layer:Layer._maybe_build", "self, call_spec", _built_once),
-    Hook(
-        "layers.normalization.batch_normalization:BatchNormalization.__init__",
-        "self, axis, momentum, epsilon, center, scale, beta_initializer, gamma_initializer,"
-        " moving_mean_initializer, moving_variance_initializer, beta_regularizer,"
-        " gamma_regularizer, beta_constraint, gamma_constraint, renorm, renorm_clipping,"
-        " renorm_momentum, synchronized, kwargs",
-        _synchronizable,
-    ),
+REPLACEMENTS = (
+    (private.NEXT_SEED, _drawn_apart),
+    (private.MAYBE_BUILD, _built_once),
+    (private.NORMALIZATION, _synchronizable),
+    *_keras_backend.REPLACEMENTS,
+    *_keras_trainer.REPLACEMENTS,
+    *_keras_backup.REPLACEMENTS,
 )
 
 
 def _forward(model: Any) -> tuple[Any, Any]:
     """What `rx.saved_model.save` saves of a model: its forward pass, and what it takes."""
+    CONTRACT.require(private.SAVED_MODEL)
     try:
         inputs = get_input_signature(model)
     except ValueError as error:
@@ -230,9 +226,6 @@ def _forward(model: Any) -> tuple[Any, Any]:
         ) from None
     specs = keras.tree.map_structure(lambda s: TensorSpec(s.shape, s.dtype), inputs)
     return functools.partial(model, training=False), specs
-
-
-ALL_HOOKS = (*HOOKS, *_keras_backend.HOOKS, *_keras_trainer.HOOKS, *_keras_backup.HOOKS)
 
 
 def _known_to_functions(trainable: Any) -> Any:
@@ -247,33 +240,52 @@ def _known_to_functions(trainable: Any) -> Any:
     return property(trainable.fget, freeze, doc=trainable.__doc__)
 
 
+def _kept(original: Any) -> Any:
+    """Check that the value of a variable made in a scope went to where it is distributed."""
+
+    @functools.wraps(original)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        is_kept = "_rx" in self.__dict__ or "_value" in self.__dict__
+        if not is_kept and get_strategy().topology is not None:
+            fault = f"keeps the value of {self.path!r} elsewhere than in {private.VALUE.place}"
+            raise ScopeError(CONTRACT.explain(private.VARIABLES, fault))
+
+    return init
+
+
 def install() -> None:
-    """Join Keras, once it is imported; where that cannot be, refuse its variables in scopes."""
-    variable: Any = KerasVariable
+    """Attach to Keras, once it is imported, or refuse its variables in scopes."""
+    variable: Any = keras.Variable
     metric: Any = keras.metrics.Metric
+    model: Any = keras.Model
     if "__rx_variable__" in variable.__dict__:
         return
     variable.__rx_variable__ = _held
     why = _why_not()
+    if not why:
+        CONTRACT.attach(REPLACEMENTS)
+        why = CONTRACT.lacks(private.VARIABLES)
     if why:
-        variable.__init__ = refused(variable.__init__, "A Keras variable", why)
+        variable.__init__ = refused(variable.__init__, "A Keras variable", why.rstrip("."))
         return
+    variable.__init__ = _kept(variable.__init__)
     variable._value = KerasHeldValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
-    keras.Layer._losses = Losses()
+    if not CONTRACT.lacks(private.LOSSES):
+        keras.Layer._losses = Losses()
     keras.Layer.trainable = _known_to_functions(keras.Layer.trainable)
     variable.trainable = _known_to_functions(variable.trainable)
-    keras.Model.__rx_export__ = _forward
+    model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
+    model.__rx_export__ = _forward
     if not hasattr(metric, "reset_states"):  # as Keras 2 called it
         metric.reset_states = lambda self: self.reset_state()
-    for hook in ALL_HOOKS:
-        hook.install()
 
 
 def _why_not() -> str:
-    """What keeps this Keras from being distributed; empty if nothing does."""
+    """Say what keeps this Keras from being distributed at all; empty if nothing does."""
     if keras.backend.backend() != "jax":
         return (
             f"Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=jax in the environment of"
@@ -284,12 +296,6 @@ def _why_not() -> str:
         return (
             "Keras keeps its variables in Flax NNX. Start the program without KERAS_NNX_ENABLED;"
             " models of both libraries may be used side by side without it"
-        )
-    faults = [hook.fault() for hook in ALL_HOOKS]
-    if any(faults):
-        return (
-            f"Keras {keras.__version__} {next(filter(None, faults))}, which replicax was not"
-            f" written for. Install a Keras that it was tested with: {SUPPORTED}"
         )
     return ""
 

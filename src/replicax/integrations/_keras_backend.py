@@ -11,16 +11,14 @@ import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
-from keras.src.backend.common import KerasVariable
-from keras.src.backend.common.stateless_scope import in_stateless_scope
-from keras.src.distribution.distribution_lib import distribution
-from keras.src.optimizers.schedules.learning_rate_schedule import LearningRateSchedule
 
 from replicax._errors import ScopeError
 from replicax.context._current import current, get_strategy
 from replicax.functions._control import cond, scan, while_loop
 from replicax.functions._function import function
-from replicax.integrations._hook import Hook, replicas
+from replicax.integrations import _keras_private as private
+from replicax.integrations._hook import replicas
+from replicax.integrations._keras_private import in_stateless_scope
 from replicax.state._declaration import laid_out_like
 from replicax.state._held import trusted, variable_of
 from replicax.state._policy import Merge
@@ -51,7 +49,7 @@ def _without_layout(original: Any) -> Any:
 def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
     """What a keras.distribution says of a variable, for the logical devices of each replica."""
     strategy: Any = get_strategy()
-    known = distribution()
+    known = keras.distribution.distribution()
     layout = v._layout if v._layout is not None or known is None else known.get_variable_layout(v)
     if layout is None:
         return contextlib.nullcontext()
@@ -67,7 +65,7 @@ def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
 
 def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
     """Into how many parts each axis of a variable is cut."""
-    mesh, spread, known = sharding.mesh, strategy.topology, distribution()
+    mesh, spread, known = sharding.mesh, strategy.topology, keras.distribution.distribution()
     batch = mesh.axis_names[0] if known is None else known.batch_dim_name
     if set(mesh.devices.flat) != set(spread.devices) or mesh.shape[batch] != spread.num_replicas:
         raise ScopeError(
@@ -157,7 +155,11 @@ def _program(optimizer: Any, original: Any, variables: Any, told: list[Any]) -> 
     return step
 
 
-_CONFIGURED = (keras.optimizers.Optimizer, LearningRateSchedule, keras.constraints.Constraint)
+_CONFIGURED = (
+    keras.optimizers.Optimizer,
+    keras.optimizers.schedules.LearningRateSchedule,
+    keras.constraints.Constraint,
+)
 
 
 def _told(x: Any) -> list[Any]:
@@ -173,7 +175,7 @@ def _told(x: Any) -> list[Any]:
             left += [*x.keys(), *x.values()]
         elif isinstance(x, list | tuple | set | frozenset):
             left += x
-        elif isinstance(x, KerasVariable):
+        elif isinstance(x, keras.Variable):
             found.append(x)
             left += [x.constraint, getattr(x, "overwrite_with_gradient", False)]
         elif isinstance(x, _CONFIGURED) and type(x).__module__.startswith("keras."):
@@ -308,38 +310,18 @@ def _map(f: Any, xs: Any) -> Any:
     return scan(lambda carry, x: (carry, f(x)), (), xs)[1]
 
 
-HOOKS = (
-    Hook(
-        "optimizers.base_optimizer:BaseOptimizer.apply",
-        "self, grads, trainable_variables",
-        _applied_once,
-    ),
-    Hook(
-        "optimizers.loss_scale_optimizer:LossScaleOptimizer.apply",
-        "self, grads, trainable_variables",
-        _applied_once,
-    ),
-    Hook(
-        "optimizers.base_optimizer:BaseOptimizer.add_variable_from_reference",
-        "self, reference_variable, name, initializer",
-        _cut_like_its_weight,
-    ),
-    Hook(
-        "backend.jax.core:JaxVariable._initialize_with_initializer",
-        "self, initializer",
-        _initialized_at_once,
-    ),
-    Hook("backend.jax.core:JaxVariable._initialize_layout", "self", _without_layout),
-    Hook("distribution.distribution_lib:ModelParallel.get_tensor_layout", "self, path", _unhinted),
-    Hook("backend.jax.nn:moments", "x, axes, keepdims, synchronized", _synchronized_moments),
-    Hook("backend.jax.core:cond", "pred, true_fn, false_fn", _carried(cond)),
-    Hook("backend.jax.core:scan", "f, init, xs, length, reverse, unroll", _carried(scan)),
-    Hook(
-        "backend.jax.core:while_loop",
-        "cond, body, loop_vars, maximum_iterations",
-        _carried(_while_loop),
-    ),
-    Hook("backend.jax.core:switch", "index, branches, operands", _carried(_switch)),
-    Hook("backend.jax.core:fori_loop", "lower, upper, body_fun, init_val", _carried(_fori_loop)),
-    Hook("backend.jax.core:map", "f, xs", _carried(_map)),
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.APPLY, _applied_once),
+    (private.LOSS_SCALE_APPLY, _applied_once),
+    (private.ADD_SLOT, _cut_like_its_weight),
+    (private.INITIALIZE, _initialized_at_once),
+    (private.INITIALIZE_LAYOUT, _without_layout),
+    (private.TENSOR_LAYOUT, _unhinted),
+    (private.MOMENTS, _synchronized_moments),
+    (private.COND, _carried(cond)),
+    (private.SCAN, _carried(scan)),
+    (private.WHILE_LOOP, _carried(_while_loop)),
+    (private.SWITCH, _carried(_switch)),
+    (private.FORI_LOOP, _carried(_fori_loop)),
+    (private.MAP, _carried(_map)),
 )

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from replicax.integrations._hook import Hook
+from replicax.integrations import _keras_private as private
 from replicax.integrations._keras_data import DatasetAdapter
-from replicax.integrations._keras_trainer import FIT, TRAINER, home_of
+from replicax.integrations._keras_models import home_of
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
@@ -343,16 +343,15 @@ def _ending(original: Any) -> Any:
     return on_train_end
 
 
-_CALLBACK = "callbacks.backup_and_restore:BackupAndRestore."
-HOOKS = (
-    Hook(f"{TRAINER}fit", FIT, _in_fit),
-    Hook("trainers.trainer:Trainer._symbolic_build", "self, iterator, data_batch", _seen),
-    Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _counted),
-    Hook("trainers.epoch_iterator:EpochIterator._enumerate_iterator", "self", _continued),
-    Hook(f"{_CALLBACK}on_train_begin", "self, logs", _restoring),
-    Hook(f"{_CALLBACK}on_epoch_begin", "self, epoch, logs", _beginning),
-    Hook(f"{_CALLBACK}on_train_batch_end", "self, batch, logs", _after_batch),
-    Hook(f"{_CALLBACK}on_epoch_end", "self, epoch, logs", _after_epoch),
-    Hook(f"{_CALLBACK}_save_model", "self", _saving),
-    Hook(f"{_CALLBACK}on_train_end", "self, logs", _ending),
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.BACKUP_FIT, _in_fit),
+    (private.BACKUP_BUILD, _seen),
+    (private.BACKUP_BATCHES, _counted),
+    (private.BACKUP_STEPS, _continued),
+    (private.BACKUP_BEGIN, _restoring),
+    (private.BACKUP_EPOCH_BEGIN, _beginning),
+    (private.BACKUP_BATCH_END, _after_batch),
+    (private.BACKUP_EPOCH_END, _after_epoch),
+    (private.BACKUP_SAVE, _saving),
+    (private.BACKUP_END, _ending),
 )

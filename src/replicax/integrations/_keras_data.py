@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from keras.src.trainers.data_adapters import data_adapter, data_adapter_utils
 
 from replicax._jax_private import put_rows
 from replicax.context._current import get_strategy
@@ -16,6 +15,11 @@ from replicax.data._node import INFINITE_CARDINALITY
 from replicax.input._distribute import distribute_dataset
 from replicax.input._distributed import DistributedDataset
 from replicax.input._split import Share
+from replicax.integrations._keras_private import (
+    DataAdapter,
+    class_weight_to_sample_weights,
+    unpack_x_y_sample_weight,
+)
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, is_distributed
 from replicax.values._placement import NUMERIC, private, replicate
@@ -53,10 +57,7 @@ def adapted(original: Any) -> Any:
     return get_data_adapter
 
 
-_Adapter: Any = data_adapter.DataAdapter
-
-
-class DatasetAdapter(_Adapter):  # type: ignore[misc]
+class DatasetAdapter(DataAdapter):  # type: ignore[misc]
     """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
 
     batch_size = None
@@ -97,9 +98,9 @@ class DatasetAdapter(_Adapter):  # type: ignore[misc]
         for element in self.passing:
             batch = self._rows(element)
             if self._class_weight is not None:
-                x, y, _ = data_adapter_utils.unpack_x_y_sample_weight(batch)
-                to_weights = data_adapter_utils.class_weight_to_sample_weights
-                batch = x, y, to_weights(np.asarray(y), self._class_weight)
+                x, y, _ = unpack_x_y_sample_weight(batch)
+                weights = class_weight_to_sample_weights(np.asarray(y), self._class_weight)
+                batch = x, y, weights
             yield batch if isinstance(batch, tuple) else (batch,)
 
     get_numpy_iterator = get_jax_iterator

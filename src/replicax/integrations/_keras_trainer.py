@@ -7,7 +7,6 @@ variables all the time, where callbacks see them.
 """
 
 import inspect
-import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -19,29 +18,11 @@ from replicax._errors import ScopeError
 from replicax.context._current import current, entered, get_strategy, is_default
 from replicax.functions._function import function
 from replicax.input._distributed import DistributedDataset
-from replicax.integrations._hook import Hook
+from replicax.integrations import _keras_private as private
 from replicax.integrations._keras_data import DatasetAdapter, adapted, placed, whole
+from replicax.integrations._keras_models import home_of
 from replicax.state._held import variable_of
 from replicax.workers import _group
-
-# The strategy in whose scope a model was made. Not an attribute of the model, which Keras would
-# track, copy and save.
-_homes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-
-
-def home_of(model: Any) -> Any:
-    """The strategy in whose scope a model was made, if there is one."""
-    return _homes.get(model)
-
-
-def _remembered(original: Any) -> Any:
-    def init(self: Any) -> None:
-        original(self)
-        if get_strategy().topology is not None:
-            _homes[self] = get_strategy()
-
-    return init
-
 
 # Entering the scope.
 
@@ -290,72 +271,28 @@ def _first_workers_board(original: Any) -> Any:
     return set_model
 
 
-FIT = (
-    "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, validation_data,"
-    " shuffle, class_weight, sample_weight, initial_epoch, steps_per_epoch, validation_steps,"
-    " validation_batch_size, validation_freq"
-)
-TRAINER = "backend.jax.trainer:JAXTrainer."
-
-HOOKS = (
-    Hook(f"{TRAINER}__init__", "self", _remembered),
-    # Of the base class: saving asks whether a model's own class has another `compile`.
-    Hook(
-        "trainers.trainer:Trainer.compile",
-        "self, optimizer, loss, loss_weights, metrics, weighted_metrics, run_eagerly,"
-        " steps_per_execution, jit_compile, auto_scale_loss",
-        _entering("compile"),
-    ),
-    Hook(f"{TRAINER}fit", FIT, _entering("fit")),
-    Hook(
-        f"{TRAINER}evaluate",
-        "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, return_dict, kwargs",
-        _entering("evaluate"),
-    ),
-    Hook(
-        f"{TRAINER}predict",
-        "self, x, batch_size, verbose, steps, callbacks",
-        _entering("predict"),
-    ),
-    Hook(
-        f"{TRAINER}train_on_batch",
-        "self, x, y, sample_weight, class_weight, return_dict",
-        _entering("train_on_batch"),
-    ),
-    Hook(
-        f"{TRAINER}test_on_batch",
-        "self, x, y, sample_weight, return_dict",
-        _entering("test_on_batch"),
-    ),
-    Hook(f"{TRAINER}predict_on_batch", "self, x", _entering("predict_on_batch")),
-    Hook(
-        f"{TRAINER}_get_jax_state",
-        "self, trainable_variables, non_trainable_variables, optimizer_variables,"
-        " metrics_variables, purge_model_variables",
-        _stateless,
-    ),
-    *(
-        Hook(f"{TRAINER}{kind}_step", "self, state, data", _taking_data_alone(kind))
-        for kind in _GROUPS
-    ),
-    Hook("trainers.trainer:Trainer._symbolic_build", "self, iterator, data_batch", _without_call),
-    Hook("backend.jax.trainer:JAXEpochIterator._get_iterator", "self", _own_batches),
-    Hook("backend.jax.trainer:_distribute_data", "data, layouts", _not_placed),
-    Hook(f"{TRAINER}make_train_function", "self, force", _making("train")),
-    Hook(f"{TRAINER}make_test_function", "self, force", _making("test")),
-    Hook(f"{TRAINER}make_predict_function", "self, force", _making("predict")),
-    Hook(
-        "trainers.data_adapters:get_data_adapter",
-        "x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight",
-        adapted,
-    ),
-    Hook(
-        "callbacks.model_checkpoint:ModelCheckpoint._save_model",
-        "self, epoch, batch, logs",
-        _chiefs,
-    ),
-    Hook("callbacks.tensorboard:TensorBoard.set_model", "self, model", _first_workers_board),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_begin", "self, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_epoch_end", "self, epoch, logs", _chiefs),
-    Hook("callbacks.csv_logger:CSVLogger.on_train_end", "self, logs", _chiefs),
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.COMPILE, _entering("compile")),
+    (private.FIT, _entering("fit")),
+    (private.EVALUATE, _entering("evaluate")),
+    (private.PREDICT, _entering("predict")),
+    (private.TRAIN_ON_BATCH, _entering("train_on_batch")),
+    (private.TEST_ON_BATCH, _entering("test_on_batch")),
+    (private.PREDICT_ON_BATCH, _entering("predict_on_batch")),
+    (private.GET_STATE, _stateless),
+    (private.TRAIN_STEP, _taking_data_alone("train")),
+    (private.TEST_STEP, _taking_data_alone("test")),
+    (private.PREDICT_STEP, _taking_data_alone("predict")),
+    (private.SYMBOLIC_BUILD, _without_call),
+    (private.EPOCH_BATCHES, _own_batches),
+    (private.DISTRIBUTE_DATA, _not_placed),
+    (private.MAKE_TRAIN_FUNCTION, _making("train")),
+    (private.MAKE_TEST_FUNCTION, _making("test")),
+    (private.MAKE_PREDICT_FUNCTION, _making("predict")),
+    (private.GET_DATA_ADAPTER, adapted),
+    (private.SAVE_CHECKPOINT, _chiefs),
+    (private.SET_BOARD_MODEL, _first_workers_board),
+    (private.CSV_BEGIN, _chiefs),
+    (private.CSV_EPOCH, _chiefs),
+    (private.CSV_END, _chiefs),
 )

@@ -12,16 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import flax
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import pytreelib
 
 from replicax._errors import TracingError
 from replicax._jax_private import unrecorded
 from replicax.context._current import attributes, current
-from replicax.integrations._hook import Hook, refused, replicas
+from replicax.integrations import _flax_private as private
+from replicax.integrations._hook import refused, replicas
 from replicax.integrations._nnx_storage import (
     NNXHeldValue,
     adopted,
@@ -35,8 +34,6 @@ from replicax.state._policy import Merge
 from replicax.state._variable import Variable
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
-
-SUPPORTED = "0.12"  # what the hooks were tested with; a test goes through all of them
 
 _here = threading.local()
 _nothing = object()
@@ -252,64 +249,51 @@ def _refused(original: Any) -> Any:
     return call
 
 
-HOOKS = tuple(
-    Hook(place, parameters, make, root="flax.nnx", again=())
-    for place, parameters, make in (
-        (
-            "variablelib:Variable.__init__",
-            "self, value, hijax, ref, eager_sharding, metadata",
-            _held_from_the_start,
-        ),
-        ("variablelib:Variable._check_can_update", "self", _written_in_any_level),
-        ("pytreelib:Pytree._check_valid_context", "self, error_msg", _changed_in_any_level),
-        ("pytreelib:Pytree._setattr", "self, name, value", _known_to_functions),
-        (
-            "pytreelib:PytreeMeta._pytree_meta_construct",
-            "cls, self, args, kwargs",
-            _made_before_it_is_changed,
-        ),
-        ("tracers:current_jax_trace", "", _through_tapes),
-        (
-            "graphlib:unflatten",
-            "graphdef, state, index_ref, outer_index_outer_ref, copy_variables, recreate_variables",
-            _written_when_it_is_whole,
-        ),
-        ("training.optimizer:Optimizer.update", "self, model, grads, kwargs", _stepped_once),
-        ("rnglib:RngStream.__call__", "self", _drawn_apart),
-        (
-            "nn.normalization:_compute_stats",
-            "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
-            _statistics_of_all_rows,
-        ),
-        ("training.metrics:Welford.__init__", "self, argname", _kept_equal),
-        ("training.metrics:Welford.update", "self, kwargs", _updated_by_all_rows),
-        ("transforms.compilation:JitWrapped.__call__", "self, args, kwargs", _refused),
-        ("transforms.compilation:SimpleJitWrapped.__call__", "self, args, kwargs", _refused),
-    )
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.VARIABLE_INIT, _held_from_the_start),
+    (private.CHECK_UPDATE, _written_in_any_level),
+    (private.CHECK_CONTEXT, _changed_in_any_level),
+    (private.SET_ATTRIBUTE, _known_to_functions),
+    (private.CONSTRUCT, _made_before_it_is_changed),
+    (private.CURRENT_TRACE, _through_tapes),
+    (private.UNFLATTEN, _written_when_it_is_whole),
+    (private.OPTIMIZER_UPDATE, _stepped_once),
+    (private.DRAW, _drawn_apart),
+    (private.COMPUTE_STATS, _statistics_of_all_rows),
+    (private.WELFORD_INIT, _kept_equal),
+    (private.WELFORD_UPDATE, _updated_by_all_rows),
+    (private.JIT_CALL, _refused),
+    (private.SIMPLE_JIT_CALL, _refused),
 )
 
 
+class _CheckedValue(NNXHeldValue):
+    """The value of a variable, refused where a feature that this Flax lacks may be in use."""
+
+    def __get__(self, v: Any, owner: Any = None) -> Any:
+        if v is not None:
+            private.CONTRACT.check_read(v)
+        return super().__get__(v, owner)
+
+
 def install() -> None:
-    """Put the hooks in; where this Flax is another than they were written for, only a refusal."""
+    """Attach to Flax NNX, once it is imported; where that cannot be, refuse variables in scopes."""
     kind: Any = nnx.Variable
-    faults = [hook.fault() for hook in HOOKS]
-    if any(faults):
-        why = (
-            f"Flax {flax.__version__} {next(filter(None, faults))}, which replicax was not written"
-            f" for. Install a Flax that it was tested with: {SUPPORTED}"
-        )
-        kind.__init__ = refused(kind.__init__, "An NNX variable", why)
+    contract = private.CONTRACT
+    contract.attach(REPLACEMENTS)
+    why = contract.lacks(private.VARIABLES)
+    if why:
+        kind.__init__ = refused(kind.__init__, "An NNX variable", why.rstrip("."))
         return
-    for hook in HOOKS:
-        hook.install()
-    can_update: Any = nnx.Variable._can_update
-    kind._raw_value = NNXHeldValue()
-    kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
+    kind._raw_value = _CheckedValue() if contract.lost else NNXHeldValue()
+    if not contract.lacks(private.UPDATES):
+        can_update: Any = nnx.Variable._can_update
+        kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
     kind.__rx_variable__ = held_by
     # A variable with an array of its own is data, as NNX's functional code passes it.
     kind.__rx_opaque__ = lambda v: type(slot.__get__(v)) is Variable
-    pytreelib.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
-    keep_whole(pytreelib.Pytree, nnx.Variable)
+    nnx.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
+    keep_whole(nnx.Pytree, nnx.Variable)
 
 
 install()

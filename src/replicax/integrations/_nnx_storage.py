@@ -8,18 +8,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from flax.nnx import tracers
 
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import current, entered
+from replicax.integrations import _flax_private as private
 from replicax.state._creation import births
 from replicax.state._held import read_global
 from replicax.state._variable import Variable
 from replicax.values._placement import is_traced
 
-slot: Any = nnx.Variable.__dict__["_raw_value"]
-_stamp: Any = nnx.Variable.__dict__["_trace_state"]
-_outermost = tracers.current_jax_trace()
+slot: Any = private.raw_value
+_stamp: Any = private.trace_state
+_outermost = private.current_jax_trace()
 _adopting = threading.RLock()
 keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
 later: ContextVar[list[tuple[Variable, Any]] | None] = ContextVar("replicax_later", default=None)

@@ -1,0 +1,334 @@
+"""Contracts with other libraries: their private parts that replicax relies on.
+
+A `Contract` lists every private part of a library that replicax relies on, each with the feature
+that needs it. A part that this version of the library lacks, or whose parameters changed, disables
+its feature and nothing else: the hooks of that feature are left out, and the places where the
+feature would be used raise an error.
+"""
+
+import ast
+import contextlib
+import functools
+import importlib
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from replicax._errors import ScopeError
+
+_EMPTY = inspect.Parameter.empty
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def never(*_: Any, **__: Any) -> bool:
+    """Return False: of a feature that is checked elsewhere, or whose loss changes no result."""
+    return False
+
+
+@dataclass(frozen=True, eq=False)
+class Feature:
+    """Something that users do, which works as long as the library has the parts it needs.
+
+    Attributes:
+        name: What an error calls it.
+        instead: What users can do without it.
+        gates: Functions of the library, usually public, that are called when it is used. They raise
+            if the feature is lost. If the library has none of them, reading a variable does.
+        when: Whether a call of a gate, with these arguments, or a read of a variable needs it.
+        is_checked_by_library: Whether the library itself refuses what the feature allows, so that
+            its own error is the sign that the feature was needed.
+    """
+
+    name: str
+    instead: str
+    gates: tuple[str, ...] = ()
+    when: Callable[..., bool] = never
+    is_checked_by_library: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A function, class or attribute inside of a library, and what replicax expects of it.
+
+    Attributes:
+        place: The module below the library's root, which may be empty, and the name in it:
+            ``"layers.layer:Layer"``.
+        feature: What cannot work without it.
+        parameters: Those of a function, as in its definition; a default is compared where it is
+            written. None for what is not called.
+        is_transparent: Whether arguments that replicax does not know may be passed through by a
+            replacement. Otherwise such a call is refused where the feature is used.
+    """
+
+    place: str
+    feature: Feature
+    parameters: str | None = None
+    is_transparent: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, without those of its module and class."""
+        return self.place.rpartition(":")[2].rpartition(".")[2]
+
+
+@dataclass(eq=False)
+class Contract:
+    """The private parts of one library that replicax relies on.
+
+    Attributes:
+        library: Its name, for messages.
+        package: The package that is imported, which has a ``__version__``.
+        root: The package that places are relative to.
+        tested: The versions that the tests run with.
+        storage: The feature without which none of the others works.
+        parts: The parts.
+        error: What is raised where a feature that is lost would be used.
+        lost: The features that do not work with the version that is installed, with the reasons.
+    """
+
+    library: str
+    package: str
+    root: str
+    tested: str
+    storage: Feature
+    parts: Sequence[Part]
+    error: type[Exception] = ScopeError
+    lost: dict[Feature, str] = field(default_factory=dict, init=False)
+    _unseen: list[Feature] = field(default_factory=list, init=False)  # lost, without any gate
+
+    @property
+    def version(self) -> str:
+        """The version of the library that is installed."""
+        return str(importlib.import_module(self.package).__version__)
+
+    @property
+    def features(self) -> tuple[Feature, ...]:
+        """All features that need a part."""
+        return tuple(dict.fromkeys(part.feature for part in self.parts))
+
+    def find(self, place: str) -> tuple[Any, str]:
+        """Return the module or class that holds a place, and the name there."""
+        module, _, path = place.partition(":")
+        owner: Any = importlib.import_module(f"{self.root}.{module}".rstrip("."))
+        *outer, name = path.split(".")
+        return functools.reduce(getattr, outer, owner), name
+
+    def get(self, part: Part, default: Any = None) -> Any:
+        """Return a part as the library has it, or ``default`` if it is gone."""
+        try:
+            owner, name = self.find(part.place)
+        except (ImportError, AttributeError):
+            return default
+        return getattr(owner, name, default)
+
+    def fault(self, part: Part) -> str:
+        """Say how a part differs from what replicax expects; empty if it does not."""
+        try:
+            owner, name = self.find(part.place)
+            if part.parameters is None and _mentions(owner, name):
+                return ""
+            found = getattr(owner, name)
+            if part.parameters is None:
+                return ""
+            signature = inspect.signature(found)
+        except (ImportError, AttributeError):
+            return f"has no {part.place}"
+        except (TypeError, ValueError):
+            return f"has {part.place}, but not as a function"
+        if _accepts(signature, part.parameters):
+            return ""
+        bare = [p.replace(annotation=_EMPTY) for p in signature.parameters.values()]
+        shown = str(inspect.Signature(bare))
+        return f"has {part.place}{shown} in place of {part.name}({part.parameters})"
+
+    def faults(self) -> dict[Feature, str]:
+        """Return the features that cannot work with this version, each with the first reason."""
+        found: dict[Feature, str] = {}
+        for part in self.parts:
+            if part.feature not in found and (fault := self.fault(part)):
+                found[part.feature] = fault
+        return found
+
+    def attach(self, replacements: Iterable[tuple[Part, Callable[[Any], Any]]]) -> None:
+        """Replace functions of the library; close the gates of features that it cannot support.
+
+        Args:
+            replacements: Parts, each with a function that takes the original and returns what is
+                called in its place. Later ones wrap earlier ones of the same place.
+        """
+        self.lost = self.faults()
+        if self.storage in self.lost:
+            return
+        for part, make in replacements:
+            if part.feature not in self.lost:
+                owner, name = self.find(part.place)
+                self._replace(owner, name, _extended(part, make, self))
+        for feature in self.lost:
+            if not self._close(feature):
+                self._unseen.append(feature)
+
+    def lacks(self, feature: Feature) -> str:
+        """Return the error message for a feature that is lost; empty if it works."""
+        return self.explain(feature, self.lost[feature]) if feature in self.lost else ""
+
+    def require(self, feature: Feature) -> None:
+        """Raise if a feature is lost.
+
+        Raises:
+            Exception: Of the contract's own type, if this version of the library cannot support it.
+        """
+        if feature in self.lost:
+            raise self.error(self.lacks(feature))
+
+    def check_read(self, variable: Any) -> None:
+        """Raise if a variable is read where a lost feature without a gate may be in use."""
+        for feature in self._unseen:
+            if feature.when(variable):
+                raise self.error(self.lacks(feature))
+
+    def explain(self, feature: Feature, fault: str) -> str:
+        """Return the error message for a feature that cannot work."""
+        others = "" if feature is self.storage else " Other features are not affected."
+        return (
+            f"replicax cannot support {feature.name} with {self.library} {self.version}, which"
+            f" {fault}.{others} Install {self.library} {self.tested}, upgrade"
+            f" replicax, or do without: {feature.instead}."
+        )
+
+    def _close(self, feature: Feature) -> bool:
+        """Let the gates of a lost feature raise; return whether there are any."""
+        closed = False
+        for place in feature.gates:
+            with contextlib.suppress(ImportError, AttributeError):
+                owner, name = self.find(place)
+                if callable(getattr(owner, name)):
+                    self._replace(owner, name, lambda original: self._gate(feature, original))
+                    closed = True
+        return closed
+
+    def _gate(self, feature: Feature, original: Any) -> Any:
+        message = self.lacks(feature)
+
+        def gate(*args: Any, **kwargs: Any) -> Any:
+            if not feature.is_checked_by_library and feature.when(*args, **kwargs):
+                raise self.error(message)
+            try:
+                return original(*args, **kwargs)
+            except Exception as error:
+                if feature.is_checked_by_library and feature.when(*args, **kwargs):
+                    raise self.error(message) from error
+                raise
+
+        return gate
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        original = getattr(owner, name)
+        new: Any = functools.wraps(original)(make(original))
+        with contextlib.suppress(TypeError, ValueError):  # of a function that is written in C
+            new.__signature__ = inspect.signature(original)  # configurations are read off it
+        setattr(owner, name, new)
+        if isinstance(owner, ModuleType):  # modules that imported the function by name
+            for module in list(sys.modules.values()):
+                is_theirs = getattr(module, "__name__", "").partition(".")[0] == self._top
+                if is_theirs and vars(module).get(name) is original:
+                    setattr(module, name, new)
+
+    @property
+    def _top(self) -> str:
+        return self.root.partition(".")[0]
+
+
+def _mentions(owner: Any, name: str) -> bool:
+    """Whether methods of a class read or write an attribute of that name."""
+    functions = (f for c in getattr(owner, "__mro__", ()) for f in vars(c).values())
+    codes = (getattr(inspect.unwrap(f), "__code__", None) for f in functions if callable(f))
+    return any(code is not None and name in code.co_names for code in codes)
+
+
+def _accepts(signature: inspect.Signature, expected: str) -> bool:
+    """Whether a function can be called, and replaced, as one with the expected parameters."""
+    known = _parse(expected)
+    found = list(signature.parameters.values())
+    by_position = [p.name for p in found if p.kind in _BY_POSITION]
+    first = [p.name for p in known if p.kind in _BY_POSITION]
+    # A parameter in between would give another meaning to what is passed by position.
+    if by_position[: len(first)] != first:
+        return False
+    for p in known:
+        theirs = signature.parameters.get(p.name)
+        if theirs is None or not _is_like(theirs, p):
+            return False
+    names = {p.name for p in known}
+    return all(p.default is not _EMPTY or p.kind in _VARIADIC for p in found if p.name not in names)
+
+
+def _is_like(found: inspect.Parameter, expected: inspect.Parameter) -> bool:
+    """Whether a parameter is passed in the same way, with the same default where one is named."""
+    only_one_way = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
+    is_passed_so = found.kind is expected.kind or (
+        expected.kind in only_one_way and found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+    )
+    has_default = expected.default is _EMPTY or (
+        type(found.default) is type(expected.default) and found.default == expected.default
+    )
+    return is_passed_so and has_default
+
+
+@functools.cache
+def _parse(text: str) -> tuple[inspect.Parameter, ...]:
+    """Parse the parameters of a function's definition; defaults are literals."""
+    given = ast.parse(f"def f({text}): ...").body[0].args  # type: ignore[attr-defined]
+    kinds = inspect.Parameter
+    by_position: list[Any] = [(a, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
+    by_position += [(a, kinds.POSITIONAL_OR_KEYWORD) for a in given.args]
+    defaults = [None] * (len(by_position) - len(given.defaults)) + given.defaults
+    found: list[Any] = [(*pair, d) for pair, d in zip(by_position, defaults, strict=True)]
+    if given.vararg:
+        found.append((given.vararg, kinds.VAR_POSITIONAL, None))
+    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    found += [(a, kinds.KEYWORD_ONLY, d) for a, d in pairs]
+    if given.kwarg:
+        found.append((given.kwarg, kinds.VAR_KEYWORD, None))
+    return tuple(
+        inspect.Parameter(a.arg, kind, default=_EMPTY if d is None else ast.literal_eval(d))
+        for a, kind, d in found
+    )
+
+
+def _extended(part: Part, make: Callable[[Any], Any], contract: Contract) -> Callable[[Any], Any]:
+    """Let a replacement meet optional parameters that it was not written for."""
+    known = {p.name for p in _parse(part.parameters or "")}
+
+    def extend(original: Any) -> Any:
+        signature = inspect.signature(original)
+        others = {n: p for n, p in signature.parameters.items() if n not in known}
+        replacement = make(original)
+        if not others:
+            return replacement
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            extra = {n: given.arguments.pop(n) for n in others if n in given.arguments}
+            unknown = {n: x for n, x in extra.items() if x is not others[n].default}
+            if not unknown:
+                return replacement(*given.args, **given.kwargs)
+            is_positional = any(others[n].kind is inspect.Parameter.VAR_POSITIONAL for n in unknown)
+            if part.is_transparent and not is_positional:
+                named = {n: x for n, x in unknown.items() if others[n].kind not in _VARIADIC}
+                for n in unknown.keys() - named.keys():
+                    named |= unknown[n]
+                passing = functools.partial(original, **named)
+                return make(passing)(*given.args, **given.kwargs)
+            if part.feature.when(*args, **kwargs):
+                names = ", ".join(unknown)
+                fault = f"was given {names} in {part.place}, which replicax does not know"
+                raise contract.error(contract.explain(part.feature, fault))
+            return original(*args, **kwargs)
+
+        return call
+
+    return extend

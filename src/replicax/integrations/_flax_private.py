@@ -1,0 +1,192 @@
+"""The private parts of Flax NNX that replicax relies on, and the feature that needs each.
+
+Nothing outside of this module names a module below ``flax.nnx`` or a private attribute of NNX
+without its part in `CONTRACT`. The contract test goes through all of them.
+"""
+
+from typing import Any
+
+from flax import nnx
+
+from replicax._contract import Contract, Feature, Part, never
+from replicax.context._current import current
+from replicax.integrations._hook import in_replicas, is_inside
+from replicax.state._levels import TraceLevel
+from replicax.topology._mesh import REPLICA_AXIS
+
+_VARIABLE = "variablelib:Variable."
+_OPTIMIZER = "training.optimizer:Optimizer."
+_WELFORD = "training.metrics:Welford."
+_JIT = "transforms.compilation:JitWrapped.__call__"
+_SIMPLE_JIT = "transforms.compilation:SimpleJitWrapped.__call__"
+
+# When a feature is used. The arguments are those of a gate, or one variable that is read.
+
+
+def _in_function(*_: Any, **__: Any) -> bool:
+    return current().level is not None or current().replica is not None
+
+
+def _is_compiled(*_: Any, **__: Any) -> bool:
+    return isinstance(current().level, TraceLevel)
+
+
+def _draws(x: Any = None, *_: Any, **__: Any) -> bool:
+    return in_replicas() and (not isinstance(x, nnx.Variable) or isinstance(x, nnx.RngState))
+
+
+def _steps(x: Any = None, *_: Any, **__: Any) -> bool:
+    return in_replicas() and (not isinstance(x, nnx.Variable) or isinstance(x, nnx.OptState))
+
+
+def _is_recorded(*_: Any, **__: Any) -> bool:
+    return bool(current().tapes)
+
+
+def _names_replicas(*args: Any, **kwargs: Any) -> bool:
+    return any(isinstance(x, str) and x == REPLICA_AXIS for x in (*args, *kwargs.values()))
+
+
+VARIABLES = Feature("NNX variables in scopes", "make the model outside of scopes")
+UPDATES = Feature(
+    "updates of NNX variables in replica functions and rx.functions",
+    "return the new values, and assign them outside",
+    (
+        f"{_VARIABLE}set_value",
+        f"{_VARIABLE}set_raw_value",
+        f"{_VARIABLE}__setitem__",
+        f"{_VARIABLE}__setattr__",
+    ),
+    _in_function,
+    is_checked_by_library=True,
+)
+CONTEXT = Feature(
+    "NNX modules in replica functions and rx.functions that set attributes or use NNX transforms",
+    "use `jax.grad` on `nnx.split` state, and set attributes outside",
+    (
+        "pytreelib:Pytree._check_valid_context",
+        "pytreelib:Pytree.__setattr__",
+    ),
+    _in_function,
+    is_checked_by_library=True,
+)
+CHANGES = Feature(
+    "NNX modules in compiled functions, which must see when an attribute is changed",
+    "use `nnx.split` and functions of the state",
+    (),  # a variable that is read is the sign
+    _is_compiled,
+)
+CONSTRUCTION = Feature(
+    "programs that stay compiled when another NNX module is made",
+    "make all modules before the first call of a compiled function",
+    when=never,  # functions are compiled again, with the same results
+)
+TAPES = Feature(
+    "NNX variables under an rx.GradientTape",
+    "use `rx.grad`, `jax.grad` or `nnx.grad`",
+    (),  # a variable that is read is the sign
+    _is_recorded,
+)
+TRANSFORMS = Feature(
+    "NNX transforms (`nnx.grad`, `nnx.merge`, ...) in replica functions",
+    "use `jax.grad` on the variables' values",
+    ("graphlib:unflatten", "graphlib:_graph_unflatten", "graphlib:_tree_unflatten"),
+    in_replicas,
+)
+OPTIMIZERS = Feature(
+    "nnx.Optimizer in replica functions",
+    "return the gradients from `strategy.run`, reduce them, and update outside",
+    (f"{_OPTIMIZER}update",),
+    _steps,
+)
+KEYS = Feature(
+    "random keys of NNX that differ between replicas",
+    "give each replica a key of its own as an argument",
+    ("rnglib:RngStream.__call__",),
+    _draws,
+)
+STATISTICS = Feature(
+    f"normalization layers of NNX with axis_name={REPLICA_AXIS!r}",
+    "leave `axis_name` out",
+    (
+        "nn.normalization:_compute_stats",
+        *(
+            f"nn.normalization:{name}.__init__"
+            for name in ("BatchNorm", "LayerNorm", "RMSNorm", "GroupNorm", "InstanceNorm")
+        ),
+    ),
+    _names_replicas,
+)
+WELFORD = Feature(
+    "nnx.metrics.Welford",
+    "use `nnx.metrics.Average`",
+    (f"{_WELFORD}__init__", f"{_WELFORD}update"),
+    is_inside,
+)
+JIT = Feature(
+    "nnx.jit in replica functions and rx.functions, where it is always refused",
+    "leave nnx.jit out there",
+    (_JIT, "transforms.compilation:JitWrapped._get_pure_args_kwargs"),
+    _in_function,
+)
+SIMPLE_JIT = Feature(
+    "nnx.jit without graph updates in replica functions and rx.functions, where it is always"
+    " refused",
+    "leave nnx.jit out there",
+    (_SIMPLE_JIT, "transforms.compilation:SimpleJitWrapped._maybe_to_tree"),
+    _in_function,
+)
+
+# Storage.
+VARIABLE_INIT = Part(
+    f"{_VARIABLE}__init__",
+    VARIABLES,
+    "self, value, *, hijax, ref, eager_sharding, **metadata",
+    is_transparent=True,
+)
+RAW_VALUE = Part(f"{_VARIABLE}_raw_value", VARIABLES)
+TRACE_STATE = Part(f"{_VARIABLE}_trace_state", VARIABLES)
+JAX_TRACE = Part("tracers:TraceState._jax_trace", VARIABLES)
+CHECK_UPDATE = Part(f"{_VARIABLE}_check_can_update", UPDATES, "self")
+CAN_UPDATE = Part(f"{_VARIABLE}_can_update", UPDATES)
+
+# Modules.
+CHECK_CONTEXT = Part("pytreelib:Pytree._check_valid_context", CONTEXT, "self, error_msg")
+SET_ATTRIBUTE = Part("pytreelib:Pytree.__setattr__", CHANGES, "self, name, value, /")
+CONSTRUCT = Part(
+    "pytreelib:PytreeMeta._pytree_meta_construct", CONSTRUCTION, "cls, self, *args, **kwargs"
+)
+CURRENT_TRACE = Part("tracers:current_jax_trace", TAPES, "")
+UNFLATTEN = Part(
+    "graphlib:unflatten",
+    TRANSFORMS,
+    "graphdef, state, /, *, index_ref, outer_index_outer_ref, copy_variables, recreate_variables",
+    is_transparent=True,
+)
+
+# Where replicas act as one.
+OPTIMIZER_UPDATE = Part(f"{_OPTIMIZER}update", OPTIMIZERS, "self, model, grads, /, **kwargs")
+DRAW = Part("rnglib:RngStream.__call__", KEYS, "self")
+COMPUTE_STATS = Part(
+    "nn.normalization:_compute_stats",
+    STATISTICS,
+    "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
+)
+WELFORD_INIT = Part(f"{_WELFORD}__init__", WELFORD, "self, argname='values'")
+WELFORD_UPDATE = Part(f"{_WELFORD}update", WELFORD, "self, **kwargs")
+JIT_CALL = Part(_JIT, JIT, "self, *args, **kwargs")
+SIMPLE_JIT_CALL = Part(_SIMPLE_JIT, SIMPLE_JIT, "self, *args, **kwargs")
+
+CONTRACT = Contract(
+    "Flax",
+    "flax",
+    "flax.nnx",
+    "0.12",
+    VARIABLES,
+    [part for part in vars().values() if isinstance(part, Part)],
+)
+
+# As the library has them, before anything is replaced; a part that is gone disables its feature.
+raw_value: Any = CONTRACT.get(RAW_VALUE)
+trace_state: Any = CONTRACT.get(TRACE_STATE)
+current_jax_trace: Any = CONTRACT.get(CURRENT_TRACE, lambda: None)
