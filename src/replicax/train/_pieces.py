@@ -18,6 +18,7 @@ import numpy as np
 
 from replicax.state._cell import Cell
 from replicax.train._files import CheckedFiles, as_bytes, buffer
+from replicax.train._orbax_private import chunk
 from replicax.values._cut import Cut
 
 # A file for each array, and a wait for the disk for each file, take longer than the bytes: what is
@@ -277,11 +278,6 @@ class Saved:
     def empty(self, part: Part) -> np.ndarray:
         """New memory for a part."""
         return buffer(part.size * self.dtype.itemsize).view(self.dtype).reshape(part.shape)
-
-
-def chunk(name: str, ndim: int) -> str:
-    """The file in which Orbax puts an array, which is one chunk and not compressed."""
-    return f"{name}/{'.'.join('0' * max(ndim, 1))}"
 
 
 def saved_arrays(body: dict[str, Any]) -> dict[str, Saved]:

@@ -17,13 +17,11 @@ import os
 import re
 import secrets
 import shutil
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import jax
@@ -31,9 +29,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._faults import fault_point
-from replicax._lazy import LazyModule
 from replicax.cluster._checks import WorkerLostError
-from replicax.train import _files
+from replicax.train import _files, _orbax_private
 from replicax.train._files import (
     DATA,
     FORMAT,
@@ -44,24 +41,14 @@ from replicax.train._files import (
     put_manifest,
 )
 from replicax.train._object_graph import ObjectNode
-from replicax.train._pieces import (
-    Packed,
-    Value,
-    chunk,
-    packed,
-    saved_arrays,
-    shared_out,
-)
+from replicax.train._orbax_private import chunk
+from replicax.train._pieces import Packed, Value, packed, saved_arrays, shared_out
 from replicax.workers import _group
 from replicax.workers._watch import disk
 
 _DRAFT = re.compile(re.escape(MANIFEST) + r"-[0-9a-f]{16}")
-_AT_ONCE = 64 << 20  # bytes that are written in one go
 _RUN = secrets.token_hex(8)  # of this process
-_quieting = threading.Lock()
 log = logging.getLogger("replicax")
-_ocp: Any = LazyModule("orbax.checkpoint", extra="checkpoint")
-_ts: Any = LazyModule("tensorstore", extra="checkpoint")
 
 
 @dataclass(frozen=True)
@@ -242,8 +229,7 @@ def _write_own(
     files: dict[str, Any] = {}
     if tree:
         inner = os.path.join(place, folder)
-        with _quiet(), _checkpointer() as checkpointer:
-            checkpointer.save(inner, tree)
+        _orbax_private.save(inner, tree, Packed)
         with ThreadPoolExecutor(_files.THREADS) as pool:  # while the disk has its own to do
             sums = {name: pool.submit(checksums, *joined.parts) for name, joined in tree.items()}
             _files.settle(inner)
@@ -337,60 +323,3 @@ def _folder(path: str) -> str | None:
         folder: str = manifest(path)["folder"]
         return folder
     return None
-
-
-def _checkpointer() -> Any:
-    # Each worker writes its own, and Orbax must not wait for the others.
-    process = jax.process_index()
-    alone = _ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
-    handler = _ocp.PyTreeCheckpointHandler(
-        use_ocdbt=False,
-        multiprocessing_options=alone,
-        type_handler_registry=_ocp.type_handlers.create_type_handler_registry(
-            (Packed, _handler()())
-        ),
-    )
-    return _ocp.Checkpointer(handler, multiprocessing_options=alone)
-
-
-@cache
-def _handler() -> Any:
-    """How Orbax writes what is joined: in every process, and without a copy."""
-
-    async def serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[Any]:
-        for joined, info in zip(values, infos, strict=True):
-            await info.await_path_creation()
-            place = str(info.parent_dir / info.name)
-            await _ts.open(
-                {
-                    "driver": "zarr",
-                    "kvstore": {"driver": "file", "path": place},
-                    "metadata": {"compressor": None, "chunks": joined.shape},
-                    "context": {"file_io_sync": False},  # they are settled later, all at once
-                },
-                create=True,
-                dtype=joined.dtype,
-                shape=joined.shape,
-            )
-            with open(chunk(place, len(joined.shape)), "xb") as file:
-                for part in joined.parts:
-                    for at in range(0, len(part), _AT_ONCE):
-                        file.write(part[at : at + _AT_ONCE])
-                        disk.got_on()
-        return []
-
-    handler = _ocp.type_handlers.NumpyHandler
-    return type(handler.__name__, (handler,), {"serialize": serialize})
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep Orbax's remarks on its own inside from the user's screen; errors still show."""
-    log = logging.getLogger("absl")  # which knows no filters
-    with _quieting:
-        before = log.level
-        log.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            log.setLevel(before)
