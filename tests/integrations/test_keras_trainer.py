@@ -3,6 +3,7 @@
 import functools
 import itertools
 
+import jax
 import numpy as np
 import pytest
 
@@ -325,6 +326,111 @@ def test_steps_of_the_data_alone_as_in_tensorflow_are_those_of_keras(two, eagerl
     assert found == pytest.approx(wanted, rel=1e-5)
     expected = 2 * stock.predict(X, verbose=0)
     np.testing.assert_allclose(model.predict(X, verbose=0), expected, **TOLERANCE)
+
+
+class Tracked(keras.Model):
+    """A model whose `metrics` names a tracker that its `compile` makes last, as keras.io's GANs."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def call(self, x, training=False):
+        return self.net(x)
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    @property
+    def metrics(self):
+        return [*super().metrics, self.tracker]
+
+    def compute_loss(self, *args, **kwargs):
+        loss = super().compute_loss(*args, **kwargs)
+        self.tracker.update_state(loss)
+        return loss
+
+
+def test_compile_may_make_the_metrics_that_a_model_names(two):
+    def make():
+        model = Tracked()
+        model.compile(optimizer="sgd", loss="mse")
+        return model
+
+    stock, model = make(), in_scope(two, make)
+    expected = stock.fit(**ARRAYS, verbose=0)
+
+    assert "tracked" in expected.history
+    assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
+
+
+class PairSteps:
+    """A step as TensorFlow's, which calls the model on parts of the data, never on the data."""
+
+    def train_step(self, data):
+        (pairs,) = data
+        with rx.GradientTape() as tape:
+            loss = distance(*(self(pairs[i], training=True) for i in (0, 1)))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return {"distance": loss}
+
+
+class Pairs(PairSteps, keras.Model):
+    """With inputs and outputs."""
+
+
+class UnbuiltPairs(PairSteps, keras.Model):
+    """With layers that the first call builds."""
+
+    def __init__(self):
+        super().__init__()
+        self.parts = [layer.from_config(layer.get_config()) for layer in net().layers]
+
+    def call(self, x, training=False):
+        for layer in self.parts:
+            x = layer(x)
+        return x
+
+
+def distance(a, b):
+    return keras.ops.mean((a - b + 1) ** 2)
+
+
+class PairBatches(keras.utils.PyDataset):
+    """Three batches, each of two arrays in one."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, i):
+        return np.stack([X[i : i + 4], 2 * X[i + 4 : i + 8]])
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_a_step_of_the_data_alone_may_call_the_model_on_something_else(is_built, two):
+    def make():
+        inner = net()
+        model = Pairs(inner.inputs, inner.outputs) if is_built else UnbuiltPairs()
+        model.compile(keras.optimizers.SGD(0.5))
+        return model
+
+    model = in_scope(two, make)
+    history = model.fit(PairBatches(), shuffle=False, verbose=0).history
+
+    stock = net()
+    weights = [v.value for v in stock.trainable_variables]
+
+    def loss_of(weights, pairs):
+        return distance(*(stock.stateless_call(weights, [], pairs[i])[0] for i in (0, 1)))
+
+    for pairs in map(PairBatches().__getitem__, range(3)):
+        loss, gradients = jax.value_and_grad(loss_of)(weights, pairs)
+        weights = [w - 0.5 * g for w, g in zip(weights, gradients, strict=True)]
+    np.testing.assert_allclose(history["distance"], [loss], **TOLERANCE)
+    for found, expected in zip(model.trainable_variables, weights, strict=True):
+        np.testing.assert_allclose(found.value, expected, **TOLERANCE)
 
 
 class Adversaries(keras.Model):

@@ -8,6 +8,7 @@ variables all the time, where callbacks see them.
 
 import inspect
 from collections.abc import Callable
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,14 @@ from replicax.workers import _group
 
 # Entering the scope.
 
+_running: ContextVar[str] = ContextVar("replicax_keras_method", default="")
+_STEPS = {
+    "fit": "train_step",
+    "train_on_batch": "train_step",
+    "evaluate": "test_step",
+    "test_on_batch": "test_step",
+}
+
 
 def _entering(name: str) -> Callable[[Any], Any]:
     """The model's scope is entered, as slots and metrics are made in its methods."""
@@ -43,12 +52,16 @@ def _entering(name: str) -> Callable[[Any], Any]:
             if "verbose" in signature.parameters and not home.is_chief:
                 _silence(given)
             with home.scope():
-                _check_parts(self, home, given.arguments)
+                _check_parts(self, home, given.arguments, name)
                 if name == "fit":
                     _agree_on_order(home)
                 if name == "predict" and isinstance(given.arguments.get("x"), DistributedDataset):
                     _put_in_order(given, home)
-                return original(*given.args, **given.kwargs)
+                token = _running.set(name)
+                try:
+                    return original(*given.args, **given.kwargs)
+                finally:
+                    _running.reset(token)
 
         return method
 
@@ -83,9 +96,10 @@ def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
     )
 
 
-def _check_parts(model: Any, home: Any, given: dict[str, Any]) -> None:
+def _check_parts(model: Any, home: Any, given: dict[str, Any], name: str) -> None:
     """Refuse an optimizer, metric or variable that belongs to another strategy, or to none."""
-    metrics = tree.flatten([model.metrics, given.get("metrics"), given.get("weighted_metrics")])
+    known = [] if name == "compile" else model.metrics  # a `compile` of the user's makes them later
+    metrics = tree.flatten([known, given.get("metrics"), given.get("weighted_metrics")])
     optimizer = given.get("optimizer", getattr(model, "optimizer", None))
     owners: list[tuple[str, Any]] = [("optimizer", optimizer), *(("metric", m) for m in metrics)]
     for kind, owner in owners:
@@ -195,10 +209,16 @@ def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
 
 
 def _without_call(original: Any) -> Any:
-    """A model that only its steps know how to call, as GANs are, is built by the first of them."""
+    """Let a step that takes data alone, as TensorFlow's do, build the model by its first call.
+
+    Such a step may call the model on something else than the data, which Keras would build it for;
+    a GAN cannot be called at all.
+    """
 
     def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
-        if home_of(self) is None or type(self).call is not Model.call:
+        step = _STEPS.get(_running.get(), "")
+        builds = step and _takes_data_alone(getattr(self, step))
+        if home_of(self) is None or not (builds or type(self).call is Model.call):
             original(self, *args, **kwargs)
 
     return symbolic_build
