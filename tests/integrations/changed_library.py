@@ -21,6 +21,7 @@ import numpy as np
 
 import replicax as rx
 from replicax.integrations import _hook
+from replicax.train._object_graph import TensorFlowNames
 
 if __name__ == "__main__":  # a fork attaches replicax to them, after the change
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _hook._Finder)]
@@ -107,6 +108,13 @@ def save_model():
         rx.saved_model.save(in_scope(net), f"{folder}/saved")
 
 
+def restore_slots():
+    with two().scope():
+        layer, optimizer = dense(), keras.optimizers.SGD(0.1, momentum=0.9)
+        optimizer.build(layer.weights)
+    assert TensorFlowNames().slot(optimizer, layer.kernel, "momentum").shape == (2, 1)
+
+
 def dataset():
     return rx.data.Dataset.from_tensor_slices((X, X[:, :1])).batch(4)
 
@@ -142,6 +150,7 @@ KERAS = {
     "CSV_LOGGER": lambda: callback(lambda folder: keras.callbacks.CSVLogger(f"{folder}/log")),
     "TENSORBOARD": lambda: in_scope(show_on_board),
     "SAVED_MODEL": save_model,
+    "RESTORED_SLOTS": restore_slots,
     "COND": lambda: flow("cond", jnp.asarray(True), lambda: 1.0, lambda: 2.0),
     "SCAN": lambda: flow("scan", lambda c, x: (c + x, x), jnp.float32(0), jnp.ones(2)),
     "WHILE_LOOP": lambda: flow("while_loop", lambda i: i < 2, lambda i: i + 1, jnp.int32(0)),

@@ -27,6 +27,7 @@ from replicax.integrations import _keras_private as private
 from replicax.integrations._hook import refused, replicas
 from replicax.integrations._keras_models import remembering
 from replicax.integrations._keras_private import CONTRACT, get_input_signature, in_stateless_scope
+from replicax.integrations._keras_slots import find_part, find_slot
 from replicax.state._declaration import tell_newcomers
 from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
@@ -280,6 +281,8 @@ def install() -> None:
     variable.trainable = _known_to_functions(variable.trainable)
     model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
     model.__rx_export__ = _forward
+    optimizer: Any = keras.optimizers.Optimizer
+    optimizer.__rx_part__, optimizer.__rx_slot__ = find_part, find_slot
     if not hasattr(metric, "reset_states"):  # as Keras 2 called it
         metric.reset_states = lambda self: self.reset_state()
 

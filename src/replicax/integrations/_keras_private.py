@@ -193,6 +193,11 @@ SAVED_MODEL = Feature(
     "save an `rx.function` that calls the model, with an input_signature",
     when=never,  # `rx.saved_model.save` checks it
 )
+RESTORED_SLOTS = Feature(
+    "optimizers of Keras in TensorFlow's checkpoints",
+    "restore the model alone",
+    when=never,  # the restoring code checks it
+)
 
 
 def _control_flow(name: str) -> Feature:
@@ -264,6 +269,9 @@ ADD_SLOT = Part(
     SLOTS,
     "self, reference_variable, name=None, initializer='zeros'",
 )
+RESTORED_VARIABLES = Part(f"{_OPTIMIZER}_trainable_variables", RESTORED_SLOTS)
+ALL_VARIABLES = Part(f"{_OPTIMIZER}_variables", RESTORED_SLOTS)
+LEARNING_RATE = Part(f"{_OPTIMIZER}_learning_rate", RESTORED_SLOTS)
 
 # Training.
 COMPILE = Part(

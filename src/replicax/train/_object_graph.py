@@ -161,19 +161,6 @@ class Names:
 
 OWN = Names()
 
-# What optimizers of Keras keep, in the order in which they make it: groups, each of them for all
-# variables in turn; by the names that it had in Keras 2.
-_SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "Adam": (("m", "v"), ("vhat",)),
-    "Adamax": (("m", "v"),),
-    "Adadelta": (("accum_grad", "accum_var"),),
-    "Adagrad": (("accumulator",),),
-    "Ftrl": (("accumulator", "linear"),),
-    "RMSprop": (("rms",), ("momentum",)),
-    "SGD": (("momentum",),),
-}
-_OPTIMIZER_PARTS = {"iter": "_iterations", "learning_rate": "_learning_rate"}
-
 
 class TensorFlowNames(Names):
     """The names in TensorFlow's graphs, of models and optimizers of Keras 2 and 3."""
@@ -183,8 +170,9 @@ class TensorFlowNames(Names):
         part = parts_of(live).get(name)
         if part is not None:
             return part
-        if name in _OPTIMIZER_PARTS and hasattr(live, "_iterations"):
-            return parts_of(live).get(_OPTIMIZER_PARTS[name])
+        named = getattr(type(live), "__rx_part__", None)
+        if named is not None and (part := named(live, name)) is not None:
+            return part
         kind, _, number = name.partition("-")
         layers = getattr(live, "layers", None)
         if isinstance(layers, list) and number.isdigit():
@@ -195,20 +183,8 @@ class TensorFlowNames(Names):
 
     def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
         """A slot of Keras 2, where the optimizer of Keras 3 keeps the same."""
-        own = parts_of(optimizer)
-        made, owners = own.get("_variables", []), own.get("_trainable_variables", [])
-        places = [i for i, v in enumerate(owners) if v is variable]
-        # Averages and accumulated gradients would come before the slots.
-        is_plain = not (own.get("use_ema") or own.get("gradient_accumulation_steps"))
-        if not places or not is_plain:
-            return None
-        at = 1 + is_variable(own.get("_learning_rate"))
-        for group in _SLOTS.get(type(optimizer).__name__, ()):
-            if name in group:
-                index = at + places[0] * len(group) + group.index(name)
-                return made[index] if index < len(made) else None
-            at += len(owners) * len(group)
-        return None
+        find = getattr(type(optimizer), "__rx_slot__", None)
+        return None if find is None else find(optimizer, variable, name)
 
     def is_saved(self, part: Any) -> bool:
         """Metrics and seeds of Keras 3 are nothing that TensorFlow tracks."""

@@ -1,0 +1,47 @@
+"""The variables of Keras optimizers by the names that TensorFlow's checkpoints of Keras 2 have."""
+
+from typing import Any
+
+import keras
+
+from replicax.integrations import _keras_private as private
+
+# What optimizers keep, in the order in which Keras 3 makes it: groups, each of them for all
+# variables in turn; by the names that it had in Keras 2.
+_SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Adam": (("m", "v"), ("vhat",)),
+    "Adamax": (("m", "v"),),
+    "Adadelta": (("accum_grad", "accum_var"),),
+    "Adagrad": (("accumulator",),),
+    "Ftrl": (("accumulator", "linear"),),
+    "RMSprop": (("rms",), ("momentum",)),
+    "SGD": (("momentum",),),
+}
+
+
+def find_part(optimizer: Any, name: str) -> Any:
+    """Return the step counter or the learning rate; None for other names."""
+    if name == "iter":
+        return optimizer.iterations
+    if name == "learning_rate":
+        private.CONTRACT.require(private.RESTORED_SLOTS)
+        return optimizer._learning_rate
+    return None
+
+
+def find_slot(optimizer: Any, variable: Any, name: str) -> Any:
+    """Return what an optimizer keeps for a variable under a name of Keras 2; None if nothing."""
+    private.CONTRACT.require(private.RESTORED_SLOTS)
+    places = [i for i, v in enumerate(optimizer._trainable_variables) if v is variable]
+    # Averages and accumulated gradients would come before the slots.
+    is_plain = not (optimizer.use_ema or optimizer.gradient_accumulation_steps)
+    if not places or not is_plain:
+        return None
+    made = optimizer._variables
+    at = 1 + isinstance(optimizer._learning_rate, keras.Variable)
+    for group in _SLOTS.get(type(optimizer).__name__, ()):
+        if name in group:
+            index = at + places[0] * len(group) + group.index(name)
+            return made[index] if index < len(made) else None
+        at += len(optimizer._trainable_variables) * len(group)
+    return None
