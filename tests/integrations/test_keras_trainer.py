@@ -365,6 +365,20 @@ def test_compile_may_make_the_metrics_that_a_model_names(two):
     assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
 
 
+@pytest.mark.parametrize("name", ["Adam", "ScheduleFreeAdamW"])
+def test_averages_that_overwrite_the_weights_are_those_of_keras(name, two):
+    def make():
+        model = net()
+        kind = getattr(keras.optimizers, name)
+        model.compile(kind(0.01, use_ema=True, ema_overwrite_frequency=3), "mse")
+        return model
+
+    stock, model = make(), in_scope(two, make)
+    expected = stock.fit(**ARRAYS, verbose=0)
+
+    assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
+
+
 class PairSteps:
     """A step as TensorFlow's, which calls the model on parts of the data, never on the data."""
 
