@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Protocol
 
 import jax
@@ -34,6 +35,9 @@ from replicax.values._placement import is_traced
 generation = jax.make_user_context(default_value=None)
 _numbers = itertools.count(1)
 _eager_generation = [0]
+_callbacks: ContextVar[dict[Any, Callable[[], str]] | None] = ContextVar(
+    "replicax_callbacks", default=None
+)
 
 
 class Level(Protocol):
@@ -66,6 +70,37 @@ class Level(Protocol):
     @abstractmethod
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
         """Replace one replica's copy."""
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Call what `at_end` collected in the block when it ends, also if it raises.
+
+    Raises:
+        TracingError: If the block ends well, but a callback says what it must not leave behind.
+    """
+    callbacks: dict[Any, Callable[[], str]] = {}
+    token = _callbacks.set(callbacks)
+    faults: list[str] = []
+    try:
+        yield
+    finally:
+        _callbacks.reset(token)
+        faults = [callback() for callback in reversed(callbacks.values())]
+    for fault in filter(None, faults):
+        raise TracingError(fault)
+
+
+def at_end(key: Any, callback: Callable[[], str]) -> None:
+    """Register a callback for the end of the innermost level; the first one for a key stays.
+
+    Args:
+        key: What the callback is about.
+        callback: Undoes what must not outlive the level. Returns an error message, or "".
+    """
+    callbacks = _callbacks.get()
+    assert callbacks is not None  # every level has a block of `ending`
+    callbacks.setdefault(key, callback)
 
 
 class Storage:
@@ -175,7 +210,7 @@ class Overlay:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Read and write here until the block ends."""
-        with self.fresh.kept(eager=self.is_eager), entered(level=self):
+        with self.fresh.kept(eager=self.is_eager), entered(level=self), ending():
             yield
 
     def read(self, cell: Cell) -> Any:
@@ -245,7 +280,7 @@ class TraceLevel:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Trace here until the block ends."""
-        with self.fresh.kept(eager=False), entered(level=self):
+        with self.fresh.kept(eager=False), entered(level=self), ending():
             yield
             self._compare_copies()
 

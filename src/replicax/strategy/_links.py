@@ -19,7 +19,7 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.state._levels import Overlay, ReplicaStorage, generation, level
+from replicax.state._levels import Overlay, ReplicaStorage, ending, generation, level
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
@@ -246,5 +246,6 @@ def as_replica(
             level=ReplicaStorage(topology, replica),
             body=None,
         ),
+        ending(),
     ):
         yield
