@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -287,12 +287,15 @@ class TestBorders:
         def call(model, x):
             return model(x)
 
-        outside = call(linear, jnp.ones((1, 2)))
-        for way in (eagerly, compiled):
-            with pytest.raises(rx.errors.TracingError, match=r"nnx\.jit"):
-                way(two, lambda: call(linear, jnp.ones((1, 2))))
+        x = jnp.ones((1, 2))
+        bound = nnx.jit_partial(lambda model, x: model(x), linear, graph_updates=False)
+        calls = [lambda: call(linear, x), lambda: bound(x)]
 
-        np.testing.assert_allclose(outside, linear(jnp.ones((1, 2))))
+        for function in calls:
+            np.testing.assert_allclose(function(), linear(x))
+            for way in (eagerly, compiled):
+                with pytest.raises(rx.errors.TracingError, match=r"nnx\.jit"):
+                    way(two, function)
 
     def test_functional_state_is_data(self):
         graph, state = nnx.split(nnx.Linear(2, 1, rngs=nnx.Rngs(0)))
@@ -416,3 +419,312 @@ def test_a_model_that_goes_to_and_fro_between_modes_has_two_programs():
 
     call(model, jnp.ones(64))
     assert call.experimental_get_tracing_count() == 2
+
+
+class Block(nnx.Module):
+    def __init__(self, size, rate, rngs):
+        self.linear = nnx.Linear(size, size, rngs=rngs)
+        self.norm = nnx.LayerNorm(size, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.dropout(nnx.gelu(self.norm(self.linear(x))))
+
+
+class Stack(nnx.Module):
+    """Layers that `nnx.vmap` makes and `nnx.scan` applies, with a key each."""
+
+    def __init__(self, depth, rate):
+        @nnx.split_rngs(splits=depth)
+        @nnx.vmap(in_axes=(0,), out_axes=0)
+        def make(rngs):
+            return Block(3, rate, rngs)
+
+        self.layers = make(nnx.Rngs(0, dropout=1))
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        def apply(x, layer):
+            return layer(x)
+
+        return apply(x, self.layers)
+
+
+class SharedStream(nnx.Module):
+    """Layers whose keys are split from one stream in each call, and put back after it."""
+
+    def __init__(self, depth, rate):
+        self.depth = depth
+        self.rngs = nnx.Rngs(dropout=1)
+        self.layers = Stack(depth, 0.0).layers
+        self.rate = rate
+
+    def __call__(self, x):
+        @nnx.scan(in_axes=(nnx.Carry, 0, 0), out_axes=nnx.Carry)
+        def apply(x, layer, rngs):
+            keep = jax.random.bernoulli(rngs.dropout(), 1 - self.rate, x.shape)
+            return layer(x) * keep
+
+        with nnx.split_rngs(self.rngs, splits=self.depth):
+            return apply(x, self.layers, self.rngs)
+
+
+def numbers(module):
+    """Everything that a module's variables hold, as NumPy's arrays."""
+
+    def plain(x):
+        is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return jax.tree.map(plain, nnx.to_pure_dict(nnx.state(module)))
+
+
+def assert_same(found, expected, atol=0.0):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), found, expected)
+
+
+STACKS = [Stack, SharedStream]
+
+
+class TestLayerStacks:
+    @pytest.mark.parametrize("kind", STACKS)
+    def test_made_in_a_scope_are_those_made_outside(self, kind, two):
+        with two.scope():
+            inside = kind(3, 0.5)
+
+        assert_same(numbers(inside), numbers(kind(3, 0.5)))
+
+    @pytest.mark.parametrize("kind", STACKS)
+    @pytest.mark.parametrize("way", WAYS)
+    def test_first_replica_drops_what_one_device_drops(self, way, kind, two):
+        x = jnp.arange(12.0).reshape(4, 3)
+        alone = kind(3, 0.5)
+        with two.scope():
+            stack = kind(3, 0.5)
+
+        for _ in range(2):
+            found = way(two, lambda: stack(x))
+            np.testing.assert_allclose(found.values[0], alone(x), rtol=1e-5)
+            assert not np.allclose(found.values[1], found.values[0])
+
+        assert_same(numbers(stack), numbers(alone))
+
+    @pytest.mark.parametrize("kind", STACKS)
+    def test_train_as_on_one_device(self, kind, two):
+        def train(stack, optimizer, x, total):
+            def loss_of(stack):
+                return (stack(x) ** 2).sum() / total
+
+            optimizer.update(stack, nnx.grad(loss_of)(stack))
+
+        def make():
+            stack = kind(3, 0.0)
+            return stack, nnx.Optimizer(stack, optax.sgd(0.1), wrt=nnx.Param)
+
+        alone, (x, _) = make(), next(batches([8]))
+        with two.scope():
+            many = make()
+        compiled_train = rx.function(lambda x: two.run(lambda x: train(*many, x, 8), args=x))
+        for _ in range(3):
+            train(*alone, x, 8)
+            compiled_train(distributed(two, x))
+
+        assert_same(numbers(many[0]), numbers(alone[0]), atol=1e-5)
+
+    def test_streams_that_stay_split_are_refused(self, two):
+        with two.scope():
+            rngs = nnx.Rngs(0)
+
+        for way in WAYS:
+            with pytest.raises(rx.errors.TracingError, match=r"nnx\.restore_rngs"):
+                way(two, lambda: nnx.split_rngs(rngs, splits=2))
+            assert rngs.default.key.shape == ()
+
+    @pytest.mark.parametrize("way", WAYS)
+    def test_an_error_between_split_and_restore_leaves_nothing(self, way, two):
+        with two.scope():
+            rngs = nnx.Rngs(0)
+
+        def fail():
+            nnx.split_rngs(rngs, splits=2)
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            way(two, fail)
+
+        assert rngs.default.key.shape == ()
+        found = way(two, lambda: rngs.params())
+        assert found.values[0].shape == ()
+
+    def test_a_split_outside_is_seen_by_compiled_functions(self, two):
+        with two.scope():
+            rngs = nnx.Rngs(0)
+        read = rx.function(lambda: jax.random.key_data(rngs.default.key[...]))
+        key = np.asarray(read())
+
+        with nnx.split_rngs(rngs, splits=2):
+            assert read().shape == (2, *key.shape)
+        np.testing.assert_array_equal(read(), key)
+
+        assert read.experimental_get_tracing_count() == 2
+
+
+@pytest.mark.parametrize(
+    "value",
+    [jnp.ones(3), jnp.ones(2, "bfloat16"), jnp.ones((2, 2)), np.ones(4, "int32"), None, "text"],
+    ids=str,
+)
+def test_a_variable_takes_any_value_outside(value, two):
+    plain = nnx.Variable(jnp.zeros(2))
+    with two.scope():
+        held = nnx.Variable(jnp.zeros(2))
+    call = rx.function(lambda: jax.tree.leaves(held.get_value()))
+    call()
+
+    for v in (plain, held):
+        v.set_value(value)
+
+    if hasattr(value, "dtype"):
+        np.testing.assert_array_equal(call()[0], plain.get_value())
+        assert call()[0].dtype == held.dtype == plain.dtype
+    else:
+        assert held.get_value() == plain.get_value()
+    held.set_value(jnp.full(2, 7.0))
+    np.testing.assert_array_equal(call()[0], [7.0, 7.0])
+
+
+class TestMeshesOfTheProgram:
+    def test_variables_stay_where_the_program_puts_them(self, two):
+        mesh = jax.make_mesh((2, 2), ("rows", "columns"), devices=jax.devices()[:4])
+        spec = jax.P("rows", "columns")
+        with two.scope(), jax.set_mesh(mesh):
+            made = nnx.Param(jnp.ones((4, 4)), out_sharding=spec)
+            placed = jax.device_put(jnp.ones((4, 4)), jax.NamedSharding(mesh, spec))
+        with two.scope():
+            given = nnx.Param(placed)
+
+        for v in (made, given):
+            assert v[...].sharding.is_equivalent_to(jax.NamedSharding(mesh, spec), 2)
+            for way in WAYS:
+                with pytest.raises(rx.errors.ScopeError, match="placed itself"):
+                    way(two, lambda v=v: v[...].sum())
+
+    def test_variables_of_a_scope_can_be_used_under_a_mesh(self, two):
+        x = jnp.ones((4, 3))
+        with two.scope():
+            linear, rngs = nnx.Linear(3, 4, rngs=nnx.Rngs(0)), nnx.Rngs(1)
+        expected = nnx.Linear(3, 4, rngs=nnx.Rngs(0))(x), nnx.Rngs(1).params.normal((2,))
+
+        mesh = jax.make_mesh((4,), ("rows",), devices=jax.devices()[:4])
+        with jax.set_mesh(mesh):
+            found = linear(x), rngs.params.normal((2,))
+
+        assert_same(found, expected)
+
+
+class Watched(nnx.Module):
+    """A module that knows when its own code runs."""
+
+    level = 0
+
+    def __init__(self):
+        self.calls = []
+        self.stored = 1
+
+    def __getattr__(self, name):
+        vars(self)["calls"].append(("getattr", name))
+        raise AttributeError(name)
+
+    @property
+    def shown(self):
+        self.calls.append("read")
+        return self.stored
+
+    @shown.setter
+    def shown(self, value):
+        self.stored = value
+
+
+class TestHooksRunNoCodeOfTheUsers:
+    def test_linen_modules_can_be_wrapped(self):
+        x = jnp.ones((1, 2))
+
+        wrapped = nnx.bridge.ToNNX(linen.Dense(3), rngs=nnx.Rngs(0)).lazy_init(x)
+
+        expected = linen.Dense(3).init(wrapped.to_nnx__rngs.params.key[...], x)
+        assert wrapped.kernel.shape == expected["params"]["kernel"].shape
+
+    def test_setting_an_attribute_reads_none(self):
+        watched = Watched()
+
+        watched.shown = 2
+        watched.new = 3
+        watched.level = 4
+
+        assert watched.calls == []
+
+    def test_a_property_that_is_set_is_seen_by_compiled_functions(self):
+        watched = Watched()
+        call = rx.function(lambda: jnp.float32(watched.stored))
+
+        found = []
+        for value in (1, 5, 1):
+            watched.shown = value
+            found.append(float(call()))
+
+        assert found == [1, 5, 1]
+        assert call.experimental_get_tracing_count() == 2
+
+
+class Sowing(nnx.Module):
+    """Each transform of NNX over submodules, and what a call leaves in the module."""
+
+    def __init__(self, transform):
+        rngs = nnx.Rngs(0)
+        self.inner = Block(3, 0.5, rngs)
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.stack = Stack(2, 0.5)
+        self.transform = transform
+
+    def __call__(self, x):
+        self.norm(x)
+        self.sow(nnx.Intermediate, "seen", x)
+        return TRANSFORMS[self.transform](self, x)
+
+
+TRANSFORMS = {
+    "none": lambda m, x: m.inner(x),
+    "remat": lambda m, x: nnx.remat(lambda inner, x: inner(x))(m.inner, x),
+    "scan": lambda m, x: m.stack(x),
+    "vmap": lambda m, x: nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(m.stack.layers, x),
+    "cond": lambda m, x: nnx.cond(True, lambda m, x: m(x), lambda _, x: x, m.inner, x),
+}
+
+
+@pytest.mark.filterwarnings("ignore:(?s).*sow.*:DeprecationWarning")
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_of_a_trace_stays_in_a_module(way, transform, two):
+    x = jnp.arange(6.0).reshape(2, 3)
+    with two.scope():
+        model = Sowing(transform)
+    keys = set(vars(model))
+
+    def step():
+        return nnx.value_and_grad(lambda m: m(x).sum())(model)[0]
+
+    for _ in range(2):
+        way(two, step)
+
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, nnx.Pytree):
+            node._check_valid_context(lambda: "left in a trace")
+    assert not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(nnx.state(model)))
+    assert set(vars(model)) - {"seen"} == keys
+    model.eval()
+    first = model(x)
+    np.testing.assert_array_equal(first, model(x))
+    nnx.pop(model, nnx.Intermediate)
+    model.train()
+    way(two, step)

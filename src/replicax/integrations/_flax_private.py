@@ -19,6 +19,7 @@ _OPTIMIZER = "training.optimizer:Optimizer."
 _WELFORD = "training.metrics:Welford."
 _JIT = "transforms.compilation:JitWrapped.__call__"
 _SIMPLE_JIT = "transforms.compilation:SimpleJitWrapped.__call__"
+_SIMPLE_JIT_PARTIAL = "transforms.compilation:SimpleJitPartialWrapped.__call__"
 
 # When a feature is used. The arguments are those of a gate, or one variable that is read.
 
@@ -176,6 +177,7 @@ WELFORD_INIT = Part(f"{_WELFORD}__init__", WELFORD, "self, argname='values'")
 WELFORD_UPDATE = Part(f"{_WELFORD}update", WELFORD, "self, **kwargs")
 JIT_CALL = Part(_JIT, JIT, "self, *args, **kwargs")
 SIMPLE_JIT_CALL = Part(_SIMPLE_JIT, SIMPLE_JIT, "self, *args, **kwargs")
+SIMPLE_JIT_PARTIAL_CALL = Part(_SIMPLE_JIT_PARTIAL, SIMPLE_JIT, "self, *args, **kwargs")
 
 CONTRACT = Contract(
     "Flax",
@@ -190,3 +192,13 @@ CONTRACT = Contract(
 raw_value: Any = CONTRACT.get(RAW_VALUE)
 trace_state: Any = CONTRACT.get(TRACE_STATE)
 current_jax_trace: Any = CONTRACT.get(CURRENT_TRACE, lambda: None)
+
+
+def is_state_name(name: str) -> bool:
+    """Whether an attribute of a module is one that NNX keeps for itself."""
+    return name.startswith("_pytree__")
+
+
+def module_state(module: Any) -> Any:
+    """Return what NNX notes of a module, the trace that it was made in among it, or None."""
+    return vars(module).get("_pytree__state")

@@ -25,15 +25,20 @@ from replicax.integrations._nnx_storage import (
     NNXHeldValue,
     adopted,
     held_by,
-    is_known,
+    is_free,
+    is_outermost,
     keeps_one,
     later,
+    outermost,
     slot,
+    write,
 )
+from replicax.state._levels import at_end
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
+from replicax.values._placement import is_traced
 
 _here = threading.local()
 _nothing = object()
@@ -46,27 +51,74 @@ def _held_from_the_start(original: Any) -> Any:
     def init(self: Any, value: Any, **metadata: Any) -> None:
         original(self, value, **metadata)
         frame = current()
-        if frame.strategy is not None and frame.level is None and is_known(slot.__get__(self)):
+        is_made_here = frame.strategy is not None and frame.level is None and is_outermost(self)
+        if is_made_here and is_free(slot.__get__(self), frame.strategy):
             adopted(self, frame.strategy)
 
     return init
 
 
 def _written_in_any_level(original: Any) -> Any:
-    return lambda self: None if held_by(self) is not None else original(self)
+    return lambda self: None if _is_of_level(self) else original(self)
+
+
+def _is_of_level(v: Any) -> bool:
+    """Whether a level keeps what is written to the variable, in whatever trace it was made."""
+    return current().level is not None and held_by(v) is not None
 
 
 def _known_to_functions(original: Any) -> Any:
     """A module that is changed, as by `eval()`, is another one for compiled functions."""
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
-        before = getattr(self, name, _nothing)  # or the default that its class has
+        is_inside = current().level is not None
+        if is_inside:
+            _forget_at_end(self)
+        if is_inside or id(self) in _being_made():
+            original(self, name, value)
+            return
+        # Only what is stored: to read the attribute could run a property, or `__getattr__`.
+        before = dict(vars(self))
         original(self, name, value)
-        is_change = before is not _nothing and id(self) not in _being_made()
-        if is_change and current().level is None:
-            attributes.note(self, name, before, getattr(self, name))
+        for key, new in vars(self).items():
+            old = before.get(key, _nothing)
+            if old is _nothing and key == name:
+                old = inspect.getattr_static(type(self), key, _nothing)  # a default of its class
+            if old is not new and old is not _nothing and not private.is_state_name(key):
+                attributes.note(self, key, old, new)
 
     return set_attribute
+
+
+def _forget_at_end(node: Any) -> None:
+    """When the level ends, take out of an object what exists only in its trace."""
+    before = dict(vars(node))
+
+    def end() -> str:
+        for key, value in list(vars(node).items()):
+            if value is before.get(key, _nothing) or not _is_of_trace(value):
+                continue
+            if key in before:
+                vars(node)[key] = before[key]
+            else:
+                del vars(node)[key]
+        return ""
+
+    at_end((_forget_at_end, id(node)), end)
+
+
+def _is_of_trace(value: Any) -> bool:
+    is_leaf = lambda x: isinstance(x, nnx.Variable | nnx.Pytree)  # noqa: E731
+    return any(map(_leaf_is_of_trace, jax.tree.leaves(value, is_leaf=is_leaf)))
+
+
+def _leaf_is_of_trace(leaf: Any) -> bool:
+    if isinstance(leaf, nnx.Variable):
+        return not is_outermost(leaf)
+    if isinstance(leaf, nnx.Pytree):
+        state = private.module_state(leaf)
+        return state is not None and bool(state.trace_state.jax_trace != outermost)
+    return is_traced(leaf)
 
 
 def _being_made() -> set[int]:
@@ -94,21 +146,39 @@ def _changed_in_any_level(original: Any) -> Any:
 
 
 def _written_when_it_is_whole(original: Any) -> Any:
-    """NNX empties a module and fills it again; replicas that meet in between would see half."""
+    """Update objects in place, and write to their variables when all of them are whole again.
+
+    NNX empties an object and fills it again; replicas that meet in between would see half of it.
+    It also gives the object a new mark of the trace in which that happens. An object of the user's
+    stays where it was made: in a level the trace ends, and the object does not.
+    """
 
     def unflatten(*args: Any, **kwargs: Any) -> Any:
-        if later.get() is not None:
+        if later.get() is not None or current().level is None:
             return original(*args, **kwargs)
-        writes: list[tuple[Variable, Any]] = []
+        given = signature.bind(*args, **kwargs).arguments
+        nodes = [
+            (node, state)
+            for node in (given.get("outer_index_outer_ref") or {}).values()
+            if isinstance(node, nnx.Pytree) and (state := private.module_state(node)) is not None
+        ]
+        for node, _ in nodes:
+            _forget_at_end(node)
+        writes: list[tuple[Any, Any]] = []
         token = later.set(writes)
         try:
             node = original(*args, **kwargs)
         finally:
             later.reset(token)
-        for held, x in writes:
-            held.assign(x)
+            for updated, state in nodes:
+                new = private.module_state(updated)
+                if new is not None:
+                    new._trace_state = state._trace_state
+        for v, x in writes:
+            write(v, x)
         return node
 
+    signature = inspect.signature(original)
     return unflatten
 
 
@@ -264,6 +334,7 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.WELFORD_UPDATE, _updated_by_all_rows),
     (private.JIT_CALL, _refused),
     (private.SIMPLE_JIT_CALL, _refused),
+    (private.SIMPLE_JIT_PARTIAL_CALL, _refused),
 )
 
 
@@ -288,7 +359,7 @@ def install() -> None:
     kind._raw_value = _CheckedValue() if contract.lost else NNXHeldValue()
     if not contract.lacks(private.UPDATES):
         can_update: Any = nnx.Variable._can_update
-        kind._can_update = property(lambda v: held_by(v) is not None or can_update.fget(v))
+        kind._can_update = property(lambda v: _is_of_level(v) or can_update.fget(v))
     kind.__rx_variable__ = held_by
     # A variable with an array of its own is data, as NNX's functional code passes it.
     kind.__rx_opaque__ = lambda v: type(slot.__get__(v)) is Variable
