@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.foreign, pytest.mark.slow]
 @pytest.mark.parametrize("group", keras_own.GROUPS)
 def test_keras_own_tests_pass_in_a_scope(group):
     faulthandler.cancel_dump_traceback_later()  # a group takes longer than any other test
-    compared = keras_own.Compared.of(group)
+    compared = keras_own.SUITE.compare(group)
     sys.stdout.write("\n".join([compared.row, *compared.notes, ""]))  # `-rP` shows it
 
-    lost = {t: why for t, why in compared.lost.items() if not keras_own.why_excepted(t)}
-    assert lost == {}
+    assert compared.unexplained == {}

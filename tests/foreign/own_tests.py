@@ -1,0 +1,152 @@
+"""Run another library's own tests in several ways, and compare what passes.
+
+The ways are ``without`` replicax, with replicax ``imported`` before the library, and each test in
+the ``scope`` of a strategy of two replicas.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[2]
+
+PYTEST = ["-q", "--noconftest", "-p", "no:cacheprovider", "-p", "tests.foreign.own_plugin"]
+PYTEST += ["-p", "no:replicax", "--import-mode=importlib", "--continue-on-collection-errors"]
+PYTEST += ["-o", "junit_family=xunit1"]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The tests of a library.
+
+    Attributes:
+        groups: Return the names of the groups of tests, which run in a process each.
+        files: Return the files of a group.
+        ways: The ways to run them; the first is the one that the others are compared with.
+        exceptions: For each way, tests (a part of their name) that may fail in it, and why.
+        env: Return the environment variables that the tests need.
+        config: Return pytest's configuration file.
+    """
+
+    groups: Callable[[], Sequence[str]]
+    files: Callable[[str], Sequence[Path]]
+    ways: Sequence[str]
+    exceptions: Mapping[str, Mapping[str, str]]
+    env: Callable[[], Mapping[str, str]]
+    config: Callable[[], str] = lambda: os.devnull
+
+    def outcomes(self, group: str, way: str) -> dict[str, str]:
+        """Return the outcome of each test of a group: "passed", "failed: ..." or "skipped: ..."."""
+        env = {**os.environ, "JAX_PLATFORMS": "cpu", "FOREIGN_WAY": way, **self.env()}
+        env |= {"PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        env |= {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiling takes most of the time
+        with tempfile.TemporaryDirectory() as scratch:
+            report = Path(scratch) / "report.xml"
+            ended = subprocess.run(
+                [
+                    *(sys.executable, "-m", "pytest", *PYTEST, "-c", self.config()),
+                    *("--rootdir", scratch, f"--junitxml={report}", *self.files(group)),
+                ],
+                env=env,
+                cwd=scratch,
+                capture_output=True,
+                text=True,
+            )
+            if not report.exists():
+                raise RuntimeError(f"pytest ended without a report:\n{ended.stdout}{ended.stderr}")
+            cases = ElementTree.parse(report).iter("testcase")
+            return {_name(case): _outcome(case) for case in cases}
+
+    def why_excepted(self, test: str, way: str) -> str | None:
+        """Return why a test may fail in a way, if the list of exceptions has it."""
+        known = self.exceptions.get(way, {})
+        return next((why for name, why in known.items() if name in test), None)
+
+    def compare(self, group: str) -> "Compared":
+        """Run a group in every way."""
+        return Compared(self, group, {way: self.outcomes(group, way) for way in self.ways})
+
+    def main(self, groups: Sequence[str]) -> None:
+        """Print a table with a row for each group, and below it why tests fail."""
+        ways = [f"passed {way}, only {self.ways[0]}" for way in self.ways[1:]]
+        head = ["tests", f"passed {self.ways[0]}", f"failed {self.ways[0]}", *ways]
+        sys.stdout.write(f"| {' | '.join(head)} |\n|{'---|' * len(head)}\n")
+        notes = []
+        for group in groups or self.groups():
+            compared = self.compare(group)
+            notes += compared.notes
+            sys.stdout.write(compared.row + "\n")
+            sys.stdout.flush()
+        sys.stdout.write("\n".join(["", *notes, ""]))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The outcomes of the tests of a group in every way of its suite."""
+
+    suite: Suite
+    group: str
+    outcomes: Mapping[str, Mapping[str, str]]
+
+    def lost(self, way: str) -> dict[str, str]:
+        """Return the tests that pass in the first way and not in ``way``, with their outcomes."""
+        passed = [t for t, result in self._first.items() if result == "passed"]
+        results = {t: self.outcomes[way].get(t, "not run") for t in passed}
+        return {t: result for t, result in results.items() if result != "passed"}
+
+    @property
+    def unexplained(self) -> dict[str, str]:
+        """The tests that replicax breaks and that the list of exceptions does not have."""
+        return {
+            f"{t} ({way})": result
+            for way in self.suite.ways[1:]
+            for t, result in self.lost(way).items()
+            if not self.suite.why_excepted(t, way)
+        }
+
+    @property
+    def row(self) -> str:
+        """The group's row of the table."""
+        cells = [self.group, self._passed(self.suite.ways[0]), len(self._failed)]
+        cells += [f"{self._passed(way)}, {len(self.lost(way))}" for way in self.suite.ways[1:]]
+        return f"| {' | '.join(map(str, cells))} |"
+
+    @property
+    def notes(self) -> list[str]:
+        """Why tests fail, a line for each."""
+        lines = [
+            f"* `{t}`, {way}: {self.suite.why_excepted(t, way) or result}"
+            for way in self.suite.ways[1:]
+            for t, result in self.lost(way).items()
+        ]
+        return lines + [f"* `{t}`, always: {r.partition(': ')[2]}" for t, r in self._failed.items()]
+
+    @property
+    def _first(self) -> Mapping[str, str]:
+        return self.outcomes[self.suite.ways[0]]
+
+    @property
+    def _failed(self) -> dict[str, str]:
+        return {t: r for t, r in self._first.items() if r.startswith("failed")}
+
+    def _passed(self, way: str) -> int:
+        return list(self.outcomes[way].values()).count("passed")
+
+
+def _name(case: ElementTree.Element) -> str:
+    file, test = Path(case.get("file", "")), case.get("name")
+    return f"{file.stem}.{case.get('classname', '').rpartition('.')[2]}.{test}"
+
+
+def _outcome(case: ElementTree.Element) -> str:
+    for child in case:
+        if child.tag in ("failure", "error", "skipped"):
+            kind = "skipped" if child.tag == "skipped" else "failed"
+            why = (child.get("message") or "").strip().splitlines() or [""]
+            return f"{kind}: {why[0]}"
+    return "passed"
