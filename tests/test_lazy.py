@@ -13,7 +13,6 @@ LATER = (
     "replicax.tpu",
     "replicax.compat",
     "replicax.ahead",
-    "jax.extend",  # which brings Pallas
 )
 
 

@@ -13,7 +13,10 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from operator import call
 from typing import Any
 
 import jax
@@ -23,7 +26,6 @@ from jax.extend import core as jaxprs
 from jax.interpreters import mlir
 
 from replicax import _jaxlib_private
-from replicax._threads import held
 
 _log = logging.getLogger("replicax")
 
@@ -116,11 +118,28 @@ def surrounding(trace: Any) -> Any:
     return trace
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Have none who listens hear what this thread does until the block ends."""
-    with jaxprs.set_current_trace(surrounding(traced.value)):
-        yield
+    return jaxprs.set_current_trace(surrounding(traced.value))  # type: ignore[no-any-return]
+
+
+class concrete:  # noqa: N801 - it is used as a function
+    """Evaluate operations now until the block ends, also while JAX traces a function.
+
+    It does what `jax.ensure_compile_time_eval` does, whose generator could end late: see
+    `replicax._blocks`.
+    """
+
+    __slots__ = ("_setting",)
+
+    def __enter__(self) -> None:
+        folding = getattr(_config, "eager_constant_folding", None)
+        public = jax.ensure_compile_time_eval
+        self._setting: Any = public() if folding is None else folding(True)
+        self._setting.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._setting.__exit__(*error)
 
 
 def undisturbed(fn: Callable[[], Any]) -> Any:
@@ -130,14 +149,19 @@ def undisturbed(fn: Callable[[], Any]) -> Any:
     them back in Python code, which the exception of a signal handler may interrupt. The thread
     would then stay inside a trace that has ended, and every later call would fail.
     """
-    before = [(state, state.get_local()) for state in _thread_states(len(sys.modules))]
+    restore = [partial(s.set_local, s.get_local()) for s in _thread_states(len(sys.modules))]
+    folding = getattr(_config, "eager_constant_folding", None)
     try:
+        # An interrupted `jax.ensure_compile_time_eval` may have left this on, and the trace would
+        # evaluate operations that stand for the reads of variables.
+        if folding is not None:
+            folding.set_local(False)
         return fn()
     finally:
-        with held:
-            for state, value in before:
-                if state.get_local() is not value:
-                    state.set_local(value)
+        _run_all(map(call, restore))  # one call into C: no handler of a signal runs in between
+
+
+_run_all: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
 
 
 @functools.lru_cache(maxsize=1)

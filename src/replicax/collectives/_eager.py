@@ -9,7 +9,6 @@ they may have nothing else to do with each other.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 from jax.extend import core as jaxprs
 from jax.interpreters import ad, batching, mlir
 
+from replicax._blocks import contextmanager
 from replicax._errors import ReplicaError
 from replicax._jax_private import lower_ordered_call, ordered_effect
 from replicax._types import ReduceOp

@@ -16,12 +16,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 
+from replicax._blocks import contextmanager
 from replicax._errors import ReplicaError, user_line
 from replicax._threads import held, new_thread
 

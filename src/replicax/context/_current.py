@@ -6,11 +6,12 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ContextDecorator, contextmanager
+from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from replicax._blocks import contextmanager
 from replicax._errors import ScopeError
 
 if TYPE_CHECKING:

@@ -148,8 +148,9 @@ def make_csv_dataset(  # noqa: PLR0913
         >>> dataset = rx.data.experimental.make_csv_dataset(
         ...     str(path), 2, label_name="y", num_epochs=1, shuffle=False
         ... )
-        >>> next(iter(dataset))
-        (OrderedDict([('x', array([1, 2], dtype=int32))]), array([0.5, 1.5], dtype=float32))
+        >>> rows, labels = next(iter(dataset))
+        >>> rows["x"], labels
+        (array([1, 2], dtype=int32), array([0.5, 1.5], dtype=float32))
     """
     del sloppy
     files = [name.decode() for name in Dataset.list_files(file_pattern, shuffle=False)]

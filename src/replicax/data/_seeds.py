@@ -12,12 +12,13 @@ seed, or a global one, its orders are the same for every element.
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from replicax._blocks import contextmanager
 
 SeedSource = Callable[[], int]
 

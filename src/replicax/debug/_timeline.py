@@ -8,6 +8,7 @@ import contextlib
 import itertools
 import re
 import tempfile
+import warnings
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -106,7 +107,10 @@ class Timeline:
 
     @classmethod
     def _of(cls, events: Iterable[Event]) -> "Timeline":
-        known = list(events)
+        # jaxlib makes a type that Python warns of, and aborts where warnings are errors.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            known = list(events)
         operations, waits = _operations(known), [e for e in known if e.name == INPUT_MARK]
         inputs = _joined((e.begin, e.end) for e in waits)
         spans: dict[str, dict[str, list[Span]]] = {}

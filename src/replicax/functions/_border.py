@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._errors import TracingError
+from replicax._jax_private import concrete
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, around, is_plain
 from replicax.functions._modes import HostDriven
@@ -143,7 +144,7 @@ def _component(value: DistributedValues) -> Any:
         return local_piece(value)
     if _is_of_trace(form):
         return form.values[at]
-    with jax.ensure_compile_time_eval():  # JAX may be tracing a part of the replica's function
+    with concrete():  # JAX may be tracing a part of the replica's function
         own = form.values[at]
         if topology is None or topology.cores > 1 or not is_array(own):
             return own

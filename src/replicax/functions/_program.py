@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from contextvars import ContextVar
 from typing import Any, final
 
 import jax
 import numpy as np
 
+from replicax._blocks import contextmanager
 from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._jax_private import undisturbed
 from replicax._threads import held

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple, final
 
@@ -19,6 +18,7 @@ import numpy as np
 from jax.extend import core as jaxprs
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._blocks import contextmanager
 from replicax._errors import TracingError
 from replicax._jax_private import at_rest
 from replicax.context._current import current, entered, within

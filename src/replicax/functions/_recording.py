@@ -2,12 +2,12 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import jax
 from jax.extend import core as jaxprs
 
+from replicax._blocks import contextmanager
 from replicax._jax_private import Listening, traced
 from replicax.functions._jaxpr._lift import taking_consts
 
@@ -41,8 +41,8 @@ class _Recording(Listening):
         self.requires_low = parent.requires_low
         self._recorder = recorder
 
-    def stage_value(self, value: Any) -> Any:
-        return self.parent.stage_value(value)
+    def stage_value(self, val: Any) -> Any:
+        return self.parent.stage_value(val)
 
     def process_primitive(self, primitive: Any, args: Any, params: Any) -> Any:
         args = list(args)

@@ -7,12 +7,13 @@ on one of them runs through `jax.vjp`, and the function that takes gradients bac
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, final
 
 import jax
 import jax.numpy as jnp
 
+from replicax._blocks import contextmanager
 from replicax._jax_private import unrecorded
 from replicax._types import UnconnectedGradients
 from replicax.context._current import current, entered

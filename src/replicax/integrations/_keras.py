@@ -19,7 +19,7 @@ import keras
 import numpy as np
 
 from replicax._errors import ScopeError
-from replicax._jax_private import accept_as_array
+from replicax._jax_private import accept_as_array, concrete
 from replicax._types import TensorSpec, VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered, get_strategy
 from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
@@ -76,7 +76,7 @@ def _held(v: Any) -> Variable | None:
     x = v.__dict__.get("_value")
     if held is None and isinstance(x, jax.Array) and not is_traced(x):
         with (
-            jax.ensure_compile_time_eval(),
+            concrete(),
             entered(strategy=None, replica=None, level=None, body=None),
         ):
             held = v.__dict__["_rx"] = _variable(v, x)

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import keras
 import numpy as np
 
 from replicax._errors import ScopeError
+from replicax._jax_private import concrete
 from replicax.context._current import current, get_strategy
 from replicax.functions._control import cond, scan, while_loop
 from replicax.functions._function import function
@@ -30,7 +30,7 @@ from replicax.values._placement import is_traced
 
 def _initialized_at_once(original: Any) -> Any:
     def initialize(self: Any, initializer: Any) -> None:
-        with jax.ensure_compile_time_eval():  # a constant, also while a function is traced
+        with concrete():  # a constant, also while a function is traced
             original(self, initializer)
 
     return initialize

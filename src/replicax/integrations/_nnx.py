@@ -9,13 +9,13 @@ one: optimizers, random keys, statistics. All hooks do what NNX does where there
 import inspect
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from replicax._blocks import contextmanager
 from replicax._errors import TracingError
 from replicax._jax_private import unrecorded
 from replicax.context._current import attributes, current

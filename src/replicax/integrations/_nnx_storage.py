@@ -13,6 +13,7 @@ import numpy as np
 from flax import nnx
 
 from replicax._errors import ScopeError, TracingError
+from replicax._jax_private import concrete
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered
 from replicax.integrations import _flax_private as private
@@ -246,7 +247,7 @@ def adopted(v: Any, strategy: Any) -> Variable:
     try:
         with (
             _adopting,
-            jax.ensure_compile_time_eval(),
+            concrete(),
             entered(strategy=strategy, replica=None, level=None, body=None, tapes=()),
         ):
             x = slot.__get__(v)

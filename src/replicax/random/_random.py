@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._jax_private import concrete
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered, get_replica_context
 from replicax.data._seeds import set_global_seed
@@ -177,7 +178,7 @@ def _state() -> Variable:
     if not _source:
         with (
             entered(strategy=None, replica=None, level=None, body=None),
-            jax.ensure_compile_time_eval(),
+            concrete(),
         ):
             _source.append(
                 Variable(

@@ -20,6 +20,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._errors import DivergenceError, user_line
+from replicax._jax_private import concrete
 from replicax.collectives._meeting import Abandoned
 from replicax.context._current import current, within
 from replicax.state._declaration import (
@@ -173,7 +174,7 @@ class Cell:
     def verdict(self) -> "Cell":
         """The cell into which a compiled call writes whether the replicas agreed on this one."""
         if self._verdict is None:
-            with jax.ensure_compile_time_eval():
+            with concrete():
                 self._verdict = Cell(jnp.asarray(True), None, self.name, per_replica=False)
             self._verdict.guards = self
         return self._verdict

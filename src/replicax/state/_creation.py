@@ -8,7 +8,6 @@ Reads, told to the gradient tapes that are open.
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -18,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._basics import kept_dtype
+from replicax._blocks import contextmanager
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import unrecorded
+from replicax._jax_private import concrete, unrecorded
 from replicax.context._current import current, entered
 from replicax.state._cell import Cell
 from replicax.state._declaration import is_planning, plan
@@ -188,7 +188,7 @@ def value_before(cell: Cell) -> Any:
         TracingError: If the function has changed it, or made it.
     """
     where = level()
-    with jax.ensure_compile_time_eval():
+    with concrete():
         return _BeforeTrace(where).read(cell) if isinstance(where, TraceLevel) else where.read(cell)
 
 
@@ -214,7 +214,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
         )
     if is_planning():
         return plan(initial_value, dtype), None
-    with jax.ensure_compile_time_eval():
+    with concrete():
         value: Any = _called(initial_value) if callable(initial_value) else initial_value
         value = value if is_traced(value) else _as_array(value, dtype)
     if not is_traced(value):
@@ -226,7 +226,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
             " Create the variable outside, or pass a function that makes the value."
         )
     cast = value if dtype is None else value.astype(dtype)
-    with jax.ensure_compile_time_eval():
+    with concrete():
         return jnp.zeros(cast.shape, cast.dtype), cast
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._blocks import contextmanager
 from replicax._errors import VariableError
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.topology._mesh import Topology, partition_spec

@@ -15,14 +15,15 @@ import hashlib
 import os
 import weakref
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import jax
 import numpy as np
 
+from replicax._blocks import contextmanager
 from replicax._errors import DivergenceError
+from replicax._jax_private import concrete
 from replicax.context._current import current
 from replicax.state._cell import Cell, changing, on_host
 from replicax.state._creation import told
@@ -85,12 +86,12 @@ def read_global(held: Variable) -> jax.Array:
     if frame.level is not None or frame.replica is not None:
         if not (_trusted.get() and level().is_eager):
             return held.read_value()
-        with jax.ensure_compile_time_eval():
+        with concrete():
             return held.read_value()
     cell = held.cell
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
-    with jax.ensure_compile_time_eval():
+    with concrete():
         alone = cell.topology is None or not cell.topology.is_whole
         if alone or cell.per_replica or cell.sharded:
             return held.read_value()
@@ -108,7 +109,7 @@ def held_array(held: Variable) -> jax.Array:
     """
     cell = held.cell
     refuse_in_foreign_trace(cell)
-    with jax.ensure_compile_time_eval(), changing:
+    with concrete(), changing:
         array = cell.array()
         cell.owned = False
     return array

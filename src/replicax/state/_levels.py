@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -19,6 +18,7 @@ import jax
 from jax.core import ShapedArray
 from jax.extend import core as jaxprs
 
+from replicax._blocks import contextmanager
 from replicax._errors import TracingError
 from replicax._jax_private import at_rest, surrounding, traced
 from replicax.context._current import current, entered

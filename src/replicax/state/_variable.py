@@ -15,7 +15,7 @@ from jax.core import ShapedArray
 
 from replicax._basics import stands_for
 from replicax._errors import VariableError
-from replicax._jax_private import accept_as_array
+from replicax._jax_private import accept_as_array, concrete
 from replicax._show import format_components
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.context._current import current, get_strategy
@@ -113,7 +113,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         several = topology is not None and topology.num_replicas > 1
         if several and synchronization is VariableSynchronization.AUTO:
             self._synchronization = VariableSynchronization.ON_WRITE
-        with jax.ensure_compile_time_eval():
+        with concrete():
             stacks = on_read and several
             if topology is not None and traced is None and not is_planned(value):
                 value = from_first(value, topology, f"variable {self._name!r}")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 
+from replicax._blocks import contextmanager
 from replicax._errors import DivergenceError, ScopeError
 from replicax._types import ReduceOp
 from replicax.collectives._options import CommunicationOptions, checked_pairs

@@ -6,13 +6,14 @@ What surrounds the code of one eager replica in its thread.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
+from replicax._blocks import contextmanager
+from replicax._jax_private import concrete
 from replicax._types import ReduceOp
 from replicax.collectives import _eager
 from replicax.collectives._cross_device_ops import CrossDeviceOps
@@ -55,7 +56,7 @@ class SoloLink:
 
     def replica_id(self) -> Any:
         """Zero, as a number that Python can look at."""
-        with jax.ensure_compile_time_eval():
+        with concrete():
             return jnp.zeros((), jnp.int32) if self.topology is not None else 0
 
     def device(self) -> jax.Device:
@@ -97,7 +98,7 @@ class ThreadLink:
 
     def replica_id(self) -> Any:
         """This replica's number, as an array on its device that Python can look at."""
-        with jax.ensure_compile_time_eval():
+        with concrete():
             return on_device(jnp.int32(self.seat.number), self.seat.device)
 
     def device(self) -> jax.Device:

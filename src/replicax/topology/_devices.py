@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
+from replicax._blocks import contextmanager
 from replicax._errors import PlacementError
 
 KINDS = ("GPU", "TPU", "CPU")  # in the order in which a strategy prefers them

@@ -15,7 +15,7 @@ itself, because its shapes differ from the others', meets them; see ``collective
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -27,6 +27,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from replicax._blocks import contextmanager
 from replicax._errors import PlacementError
 from replicax.topology._devices import default_devices, device_name_as, resolve_all
 from replicax.workers import _group

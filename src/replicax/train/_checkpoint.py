@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from replicax._errors import CheckpointError, ScopeError, VariableError
+from replicax._jax_private import concrete
 from replicax._threads import new_thread
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered
@@ -77,7 +78,7 @@ class Checkpoint:
         """How many times `save` was called."""
         counter = self._save_counter
         if counter is None:
-            with jax.ensure_compile_time_eval():
+            with concrete():
                 counter = Variable(np.asarray(0), trainable=False, name="save_counter")
             self._save_counter = counter
         return counter
@@ -200,7 +201,7 @@ class _Restoring:
         match = matched(self._source.nodes, parts, self._source.names)
         new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
         if new:
-            with jax.ensure_compile_time_eval(), entered(**_OUTSIDE):
+            with concrete(), entered(**_OUTSIDE):
                 restore_from(self._source, new)
             self._done |= set(new)
         if not match.unused:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from replicax._jax_private import at_rest, put_rows, traced, uncommitted
+from replicax._jax_private import at_rest, concrete, put_rows, traced, uncommitted
 from replicax._show import Sheet, short
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
@@ -282,7 +282,7 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
         return tuple(stacked[i] for i in range(topology.num_replicas))
     if not topology.is_whole:
         return _unstack_own(stacked, topology)
-    with jax.ensure_compile_time_eval():  # JAX may be tracing code that closes over it
+    with concrete():  # JAX may be tracing code that closes over it
         return split(_unstacker(topology)(stacked), topology)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend import core as jaxprs
 
 from replicax._errors import TracingError
-from replicax._jax_private import undisturbed
+from replicax._jax_private import concrete, undisturbed
 from replicax.context._current import in_replica
 from replicax.state._cell import Cell
 from replicax.state._creation import value_before
@@ -236,12 +236,12 @@ def settle_created(
                 " replica. Create the variable before the first call, or give it a constant; one"
                 " that is drawn at random, as a function: `rx.Variable(lambda: ...)`."
             )
-        with jax.ensure_compile_time_eval():
+        with concrete():
             _start(variable.cell, jnp.asarray(value))
     for cell in [cell for cell in written if cell in drawn]:
         out = jaxpr.outvars[first - len(written) + list(written).index(cell)]
         value = _constant(out, closed, inputs, level, drawn)
-        with jax.ensure_compile_time_eval():
+        with concrete():
             cell.store(jnp.asarray(value))
 
 
@@ -293,7 +293,7 @@ def _constant(
 
 def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
     """The value; if it names the replica axis None, or the first replica's if it is drawn."""
-    with jax.ensure_compile_time_eval():
+    with concrete():
         try:
             return call()
         except NameError:
