@@ -15,6 +15,7 @@ import dataclasses
 import math
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.experimental.pallas.ops.gpu import attention as on_gpus
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as on_tpus
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import Mesh, NamedSharding
@@ -33,6 +33,10 @@ import replicax as rx
 from replicax.ahead._costs import Costs
 from replicax.ahead._hlo import Hlo
 from replicax.ahead._report import PreflightReport
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # newer JAX recommends another library
+    from jax.experimental.pallas.ops.gpu import attention as on_gpus
 
 HEAD, VOCABULARY = 128, 32_000
 ROWS = "data", "fsdp"

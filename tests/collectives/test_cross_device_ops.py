@@ -105,7 +105,14 @@ def program(ops, leaves, *, count=4, options=None):
 def collectives(text, kind):
     """The result types and the groups of each collective of a kind in HLO."""
     found = re.findall(rf"= (.*?) {kind}\(.*?(?:replica_groups|source_target_pairs)=(\S+)", text)
-    return [(re.findall(r"f32\[[\d,]*\]", types), groups.rstrip(",")) for types, groups in found]
+    return [(re.findall(r"f32\[[\d,]*\]", types), members(groups)) for types, groups in found]
+
+
+def members(groups):
+    """Return the groups as lists of devices; newer XLA names an axis of the mesh for all."""
+    whole = re.match(r"mesh\['replica'=(\d+)\]", groups)
+    devices = ",".join(map(str, range(int(whole[1])))) if whole else ""
+    return f"{{{{{devices}}}}}" if whole else groups.rstrip(",")
 
 
 SMALL = [jnp.ones((8, 8)), jnp.ones(5), jnp.ones((3, 2))]

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from replicax._blocks import contextmanager
 from replicax._errors import PlacementError
@@ -158,7 +158,9 @@ class PlannedTopology(Topology):
     def mesh(self) -> Any:
         """The axes and their sizes, without devices."""
         sizes = (self.num_replicas, *self.logical_axes.values())
-        return AbstractMesh(sizes, (REPLICA_AXIS, *self.logical_axes))
+        names = (REPLICA_AXIS, *self.logical_axes)
+        # As `Mesh` has them; from JAX 0.12 on those of an abstract mesh are explicit by default.
+        return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
