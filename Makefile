@@ -66,7 +66,7 @@ OLDEST_JAX := $(shell sed -n 's/.*"jax>=\([0-9.]*\),.*/\1/p' pyproject.toml)
 JAX ?= $(OLDEST_JAX)
 
 # The parts that a version of JAX, Keras or Flax can break; the rest hardly touches them.
-VERSION_TESTS := tests/test_jax_private.py tests/test_on_cpus.py tests/state tests/functions \
+VERSION_TESTS := tests/test_jax_private.py tests/state tests/functions \
     tests/strategy tests/values tests/context tests/collectives tests/laws tests/integrations tests/train
 
 pytest-core: $(VENV)/.dev

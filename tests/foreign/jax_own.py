@@ -5,15 +5,10 @@ installed. ``python -m tests.foreign.jax_own [group ...]`` prints how many tests
 """
 
 import os
-import subprocess
 import sys
-import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from xml.etree import ElementTree
 
-ROOT = Path(__file__).parents[2]
-MODES = ("without", "imported", "strategy")
+from tests.foreign.own_tests import Suite
 
 # What replicax hooks into or rewrites: a test file, and which of its tests (all if empty).
 GROUPS = {
@@ -32,13 +27,6 @@ GROUPS = {
     "cache": ("compilation_cache_test.py", ""),
 }
 
-# Tests that pass without replicax and not with it, and why.
-EXCEPTIONS: dict[str, str] = {}
-
-PYTEST = ["-q", "-c", os.devnull, "--noconftest", "-p", "no:cacheprovider", "-p", "no:replicax"]
-PYTEST += ["--import-mode=importlib", "--continue-on-collection-errors"]
-PYTEST += ["-o", "junit_family=xunit1"]
-
 
 def source() -> Path | None:
     """Return the folder with JAX's tests that ``JAX_SOURCE`` names, if it does."""
@@ -46,93 +34,23 @@ def source() -> Path | None:
     return Path(named).resolve() / "tests" if named else None
 
 
-def outcomes(group: str, mode: str) -> dict[str, str]:
-    """Run a group in a process of its own; return "passed" or the failure of each test."""
+def _files(group: str) -> list[Path]:
     tests = source()
     if tests is None:
         raise RuntimeError("JAX_SOURCE must name a checkout of JAX, for its tests.")
-    file, wanted = GROUPS[group]
-    plugin = [] if mode == "without" else ["-p", "tests.foreign.jax_plugin"]
-    env = {**os.environ, "FOREIGN_WAY": mode, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-    # The same devices in every mode, created before JAX's tests ask for them.
-    env |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "8", "JAX_SKIP_SLOW_TESTS": "1"}
-    with tempfile.TemporaryDirectory() as scratch:
-        report = Path(scratch) / "report.xml"
-        command = [sys.executable, "-m", "pytest", *PYTEST, *plugin, "--rootdir", scratch]
-        command += [f"--junitxml={report}", "-k", wanted, str(tests / file)]
-        told = subprocess.run(command, env=env, cwd=scratch, capture_output=True, text=True)
-        if not report.exists():
-            raise RuntimeError(f"pytest ended without a report:\n{told.stdout}{told.stderr}")
-        cases = ElementTree.parse(report).iter("testcase")
-        found = {f"{c.get('classname')}.{c.get('name')}": _outcome(c) for c in cases}
-    if not found:
-        raise RuntimeError(f"{file} has no tests that match {wanted!r}:\n{told.stdout}")
-    return found
+    return [tests / GROUPS[group][0]]
 
 
-def _outcome(case: ElementTree.Element) -> str:
-    for child in case:
-        if child.tag in ("failure", "error", "skipped"):
-            kind = "skipped" if child.tag == "skipped" else "failed"
-            why = (child.get("message") or "").strip().splitlines() or [""]
-            return f"{kind}: {why[0]}"
-    return "passed"
-
-
-def why_excepted(test: str) -> str | None:
-    """Return why a test may fail with replicax, if the list of exceptions has it."""
-    return next((why for name, why in EXCEPTIONS.items() if name in test), None)
-
-
-@dataclass(frozen=True)
-class Compared:
-    """The outcomes of a group in every mode."""
-
-    group: str
-    results: dict[str, dict[str, str]]
-
-    @classmethod
-    def of(cls, group: str) -> "Compared":
-        return cls(group, {mode: outcomes(group, mode) for mode in MODES})
-
-    @property
-    def lost(self) -> dict[str, str]:
-        """The tests that pass without replicax only, with the mode and the failure."""
-        without, *others = MODES
-        passed = [t for t, result in self.results[without].items() if result == "passed"]
-        return {
-            f"{test}, {mode}": result
-            for mode in others
-            for test in passed
-            if (result := self.results[mode].get(test, "not run")) != "passed"
-        }
-
-    @property
-    def row(self) -> str:
-        """The group's line of the table."""
-        passed = [list(self.results[mode].values()).count("passed") for mode in MODES]
-        failed = [r for r in self.results["without"].values() if r.startswith("failed")]
-        cells = [self.group, *passed, len(self.lost), len(failed)]
-        return f"| {' | '.join(map(str, cells))} |"
-
-    @property
-    def notes(self) -> list[str]:
-        """One line for each test that passes without replicax only."""
-        return [f"* `{t}`: {why_excepted(t) or result}" for t, result in self.lost.items()]
-
-
-def main(groups: list[str]) -> None:
-    """Print the table, and below it the tests that replicax changes."""
-    head = "| tests | without replicax | imported | strategy used | lost | failed without |"
-    sys.stdout.write(f"{head}\n|---|---|---|---|---|---|\n")
-    notes: list[str] = []
-    for group in groups or GROUPS:
-        compared = Compared.of(group)
-        notes += compared.notes
-        sys.stdout.write(f"{compared.row}\n")
-        sys.stdout.flush()
-    sys.stdout.write("\n".join(["", *notes, ""]))
+SUITE = Suite(
+    groups=lambda: list(GROUPS),
+    files=_files,
+    ways=("without", "imported", "strategy"),
+    exceptions={},
+    # The same devices in every way, created before JAX's tests ask for them.
+    env=lambda: {"JAX_NUM_CPU_DEVICES": "8", "JAX_SKIP_SLOW_TESTS": "1"},
+    wanted=lambda group: GROUPS[group][1],
+)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    SUITE.main(sys.argv[1:])

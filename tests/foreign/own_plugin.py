@@ -1,4 +1,4 @@
-"""A pytest plugin: run another library's tests without replicax, beside it, or in a scope.
+"""A pytest plugin: run another library's tests without replicax, after it was used, or in a scope.
 
 `tests.foreign.own_tests` sets `FOREIGN_WAY`, as a plugin of `-p` takes no options before it loads.
 """
@@ -19,6 +19,18 @@ if WAY != "without":
 @functools.cache
 def _strategy():
     return rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+
+
+def _use_a_strategy():
+    """Run a compiled step, which installs whatever replicax installs when it is first used."""
+    with _strategy().scope():
+        variable = rx.Variable(1.0, aggregation=rx.VariableAggregation.MEAN)
+    rx.function(lambda: _strategy().run(lambda: variable.assign_add(1.0)))()
+    assert float(variable) == 2.0
+
+
+if WAY == "strategy":
+    _use_a_strategy()
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,7 @@
 """Run another library's own tests in several ways, and compare what passes.
 
-The ways are ``without`` replicax, with replicax ``imported`` before the library, and each test in
-the ``scope`` of a strategy of two replicas.
+The ways are ``without`` replicax, with replicax ``imported`` before the library, after a
+``strategy`` was used in the process, and each test in the ``scope`` of a strategy of two replicas.
 """
 
 import os
@@ -31,6 +31,7 @@ class Suite:
         exceptions: For each way, tests (a part of their name) that may fail in it, and why.
         env: Return the environment variables that the tests need.
         config: Return pytest's configuration file.
+        wanted: Return pytest's expression for the tests of a group that run; empty for all.
     """
 
     groups: Callable[[], Sequence[str]]
@@ -39,6 +40,7 @@ class Suite:
     exceptions: Mapping[str, Mapping[str, str]]
     env: Callable[[], Mapping[str, str]]
     config: Callable[[], str] = lambda: os.devnull
+    wanted: Callable[[str], str] = lambda _: ""
 
     def outcomes(self, group: str, way: str) -> dict[str, str]:
         """Return the outcome of each test of a group: "passed", "failed: ..." or "skipped: ..."."""
@@ -50,7 +52,8 @@ class Suite:
             ended = subprocess.run(
                 [
                     *(sys.executable, "-m", "pytest", *PYTEST, "-c", self.config()),
-                    *("--rootdir", scratch, f"--junitxml={report}", *self.files(group)),
+                    *("--rootdir", scratch, f"--junitxml={report}", "-k", self.wanted(group)),
+                    *self.files(group),
                 ],
                 env=env,
                 cwd=scratch,

@@ -17,8 +17,7 @@ pytestmark = [
 @pytest.mark.parametrize("group", jax_own.GROUPS)
 def test_jax_own_tests_pass_with_replicax(group):
     faulthandler.cancel_dump_traceback_later()  # a group takes longer than any other test
-    compared = jax_own.Compared.of(group)
+    compared = jax_own.SUITE.compare(group)
     sys.stdout.write("\n".join([compared.row, *compared.notes, ""]))  # `-rP` shows it
 
-    lost = {t: why for t, why in compared.lost.items() if not jax_own.why_excepted(t)}
-    assert lost == {}
+    assert compared.unexplained == {}

@@ -183,7 +183,7 @@ CONTRACT = Contract(
     "Flax",
     "flax",
     "flax.nnx",
-    "0.12",
+    "0.12.8 or a newer 0.12",
     VARIABLES,
     [part for part in vars().values() if isinstance(part, Part)],
 )
