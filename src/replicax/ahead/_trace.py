@@ -7,13 +7,14 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 from jax import export
-from jax.sharding import NamedSharding
+from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target, declared_for, moved_to
@@ -135,7 +136,7 @@ def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced
     places, notes = _places(found, devices)
     with declared_for(target, variation.policy), moved_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)
-        exported = _exported(program.jitted, avals, {}, devices.platform)
+        exported = _exported(program.jitted, avals, {}, devices)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
     donated = tuple(range(len(program.changed))) if program.donates else ()
@@ -153,7 +154,7 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
     if not step.is_jitted and not meshes:
         return _alone(step, devices)
     jitted: Any = step.function if step.is_jitted else jax.jit(step.function)
-    exported = _exported(jitted, args, kwargs, devices.platform)
+    exported = _exported(jitted, args, kwargs, devices)
     mesh: Any = next((m for m in meshes if m.size == exported.nr_devices), None)
     axes = {"all": exported.nr_devices} if mesh is None else dict(mesh.shape)
     if exported.nr_devices not in (1, devices.num_devices):
@@ -189,7 +190,7 @@ def _alone(step: Step, devices: Target) -> Traced:
     program = Program(lifted, level, outputs, _name(step.function))
     cells = program.changed, program.read_only
     state = [[jax.ShapeDtypeStruct(c.shape, c.dtype) for c in some] for some in cells]
-    exported = _exported(program.jitted, (*state, avals), {}, devices.platform)
+    exported = _exported(program.jitted, (*state, avals), {}, devices)
     donated = tuple(range(len(program.changed))) if program.donates else ()
     names = (
         *(c.name for some in cells for c in some),
@@ -237,9 +238,10 @@ def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment
         return None
 
 
-def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Exported:
+def _exported(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Exported:
     try:
-        made = _with_kernels(lambda checks: _made(jitted, platform, checks, args, kwargs))
+        with _device_of_kernels(devices):
+            made = _with_kernels(lambda c: _made(jitted, devices.platform, c, args, kwargs))
         # Flat, as the classes that a tree is made of need not be known where it is compiled.
         ins = jax.tree.structure((tuple(range(len(made.in_avals))), {}))
         outs = jax.tree.structure(tuple(range(len(made.out_avals))))
@@ -253,6 +255,15 @@ def _exported(jitted: Any, args: Any, kwargs: Any, platform: str) -> export.Expo
             " jax.debug.print or the like), for which JAX must have the devices. Leave that out"
             " for the preflight."
         ) from error
+
+
+def _device_of_kernels(devices: Target) -> AbstractContextManager[Any]:
+    """Tell Pallas which GPU to lower its kernels for; from JAX 0.11 on it looks for a device."""
+    if devices.platform != "cuda" or not jax.sharding.get_abstract_mesh().empty:
+        return nullcontext()
+    kind = f"NVIDIA {devices.kind.upper()}"
+    gpu = AbstractDevice(device_kind=kind, num_cores=None, platform="gpu")
+    return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu))
 
 
 def _made(jitted: Any, platform: str, checks: Sequence[Any], args: Any, kwargs: Any) -> Any:
