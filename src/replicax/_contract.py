@@ -30,7 +30,7 @@ def never(*_: Any, **__: Any) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Feature:
+class LibraryFeature:
     """Something that users do, which works as long as the library has the parts it needs.
 
     Attributes:
@@ -51,7 +51,7 @@ class Feature:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PrivatePart:
     """A function, class or attribute inside of a library, and what replicax expects of it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Part:
     """
 
     place: str
-    feature: Feature
+    feature: LibraryFeature
     parameters: str | None = None
     is_transparent: bool = False
 
@@ -94,11 +94,13 @@ class Contract:
     package: str
     root: str
     tested: str
-    storage: Feature
-    parts: Sequence[Part]
+    storage: LibraryFeature
+    parts: Sequence[PrivatePart]
     error: type[Exception] = ScopeError
-    lost: dict[Feature, str] = field(default_factory=dict, init=False)
-    _unseen: list[Feature] = field(default_factory=list, init=False)  # lost, without any gate
+    lost: dict[LibraryFeature, str] = field(default_factory=dict, init=False)
+    _unseen: list[LibraryFeature] = field(
+        default_factory=list, init=False
+    )  # lost, without any gate
 
     @property
     def version(self) -> str:
@@ -106,7 +108,7 @@ class Contract:
         return str(importlib.import_module(self.package).__version__)
 
     @property
-    def features(self) -> tuple[Feature, ...]:
+    def features(self) -> tuple[LibraryFeature, ...]:
         """All features that need a part."""
         return tuple(dict.fromkeys(part.feature for part in self.parts))
 
@@ -117,7 +119,7 @@ class Contract:
         *outer, name = path.split(".")
         return functools.reduce(getattr, outer, owner), name
 
-    def get(self, part: Part, default: Any = None) -> Any:
+    def get(self, part: PrivatePart, default: Any = None) -> Any:
         """Return a part as the library has it, or ``default`` if it is gone."""
         try:
             owner, name = self.find(part.place)
@@ -125,7 +127,27 @@ class Contract:
             return default
         return getattr(owner, name, default)
 
-    def fault(self, part: Part) -> str:
+    def lazily(self, **parts: tuple[PrivatePart, Any]) -> Callable[[str], Any]:
+        """Return a module's ``__getattr__`` that looks parts up when they are first used.
+
+        The module can then be imported before the library, whose import attaches the hooks, which
+        need the module.
+
+        Args:
+            **parts: For each name, the part, and what stands for it if it is gone.
+        """
+        found: dict[str, Any] = {}
+
+        def look_up(name: str) -> Any:
+            if name not in parts:
+                raise AttributeError(f"There is no private part {name!r} of {self.library}.")
+            if name not in found:
+                found[name] = self.get(*parts[name])
+            return found[name]
+
+        return look_up
+
+    def fault(self, part: PrivatePart) -> str:
         """Say how a part differs from what replicax expects; empty if it does not."""
         try:
             owner, name = self.find(part.place)
@@ -145,15 +167,15 @@ class Contract:
         shown = str(inspect.Signature(bare))
         return f"has {part.place}{shown} in place of {part.name}({part.parameters})"
 
-    def faults(self) -> dict[Feature, str]:
+    def faults(self) -> dict[LibraryFeature, str]:
         """Return the features that cannot work with this version, each with the first reason."""
-        found: dict[Feature, str] = {}
+        found: dict[LibraryFeature, str] = {}
         for part in self.parts:
             if part.feature not in found and (fault := self.fault(part)):
                 found[part.feature] = fault
         return found
 
-    def attach(self, replacements: Iterable[tuple[Part, Callable[[Any], Any]]]) -> None:
+    def attach(self, replacements: Iterable[tuple[PrivatePart, Callable[[Any], Any]]]) -> None:
         """Replace functions of the library; close the gates of features that it cannot support.
 
         Args:
@@ -171,11 +193,11 @@ class Contract:
             if not self._close(feature):
                 self._unseen.append(feature)
 
-    def lacks(self, feature: Feature) -> str:
+    def lacks(self, feature: LibraryFeature) -> str:
         """Return the error message for a feature that is lost; empty if it works."""
         return self.explain(feature, self.lost[feature]) if feature in self.lost else ""
 
-    def require(self, feature: Feature) -> None:
+    def require(self, feature: LibraryFeature) -> None:
         """Raise if a feature is lost.
 
         Raises:
@@ -190,7 +212,7 @@ class Contract:
             if feature.when(variable):
                 raise self.error(self.lacks(feature))
 
-    def explain(self, feature: Feature, fault: str) -> str:
+    def explain(self, feature: LibraryFeature, fault: str) -> str:
         """Return the error message for a feature that cannot work."""
         others = "" if feature is self.storage else " Other features are not affected."
         return (
@@ -199,7 +221,7 @@ class Contract:
             f" replicax, or do without: {feature.instead}."
         )
 
-    def _close(self, feature: Feature) -> bool:
+    def _close(self, feature: LibraryFeature) -> bool:
         """Let the gates of a lost feature raise; return whether there are any."""
         closed = False
         for place in feature.gates:
@@ -210,7 +232,7 @@ class Contract:
                     closed = True
         return closed
 
-    def _gate(self, feature: Feature, original: Any) -> Any:
+    def _gate(self, feature: LibraryFeature, original: Any) -> Any:
         message = self.lacks(feature)
 
         def gate(*args: Any, **kwargs: Any) -> Any:
@@ -299,7 +321,9 @@ def _parse(text: str) -> tuple[inspect.Parameter, ...]:
     )
 
 
-def _extended(part: Part, make: Callable[[Any], Any], contract: Contract) -> Callable[[Any], Any]:
+def _extended(
+    part: PrivatePart, make: Callable[[Any], Any], contract: Contract
+) -> Callable[[Any], Any]:
     """Let a replacement meet optional parameters that it was not written for."""
     known = {p.name for p in _parse(part.parameters or "")}
 

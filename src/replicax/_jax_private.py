@@ -120,7 +120,7 @@ def surrounding(trace: Any) -> Any:
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:
     """Have none who listens hear what this thread does until the block ends."""
-    return jaxprs.set_current_trace(surrounding(traced.value))  # type: ignore[no-any-return]
+    return jaxprs.set_current_trace(surrounding(traced.value))
 
 
 class concrete:  # noqa: N801 - it is used as a function

@@ -1,6 +1,10 @@
 """What is there when the memory is fullest."""
 # ruff: noqa: E501
 
+from pathlib import Path
+
+import jax
+
 from replicax.ahead._fills import Buffer, largest
 from replicax.ahead._hlo import Hlo
 
@@ -8,7 +12,7 @@ PROGRAM = """\
 HloModule jit_flat, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
 
 FileNames
-1 "/lib/site-packages/jax/_src/x.py"
+1 "JAX/_src/x.py"
 2 "/home/me/train.py"
 
 FunctionNames
@@ -50,7 +54,7 @@ ENTRY %main (w: f32[512,256], b: f32[256]) -> (f32[512,256], f32[256]) {
   %new = f32[512,256]{1,0} subtract(%w, %r)
   ROOT %out = (f32[512,256]{1,0}, f32[256]{0}) tuple(%new, %c)
 }
-"""
+""".replace("JAX/", f"{Path(jax.__file__).parent}/")
 
 
 def test_the_largest_are_named_with_the_lines_that_make_them():

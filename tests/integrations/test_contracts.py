@@ -16,7 +16,7 @@ import flax.nnx  # noqa: F401 - replicax attaches to it now
 import keras  # noqa: F401
 
 # isort: split
-from replicax._contract import Contract, Feature, Part, never
+from replicax._contract import Contract, LibraryFeature, PrivatePart, never
 from replicax.integrations import _flax_private, _keras_private
 from tests.integrations.changed_library import FLAX, KERAS, PROGRAMS, REST
 
@@ -32,10 +32,12 @@ CHECKED_BY_US = ("VARIABLES", "SAVED_MODEL", "RESTORED_SLOTS")
 FUNCTIONS = [param for param in PARTS if param.values[1].parameters is not None]
 
 
-def titles(library: str) -> dict[Feature, str]:
+def titles(library: str) -> dict[LibraryFeature, str]:
     """The features of a library, by the names of their programs."""
-    named = {x: name for name, x in vars(MODULES[library]).items() if isinstance(x, Feature)}
-    flows = {p.feature: name for name, p in vars(MODULES[library]).items() if isinstance(p, Part)}
+    named = {x: name for name, x in vars(MODULES[library]).items() if isinstance(x, LibraryFeature)}
+    flows = {
+        p.feature: name for name, p in vars(MODULES[library]).items() if isinstance(p, PrivatePart)
+    }
     return {feature: named.get(feature, flows[feature]) for feature in CONTRACTS[library].features}
 
 
@@ -68,8 +70,8 @@ def take(a, b, c=1, *, d=2, **rest):
 
 
 def contract_on(parameters, is_transparent=False):
-    feature = Feature("taking", "give", (), lambda *_, **__: True)
-    part = Part("test_contracts:take", feature, parameters, is_transparent)
+    feature = LibraryFeature("taking", "give", (), lambda *_, **__: True)
+    part = PrivatePart("test_contracts:take", feature, parameters, is_transparent)
     return Contract("tests", "pytest", "tests.integrations", "1", feature, [part]), part
 
 

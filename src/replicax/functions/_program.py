@@ -15,7 +15,7 @@ from replicax._jax_private import undisturbed
 from replicax._threads import held
 from replicax.context._current import current
 from replicax.functions._border import Given, Outputs
-from replicax.functions._cpu_kernels import with_cpu_kernels
+from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import MAY_RAISE, Lifted, host_calls, outline
 from replicax.functions._modes import Unfilled
 from replicax.functions._signature import Arguments

@@ -6,13 +6,14 @@ without its part in `CONTRACT`. The contract test goes through all of them.
 
 from typing import Any
 
-from flax import nnx
-
-from replicax._contract import Contract, Feature, Part, never
+from replicax._contract import Contract, LibraryFeature, PrivatePart, never
+from replicax._lazy import LazyModule
 from replicax.context._current import current
 from replicax.integrations._hook import in_replicas, is_inside
 from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import REPLICA_AXIS
+
+nnx: Any = LazyModule("flax.nnx")
 
 _VARIABLE = "variablelib:Variable."
 _OPTIMIZER = "training.optimizer:Optimizer."
@@ -48,8 +49,8 @@ def _names_replicas(*args: Any, **kwargs: Any) -> bool:
     return any(isinstance(x, str) and x == REPLICA_AXIS for x in (*args, *kwargs.values()))
 
 
-VARIABLES = Feature("NNX variables in scopes", "make the model outside of scopes")
-UPDATES = Feature(
+VARIABLES = LibraryFeature("NNX variables in scopes", "make the model outside of scopes")
+UPDATES = LibraryFeature(
     "updates of NNX variables in replica functions and rx.functions",
     "return the new values, and assign them outside",
     (
@@ -61,7 +62,7 @@ UPDATES = Feature(
     _in_function,
     is_checked_by_library=True,
 )
-CONTEXT = Feature(
+CONTEXT = LibraryFeature(
     "NNX modules in replica functions and rx.functions that set attributes or use NNX transforms",
     "use `jax.grad` on `nnx.split` state, and set attributes outside",
     (
@@ -71,42 +72,42 @@ CONTEXT = Feature(
     _in_function,
     is_checked_by_library=True,
 )
-CHANGES = Feature(
+CHANGES = LibraryFeature(
     "NNX modules in compiled functions, which must see when an attribute is changed",
     "use `nnx.split` and functions of the state",
     (),  # a variable that is read is the sign
     _is_compiled,
 )
-CONSTRUCTION = Feature(
+CONSTRUCTION = LibraryFeature(
     "programs that stay compiled when another NNX module is made",
     "make all modules before the first call of a compiled function",
     when=never,  # functions are compiled again, with the same results
 )
-TAPES = Feature(
+TAPES = LibraryFeature(
     "NNX variables under an rx.GradientTape",
     "use `rx.grad`, `jax.grad` or `nnx.grad`",
     (),  # a variable that is read is the sign
     _is_recorded,
 )
-TRANSFORMS = Feature(
+TRANSFORMS = LibraryFeature(
     "NNX transforms (`nnx.grad`, `nnx.merge`, ...) in replica functions",
     "use `jax.grad` on the variables' values",
     ("graphlib:unflatten", "graphlib:_graph_unflatten", "graphlib:_tree_unflatten"),
     in_replicas,
 )
-OPTIMIZERS = Feature(
+OPTIMIZERS = LibraryFeature(
     "nnx.Optimizer in replica functions",
     "return the gradients from `strategy.run`, reduce them, and update outside",
     (f"{_OPTIMIZER}update",),
     _steps,
 )
-KEYS = Feature(
+KEYS = LibraryFeature(
     "random keys of NNX that differ between replicas",
     "give each replica a key of its own as an argument",
     ("rnglib:RngStream.__call__",),
     _draws,
 )
-STATISTICS = Feature(
+STATISTICS = LibraryFeature(
     f"normalization layers of NNX with axis_name={REPLICA_AXIS!r}",
     "leave `axis_name` out",
     (
@@ -118,19 +119,19 @@ STATISTICS = Feature(
     ),
     _names_replicas,
 )
-WELFORD = Feature(
+WELFORD = LibraryFeature(
     "nnx.metrics.Welford",
     "use `nnx.metrics.Average`",
     (f"{_WELFORD}__init__", f"{_WELFORD}update"),
     is_inside,
 )
-JIT = Feature(
+JIT = LibraryFeature(
     "nnx.jit in replica functions and rx.functions, where it is always refused",
     "leave nnx.jit out there",
     (_JIT, "transforms.compilation:JitWrapped._get_pure_args_kwargs"),
     _in_function,
 )
-SIMPLE_JIT = Feature(
+SIMPLE_JIT = LibraryFeature(
     "nnx.jit without graph updates in replica functions and rx.functions, where it is always"
     " refused",
     "leave nnx.jit out there",
@@ -139,26 +140,26 @@ SIMPLE_JIT = Feature(
 )
 
 # Storage.
-VARIABLE_INIT = Part(
+VARIABLE_INIT = PrivatePart(
     f"{_VARIABLE}__init__",
     VARIABLES,
     "self, value, *, hijax, ref, eager_sharding, **metadata",
     is_transparent=True,
 )
-RAW_VALUE = Part(f"{_VARIABLE}_raw_value", VARIABLES)
-TRACE_STATE = Part(f"{_VARIABLE}_trace_state", VARIABLES)
-JAX_TRACE = Part("tracers:TraceState._jax_trace", VARIABLES)
-CHECK_UPDATE = Part(f"{_VARIABLE}_check_can_update", UPDATES, "self")
-CAN_UPDATE = Part(f"{_VARIABLE}_can_update", UPDATES)
+RAW_VALUE = PrivatePart(f"{_VARIABLE}_raw_value", VARIABLES)
+TRACE_STATE = PrivatePart(f"{_VARIABLE}_trace_state", VARIABLES)
+JAX_TRACE = PrivatePart("tracers:TraceState._jax_trace", VARIABLES)
+CHECK_UPDATE = PrivatePart(f"{_VARIABLE}_check_can_update", UPDATES, "self")
+CAN_UPDATE = PrivatePart(f"{_VARIABLE}_can_update", UPDATES)
 
 # Modules.
-CHECK_CONTEXT = Part("pytreelib:Pytree._check_valid_context", CONTEXT, "self, error_msg")
-SET_ATTRIBUTE = Part("pytreelib:Pytree.__setattr__", CHANGES, "self, name, value, /")
-CONSTRUCT = Part(
+CHECK_CONTEXT = PrivatePart("pytreelib:Pytree._check_valid_context", CONTEXT, "self, error_msg")
+SET_ATTRIBUTE = PrivatePart("pytreelib:Pytree.__setattr__", CHANGES, "self, name, value, /")
+CONSTRUCT = PrivatePart(
     "pytreelib:PytreeMeta._pytree_meta_construct", CONSTRUCTION, "cls, self, *args, **kwargs"
 )
-CURRENT_TRACE = Part("tracers:current_jax_trace", TAPES, "")
-UNFLATTEN = Part(
+CURRENT_TRACE = PrivatePart("tracers:current_jax_trace", TAPES, "")
+UNFLATTEN = PrivatePart(
     "graphlib:unflatten",
     TRANSFORMS,
     "graphdef, state, /, *, index_ref, outer_index_outer_ref, copy_variables, recreate_variables",
@@ -166,18 +167,18 @@ UNFLATTEN = Part(
 )
 
 # Where replicas act as one.
-OPTIMIZER_UPDATE = Part(f"{_OPTIMIZER}update", OPTIMIZERS, "self, model, grads, /, **kwargs")
-DRAW = Part("rnglib:RngStream.__call__", KEYS, "self")
-COMPUTE_STATS = Part(
+OPTIMIZER_UPDATE = PrivatePart(f"{_OPTIMIZER}update", OPTIMIZERS, "self, model, grads, /, **kwargs")
+DRAW = PrivatePart("rnglib:RngStream.__call__", KEYS, "self")
+COMPUTE_STATS = PrivatePart(
     "nn.normalization:_compute_stats",
     STATISTICS,
     "x, axes, dtype, axis_name, axis_index_groups, use_mean, use_fast_variance, mask",
 )
-WELFORD_INIT = Part(f"{_WELFORD}__init__", WELFORD, "self, argname='values'")
-WELFORD_UPDATE = Part(f"{_WELFORD}update", WELFORD, "self, **kwargs")
-JIT_CALL = Part(_JIT, JIT, "self, *args, **kwargs")
-SIMPLE_JIT_CALL = Part(_SIMPLE_JIT, SIMPLE_JIT, "self, *args, **kwargs")
-SIMPLE_JIT_PARTIAL_CALL = Part(_SIMPLE_JIT_PARTIAL, SIMPLE_JIT, "self, *args, **kwargs")
+WELFORD_INIT = PrivatePart(f"{_WELFORD}__init__", WELFORD, "self, argname='values'")
+WELFORD_UPDATE = PrivatePart(f"{_WELFORD}update", WELFORD, "self, **kwargs")
+JIT_CALL = PrivatePart(_JIT, JIT, "self, *args, **kwargs")
+SIMPLE_JIT_CALL = PrivatePart(_SIMPLE_JIT, SIMPLE_JIT, "self, *args, **kwargs")
+SIMPLE_JIT_PARTIAL_CALL = PrivatePart(_SIMPLE_JIT_PARTIAL, SIMPLE_JIT, "self, *args, **kwargs")
 
 CONTRACT = Contract(
     "Flax",
@@ -185,13 +186,14 @@ CONTRACT = Contract(
     "flax.nnx",
     "0.12.8 or a newer 0.12",
     VARIABLES,
-    [part for part in vars().values() if isinstance(part, Part)],
+    [part for part in vars().values() if isinstance(part, PrivatePart)],
 )
 
-# As the library has them, before anything is replaced; a part that is gone disables its feature.
-raw_value: Any = CONTRACT.get(RAW_VALUE)
-trace_state: Any = CONTRACT.get(TRACE_STATE)
-current_jax_trace: Any = CONTRACT.get(CURRENT_TRACE, lambda: None)
+__getattr__ = CONTRACT.lazily(
+    raw_value=(RAW_VALUE, None),
+    trace_state=(TRACE_STATE, None),
+    current_jax_trace=(CURRENT_TRACE, lambda: None),
+)
 
 
 def is_state_name(name: str) -> bool:

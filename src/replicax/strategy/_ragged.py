@@ -19,7 +19,7 @@ from replicax._jax_private import ordered_effect
 from replicax._threads import held
 from replicax.collectives import _eager
 from replicax.functions._border import Outputs, own_value
-from replicax.functions._cpu_kernels import with_cpu_kernels
+from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import Lifted, lift, numbered
 from replicax.functions._signature import Arguments, take_apart
 from replicax.state._agreement import settled

@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from replicax._contract import Contract, Feature, Part
+from replicax._contract import Contract, LibraryFeature, PrivatePart
 from replicax._lazy import LazyModule
 from replicax.workers._watch import disk
 
@@ -23,21 +23,25 @@ _quieting = threading.Lock()
 _ocp: Any = LazyModule("orbax.checkpoint", extra="checkpoint")
 _ts: Any = LazyModule("tensorstore", extra="checkpoint")
 
-SAVING = Feature("saving of checkpoints", "nothing; checkpoints can still be read")
+SAVING = LibraryFeature("saving of checkpoints", "nothing; checkpoints can still be read")
 
-CHECKPOINTER = Part(":Checkpointer", SAVING, "handler, *, multiprocessing_options")
-SAVE = Part(":Checkpointer.save", SAVING, "self, directory, *args, **kwargs")
-HANDLER = Part(
+CHECKPOINTER = PrivatePart(":Checkpointer", SAVING, "handler, *, multiprocessing_options")
+SAVE = PrivatePart(":Checkpointer.save", SAVING, "self, directory, *args, **kwargs")
+HANDLER = PrivatePart(
     ":PyTreeCheckpointHandler",
     SAVING,
     "*, use_ocdbt, multiprocessing_options, type_handler_registry",
 )
-OPTIONS = Part(":options.MultiprocessingOptions", SAVING, "*, primary_host, active_processes")
-REGISTRY = Part(":type_handlers.create_type_handler_registry", SAVING, "*handlers")
-SERIALIZE = Part(":type_handlers.NumpyHandler.serialize", SAVING, "self, values, infos, args")
-AWAIT_PATH = Part(":type_handlers.ParamInfo.await_path_creation", SAVING, "self")
-PATH_PARENT = Part(":type_handlers.ParamInfo.parent_dir", SAVING)
-PATH_NAME = Part(":type_handlers.ParamInfo.name", SAVING)
+OPTIONS = PrivatePart(
+    ":options.MultiprocessingOptions", SAVING, "*, primary_host, active_processes"
+)
+REGISTRY = PrivatePart(":type_handlers.create_type_handler_registry", SAVING, "*handlers")
+SERIALIZE = PrivatePart(
+    ":type_handlers.NumpyHandler.serialize", SAVING, "self, values, infos, args"
+)
+AWAIT_PATH = PrivatePart(":type_handlers.ParamInfo.await_path_creation", SAVING, "self")
+PATH_PARENT = PrivatePart(":type_handlers.ParamInfo.parent_dir", SAVING)
+PATH_NAME = PrivatePart(":type_handlers.ParamInfo.name", SAVING)
 
 CONTRACT = Contract(
     "Orbax",
@@ -45,7 +49,7 @@ CONTRACT = Contract(
     "orbax.checkpoint",
     "0.12 (orbax-checkpoint>=0.12,<0.13)",
     SAVING,
-    [part for part in vars().values() if isinstance(part, Part)],
+    [part for part in vars().values() if isinstance(part, PrivatePart)],
     error=ImportError,
 )
 
