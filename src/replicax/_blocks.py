@@ -15,20 +15,24 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_open: set[Any] = set()
+_open: set[Any] = set()  # the generators of blocks that have begun and not ended
 
 
 class _Block(contextlib.AbstractContextManager[_T], Generic[_T]):
-    """A context manager that stays referenced until it ends."""
+    """A context manager whose generator stays referenced until it has ended."""
 
-    __slots__ = ("_manager",)
+    __slots__ = ("_generator", "_manager")
 
-    def __init__(self, manager: contextlib.AbstractContextManager[_T]) -> None:
-        self._manager = manager
+    def __init__(self, generator: Any) -> None:
+        self._generator = generator
+        self._manager: Any = contextlib.contextmanager(lambda: generator)()
 
     def __enter__(self) -> _T:
-        _open.add(self._manager)
-        return self._manager.__enter__()
+        _open.add(self._generator)
+        try:
+            return self._manager.__enter__()  # type: ignore[no-any-return]
+        finally:
+            self._forget_ended()
 
     def __exit__(
         self,
@@ -36,9 +40,14 @@ class _Block(contextlib.AbstractContextManager[_T], Generic[_T]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> bool | None:
-        result = self._manager.__exit__(kind, error, traceback)
-        _open.discard(self._manager)
-        return result
+        try:
+            return self._manager.__exit__(kind, error, traceback)  # type: ignore[no-any-return]
+        finally:
+            self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        if self._generator.gi_frame is None:
+            _open.discard(self._generator)
 
 
 def contextmanager(
@@ -49,10 +58,9 @@ def contextmanager(
     If a signal prevents the end, the generator is kept for good instead of being closed later. Each
     caller restores what matters by other means, see `replicax.context._current.within`.
     """
-    make = contextlib.contextmanager(function)
 
     @functools.wraps(function)
     def block(*args: _P.args, **kwargs: _P.kwargs) -> contextlib.AbstractContextManager[_T]:
-        return _Block(make(*args, **kwargs))
+        return _Block(function(*args, **kwargs))
 
     return block

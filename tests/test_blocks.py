@@ -1,0 +1,73 @@
+"""Context managers end in time or not at all, and leave nothing behind."""
+
+import gc
+
+import pytest
+
+from replicax import _blocks
+from replicax._blocks import contextmanager
+
+
+@contextmanager
+def block(log, *, fails=""):
+    if fails == "before":
+        raise KeyError(fails)
+    try:
+        yield log
+    except ValueError:
+        log.append("caught")
+    finally:
+        log.append("ended")
+    if fails == "after":
+        raise KeyError(fails)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_open():
+    before = set(_blocks._open)
+    yield
+    assert _blocks._open == before
+
+
+def test_a_block_ends_once_and_may_handle_an_exception():
+    log = []
+
+    with block(log) as given:
+        assert given is log
+        raise ValueError
+
+    assert log == ["caught", "ended"]
+
+
+@pytest.mark.parametrize("fails", ["before", "after"])
+def test_a_block_that_fails_itself_is_forgotten(fails):
+    with pytest.raises(KeyError, match=fails), block([], fails=fails):
+        pass
+
+
+def test_exceptions_of_the_body_pass():
+    log = []
+
+    with pytest.raises(TypeError), block(log):
+        raise TypeError
+
+    assert log == ["ended"]
+
+
+def test_a_block_that_was_left_without_its_end_never_ends():
+    # As if a signal had come between the last statement and the end.
+    log, before = [], set(_blocks._open)
+    manager = block(log)
+    manager.__enter__()
+
+    del manager
+    gc.collect()
+
+    assert log == []
+    (left,) = _blocks._open - before
+    left.close()
+    _blocks._open.discard(left)
+
+
+def test_a_function_keeps_its_name_and_arguments():
+    assert (block.__name__, block.__wrapped__.__kwdefaults__) == ("block", {"fails": ""})
