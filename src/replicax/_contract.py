@@ -39,7 +39,7 @@ class LibraryFeature:
         gates: Functions of the library, usually public, that are called when it is used. They raise
             if the feature is lost. If the library has none of them, reading a variable does.
         when: Whether a call of a gate, with these arguments, or a read of a variable needs it.
-        is_checked_by_library: Whether the library itself refuses what the feature allows, so that
+        is_checked_by_library: Whether the library itself refuses uses of the feature, so that
             its own error is the sign that the feature was needed.
     """
 
@@ -59,7 +59,7 @@ class PrivatePart:
             ``"layers.layer:Layer"``.
         feature: What cannot work without it.
         parameters: Those of a function, as in its definition; a default is compared where it is
-            written. None for what is not called.
+            written. None for attributes.
         is_transparent: Whether arguments that replicax does not know may be passed through by a
             replacement. Otherwise such a call is refused where the feature is used.
     """
@@ -86,7 +86,7 @@ class Contract:
         tested: The versions that the tests run with.
         storage: The feature without which none of the others works.
         parts: The parts.
-        error: What is raised where a feature that is lost would be used.
+        error: The exception for the use of a lost feature.
         lost: The features that do not work with the version that is installed, with the reasons.
     """
 
@@ -277,7 +277,7 @@ def _accepts(signature: inspect.Signature, expected: str) -> bool:
     found = list(signature.parameters.values())
     by_position = [p.name for p in found if p.kind in _BY_POSITION]
     first = [p.name for p in known if p.kind in _BY_POSITION]
-    # A parameter in between would give another meaning to what is passed by position.
+    # A parameter in between would give another meaning to arguments that are passed by position.
     if by_position[: len(first)] != first:
         return False
     for p in known:

@@ -72,7 +72,7 @@ def _gradient_fits(ctx: Any, params: Any) -> bool:
     # XLA keeps sums of small floats in larger ones, and would round at other places.
     if _overlap(**params) and ctx.avals_out[0].dtype.itemsize < 4:
         return False
-    # Of a single window XLA adds nothing to 0: -0 stays what it is.
+    # Of a single window XLA adds nothing to 0: -0 stays -0.
     selects = params["select_prim"] in (lax.ge_p, lax.le_p)
     return selects and _are_plain(ctx) and ctx.avals_in[0].size > 1
 

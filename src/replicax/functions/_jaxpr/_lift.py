@@ -389,7 +389,7 @@ Described = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
 
 
 def numbered(lifted: Lifted, collectives: Described, effect: Any) -> tuple[Lifted, list[str]]:
-    """Number the collectives of a replica's function; return it, and what they do, in order.
+    """Number the collectives of a replica's function; return it and their descriptions, in order.
 
     Args:
         lifted: The function.

@@ -48,8 +48,8 @@ _ELEMENTWISE = _names("""
     shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """)
 # Operations whose results depend on their inputs alone, so that equal inputs give equal results on
-# all replicas. Left out on purpose: what runs code of others (ffi_call, pallas_call, callbacks),
-# what keeps a state (get, swap, rng_uniform) and what is not initialized (empty).
+# all replicas. Left out on purpose: foreign code (ffi_call, pallas_call, callbacks),
+# primitives with a state (get, swap, rng_uniform) and uninitialized arrays (empty).
 _DETERMINISTIC = _ELEMENTWISE | _names("""
     after_all approx_top_k argmax argmin bessel_i0e bessel_i1e bitcast_convert_type broadcast_in_dim
     broadcast_to cholesky cholesky_update clz concatenate conv_general_dilated create_token
