@@ -145,7 +145,7 @@ class concrete:  # noqa: N801 - it is used as a function
 def undisturbed(fn: Callable[[], Any]) -> Any:
     """Return ``fn()``, which traces or compiles, and restore JAX's thread-local state after it.
 
-    JAX sets the current trace, the axes in scope and many settings for the time of a block, and puts
+    JAX sets the current trace, the axes in scope and many settings for a block, and puts
     them back in Python code, which the exception of a signal handler may interrupt. The thread
     would then stay inside a trace that has ended, and every later call would fail.
     """
