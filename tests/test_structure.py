@@ -149,9 +149,9 @@ PARTS_OF_JAXPRS = re.compile(
 def test_one_package_alone_reads_and_rewrites_jaxprs():
     touching = [relative(p) for p in MODULES if PARTS_OF_JAXPRS.search(p.read_text())]
 
-    # The last reads one to see whether this JAX takes variables as arrays.
-    places = {"functions/_jaxpr/_lift.py", "functions/_jaxpr/_replicas.py", "_jax_private.py"}
-    assert set(touching) == places
+    elsewhere = {p for p in touching if not p.startswith("functions/_jaxpr/")}
+    # It reads one to see whether this JAX takes variables as arrays.
+    assert elsewhere == {"_jax_private.py"}
 
 
 PRIVATE_PARTS = {
