@@ -44,24 +44,56 @@ _pxla = _inside("interpreters.pxla")
 _ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
 
 
-@functools.cache
+class _Inventory:
+    """The primitives and thread-local states that the modules of JAX, and of replicax, hold.
+
+    Modules that were imported since the last look are added, and no module is searched twice.
+    """
+
+    def __init__(self) -> None:
+        self._searched: set[str] = set()
+        self._primitives: dict[int, Any] = {}
+        self._states: dict[int, Any] = {}
+
+    def primitives(self) -> Mapping[int, Any]:
+        """Return JAX's own primitives, by their identity."""
+        self._search()
+        return self._primitives
+
+    def states(self) -> Iterable[Any]:
+        """Return every state of JAX that has a value per thread."""
+        self._search()
+        return self._states.values()
+
+    def _search(self) -> None:
+        if len(self._searched) == len(sys.modules):
+            return
+        kind: Any = getattr(getattr(_config, "config_ext", None), "Config", ())
+        for name, module in list(sys.modules.items()):
+            if name in self._searched or not name.startswith(("jax.", "replicax.")):
+                self._searched.add(name)
+                continue
+            self._searched.add(name)
+            for x in list(getattr(module, "__dict__", {}).values()):
+                if isinstance(x, jaxprs.Primitive) and name.startswith("jax."):
+                    self._primitives[id(x)] = x
+                # A user context, such as ours, keeps its state in an attribute.
+                state = getattr(x, "_obj", None) if _is_user_context(x) else x
+                if isinstance(state, kind) and hasattr(state, "get_local"):
+                    self._states[id(state)] = state
+        for state in getattr(_config, "config_states", {}).values():
+            self._states[id(state)] = state
+
+
+_inventory = _Inventory()
+
+
 def is_of_jax(primitive: Any) -> bool:
     """Whether ``primitive`` is one of JAX's own, and not another that has the same name.
 
     A primitive is JAX's own if a module of JAX holds it.
     """
-    return primitive in _public_primitives() or any(
-        value is primitive
-        for name, module in list(sys.modules.items())
-        if name.startswith("jax.") and module is not None
-        for value in list(vars(module).values())
-    )
-
-
-@functools.cache
-def _public_primitives() -> frozenset[Any]:
-    found = vars(jaxprs.primitives).values()
-    return frozenset(p for p in found if isinstance(p, jaxprs.Primitive))
+    return id(primitive) in _inventory.primitives()
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
@@ -149,7 +181,7 @@ def undisturbed(fn: Callable[[], Any]) -> Any:
     them back in Python code, which the exception of a signal handler may interrupt. The thread
     would then stay inside a trace that has ended, and every later call would fail.
     """
-    restore = [partial(s.set_local, s.get_local()) for s in _thread_states(len(sys.modules))]
+    restore = [partial(s.set_local, s.get_local()) for s in _inventory.states()]
     folding = getattr(_config, "eager_constant_folding", None)
     try:
         # An interrupted `jax.ensure_compile_time_eval` may have left this on, and the trace would
@@ -162,24 +194,6 @@ def undisturbed(fn: Callable[[], Any]) -> Any:
 
 
 _run_all: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
-
-
-@functools.lru_cache(maxsize=1)
-def _thread_states(_: int) -> list[Any]:
-    """Return every state of JAX that has a value per thread; its modules hold them.
-
-    The argument is the number of modules: one that is imported later may have others.
-    """
-    kind: Any = getattr(getattr(_config, "config_ext", None), "Config", None)
-    if not hasattr(kind, "get_local"):  # pragma: no cover - a JAX that moved it
-        return []
-    modules = [m for name, m in list(sys.modules.items()) if name.startswith(("jax.", "replicax."))]
-    found = {id(x): x for m in modules for x in list(vars(m).values())}
-    found |= {id(x): x for x in getattr(_config, "config_states", {}).values()}
-    # A user context, such as ours, keeps its state in an attribute.
-    inner = (getattr(x, "_obj", None) for x in list(found.values()) if _is_user_context(x))
-    found |= {id(x): x for x in inner}
-    return [x for x in found.values() if isinstance(x, kind)]
 
 
 def _is_user_context(x: Any) -> bool:
