@@ -93,13 +93,6 @@ def is_ours(code):
 
 
 @functools.cache
-def changes_jax(code):
-    """Whether it is code of JAX that changes the state of a thread, or puts it back."""
-    is_of_jax = Path(code.co_filename).is_relative_to(Path(jax.__file__).parent)
-    return is_of_jax and code.co_name in ("__enter__", "__exit__", "set_trace")
-
-
-@functools.cache
 def leaves_block(code):
     """Whether it is the end of a block of `contextlib`, in which JAX changes its settings too."""
     return (code.co_filename, code.co_name) == (contextlib.__file__, "__exit__")
@@ -352,16 +345,7 @@ def new_function(training):
     return rx.function(lambda x: training.strategy.run(replica, args=(x,)))
 
 
-@pytest.mark.parametrize(
-    ("hits", "every"),
-    [
-        (leaves_block, 1),
-        (changes_jax, 41),
-        pytest.param(changes_jax, 1, marks=pytest.mark.slow),
-    ],
-    ids=["blocks", "few", "many"],
-)
-def test_a_first_call_can_be_made_again_after_an_interruption_inside_of_jax(hits, every):
+def test_a_first_call_can_be_made_again_after_an_interruption_at_the_end_of_a_block():
     # As in a notebook: Ctrl-C in a slow first call, and the cell once more.
     training = Training(mirrored(2))
     x = jnp.float32(0.5)
@@ -370,7 +354,7 @@ def test_a_first_call_can_be_made_again_after_an_interruption_inside_of_jax(hits
 
     while True:
         step = new_function(training)
-        with contextlib.suppress(Exception), At(moment, hits) as at:
+        with contextlib.suppress(Exception), At(moment, leaves_block) as at:
             rx.Variable(lambda: jnp.ones(2)).assign_add(training.weights[1][:2])
             step(x)
         done = float(training.weights[0].numpy()[0]) - count
@@ -381,7 +365,7 @@ def test_a_first_call_can_be_made_again_after_an_interruption_inside_of_jax(hits
         if at.where is None:
             break
         interrupted += 1
-        moment += every
+        moment += 1
 
     training.iterator.close()
     assert interrupted > 5
