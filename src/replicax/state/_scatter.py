@@ -84,7 +84,7 @@ class SparseUpdates(_ArrayToCheckers):
 
         def _after_write(self) -> Self: ...
 
-    def __getitem__(self, key: Any) -> VariableSlice[Self]:
+    def __getitem__(self, key: Any) -> VariableSlice[Self]:  # type: ignore[override]
         """A part of the value, an array; its method ``assign`` changes that part of the variable.
 
         Across replicas it changes all copies. In a replica the values of all replicas become one,

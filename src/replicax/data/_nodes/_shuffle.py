@@ -169,7 +169,7 @@ class _ColumnStore(_PoolStore):
 
     def _grow(self, size: int) -> None:
         for position, old in enumerate(self._pools):
-            new = np.empty((size, *old.shape[1:]), old.dtype)
+            new: Array = np.empty((size, *old.shape[1:]), old.dtype)
             new[: len(old)] = old
             self._pools[position] = new
 

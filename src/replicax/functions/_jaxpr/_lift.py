@@ -28,6 +28,16 @@ from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._pieces import from_first, stacked_array
 from replicax.values._placement import is_traced
 
+# A jaxpr with its constants. From JAX 0.11 on this is `Jaxpr` itself, and `jax.extend.core` has the
+# old name at run time only: type checkers do not find it.
+ClosedJaxpr: Any = vars(jaxprs)["ClosedJaxpr"]
+
+
+def as_function(jaxpr: jaxprs.Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Return the function that evaluates ``jaxpr`` with these constants."""
+    function: Callable[..., list[Any]] = jaxprs.jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
+    return function
+
 
 @dataclass(frozen=True)
 class Lifted:
@@ -48,12 +58,11 @@ class Lifted:
     def rewritten(self, change: Callable[[jaxprs.Jaxpr], jaxprs.Jaxpr]) -> "Lifted":
         """Return the function with another jaxpr of the same inputs and outputs."""
         jaxpr = change(self.jaxpr)
-        call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(jaxpr, self.consts))
-        return replace(self, jaxpr=jaxpr, call=call)
+        return replace(self, jaxpr=jaxpr, call=as_function(jaxpr, self.consts))
 
     def with_consts(self, consts: Sequence[Any]) -> Callable[..., list[Any]]:
         """``call``, with other arrays in the place of those that the function closed over."""
-        return jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(self.jaxpr, list(consts)))  # type: ignore[no-any-return]
+        return as_function(self.jaxpr, list(consts))
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
         """Call it with the values of a level; its results, with its writes done there."""
@@ -92,7 +101,7 @@ def lift(
     settle_created(level, closed, list(level.writes))
     jaxpr, reads = pull_reads(closed.jaxpr, level)
     jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
-    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(jaxpr, closed.consts))
+    call = as_function(jaxpr, closed.consts)
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
 
@@ -131,7 +140,7 @@ def lift_body(
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
     inputs = [x.val if isinstance(x, jaxprs.Literal) else values[x] for x in equation.invars]
-    settle_created(level, jaxprs.ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
+    settle_created(level, ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
     jaxpr, reads = pull_reads(equation.params["jaxpr"], level)
     num_outs = len(jaxpr.outvars) - len(level.created)
     jaxpr = jaxpr.replace(outvars=jaxpr.outvars[:num_outs])
@@ -202,7 +211,7 @@ def _shape(x: Any) -> tuple[int, ...]:
 
 def settle_created(
     level: TraceLevel,
-    closed: jaxprs.ClosedJaxpr,
+    closed: Any,
     written: Sequence[Cell],
     known: Sequence[Any] = (),
 ) -> None:
@@ -255,7 +264,7 @@ def _start(cell: Cell, value: jax.Array) -> None:
 
 def _constant(
     out: Any,
-    closed: jaxprs.ClosedJaxpr,
+    closed: Any,
     inputs: Mapping[Any, Any],
     level: TraceLevel,
     drawn: dict[Cell, Any],
@@ -287,7 +296,7 @@ def _constant(
         eqns=equations[::-1],
         debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )
-    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(alone, closed.consts))
+    call = as_function(alone, closed.consts)
     return _called(lambda: call(*inputs.values())[0], level, draws=bool(drawn))
 
 
@@ -327,15 +336,13 @@ def outline(jaxpr: Any) -> Iterator[str]:
             yield from outline(inner)
 
 
-def taking_consts(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
+def taking_consts(closed: Any) -> Callable[..., list[Any]]:
     """The function, which takes its arguments and then the arrays that it had closed over."""
     count = len(closed.in_avals)
-    return lambda *xs: jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(closed.jaxpr, xs[count:]))(
-        *xs[:count]
-    )
+    return lambda *xs: as_function(closed.jaxpr, xs[count:])(*xs[:count])
 
 
-def in_one_equation(closed: jaxprs.ClosedJaxpr) -> Callable[..., list[Any]]:
+def in_one_equation(closed: Any) -> Callable[..., list[Any]]:
     """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
     one = _a_call()
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
@@ -365,14 +372,14 @@ def with_equations(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
     if all(new is old for new, old in zip(equations, body.eqns, strict=True)):
         return jaxpr
     changed = body.replace(eqns=equations)
-    return changed if body is jaxpr else jaxprs.ClosedJaxpr(changed, jaxpr.consts)
+    return changed if body is jaxpr else ClosedJaxpr(changed, jaxpr.consts)
 
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
     """Return ``equation`` with ``change`` applied to each jaxpr among its parameters."""
 
     def changed(value: Any) -> Any:
-        if isinstance(value, jaxprs.Jaxpr | jaxprs.ClosedJaxpr):
+        if isinstance(value, jaxprs.Jaxpr | ClosedJaxpr):
             return change(value)
         if type(value) in (tuple, list):
             new = type(value)(map(changed, value))

@@ -22,7 +22,7 @@ from jax.extend import core as jaxprs
 
 from replicax._errors import ReplicaError
 from replicax._jax_private import is_of_jax, scan_counts
-from replicax.functions._jaxpr._lift import in_one_equation
+from replicax.functions._jaxpr._lift import ClosedJaxpr, as_function, in_one_equation
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import Cut
 
@@ -217,7 +217,7 @@ def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list
         kept: For each output, how it is cut if the replica keeps its part only.
     """
     if not any((*given, *kept)):
-        return in_one_equation(jaxprs.ClosedJaxpr(jaxpr, ()))
+        return in_one_equation(ClosedJaxpr(jaxpr, ()))
     held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
     plan = _Rewriting.of(jaxpr, kept)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
@@ -231,7 +231,7 @@ def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list
         eqns=plan.equations[::-1],
         debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
     )
-    call = jaxprs.jaxpr_as_fun(jaxprs.ClosedJaxpr(first, ()))
+    call = as_function(first, ())
 
     def function(*inputs: Any) -> list[Any]:
         own: dict[Any, Any] = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in held}
@@ -408,8 +408,8 @@ def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
 def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
     """The operations of a function that is called, in the names of the caller."""
     key = _INLINED.get(equation.primitive.name)
-    inner = equation.params.get(key) if key is not None else None
-    if not isinstance(inner, jaxprs.ClosedJaxpr) or inner.consts or _has_effects(equation):
+    inner: Any = equation.params.get(key) if key is not None else None
+    if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
         return None
     jaxpr = inner.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}
