@@ -9,7 +9,7 @@
 #   make chaos      300 faults in trainings that are started again and again; a table of what came of it
 #   make peers      the same faults in replicax, TensorFlow and torch DDP; a table (large downloads)
 #   make soak       long and large runs: memory, files and threads stay as they are
-#   make test-newest   core, laws, integrations and train, with the newest Python that is installed
+#   make test-newest   the checks, core, laws, integrations and train, with the newest Python that is installed
 #   make test-oldest   the core with the oldest JAX that pyproject.toml allows
 #   make test-with JAX=0.11   core, laws, integrations and train with that JAX, the newest of all else
 #   make test-nightly LIBRARY=jax   the same with the main branch of jax, keras or flax
@@ -44,7 +44,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # Everything here runs on virtual CPU devices; an installed libtpu would look for TPUs first.
 export JAX_PLATFORMS ?= cpu
 
-.PHONY: constraints demo dist test lint pytest pytest-core test-slow test-workers chaos peers soak \
+.PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos peers soak \
     test-foreign test-flax test-jax test-keras test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
@@ -72,8 +72,10 @@ VERSION_TESTS := tests/test_jax_private.py tests/state tests/functions \
 pytest-core: $(VENV)/.dev
 	python $(PYTEST) $(VERSION_TESTS)
 
+test-core: lint pytest-core
+
 test-newest:
-	$(MAKE) PYTHON="$$(.ci/newest-python)" pytest-core
+	$(MAKE) PYTHON="$$(.ci/newest-python)" test-core
 
 test-with: $(VENV)-jax-$(JAX)/.done
 	$(VENV)-jax-$(JAX)/bin/python $(PYTEST) $(VERSION_TESTS)
