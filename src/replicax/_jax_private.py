@@ -9,6 +9,7 @@ import functools
 import importlib
 import logging
 import operator
+import os
 import sys
 import threading
 import warnings
@@ -380,6 +381,7 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
     if state is None or not known:
         return False  # pragma: no cover - a JAX that moved it
     client = _jaxlib_private.connected_client(service, index, patience)
+    _own_clients.append(client)
     state.coordinator_address, state.client = service, client
     state.process_id, state.num_processes = index, size
     registration = factories["cpu"]
@@ -390,6 +392,66 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 
     factories["cpu"] = dataclasses.replace(registration, factory=start_with_collectives)
     return True
+
+
+_own_clients: list[Any] = []  # those of `connect_distributed`
+
+
+@dataclasses.dataclass(frozen=True)
+class FoundCluster:
+    """Processes that JAX found or connected: how many, which this one is, and where they meet."""
+
+    count: int
+    index: int
+    coordinator: str
+    source: str
+
+
+def distributed_client() -> FoundCluster | None:
+    """Return the processes that `jax.distributed.initialize` connected; None if it was not called.
+
+    Reading them from JAX's devices would start JAX, which may not have happened yet. A client of
+    `connect_distributed` does not count.
+    """
+    state: Any = getattr(_distributed, "global_state", None)
+    if not jax.distributed.is_initialized() or getattr(state, "client", None) in _own_clients:
+        return None
+    names = ("num_processes", "process_id", "coordinator_address")
+    count, index, coordinator = (getattr(state, name, None) for name in names)
+    if count is None or index is None:  # pragma: no cover - a JAX that moved them
+        count, index = jax.process_count(), jax.process_index()
+    return FoundCluster(count, index, coordinator or "", "jax.distributed")
+
+
+def share_text(name: str, text: str | None, seconds: float) -> str:
+    """Give ``text`` to all processes that `jax.distributed` connected, or wait for it.
+
+    Args:
+        name: What it is; each name can be given once.
+        text: The text, in one process; None in the others.
+        seconds: How long to wait for it.
+    """
+    client: Any = _distributed.global_state.client
+    if text is not None:
+        client.key_value_set(name, text)
+    found: str = client.blocking_key_value_get(name, int(seconds * 1000))
+    return found
+
+
+def detected_cluster() -> FoundCluster | None:
+    """Return the first cluster that JAX detects by asking a server, if this process is in one.
+
+    `jax.distributed.initialize` uses the same detection, but connects at once.
+    """
+    kinds: Any = getattr(_inside("clusters"), "ClusterEnv", None)
+    for kind in getattr(kinds, "_cluster_types", ()):
+        if kind.__name__ not in ("GceTpuCluster", "K8sCluster") or not kind.is_env_present():
+            continue
+        port = os.environ.get("JAX_COORDINATOR_PORT")
+        address = kind.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)
+        source = {"GceTpuCluster": "Cloud TPU", "K8sCluster": "Kubernetes"}[kind.__name__]
+        return FoundCluster(kind.get_process_count(), kind.get_process_id(), address, source)
+    return None
 
 
 _assigns: dict[int, tuple[Any, Callable[..., Any]]] = {}

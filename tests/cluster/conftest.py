@@ -1,18 +1,31 @@
-"""What the cluster tests share: an environment without schedulers, and TF_CONFIG set for a test."""
+"""What the cluster tests share: an environment without launchers, and TF_CONFIG set for a test."""
 
 import json
 import os
 
 import pytest
 
-_SCHEDULERS = ("TF_CONFIG", "SLURM_", "OMPI_", "PMIX_", "TPU_", "MEGASCALE_", "JAX_", "CUDA_")
-_JAXJOB = ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
+_PREFIXES = (
+    "SLURM_",
+    "OMPI_",
+    "MV2_",
+    "PMI_",
+    "PMIX_",
+    "MPI_",
+    "TPU_",
+    "MEGASCALE_",
+    "JAX_",
+    "CUDA_",
+)
+_PREFIXES += ("SKYPILOT_", "SM_", "AWS_BATCH_", "JSM_", "LSB_", "PBS_", "FLUX_", "TORCHELASTIC_")
+_NAMES = ("TF_CONFIG", "COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID")
+_NAMES += ("RANK", "WORLD_SIZE", "CLUSTER_SPEC", "JOB_COMPLETION_INDEX", "REPLICAX_ALONE")
 
 
 @pytest.fixture(autouse=True)
-def _no_scheduler(monkeypatch):
+def _no_launcher(monkeypatch):
     for name in list(os.environ):
-        if name.startswith(_SCHEDULERS) or name in _JAXJOB:
+        if name.startswith(_PREFIXES) or name in _NAMES:
             monkeypatch.delenv(name)
 
 

@@ -24,6 +24,7 @@ The errors of a group of workers.
 """
 
 import re
+import zlib
 from numbers import Integral
 from typing import NamedTuple
 
@@ -61,6 +62,32 @@ class MissingPackageError(ReplicaxError, ImportError):
 
 _LARGEST_INDEX = 999_999  # more is a slip, and lists of that length are made
 _LARGEST_PORT = 2**16 - 1
+
+
+_FIRST_PORT, _NUM_PORTS = 61_000, 4_000  # above what Linux gives to outgoing connections
+
+
+def port_of_job(job: str) -> int:
+    """Return a port that is the same on every process of a job, and differs between most jobs.
+
+    Example:
+        >>> from replicax.cluster._checks import port_of_job
+        >>> port_of_job("7.0") == port_of_job("7.0")
+        True
+    """
+    return _FIRST_PORT + zlib.crc32(job.encode(errors="replace")) % _NUM_PORTS
+
+
+def by_number(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts names with numbers in them as people do: m2 before m10.
+
+    Example:
+        >>> from replicax.cluster._checks import by_number
+        >>> sorted(["m10", "m2"], key=by_number), sorted(["10.0.0.10", "10.0.0.9"], key=by_number)
+        (['m2', 'm10'], ['10.0.0.9', '10.0.0.10'])
+    """
+    parts = re.findall(r"[0-9]+|[^0-9]+", name)
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts]
 
 
 def show(value: object, limit: int = 60) -> str:

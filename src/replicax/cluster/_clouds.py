@@ -10,7 +10,13 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from replicax.cluster._checks import ClusterError, ClusterStateError, MissingPackageError, show
+from replicax.cluster._checks import (
+    ClusterError,
+    ClusterStateError,
+    MissingPackageError,
+    by_number,
+    show,
+)
 from replicax.cluster._resolver import AskingResolver
 from replicax.cluster._spec import ClusterSpec
 
@@ -63,7 +69,7 @@ class GCEClusterResolver(AskingResolver):
 
     def cluster_spec(self) -> ClusterSpec:
         """Ask Compute Engine for the machines that run."""
-        addresses = sorted(f"{ip}:{self._port}" for ip in self._addresses())
+        addresses = sorted((f"{ip}:{self._port}" for ip in self._addresses()), key=by_number)
         return ClusterSpec({self._task_type or "worker": addresses})
 
     def _addresses(self) -> Iterator[str]:
@@ -189,7 +195,7 @@ class KubernetesClusterResolver(AskingResolver):
 
     def _pods(self, selector: str) -> list[Any]:
         answer = self._client.list_pod_for_all_namespaces(label_selector=selector)
-        return sorted(answer.items, key=lambda pod: str(pod.metadata.name))
+        return sorted(answer.items, key=lambda pod: by_number(str(pod.metadata.name)))
 
 
 def _make_client(location: KubernetesExecutableLocation) -> Any:

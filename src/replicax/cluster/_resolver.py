@@ -35,6 +35,10 @@ class ClusterResolver(ABC):
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
+    # A text that the processes of this run share and no other run has; see `ClusterFacts.job`.
+    job: str = ""
+    # Where worker 0 listens, if not at the port of its address.
+    meeting_port: int | None = None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:

@@ -7,22 +7,32 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from replicax.cluster._checks import ClusterError, ClusterStateError, show, to_index
+from replicax.cluster._checks import ClusterError, ClusterStateError, port_of_job, show, to_index
 from replicax.cluster._resolver import AskingResolver
 from replicax.cluster._spec import ClusterSpec
 
 _MOST_HOSTS = 100_000
 
 
+class _Default(int):
+    """A default value that is told apart from the same number given by the caller."""
+
+
+_DEFAULT_PORT = _Default(8888)
+
+
 class SlurmClusterResolver(AskingResolver):
     """Reads the cluster from the variables of a Slurm job step (``srun``).
 
-    Hosts are taken in the order of their names and the tasks of one host get consecutive ports.
+    Hosts are taken in Slurm's order, so that task 0 is on the first, and the tasks of one host get
+    consecutive ports.
     `task_type` and `task_id` are known once `cluster_spec` was called.
 
     Args:
         jobs: How many tasks each job has; by default all tasks are workers.
-        port_base: The port of the first task of each host.
+        port_base: The port of the first task of each host. Unless it is given, worker 0 listens at
+            a port that is made from the numbers of the job and its step, so that two jobs on one
+            node do not meet.
         gpus_per_node: GPUs of each host; by default those of ``CUDA_VISIBLE_DEVICES``, else
             those that ``nvidia-smi`` lists.
         gpus_per_task: GPUs of each task; by default an even share.
@@ -51,13 +61,17 @@ class SlurmClusterResolver(AskingResolver):
     def __init__(  # noqa: PLR0913 - TensorFlow's signature
         self,
         jobs: Mapping[str, int] | None = None,
-        port_base: int = 8888,
+        port_base: int = _DEFAULT_PORT,
         gpus_per_node: int | None = None,
         gpus_per_task: int | None = None,
         tasks_per_node: int | Mapping[str, int] | None = None,
         auto_set_gpu: bool = True,  # noqa: FBT001, FBT002 - TensorFlow's signature
         rpc_layer: str | None = "grpc",
     ) -> None:
+        self.job = slurm_job()
+        if port_base is _DEFAULT_PORT:
+            # Two jobs on one node would both take TensorFlow's port.
+            self.meeting_port = port_of_job(self.job)
         self._rank = _slurm_number("PROCID")
         self._jobs = {"worker": _slurm_number("STEP_NUM_TASKS")} if jobs is None else dict(jobs)
         self._port_base = port_base
@@ -102,7 +116,7 @@ class SlurmClusterResolver(AskingResolver):
         return ClusterSpec(cluster)
 
     def _place_tasks(self) -> Iterator[tuple[str, str]]:
-        for host, count in sorted(self._tasks_of_host.items()):
+        for host, count in self._tasks_of_host.items():
             for local in range(count):
                 first = local * self._gpus_per_task
                 gpus = range(first, first + self._gpus_per_task)
@@ -121,6 +135,17 @@ class SlurmClusterResolver(AskingResolver):
         """Give the GPUs of each task."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
+
+
+def slurm_job(env: Mapping[str, str] = os.environ) -> str:
+    """Return a text that the tasks of one job step share, and no other step has.
+
+    Example:
+        >>> from replicax.cluster._slurm import slurm_job
+        >>> slurm_job({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"})
+        '7.0'
+    """
+    return f"{env.get('SLURM_JOB_ID', '')}.{env.get('SLURM_STEP_ID', '')}"
 
 
 def expand_hosts(text: str) -> list[str]:

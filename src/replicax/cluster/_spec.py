@@ -258,6 +258,10 @@ class ClusterFacts:
         coordinator: The address where the workers meet, that of worker 0; None where nobody else
             is to be met.
         source: Where this was read, for messages.
+        job: A text that the workers of this run share and no other run has, such as the id of a
+            job; empty if nothing tells runs apart but their addresses.
+        local_workers: How many of the workers run on this machine; 0 to tell by their addresses.
+        is_connected: Whether `jax.distributed.initialize` has connected the workers already.
 
     Example:
         >>> from replicax.cluster._spec import ClusterFacts
@@ -274,6 +278,9 @@ class ClusterFacts:
     is_chief: bool
     coordinator: str | None
     source: str
+    job: str = ""
+    local_workers: int = 0
+    is_connected: bool = False
 
     @classmethod
     def alone(cls, source: str) -> "ClusterFacts":
@@ -296,10 +303,18 @@ class ClusterFacts:
         )
 
     @classmethod
-    def of_processes(
-        cls, index: int, addresses: tuple[str | None, ...], *, coordinator: str, source: str
+    def of_processes(  # noqa: PLR0913 - the parts of a cluster
+        cls,
+        index: int,
+        addresses: tuple[str | None, ...],
+        *,
+        coordinator: str,
+        source: str,
+        job: str = "",
+        local_workers: int = 0,
+        is_connected: bool = False,
     ) -> "ClusterFacts":
-        """Equal processes without a chief, as schedulers start them.
+        """Return the facts of equal processes without a chief, as launchers start them.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts
@@ -318,11 +333,14 @@ class ClusterFacts:
             is_chief=index == 0,
             coordinator=coordinator,
             source=source,
+            job=job,
+            local_workers=local_workers,
+            is_connected=is_connected,
         )
 
     @property
     def neighbours(self) -> int:
-        """How many of the workers, this one too, run on this one's machine, by their addresses.
+        """How many of the workers, this one included, run on this machine.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts
@@ -332,6 +350,8 @@ class ClusterFacts:
             >>> facts.neighbours
             2
         """
+        if self.local_workers:
+            return self.local_workers
         hosts = [a.rpartition(":")[0] if a else None for a in self.addresses]
         return hosts.count(hosts[self.index]) if hosts and hosts[self.index] else 1
 

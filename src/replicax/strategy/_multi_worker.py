@@ -12,29 +12,34 @@ from replicax._errors import ScopeError
 from replicax.cluster._resolve import resolve_cluster
 from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
 from replicax.cluster._spec import ClusterFacts, ClusterSpec
-from replicax.cluster._tf_config import TFConfigClusterResolver, has_tf_config_cluster
+from replicax.cluster._tf_config import TFConfigClusterResolver
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.collectives._packing import BETWEEN_PROCESSES, for_parts
 from replicax.strategy._strategies import Strategy
-from replicax.topology._devices import default_devices, name_task
+from replicax.topology._devices import default_devices
 from replicax.topology._mesh import Topology
-from replicax.topology._virtual import requested_devices, share_cores
+from replicax.topology._virtual import requested_devices
+from replicax.topology._workers import join_workers
 from replicax.values._cut import is_sharded
 from replicax.workers import _start
+from replicax.workers._group import Group
 
 
 class InCluster:
     """The workers of a strategy.
 
     Args:
-        resolver: What the user gave; None to look at the environment.
+        resolver: The user's; None to look at JAX and the environment.
+        alone: Whether this process is the only worker.
     """
 
-    def __init__(self, resolver: ClusterResolver | None) -> None:
-        self.facts = resolve_cluster(resolver)
+    def __init__(self, resolver: ClusterResolver | None, *, alone: bool = False) -> None:
+        facts = resolve_cluster(resolver, alone=alone)
+        group = join_workers(facts)
+        self.facts = facts if group is None else group.facts
         self.resolver = resolver if resolver is not None else _resolver_of(self.facts)
-        self.topology = _topology(self.facts)
+        self.topology = _topology(self.facts, group)
 
     @property
     def is_chief(self) -> bool:
@@ -93,13 +98,10 @@ class WorkersAllReduce(NcclAllReduce):
         return super().sum_in_body(leaves, chosen, topology)
 
 
-def _topology(facts: ClusterFacts) -> Topology:
-    if facts.num_workers == 1:
-        return Topology(_own_devices())
-    share_cores(facts.neighbours)
-    group = _start.start(facts)
-    name_task(facts.task_type or "worker", facts.index if facts.task_id is None else facts.task_id)
+def _topology(facts: ClusterFacts, group: Group | None) -> Topology:
     own = _own_devices()
+    if group is None:
+        return Topology(own)
     _start.check_equal_devices(group, len(own), own[0].platform)
     return Topology(
         tuple(
@@ -127,9 +129,7 @@ def _own_devices() -> tuple[jax.Device, ...]:
 
 
 def _resolver_of(facts: ClusterFacts) -> ClusterResolver:
-    if has_tf_config_cluster():
-        return TFConfigClusterResolver()
-    if facts.num_workers == 1:
+    if facts.source == "TF_CONFIG" or facts.num_workers == 1:
         return TFConfigClusterResolver()
     jobs: dict[str, Any] = {"worker": [a or "" for a in facts.addresses]}
     return SimpleClusterResolver(
@@ -141,8 +141,10 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
     """Synchronous training on the devices of several machines.
 
     Each variable has a copy on every device of every worker, and the copies are kept equal. Every
-    worker runs the same program; which of them it is says ``TF_CONFIG``, a resolver, or the
-    scheduler that started it. Without a cluster there is one worker.
+    worker runs the same program. The cluster, and which of its workers this process is, comes from
+    the resolver; else from ``jax.distributed`` if the program has initialized it, from
+    ``TF_CONFIG``, or from the launcher that started the process (``replicax launch``, Slurm, MPI,
+    Kubernetes, ``torchrun``, Cloud TPU and others). Without any of them there is one worker.
 
     A worker takes all of its GPUs, else one CPU device, or ``REPLICAX_CPU_DEVICES`` of them.
 
@@ -151,9 +153,11 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         communication_options: How to pack and move data between workers.
         variable_policy: ``"mirrored"``, or ``"sharded"`` as for `MirroredStrategy`. Across workers,
             reading a sharded variable outside of `run` is something that all workers must do.
+        alone: Train in this process only, whatever the environment says.
 
     Raises:
-        ClusterError: If the cluster makes no sense, or its workers do not come together.
+        ClusterError: If the cluster makes no sense, its workers do not come together, or the
+            environment says that this process is one of several, but not where they meet.
         RuntimeError: If JAX has already started: make the strategy first.
 
     Example:
@@ -167,9 +171,11 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
         variable_policy: str = "mirrored",
+        *,
+        alone: bool = False,
     ) -> None:
         sharded = is_sharded(variable_policy)
-        self._cluster = InCluster(cluster_resolver)
+        self._cluster = InCluster(cluster_resolver, alone=alone)
         topology = self._cluster.topology
         ops = WorkersAllReduce(communication_options, topology, sharded=sharded)
         super().__init__(topology, ops, variable_policy)

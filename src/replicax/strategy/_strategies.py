@@ -10,19 +10,23 @@ OneDeviceStrategy, and the strategy that is there when no other is.
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final, overload
 
 import jax
 
 from replicax._lazy import LazyModule, LeavesOut
 from replicax._types import ReduceOp
+from replicax.cluster._resolve import others
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.context._current import set_default
 from replicax.strategy._base import StrategyBase
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import AnyArray
 from replicax.values._reduce import Axis
+from replicax.workers._group import current
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
 else:
     _distribute = LazyModule("replicax.input._distribute")
 
+
+_log = logging.getLogger("replicax")
 
 _T = TypeVar("_T")
 _Op = ReduceOp | str
@@ -157,7 +163,20 @@ class MirroredStrategy(Strategy):
         cross_device_ops: CrossDeviceOps | None = None,
         variable_policy: str = "mirrored",
     ) -> None:
+        _warn_of_others()
         super().__init__(Topology.local(devices), cross_device_ops, variable_policy)
+
+
+@cache
+def _warn_of_others() -> None:
+    """Warn once if this process is a worker that other processes do not hear of."""
+    if current() is None and (found := others()):
+        _log.warning(
+            "MirroredStrategy trains on the devices of this process only: every process that makes"
+            " one trains a model of its own. For one model on all of them use"
+            " MultiWorkerMirroredStrategy. %s",
+            found,
+        )
 
 
 @final

@@ -10,12 +10,14 @@ import jax
 import numpy as np
 
 from replicax._errors import PlacementError
+from replicax.cluster._resolve import resolve_cluster
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._devices import simulate_tpus
 from replicax.topology._generations import SliceShape
 from replicax.topology._mesh import Topology
 from replicax.topology._tpu_topology import TPUTopology
 from replicax.topology._virtual import TPU_VARIABLE
+from replicax.topology._workers import join_workers
 
 _log = logging.getLogger("replicax")
 
@@ -77,7 +79,12 @@ def current_slice() -> Slice:
 
 
 def start_slice() -> Slice:
-    """Look for the TPUs, and say if they are simulated."""
+    """Join the other hosts of the slice, look for the TPUs, and log if they are simulated.
+
+    Raises:
+        ClusterError: The hosts of the slice do not come together.
+    """
+    join_workers(resolve_cluster())
     found = Slice.find()
     if found.is_simulated:
         here = [d for d in found.devices if d.process_index == jax.process_index()]

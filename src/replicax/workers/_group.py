@@ -49,10 +49,16 @@ class Cancelled(Exception):  # noqa: N818 - a signal, not an error
 
 
 class Group:
-    """The workers that train together, seen from one of them."""
+    """The workers that train together, seen from one of them.
+
+    Attributes:
+        facts: The cluster, with an address for every worker once JAX has started.
+        local_host: The address of this machine on the network of the workers.
+    """
 
     def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
         self.facts = facts
+        self.local_host: str = wire.socket.getsockname()[0]
         self._wire = wire
         self._members: list[Message] = go["members"]
         self._hub_pid = go["hub_pid"]

@@ -131,5 +131,6 @@ def given_token(environment: Mapping[str, str]) -> str | None:
 
 
 def _derived(facts: ClusterFacts) -> str:
-    """No secret, but workers of another run do not join this one by mistake."""
-    return hashlib.sha256(repr((facts.addresses, facts.coordinator)).encode()).hexdigest()
+    """Return a token that is no secret, but keeps workers of other runs from joining by mistake."""
+    run = (facts.source, facts.job) if facts.job else (facts.addresses, facts.coordinator)
+    return hashlib.sha256(repr(run).encode()).hexdigest()

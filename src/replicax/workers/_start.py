@@ -1,6 +1,11 @@
 """Start: the facts of a cluster -> a group of workers, and a JAX that spans them."""
 
+import contextlib
+import json
 import logging
+import secrets
+import socket
+from dataclasses import replace
 
 import jax
 
@@ -9,6 +14,7 @@ from replicax._jax_private import (
     backend_is_initialized,
     connect_distributed,
     keep_programs_of_all,
+    share_text,
 )
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
@@ -30,15 +36,18 @@ def start(facts: ClusterFacts) -> Group:
     """
     group = _group.current()
     if group is not None:
-        _require_same(group.facts, facts)
+        _require_same(_resolved[0], facts)
         return group
-    if backend_is_initialized():
+    _resolved[:] = [facts]
+    settings = Settings.read(facts)
+    if facts.is_connected:
+        facts, settings = _meet_over_jax(facts, settings)
+    elif backend_is_initialized():
         raise ScopeError(
-            "MultiWorkerMirroredStrategy was made after JAX had started, so that its devices"
+            "The strategy of several workers was made after JAX had started, so that its devices"
             " cannot become part of the cluster any more. Make it at the top of the program,"
             " before the first array, variable or list of devices."
         )
-    settings = Settings.read(facts)
     if facts.is_chief and not settings.is_secret and not _is_local(facts):
         _log.warning(
             "No token was given, so that whoever reaches %s can join this run or end it. Set the"
@@ -58,6 +67,32 @@ def start(facts: ClusterFacts) -> Group:
     return group
 
 
+_resolved: list[ClusterFacts] = []  # the cluster of this process, as it was first resolved
+
+
+def _meet_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFacts, Settings]:
+    """Agree on a place to meet and on a secret, through JAX's own connection."""
+    chosen = None
+    if facts.index == 0:
+        chosen = json.dumps([_free_address(facts), secrets.token_hex(32)])
+    address, token = json.loads(share_text("replicax/hub", chosen, settings.join_timeout))
+    facts = replace(facts, coordinator=address)
+    return facts, replace(settings, hub=None, token=token, is_secret=True)
+
+
+def _free_address(facts: ClusterFacts) -> str:
+    """Return an address of this machine with a free port, that of JAX's coordinator if possible."""
+    hosts = [_wire.split_address(facts.coordinator)[0]] if facts.coordinator else []
+    for host in (*hosts, socket.gethostname()):
+        shown = f"[{host}]" if ":" in host else host
+        with contextlib.suppress(OSError), _wire.listen(f"{shown}:0") as free:
+            return f"{shown}:{free.getsockname()[1]}"
+    raise RollCallError(
+        f"Worker 0 can listen neither at the host of JAX's coordinator ({facts.coordinator}) nor at"
+        f" its own name ({socket.gethostname()}). Make one of them an address of this machine."
+    )
+
+
 def _is_local(facts: ClusterFacts) -> bool:
     """Whether nobody outside of this machine reaches the workers."""
     hosts = {_wire.split_address(address)[0] for address in facts.addresses if address}
@@ -66,25 +101,48 @@ def _is_local(facts: ClusterFacts) -> bool:
 
 def _start_jax(group: Group, service: str) -> None:
     facts = group.facts
-    # A call that returns when it is done can say which worker it waited for.
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if not backend_is_initialized():
+        # A call that returns when it is done can say which worker it waited for.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
     if _is_local(facts):
         keep_programs_of_all()
     before = _sockets.listening_ports()
     address = facts.addresses[facts.index] if facts.addresses else None
-    host = _wire.split_address(address or service)[0]
+    host = _wire.split_address(address)[0] if address else group.local_host
     with group.collective("the start of JAX"):
-        if not connect_distributed(service, facts.index, facts.num_workers, host, 120):
+        if not facts.is_connected and not connect_distributed(
+            service, facts.index, facts.num_workers, host, 120
+        ):
             _initialize_publicly(group, host)
         jax.devices()
     mine = sorted(_sockets.listening_ports() - before)
     devices = jax.local_devices()
-    told = group.agree("devices", {"ports": mine, "kind": devices[0].platform, "n": len(devices)})
+    told = group.agree(
+        "devices",
+        {"ports": mine, "kind": devices[0].platform, "n": len(devices), "host": host},
+    )
+    group.facts = _with_addresses(facts, [one["host"] for one in told])
     if devices[0].platform != "cpu":
         load.device_memory = lambda: sum(
             (d.memory_stats() or {}).get("bytes_in_use", 0) for d in devices
         )
     group.watch_sockets([port for one in told for port in one["ports"]])
+
+
+def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
+    """Return the facts with an address for every worker.
+
+    As in the clusters of schedulers, the workers of one host get consecutive ports. Only worker 0
+    listens at its own.
+    """
+    assert facts.coordinator is not None
+    port = _wire.split_address(facts.coordinator)[1]
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    addresses = tuple(
+        known or f"{host}:{(port + shown[:i].count(host) - 1) % 65_535 + 1}"
+        for i, (known, host) in enumerate(zip(facts.addresses, shown, strict=True))
+    )
+    return replace(facts, addresses=(facts.coordinator, *addresses[1:]))
 
 
 def _initialize_publicly(group: Group, host: str) -> None:  # pragma: no cover - a JAX that moved
@@ -120,10 +178,10 @@ def check_equal_devices(group: Group, count: int, kind: str) -> None:
 
 
 def _require_same(old: ClusterFacts, new: ClusterFacts) -> None:
-    if (old.addresses, old.index) != (new.addresses, new.index):
+    if replace(old, source="") != replace(new, source=""):
         raise ScopeError(
             f"This process is {old.describe(old.index)} of a cluster of {old.num_workers} workers,"
             f" and cannot become {new.describe(new.index)} of another one of {new.num_workers}"
-            f" ({new.source}). The cluster of a process is fixed when its first"
-            " MultiWorkerMirroredStrategy is made."
+            f" ({new.source}). The cluster of a process is fixed when its first strategy of"
+            " several workers is made."
         )

@@ -1,0 +1,280 @@
+"""Every launcher is read, or refused with the names of its variables."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicax.cluster import _launchers
+from replicax.cluster._checks import ClusterError
+from replicax.cluster._launchers import detect
+from replicax.cluster._resolve import others, resolve_cluster
+from replicax.workers._settings import Settings
+
+VERTEX = {"cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}}
+
+# For each launcher: what it sets in the second of two processes, and where they meet. A port of
+# None is one that replicax derives from the job.
+LAUNCHERS = {
+    "JAX": (
+        {"JAX_COORDINATOR_ADDRESS": "a:1", "JAX_NUM_PROCESSES": "2", "JAX_PROCESS_ID": "1"},
+        ("a", 1),
+    ),
+    "Kubeflow JAXJob": (
+        {"COORDINATOR_ADDRESS": "a:1", "NUM_PROCESSES": "2", "PROCESS_ID": "1"},
+        ("a", 1),
+    ),
+    "PyTorchJob": (
+        {"WORLD_SIZE": "2", "RANK": "1", "MASTER_ADDR": "a", "MASTER_PORT": "23456"},
+        ("a", 23456),
+    ),
+    "torchrun": (
+        {
+            "WORLD_SIZE": "2",
+            "RANK": "1",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "a",
+            "MASTER_PORT": "29500",
+            "TORCHELASTIC_RUN_ID": "run",
+        },
+        ("a", None),
+    ),
+    "Open MPI": (
+        {
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+            "OMPI_MCA_orte_hnp_uri": "531.0;tcp://10.0.0.1,10.0.0.9:349",
+        },
+        ("10.0.0.1", None),
+    ),
+    "MVAPICH": (
+        {
+            "MV2_COMM_WORLD_SIZE": "2",
+            "MV2_COMM_WORLD_RANK": "1",
+            "MV2_COMM_WORLD_LOCAL_SIZE": "2",
+        },
+        ("127.0.0.1", None),
+    ),
+    "MPICH": ({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "2"}, ("127.0.0.1", None)),
+    "Slurm": (
+        {
+            "SLURM_JOB_ID": "7",
+            "SLURM_STEP_ID": "0",
+            "SLURM_PROCID": "1",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_NODELIST": "n[1-2]",
+            "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        },
+        ("n1", None),
+    ),
+    "SkyPilot": (
+        {
+            "SKYPILOT_NUM_NODES": "2",
+            "SKYPILOT_NODE_RANK": "1",
+            "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2",
+            "SKYPILOT_TASK_ID": "sky-1",
+        },
+        ("10.0.0.1", None),
+    ),
+    "SageMaker": (
+        {"SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-2"},
+        ("algo-1", None),
+    ),
+    "Vertex AI": (
+        {"CLUSTER_SPEC": json.dumps({**VERTEX, "task": {"type": "workerpool1", "index": 0}})},
+        ("a", 2222),
+    ),
+    "AWS Batch": (
+        {
+            "AWS_BATCH_JOB_ID": "job#1",
+            "AWS_BATCH_JOB_NUM_NODES": "2",
+            "AWS_BATCH_JOB_NODE_INDEX": "1",
+            "AWS_BATCH_JOB_MAIN_NODE_INDEX": "0",
+            "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS": "10.0.0.1",
+        },
+        ("10.0.0.1", None),
+    ),
+    "Cloud TPU": ({"TPU_WORKER_HOSTNAMES": "t0,t1", "TPU_WORKER_ID": "1"}, ("t0", 8476)),
+    "Cloud TPU slices": (
+        {
+            "TPU_WORKER_HOSTNAMES": "t0",
+            "TPU_WORKER_ID": "0",
+            "MEGASCALE_NUM_SLICES": "2",
+            "MEGASCALE_SLICE_ID": "1",
+            "MEGASCALE_COORDINATOR_ADDRESS": "first:8080",
+        },
+        ("first", 8476),
+    ),
+}
+RANKS = {
+    "JAX_PROCESS_ID",
+    "PROCESS_ID",
+    "RANK",
+    "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "PMI_RANK",
+    "SKYPILOT_NODE_RANK",
+    "SM_CURRENT_HOST",
+    "AWS_BATCH_JOB_NODE_INDEX",
+    "TPU_WORKER_ID",
+    "MEGASCALE_SLICE_ID",
+}
+
+SIGNS = {
+    "an Indexed Job": {"JOB_COMPLETION_INDEX": "0"},
+    "PMIx": {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prte-1"},
+    "PMI without a launcher": {"PMI_SIZE": "2", "PMI_RANK": "0"},
+    "jsrun": {"JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "1"},
+    "LSF": {"LSB_MCPU_HOSTS": "h1 8 h2 8"},
+    "Flux": {"FLUX_JOB_SIZE": "2"},
+    "an sbatch script": {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"},
+    "an sbatch script on two nodes": {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"},
+    "slices without hosts": {"MEGASCALE_NUM_SLICES": "2"},
+}
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Set variables, with no others of launchers around."""
+
+    def set_to(variables):
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+
+    return set_to
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_second_of_two_processes_finds_the_first(launched, name):
+    variables, (host, port) = LAUNCHERS[name]
+    launched(variables)
+
+    facts = resolve_cluster()
+
+    assert (facts.num_workers, facts.index, facts.is_chief) == (2, 1, False)
+    found_host, found_port = facts.coordinator.rsplit(":", 1)
+    assert found_host == host
+    assert int(found_port) == port if port else 61_000 <= int(found_port) < 65_000
+    assert len(facts.addresses) == 2
+    assert "worker 1 of 2" in others()
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_process_without_its_rank_is_refused(launched, name):
+    variables, _ = LAUNCHERS[name]
+    if not variables.keys() & RANKS:
+        pytest.skip("its rank is part of another variable")
+    launched({n: v for n, v in variables.items() if n not in RANKS})
+
+    with pytest.raises(ClusterError, match=r"not set|JAX_PROCESS_ID"):
+        resolve_cluster()
+
+
+@pytest.mark.parametrize("name", SIGNS)
+def test_sign_of_several_processes_without_a_cluster_is_refused(launched, name):
+    launched(SIGNS[name])
+
+    with pytest.raises(ClusterError, match="one of several") as raised:
+        resolve_cluster()
+
+    assert "JAX_COORDINATOR_ADDRESS" in str(raised.value)
+    assert resolve_cluster(alone=True).num_workers == 1
+    assert "one of several" in others()
+
+
+def test_pbs_job_on_two_hosts_is_refused(launched, tmp_path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("h1\nh1\n")
+    launched({"PBS_NODEFILE": str(nodes)})
+    assert resolve_cluster().num_workers == 1
+
+    nodes.write_text("h1\nh2\n")
+
+    with pytest.raises(ClusterError, match="PBS_NODEFILE lists 2 hosts"):
+        resolve_cluster()
+
+
+def test_replicax_alone_wins_over_every_launcher(launched):
+    for variables, _ in LAUNCHERS.values():
+        launched(variables)
+    launched({"REPLICAX_ALONE": "1"})
+
+    assert resolve_cluster().num_workers == 1
+    assert others() == ""
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"WORLD_SIZE": "1", "RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+        {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
+        {"SKYPILOT_NUM_NODES": "1"},
+        {"SM_HOSTS": '["algo-1"]', "SM_CURRENT_HOST": "algo-1"},
+        {"AWS_BATCH_JOB_NUM_NODES": "1"},
+        {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_WORKER_ID": "0"},
+        {"PMI_SIZE": "1", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1"},
+    ],
+    ids=str,
+)
+def test_one_process_of_a_launcher_is_alone(launched, variables):
+    launched(variables)
+
+    assert resolve_cluster().num_workers == 1
+    assert others() == ""
+
+
+def test_mpirun_inside_a_slurm_step_wins(launched):
+    launched(LAUNCHERS["Slurm"][0] | {"SLURM_PROCID": "0"})
+    launched(LAUNCHERS["Open MPI"][0])
+
+    assert (detect().source, detect().index) == ("Open MPI", 1)
+
+
+@given(
+    first=st.integers(0, 10**6), second=st.integers(0, 10**6), name=st.sampled_from(["job", "step"])
+)
+def test_tokens_of_different_slurm_jobs_differ(first, second, name):
+    variable = {"job": "SLURM_JOB_ID", "step": "SLURM_STEP_ID"}[name]
+    tokens = []
+    for number in (first, second):
+        facts = _launchers._slurm({**LAUNCHERS["Slurm"][0], variable: str(number)})
+        tokens.append(Settings.read(facts, {}).token)
+
+    assert (tokens[0] == tokens[1]) == (first == second)
+
+
+@given(distribution=st.sampled_from(["cyclic", "plane=2", "arbitrary", "cyclic:block"]))
+def test_slurm_names_only_the_address_that_a_distribution_lets_it_know(distribution):
+    variables = LAUNCHERS["Slurm"][0] | {
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURM_DISTRIBUTION": distribution,
+        "SLURM_NODEID": "1",
+    }
+
+    facts = _launchers._slurm(variables)
+
+    assert facts.addresses == (facts.coordinator, None, None, None)
+    assert facts.neighbours == 2
+
+
+def test_vertex_pools_in_the_order_of_their_ranks(launched):
+    spec = {"cluster": {"workerpool0": ["a:1"], "workerpool1": ["b:1", "c:1"]}}
+    spec["task"] = {"type": "workerpool1", "index": 1}
+    launched({"CLUSTER_SPEC": json.dumps(spec)})
+
+    assert (detect().index, detect().addresses) == (2, ("a:1", "b:1", "c:1"))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[]", "{}", '{"cluster": {}, "task": {"type": "workerpool2", "index": 0}}']
+)
+def test_vertex_cluster_that_makes_no_sense_is_refused(launched, text):
+    launched({"CLUSTER_SPEC": text})
+
+    with pytest.raises(ClusterError, match="CLUSTER_SPEC"):
+        detect()

@@ -1,0 +1,38 @@
+"""Add 1 up over all replicas, and print the sum, as a worker of whatever cluster there is."""
+
+import os
+import sys
+
+import jax
+import jax.numpy as jnp
+
+import replicax as rx
+
+
+def main(how):
+    if how == "initialized":
+        index = int(os.environ["INDEX"])
+        jax.distributed.initialize(os.environ["ADDRESS"], 2, index)
+    if how == "tpu":
+        resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
+        rx.config.experimental_connect_to_cluster(resolver)
+        rx.tpu.experimental.initialize_tpu_system(resolver)
+        strategy = rx.distribute.TPUStrategy(resolver)
+    elif how == "slurm":
+        resolver = rx.distribute.cluster_resolver.SlurmClusterResolver()
+        strategy = rx.distribute.MultiWorkerMirroredStrategy(resolver)
+    else:
+        strategy = rx.distribute.MultiWorkerMirroredStrategy()
+        workers = strategy.cluster_resolver.cluster_spec().num_tasks("worker")
+        assert workers == strategy.num_replicas_in_sync, workers
+
+    def one():
+        context = rx.distribute.get_replica_context()
+        return context.all_reduce("SUM", jnp.float32(1))
+
+    total = strategy.experimental_local_results(strategy.run(one))[0]
+    print(f"SUM={float(total):g}", flush=True)  # noqa: T201 - the test reads it
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "environment")
