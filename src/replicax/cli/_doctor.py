@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from replicax.cluster._resolve import resolve_cluster
 from replicax.cluster._spec import ClusterFacts
+from replicax.data._paths import local_path
 from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "keras", "flax", "orbax-checkpoint", "libtpu")
@@ -88,7 +89,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if devices.ok:
         yield _tried("cores", _cores)
     if options.checkpoints:
-        yield _tried("checkpoints", lambda: _checkpoints(Path(options.checkpoints)))
+        yield _tried("checkpoints", lambda: _checkpoints(Path(local_path(options.checkpoints))))
 
 
 def _tried(name: str, look: Callable[[], tuple[bool, str, str]]) -> Finding:

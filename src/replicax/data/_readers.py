@@ -19,6 +19,7 @@ from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, SourceNode,
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode, InterleaveStream
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._nodes._source import SlicesNode
+from replicax.data._paths import local_path
 from replicax.data._records._tfrecord import (
     FixedLengthFormat,
     TextFormat,
@@ -287,7 +288,7 @@ def reader_of(
 
 def _path(name: Any) -> str:
     if isinstance(name, (str, bytes, os.PathLike)):
-        return os.fsdecode(name)
+        return local_path(name)
     raise InvalidArgumentError(
         f"A file name is a str, bytes or a path, got {name!r} of type {type(name).__name__}."
     )

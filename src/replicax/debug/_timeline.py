@@ -21,6 +21,7 @@ import jax
 
 from replicax._errors import ScopeError
 from replicax._show import Drawing, Sheet, page
+from replicax.data._paths import local_path
 from replicax.input._distributed import INPUT_MARK
 
 KINDS: tuple[str, ...] = ("input", "compute", "collective", "idle")
@@ -98,7 +99,9 @@ class Timeline:
             Traceback (most recent call last):
             FileNotFoundError: There is no trace of JAX's profiler (*.xplane.pb) in 'nowhere'.
         """
-        found = sorted(Path(folder).rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime)
+        found = sorted(
+            Path(local_path(folder)).rglob("*.xplane.pb"), key=lambda p: p.stat().st_mtime
+        )
         if not found:
             raise FileNotFoundError(
                 f"There is no trace of JAX's profiler (*.xplane.pb) in {str(folder)!r}."
@@ -238,7 +241,7 @@ def timeline(path: str | PathLike[str] | None = None) -> Iterator[Timeline]:
         found = Timeline.from_trace(folder)
     vars(seen).update(vars(found))
     if path is not None:
-        Path(path).write_text(seen.html())
+        Path(local_path(path)).write_text(seen.html())
 
 
 def start_recording(folder: str) -> None:

@@ -7,7 +7,6 @@ state are one checkpoint, and `fit` goes on with the batch that comes next. All 
 restore.
 """
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.data._paths import local_path
 from replicax.integrations import _keras_private as private
 from replicax.integrations._keras_data import DatasetAdapter
 from replicax.integrations._keras_models import home_of
@@ -255,7 +255,7 @@ class _Backup:
         self.is_due = False
         self._manager = CheckpointManager(
             Checkpoint(model=fit.model, fit=fit),
-            os.fspath(callback.backup_dir),
+            local_path(callback.backup_dir),
             max_to_keep=2 if callback.double_checkpoint else 1,
         )
 

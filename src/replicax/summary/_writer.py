@@ -23,6 +23,7 @@ import numpy as np
 
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import Array
+from replicax.data._paths import local_path
 from replicax.data._records._wire import write_field, write_varint
 from replicax.data._records._writer import TFRecordWriter
 
@@ -195,7 +196,7 @@ def create_file_writer(
     suffix = ".v2" if filename_suffix is None else filename_suffix
     queue = _MAX_QUEUE if max_queue is None else max_queue
     wait = (_FLUSH_MILLIS if flush_millis is None else flush_millis) / 1000
-    return SummaryWriter(partial(_open, Path(logdir), suffix), queue, wait)
+    return SummaryWriter(partial(_open, Path(local_path(logdir)), suffix), queue, wait)
 
 
 def _open(folder: Path, suffix: str) -> TFRecordWriter:

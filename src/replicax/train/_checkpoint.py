@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
@@ -17,6 +16,7 @@ from replicax._jax_private import concrete
 from replicax._threads import new_thread
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered
+from replicax.data._paths import local_path
 from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of
 from replicax.state._variable import Variable
@@ -102,14 +102,14 @@ class Checkpoint:
         """
         _refuse_in_replica("save")
         self.save_counter.assign_add(1)
-        path = f"{os.fspath(file_prefix)}-{int(self.save_counter.numpy())}"
+        path = f"{local_path(file_prefix)}-{int(self.save_counter.numpy())}"
         return self.write(path, options, block=block)
 
     def write(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
         """Save everything as one commit, under the very name; see `save`."""
         _refuse_in_replica("write")
         self.sync()
-        path = os.fspath(file_prefix)
+        path = local_path(file_prefix)
         content = self._content()
         group = _group.current()
         ticket = 0 if group is None else group.new_feed()
@@ -158,11 +158,11 @@ class Checkpoint:
         self.sync()
         if save_path is None:
             return LoadStatus(None, lambda: Match({}, [], []))
-        restoring = _Restoring(opened(os.fspath(save_path)), self)
+        restoring = _Restoring(opened(local_path(save_path)), self)
         match = restoring.settle()
         if match.unused:
             restoring.wait_for_newcomers()
-        return LoadStatus(os.fspath(save_path), restoring.settle)
+        return LoadStatus(local_path(save_path), restoring.settle)
 
     def parts(self) -> dict[str, Any]:
         """What is saved, by name."""

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from replicax.data._errors import DataLossError, FailedPreconditionError, NotFoundError
+from replicax.data._paths import local_path
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._files import is_locked
@@ -84,7 +85,7 @@ class CheckpointManager:
                 " `step_counter`: the variable that counts the steps."
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        self._directory = local_path(directory)
         self._max_to_keep = max_to_keep
         self._every = keep_checkpoint_every_n_hours
         self._prefix = os.path.join(self._directory, checkpoint_name)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from replicax.data._errors import DataLossError
+from replicax.data._paths import local_path
 from replicax.train._files import is_stored
 from replicax.train._stored import Stored, opened
 from replicax.train._tensor_bundle import is_bundle
@@ -71,7 +72,7 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         ...
         replicax.data._errors.NotFoundError: There is no checkpoint '/no/such/folder'...
     """
-    path = os.fspath(ckpt_dir_or_file)
+    path = local_path(ckpt_dir_or_file)
     return CheckpointReader((latest_checkpoint(path) if os.path.isdir(path) else None) or path)
 
 
@@ -101,7 +102,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
         >>> rx.train.latest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
-    folder = os.fspath(checkpoint_dir)
+    folder = local_path(checkpoint_dir)
     newest = max(stored_in(folder), default=None)
     if newest is not None:
         return newest[1]
@@ -142,7 +143,7 @@ def get_checkpoint_state(
     """
     if latest_filename not in (None, _STATE_FILE):
         return None
-    found = sorted(stored_in(os.fspath(checkpoint_dir)))
+    found = sorted(stored_in(local_path(checkpoint_dir)))
     if not found:
         return None
     paths = [path for _, path in found]

@@ -15,6 +15,7 @@ from replicax.data._errors import (
     StructureError,
 )
 from replicax.data._leaves import Array, to_array
+from replicax.data._paths import local_path
 
 Path = str | bytes | os.PathLike[Any]
 
@@ -92,7 +93,7 @@ def matching_files(pattern: Any, name: str | None = None) -> Array:
     """
     del name
     patterns = to_array(pattern).reshape(-1).tolist()
-    found = sorted(os.fsencode(path) for p in patterns for path in globbing.glob(os.fsdecode(p)))
+    found = sorted(os.fsencode(path) for p in patterns for path in globbing.glob(local_path(p)))
     result = np.empty(len(found), object)
     result[:] = found
     return result
@@ -249,7 +250,7 @@ class GFile:
         if self._file is None:
             encoding = None if "b" in self.mode else "utf-8"
             try:
-                self._file = open(self.name, self.mode, encoding=encoding)  # noqa: SIM115
+                self._file = open(local_path(self.name), self.mode, encoding=encoding)  # noqa: SIM115
             except OSError as error:
                 explain(error, self.name)
         return self._file
@@ -263,13 +264,13 @@ def _one(filename: Any, verb: str) -> str:
             f"{verb}() takes the name of one file, got {filename!r:.60}. Call it for each, for"
             " example in `Dataset.map`."
         )
-    return os.fsdecode(filename)
+    return local_path(filename)
 
 
 def on_paths(function: Callable[..., Any], *paths: Path) -> Any:
     """What a function of names gives; errors have TensorFlow's names."""
     try:
-        return function(*(os.fsdecode(path) for path in paths))
+        return function(*map(local_path, paths))
     except OSError as error:
         explain(error, os.fsdecode(paths[0]))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from replicax.data._errors import AlreadyExistsError
+from replicax.data._paths import local_path
 from replicax.data._records._file import Path, on_paths
 
 
@@ -62,7 +63,7 @@ def exists(path: Path) -> bool:
         >>> rx.io.gfile.exists("/no/such/file")
         False
     """
-    return os.path.exists(path)
+    return os.path.exists(local_path(path))
 
 
 def get_registered_schemes() -> list[str]:
@@ -92,7 +93,7 @@ def glob(pattern: Path | Sequence[Path]) -> list[str]:
         []
     """
     patterns = [pattern] if isinstance(pattern, (str, bytes, os.PathLike)) else pattern
-    return [path for p in patterns for path in sorted(globbing.glob(os.fsdecode(p)))]
+    return [path for p in patterns for path in sorted(globbing.glob(local_path(p)))]
 
 
 def isdir(path: Path) -> bool:
@@ -109,7 +110,7 @@ def isdir(path: Path) -> bool:
         >>> rx.io.gfile.isdir(tempfile.mkdtemp())
         True
     """
-    return os.path.isdir(path)
+    return os.path.isdir(local_path(path))
 
 
 def join(path: Any, *paths: Any) -> Any:
@@ -169,7 +170,7 @@ def mkdir(path: Path) -> None:
         >>> import os, tempfile
         >>> rx.io.gfile.mkdir(os.path.join(tempfile.mkdtemp(), "a"))
     """
-    if not os.path.isdir(path):
+    if not os.path.isdir(local_path(path)):
         on_paths(os.mkdir, path)
 
 
@@ -216,7 +217,7 @@ def rmtree(path: Path) -> None:
         >>> import tempfile
         >>> rx.io.gfile.rmtree(tempfile.mkdtemp())
     """
-    on_paths(shutil.rmtree if os.path.isdir(path) else os.remove, path)
+    on_paths(shutil.rmtree if os.path.isdir(local_path(path)) else os.remove, path)
 
 
 def stat(path: Path) -> FileStatistics:
@@ -236,7 +237,7 @@ def stat(path: Path) -> FileStatistics:
         4
     """
     found = on_paths(os.stat, path)
-    return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(path))
+    return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(local_path(path)))
 
 
 def walk(
@@ -259,11 +260,11 @@ def walk(
         >>> [(folders, files) for _, folders, files in rx.io.gfile.walk(tempfile.mkdtemp())]
         [([], [])]
     """
-    yield from os.walk(os.fsdecode(top), topdown, onerror)
+    yield from os.walk(local_path(top), topdown, onerror)
 
 
 def _check_free(src: Path, dst: Path, *, overwrite: bool) -> None:
-    if not overwrite and os.path.exists(src) and os.path.exists(dst):
+    if not overwrite and os.path.exists(local_path(src)) and os.path.exists(local_path(dst)):
         raise AlreadyExistsError(
             f"{os.fsdecode(dst)!r} exists already. Pass overwrite=True to replace it."
         )

@@ -8,6 +8,7 @@ from typing import IO, Any, Self
 import numpy as np
 
 from replicax.data._errors import InvalidArgumentError
+from replicax.data._paths import local_path
 from replicax.data._records._tfrecord import to_compression
 from replicax.data._records._wire import checksums, masked
 
@@ -79,7 +80,7 @@ class TFRecordWriter:
     ) -> None:
         if not isinstance(options, TFRecordOptions):
             options = TFRecordOptions(options)
-        self._file: IO[bytes] | None = open(path, "wb")  # noqa: SIM115 - closed by close()
+        self._file: IO[bytes] | None = open(local_path(path), "wb")  # noqa: SIM115 - closed by close()
         self._compressor: Any = None
         if options.compression_type:
             window = 31 if options.compression_type == "GZIP" else 15

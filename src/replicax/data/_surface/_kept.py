@@ -16,6 +16,7 @@ from replicax.data._node import Root
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._in_turn import PromisedNode
 from replicax.data._nodes._window import BlockNode
+from replicax.data._paths import local_path
 from replicax.data._saved import check_compression, save_elements, saved_parts
 from replicax.data._structure import LEAF
 
@@ -49,7 +50,7 @@ class Kept(Root[T_co]):
             3
         """
         del name
-        return self._wrap(CacheNode(self.node, os.fspath(filename)))
+        return self._wrap(CacheNode(self.node, local_path(filename)))
 
     def save(
         self,
@@ -80,7 +81,7 @@ class Kept(Root[T_co]):
                 " when all are written. Leave it out."
             )
         shard = None if shard_func is None else ElementFunction(shard_func, "save").call
-        save_elements(self.node, os.fspath(path), shard)
+        save_elements(self.node, local_path(path), shard)
 
     def snapshot(
         self,
@@ -122,7 +123,7 @@ class Kept(Root[T_co]):
                 " reader_func nor shard_func. Write `dataset.save(path, shard_func=...)` and"
                 " `Dataset.load(path, reader_func=...)`."
             )
-        file = os.path.join(os.fspath(path), f"{int(fingerprint_of(self.node)):016x}")
+        file = os.path.join(local_path(path), f"{int(fingerprint_of(self.node)):016x}")
         return self._wrap(CacheNode(self.node, file))
 
     def fingerprint(self) -> np.uint64:
@@ -181,7 +182,7 @@ class Kept(Root[T_co]):
                 "load(wait=True) is not supported: what was saved is there when `save` returns."
                 " Call it then."
             )
-        parts = saved_parts(os.fspath(path), element_spec)
+        parts = saved_parts(local_path(path), element_spec)
         if len(parts) == 1 and reader_func is None:
             return cls._wrap(parts[0])
         spec = DatasetSpec(parts[0].element_spec)

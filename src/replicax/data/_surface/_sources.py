@@ -23,6 +23,7 @@ from replicax.data._nodes._choose import (
 from replicax.data._nodes._combine import ZipNode
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
+from replicax.data._paths import local_path
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten, parts_like
 
@@ -224,7 +225,7 @@ class Sources(Root[T_co]):
         del name
         is_single = isinstance(file_pattern, (str, bytes, os.PathLike))
         given: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
-        patterns = [os.fsdecode(pattern) for pattern in given]
+        patterns = [local_path(pattern) for pattern in given]
         names = sorted(path for pattern in patterns for path in glob.glob(pattern))
         if not names:
             raise InvalidArgumentError(
