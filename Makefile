@@ -17,6 +17,7 @@
 #   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
 #   make test-flax  Flax's own tests, with and without replicax
 #   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX
+#   make test-clusters  workers under Slurm, Open MPI, MPICH, torchrun and Ray, which it installs (as root)
 #   make docs       the documentation site, in docs/_build
 #   make bench      the speed tables, against TensorFlow and PyTorch where pip has them, with JSON and plots
 #   make bench-quick  a few points of them against benchmarks/curves.json; fails if far slower
@@ -45,7 +46,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos peers soak \
-    test-foreign test-flax test-jax test-keras test-newest test-nightly test-oldest test-with docs bench bench-quick clean
+    test-clusters test-foreign test-flax test-jax test-keras test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -117,6 +118,14 @@ test-oldest: $(VENV)-jax-$(OLDEST_JAX)/.done
 test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
 
+# The launchers of Debian, if apt-get is here and may install; tests of those that are missing are skipped.
+LAUNCHERS := openmpi-bin mpich slurm-wlm munge
+test-clusters: $(VENV)-clusters/.done
+	command -v mpirun.mpich mpirun.openmpi srun >/dev/null || \
+	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAUNCHERS); } || \
+	    echo "Cannot install $(LAUNCHERS): their tests will be skipped."
+	PATH=$(CURDIR)/$(VENV)-clusters/bin:$$PATH python -m pytest -q -rs -m clusters tests/clusters
+
 CHAOS ?= --faults 300
 chaos: $(VENV)/.dev
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
@@ -182,6 +191,11 @@ $(VENV)-tensorflow/.done $(VENV)-torch/.done: $(VENV)-%/.done:
 $(VENV)-foreign/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-foreign
 	$(VENV)-foreign/bin/python $(PIP_INSTALL) $(TORCH) -e '.[test,foreign]'
+	touch $@
+
+$(VENV)-clusters/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-clusters
+	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' -e '.[test]'
 	touch $@
 
 $(VENV)-jax-%/.done: pyproject.toml

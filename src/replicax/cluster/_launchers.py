@@ -6,13 +6,16 @@ or contradict each other. `detect` asks the launchers in order, those that start
 the jobs of others first: ``mpirun`` in a Slurm step has started the worker, not Slurm.
 """
 
+import importlib
 import json
 import os
 import re
+import secrets
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +71,7 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
 
 
 def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
-    for read in (*_LAUNCHERS, _known_to_jax) if ask else _LAUNCHERS:
+    for read in (*_LAUNCHERS, *_ASKING) if ask else _LAUNCHERS:
         if facts := read(env):
             return facts
     if signs := list(_signs(env)):
@@ -408,6 +411,25 @@ def _tpu_slices(env: Env, slices: int, hosts: int, index: int, port: int) -> Clu
     return of_ranks(slices * hosts, rank, host=host, port=port, source="Cloud TPU", job="")
 
 
+def _ray_train(_: Env) -> ClusterFacts | None:
+    """A run of Ray Train, whose workers agree on an address through Ray itself."""
+    count = _ray_workers()
+    return _agreed_by_ray(count) if count > 1 else None
+
+
+@cache  # a second strategy of a process is in the same cluster
+def _agreed_by_ray(count: int) -> ClusterFacts:
+    collective: Any = importlib.import_module("ray.train.collective")
+    context = sys.modules["ray.train"].get_context()
+    host, index = _own_address(), context.get_world_rank()
+    with socket.socket() as free:
+        free.bind((host, 0))
+        chosen = (host, free.getsockname()[1], secrets.token_hex(16))
+    host, port, job = collective.broadcast_from_rank_zero(chosen)
+    local = str(context.get_local_world_size())
+    return of_ranks(count, index, host=host, port=port, source="Ray Train", job=job, local=local)
+
+
 def _known_to_jax(_: Env) -> ClusterFacts | None:
     """Ask JAX, which asks servers: of GCE for TPU pods, of Kubernetes for Jobs and JobSets."""
     found = _jax_private.detected_cluster()
@@ -432,6 +454,8 @@ _LAUNCHERS: tuple[Callable[[Env], ClusterFacts | None], ...] = (
     _aws_batch,
     _tpu_slice,
 )
+
+_ASKING = (_ray_train, _known_to_jax)
 
 
 # Several processes, and no way to find the others.

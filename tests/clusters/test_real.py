@@ -1,0 +1,117 @@
+"""Two workers under real launchers add up to two: Slurm, Open MPI, MPICH, torchrun, Ray.
+
+They run by `make test-clusters`, which installs the launchers.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.clusters]
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "multi_process" / "summed.py"
+PYTHON = [sys.executable, str(PROGRAM)]
+
+
+def environment(**more):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "REPLICAX_"))}
+    kept.pop("XLA_FLAGS", None)
+    common = {
+        "PYTHONPATH": str(ROOT / "src"),
+        "JAX_PLATFORMS": "cpu",
+        "REPLICAX_JOIN_TIMEOUT": "90",
+    }
+    return {**kept, **common, **more}
+
+
+def started(command, env):
+    return subprocess.Popen(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def sums(process):
+    """Return what the workers of a job printed, once all have ended."""
+    try:
+        output, _ = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    return re.findall(r"SUM=(\d+)", output)
+
+
+def need(command):
+    if shutil.which(command) is None:
+        pytest.skip(f"{command} is not installed: make test-clusters installs it")
+
+
+def test_open_mpi():
+    need("mpirun.openmpi")
+    command = ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2", *PYTHON]
+
+    assert sums(started(command, environment())) == ["2", "2"]
+
+
+def test_mpich():
+    need("mpirun.mpich")
+
+    assert sums(started(["mpirun.mpich", "-n", "2", *PYTHON], environment())) == ["2", "2"]
+
+
+def test_two_mpich_jobs_at_once_do_not_meet():
+    need("mpirun.mpich")
+    jobs = [started(["mpirun.mpich", "-n", "2", *PYTHON], environment()) for _ in range(2)]
+
+    assert [sums(job) for job in jobs] == [["2", "2"], ["2", "2"]]
+
+
+def test_torchrun():
+    need("torchrun")
+    command = ["torchrun", "--nproc-per-node=2", "--no-python", *PYTHON]
+
+    assert sums(started(command, environment())) == ["2", "2"]
+
+
+@pytest.mark.parametrize("how", ["environment", "slurm"])
+def test_two_slurm_jobs_at_once_do_not_meet(slurm, how):
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    jobs = [started(["srun", "-n", "2", *PYTHON, how], env) for _ in range(2)]
+
+    assert [sums(job) for job in jobs] == [["2", "2"], ["2", "2"]]
+
+
+def test_sbatch_script_without_srun_is_refused(slurm, tmp_path):
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{' '.join(PYTHON)}\n")
+    output = tmp_path / "out"
+    job = subprocess.run(
+        ["sbatch", "-W", "-n", "2", "-o", str(output), str(script)], env=env, timeout=300
+    )
+
+    assert job.returncode != 0
+    assert "start the program with srun" in output.read_text()
+
+
+def test_mpirun_inside_a_slurm_step_wins(slurm):
+    need("mpirun.mpich")
+    env = {**environment(), "SLURM_CONF": slurm["SLURM_CONF"]}
+    inner = ["mpirun.mpich", "-launcher", "fork", "-hosts", "localhost", "-n", "2", *PYTHON]
+
+    assert sums(started(["srun", "-n", "1", *inner], env)) == ["2", "2"]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="make test-clusters installs Ray"
+)
+def test_ray_train():
+    program = PROGRAM.with_name("under_ray.py")
+
+    assert sums(started([sys.executable, str(program)], environment())) == ["2", "2"]
