@@ -27,6 +27,7 @@ from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._meeting import Meeting
 from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
+from replicax.collectives._subjects import Call
 from replicax.data._errors import InvalidArgumentError
 from replicax.topology._mesh import Topology, widened
 from replicax.values._per_replica import pieces
@@ -77,6 +78,7 @@ class Seat:
 _meetings: dict[Topology, list[Meeting]] = {}
 _own_meeting: ContextVar[Meeting | None] = ContextVar("replicax_meeting", default=None)
 _staged: list[bool] = []
+_STRUCTURE = "the structure of the value"
 
 
 @contextmanager
@@ -118,16 +120,22 @@ def settled(result: Any) -> Any:
 
 
 def all_reduce(
-    seat: Seat, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+    seat: Seat,
+    op: ReduceOp,
+    leaves: Sequence[jax.Array],
+    options: CommunicationOptions,
+    structure: str = "",
 ) -> list[jax.Array]:
-    """The sum or mean over all replicas of each leaf."""
+    """The sum or mean over all replicas of each leaf of a value of this structure."""
     results: list[jax.Array] = _reduce_p.bind(
-        *leaves, seat=seat, op=op, options=options, number=None
+        *leaves, seat=seat, op=op, options=options, structure=structure, number=None
     )
     return results
 
 
-def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+def all_gather(
+    seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
+) -> jax.Array:
     """All replicas' values, joined along ``axis``; their sizes may differ there."""
 
     def settle(own: list[tuple[int, ...]]) -> list[Any]:
@@ -135,10 +143,8 @@ def all_gather(seat: Seat, x: jax.Array, axis: int, options: CommunicationOption
         check_gathered(shapes, axis)
         return [tuple(s[axis] for s in shapes)] * len(own)
 
-    purpose = f"all_gather(axis={axis})"
-    sizes = seat.meeting.meet(
-        seat.replica, purpose, x.shape, settle, timeout=options.timeout_seconds
-    )
+    call = Call(f"all_gather(axis={axis})", {_STRUCTURE: structure})
+    sizes = seat.meeting.meet(seat.replica, call, x.shape, settle, timeout=options.timeout_seconds)
     gathered: jax.Array = _gather_p.bind(
         x, seat=seat, axis=axis, sizes=sizes, options=options, number=None
     )
@@ -154,13 +160,21 @@ _call_p.multiple_results = True
 # What each does, in words. Their parameter ``number`` says which collective of its program it is,
 # so that the meeting sees whether each meets the ones with its number.
 COLLECTIVES: dict[jaxprs.Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
-    _reduce_p: lambda p, avals: f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}",
+    _reduce_p: lambda p, avals: (
+        f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}"
+        f"{' as ' if p['structure'] else ''}{p['structure']}"
+    ),
     _gather_p: lambda p, _: f"all_gather(axis={p['axis']})",
 }
 
 
 def _reduce_now(
-    *leaves: Any, seat: Seat, op: ReduceOp, options: CommunicationOptions, number: int | None
+    *leaves: Any,
+    seat: Seat,
+    op: ReduceOp,
+    options: CommunicationOptions,
+    structure: str,
+    number: int | None,
 ) -> list[Any]:
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
@@ -173,10 +187,8 @@ def _reduce_now(
         answers = [select(results, i) for i in range(len(rows))]
         return [list(map(np.asarray, a)) for a in answers] if on_host else answers
 
-    purpose = _named(f"all_reduce({op.name})", number)
-    results = seat.meeting.meet(
-        seat.replica, purpose, leaves, settle, timeout=options.timeout_seconds
-    )
+    call = Call(_named(f"all_reduce({op.name})", number), {_STRUCTURE: structure})
+    results = seat.meeting.meet(seat.replica, call, leaves, settle, timeout=options.timeout_seconds)
     return list(results)
 
 
@@ -191,9 +203,9 @@ def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how:
         whole = jnp.concatenate([on_device(p, seat.topology.leads[0]) for p in pieces], axis)
         return [on_device(whole, d) for d in seat.topology.leads]
 
-    purpose = _named(f"all_gather(axis={axis}) of rows {sizes}", how["number"])
+    call = Call(_named(f"all_gather(axis={axis}) of rows {sizes}", how["number"]))
     patience = how["options"].timeout_seconds
-    return seat.meeting.meet(seat.replica, purpose, x, settle, timeout=patience)
+    return seat.meeting.meet(seat.replica, call, x, settle, timeout=patience)
 
 
 def _named(what: str, number: int | None) -> str:
@@ -297,7 +309,9 @@ def _reduce_transposed(cotangents: Any, *leaves: Any, **params: Any) -> Any:
 
 def _gather_transposed(cotangent: Any, x: Any, *, axis: int, sizes: Any, **params: Any) -> Any:
     seat: Seat = params["seat"]
-    (total,) = _reduce_p.bind(ad.instantiate_zeros(cotangent), op=ReduceOp.SUM, **params)
+    (total,) = _reduce_p.bind(
+        ad.instantiate_zeros(cotangent), op=ReduceOp.SUM, structure="", **params
+    )
     at = sum(sizes[: seat.number])
     return [jax.lax.slice_in_dim(total, at, at + sizes[seat.number], axis=axis)]
 

@@ -25,6 +25,7 @@ import jax
 from replicax._blocks import contextmanager
 from replicax._errors import ReplicaError, user_line
 from replicax._threads import held, new_thread
+from replicax.collectives._subjects import Call, difference
 
 _SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
     "jax_enable_x64": jax.enable_x64,
@@ -57,6 +58,11 @@ def inherited_jax_state() -> Callable[[], AbstractContextManager[None]]:
 
 Settle = Callable[[list[Any]], list[Any]]
 _PATIENCE = 0.05  # seconds until signals that came are heard
+_BY_ARGUMENT = " Pass values that differ between the replicas to merge_call in `args`."
+_SAME_CALLS = (
+    "Every replica must call the same collectives, variable writes and merge_calls, on the same"
+    " variables and with the same functions, in the same order."
+)
 
 
 class Abandoned(BaseException):
@@ -65,7 +71,7 @@ class Abandoned(BaseException):
 
 @dataclass(frozen=True)
 class _Offer:
-    purpose: str
+    call: Call
     value: Any
     settle: Settle
     timeout: float | None
@@ -105,7 +111,7 @@ class Meeting:
     def meet(
         self,
         replica: int,
-        purpose: str,
+        call: Call,
         value: Any,
         settle: Settle,
         *,
@@ -115,7 +121,7 @@ class Meeting:
 
         Args:
             replica: Who calls.
-            purpose: What for, in words; the same on all replicas.
+            call: What it calls; the same on all replicas.
             value: This replica's contribution.
             settle: Turns the list of all contributions into the list of all answers; called once,
                 on the thread that holds the meeting.
@@ -123,7 +129,7 @@ class Meeting:
         """
         inside = self._threads[replica] is threading.current_thread()
         with self._changed:
-            self._offers[replica] = _Offer(purpose, value, settle, timeout)
+            self._offers[replica] = _Offer(call, value, settle, timeout)
             if inside:
                 self._running[replica] = False
             self._changed.notify_all()
@@ -205,30 +211,45 @@ class Meeting:
 
     def _note_line(self, error: Exception) -> None:
         # The error is this thread's; the line that led to it is where the replicas wait.
-        frame = sys._current_frames().get(self._threads[0].ident or 0)  # noqa: SLF001
-        if line := user_line(frame):
+        if line := self._line(0):
             error.add_note(f"The replicas were at {line}.")
+
+    def _line(self, replica: int) -> str:
+        """Return ``file:line`` of the user's code where a replica waits; empty if unknown."""
+        return user_line(sys._current_frames().get(self._threads[replica].ident or 0))  # noqa: SLF001
+
+    def _place(self, replica: int, offer: _Offer) -> str:
+        line = self._line(replica)
+        return f"replica {replica} in {offer.call.purpose}{f' at {line}' if line else ''}"
 
     def _check(self, offers: dict[int, _Offer]) -> None:
         ended = [r for r in range(self._size) if r not in offers]
         if ended:
-            waiting = ", ".join(f"replica {r} in {o.purpose}" for r, o in sorted(offers.items()))
+            waiting = ", ".join(self._place(r, o) for r, o in sorted(offers.items()))
             raise ReplicaError(
                 f"{_replicas(ended)} ended while others wait for the whole group: {waiting}."
                 " Every replica must call the same collectives, variable writes and merge_calls"
                 " in the same order; do not put them under an `if` that depends on the replica."
             )
-        purposes = {r: o.purpose for r, o in offers.items()}
-        if len(set(purposes.values())) > 1:
-            where = ", ".join(f"replica {r} in {p}" for r, p in sorted(purposes.items()))
-            raise ReplicaError(
-                f"The replicas wait for different things: {where}. Every replica must call the"
-                " same collectives, variable writes and merge_calls in the same order."
-            )
+        first = offers[0]
+        for replica, offer in sorted(offers.items()):
+            if offer.call.purpose != first.call.purpose:
+                where = ", ".join(self._place(r, o) for r, o in sorted(offers.items()))
+                raise ReplicaError(
+                    f"The replicas wait for different things: {where}. {_SAME_CALLS}"
+                )
+            if found := difference(first.call.subject, offer.call.subject):
+                where = f"{self._place(0, first)}, {self._place(replica, offer)}"
+                raise ReplicaError(
+                    f"The replicas disagree: {where}, where {found}. {_SAME_CALLS}"
+                    + _BY_ARGUMENT * ("merge_fn" in first.call.subject)
+                )
 
     def _late(self, limit: float) -> str:
         late = [r for r in range(self._size) if not self._is_quiet(r)]
-        waiting = ", ".join(f"replica {r} in {o.purpose}" for r, o in sorted(self._offers.items()))
+        waiting = ", ".join(
+            f"replica {r} in {o.call.purpose}" for r, o in sorted(self._offers.items())
+        )
         return (
             f"{_replicas(late)} did not arrive within timeout_seconds={limit:g} of the"
             f" communication options, while others wait: {waiting}."

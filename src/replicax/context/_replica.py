@@ -14,6 +14,7 @@ from replicax._errors import ScopeError
 from replicax._jax_private import unrecorded
 from replicax._types import ReduceOp
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._subjects import identify
 from replicax.context._current import current, entered, get_replica_context
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Across
@@ -56,12 +57,18 @@ class Link(Protocol):
 
     @abstractmethod
     def all_reduce(
-        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        op: ReduceOp,
+        leaves: Sequence[jax.Array],
+        options: CommunicationOptions,
+        structure: str = "",
     ) -> list[jax.Array]:
-        """Each leaf, combined over all replicas."""
+        """Each leaf, combined over all replicas, which must have values of the same structure."""
 
     @abstractmethod
-    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+    def all_gather(
+        self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
+    ) -> jax.Array:
         """All replicas' values, joined along ``axis``."""
 
     @abstractmethod
@@ -184,18 +191,19 @@ class ReplicaContext:
         op = ReduceOp.parse(reduce_op)
         given = options or CommunicationOptions()
         leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
+        shown = _shown(treedef)
         arrays = [_countable(as_array(x, "all_reduce")) for x in leaves if not is_slices(x)]
-        reduced = iter(self._link.all_reduce(op, arrays, given) if arrays else ())
+        reduced = iter(self._link.all_reduce(op, arrays, given, shown) if arrays else ())
         results = [
-            self._all_joined(op, x, given) if is_slices(x) else next(reduced) for x in leaves
+            self._all_joined(op, x, given, shown) if is_slices(x) else next(reduced) for x in leaves
         ]
         return jax.tree.unflatten(treedef, results)
 
     def _all_joined(
-        self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions
+        self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions, structure: str
     ) -> IndexedSlices:
         rows, indices = (
-            self._link.all_gather(jnp.asarray(x), 0, options)
+            self._link.all_gather(jnp.asarray(x), 0, options, structure)
             for x in (slices.values, slices.indices)
         )
         joined = IndexedSlices(rows, indices, slices.dense_shape)
@@ -229,6 +237,8 @@ class ReplicaContext:
         """
         self._require_current("all_gather")
         given = options or CommunicationOptions()
+        leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
+        shown = _shown(treedef)
 
         def gather(leaf: Any) -> jax.Array:
             if is_slices(leaf):
@@ -242,9 +252,9 @@ class ReplicaContext:
                     f"all_gather along axis={axis} of a value of shape {x.shape}, which has"
                     f" {x.ndim} axes. Add one first: `value[None]`."
                 )
-            return self._link.all_gather(x, axis % x.ndim, given)
+            return self._link.all_gather(x, axis % x.ndim, given, shown)
 
-        return jax.tree.map(gather, value, is_leaf=_is_one)
+        return jax.tree.unflatten(treedef, [gather(leaf) for leaf in leaves])
 
     def merge_call(
         self,
@@ -287,6 +297,14 @@ class ReplicaContext:
                 " given to `strategy.run`; do not keep it from an earlier run, or use it inside"
                 " merge_call."
             )
+
+
+identify(ReplicaContext, type)  # each replica has its own
+
+
+def _shown(treedef: Any) -> str:
+    """Return a structure as text, to be compared between replicas; empty for a single leaf."""
+    return "" if treedef == jax.tree.structure(0) else str(treedef)
 
 
 def _is_one(x: Any) -> bool:

@@ -161,7 +161,8 @@ def _built_once(original: Any) -> Any:
             built = original(self, call_spec)
         else:
             build = lambda _: original(self, call_spec)  # noqa: E731
-            built = replica.merge_call(Merge(f"the building of {self.name}", build, once=True))
+            merge = Merge(f"the building of {self.name}", build, {"the layer": self}, once=True)
+            built = replica.merge_call(merge)
         tell_newcomers()
         return built
 

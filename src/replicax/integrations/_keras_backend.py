@@ -116,7 +116,8 @@ def _applied_once(original: Any) -> Any:
             with trusted():
                 _stepped(self, original, summed, variables)
 
-        return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge))
+        subject = {"the optimizer": self, "the variables": variables}
+        return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge, subject))
 
     return apply
 

@@ -208,7 +208,8 @@ def _stepped_once(original: Any) -> Any:
         leaves, treedef = jax.tree.flatten(grads)
         summed = jax.tree.unflatten(treedef, replica.all_reduce("SUM", leaves))
         step = lambda _: original(self, model, summed)  # noqa: E731
-        return replica.merge_call(Merge("a step of nnx.Optimizer", step))
+        subject = {"the optimizer": self, "the model": model}
+        return replica.merge_call(Merge("a step of nnx.Optimizer", step, subject))
 
     return update
 

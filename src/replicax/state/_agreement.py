@@ -149,3 +149,23 @@ def _digest(x: np.ndarray) -> str:
         return hashlib.sha256(x.tobytes()).hexdigest()
     normal = np.where(x != x, np.asarray(np.nan, x.dtype), x) + np.asarray(0, x.dtype)
     return hashlib.sha256(normal.tobytes()).hexdigest()
+
+
+def equal_shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
+    """The first replica's part of ``x`` and each other's; their sum is ``x`` to the bit."""
+    count = topology.num_replicas
+    if jnp.iscomplexobj(x):
+        pairs = zip(equal_shares(x.real, topology), equal_shares(x.imag, topology), strict=True)
+        lead, other = (jax.lax.complex(a, b) for a, b in pairs)
+        return lead, other
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        other = x // count
+    elif jnp.issubdtype(x.dtype, jnp.floating):
+        # A multiple of the last bit of x: then so is every partial sum, and none is rounded.
+        # Halved, so that nothing overflows; rounded by force, as XLA may keep more bits.
+        half, kind = x / 2, jnp.finfo(x.dtype)
+        near = jax.lax.reduce_precision(half + half / count, kind.nexp, kind.nmant)
+        other = jnp.where(jnp.isfinite(x), (near - half) * 2, 0)
+    else:  # truth values
+        other = jnp.zeros_like(x)
+    return (x - other * (count - 1) if x.dtype != bool else x), other

@@ -125,6 +125,9 @@ class Cell:
             self.owned = False
             self.value = Awaited(self.value, tell_newcomers)
 
+    def __repr__(self) -> str:
+        return f"<the value of variable {self.name!r} at {id(self):#x}>"
+
     @property
     def cut(self) -> Cut | None:
         """How a sharded value lies on the replicas; None for the others."""

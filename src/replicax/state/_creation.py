@@ -90,6 +90,11 @@ class _Creation:
     purpose: str = "the creation of a variable"
     once: bool = True
 
+    @property
+    def subject(self) -> dict[str, Any]:
+        """The declaration; the first replica's initial value is taken, as in TensorFlow."""
+        return {k: v for k, v in self.kwargs.items() if k != "initial_value"}
+
     def __call__(self, _: Any) -> Any:
         return type.__call__(self.cls, **self.kwargs)
 

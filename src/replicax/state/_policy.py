@@ -13,10 +13,10 @@ value; see ``variables._agreement``.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast, final
+from typing import Any, Protocol, cast, final
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +25,11 @@ import numpy as np
 from replicax._errors import ScopeError, VariableError
 from replicax._types import ReduceOp, VariableAggregation
 from replicax.context._current import current
-from replicax.state._agreement import settled, settled_copies
+from replicax.state._agreement import equal_shares, settled, settled_copies
 from replicax.state._cell import Cell, changing
 from replicax.state._creation import read
 from replicax.state._levels import is_staging, level
+from replicax.state._update import Update
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import InBody, PerReplica, in_body, is_distributed, pieces
 from replicax.values._pieces import local_piece
@@ -36,8 +37,6 @@ from replicax.values._placement import is_traced
 from replicax.values._reduce import first_value, gather_value, reduce_value
 
 Parts = tuple[Any, ...]
-Combine = Callable[..., Any]
-Kind = Literal["replace", "add", "part", "sparse"]
 
 
 class Policy(Protocol):
@@ -50,14 +49,12 @@ class Policy(Protocol):
         """The value in the current context."""
 
     @abstractmethod
-    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
-        """Write ``combine(old, *parts)``, with the parts of several replicas made one first.
+    def update(self, parts: Parts, verb: Update) -> None:
+        """Write ``verb.combine(old, *parts)``, with the parts of several replicas made one first.
 
         Args:
             parts: What the caller gave: a value, or the indices and values of a sparse update.
-            combine: The new value from the old one and the parts.
-            kind: Whether the value is replaced, added to, replaced in part, or changed at some
-                indices.
+            verb: Which verb it is.
         """
 
 
@@ -76,13 +73,13 @@ class PlainPolicy:
         value: jax.Array = read(self.cell)
         return value
 
-    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+    def update(self, parts: Parts, verb: Update) -> None:
         """Write the value."""
         replica = current().replica
         if replica is None or replica.num_replicas_in_sync == 1:
-            write(self.cell, parts, combine, kind)
+            write(self.cell, parts, verb)
             return
-        adds = kind == "add"
+        adds = verb.kind == "add"
         aggregation = VariableAggregation.SUM if adds else VariableAggregation.NONE
         topology = replica.strategy.topology
         assert topology is not None
@@ -92,9 +89,9 @@ class PlainPolicy:
                 m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
                 for m in merged
             ]
-            write_united(self.cell, everyone, combine, kind, How(aggregation, topology))
+            write_united(self.cell, everyone, verb, How(aggregation, topology))
 
-        replica.merge_call(Merge(f"a write to variable {self.cell.name!r}", merge), parts)
+        replica.merge_call(write_of(self.cell, verb, merge), parts)
 
 
 @final
@@ -110,11 +107,11 @@ class ComponentPolicy:
         value: jax.Array = level().read_copy(self.cell, self.replica)
         return value
 
-    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+    def update(self, parts: Parts, verb: Update) -> None:
         """Write this copy only."""
         where = level()
         with changing:
-            new = combine(None if kind == "replace" else self.read(), *parts)
+            new = verb.combine(None if verb.kind == "replace" else self.read(), *parts)
             where.write_copy(self.cell, self.replica, new)
 
 
@@ -132,29 +129,27 @@ class MirroredPolicy:
         value: jax.Array = read(self.cell)
         return value
 
-    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+    def update(self, parts: Parts, verb: Update) -> None:
         """Write all copies; in a replica, what aggregation makes of all replicas' values."""
         refuse_other_strategy(self.cell, self._strategy)
         replica = current().replica
         if replica is None:
-            self._write(parts, combine, kind, rows=True)
+            self._write(parts, verb, rows=True)
             return
 
         def merge(_: Any, rows: Any, *merged: Any) -> None:
             if self._aggregation is VariableAggregation.SUM:
                 refuse_plain(self.cell, merged)
             assert self.cell.topology is not None
-            self._write(
-                [per_worker(m, self.cell.topology) for m in merged], combine, kind, rows=rows
-            )
+            self._write([per_worker(m, self.cell.topology) for m in merged], verb, rows=rows)
 
-        merge_fn = Merge(f"a write to variable {self.cell.name!r}", merge)
+        merge_fn = write_of(self.cell, verb, merge)
         replica.merge_call(merge_fn, (np.bool_(replica.has_rows), *parts))
 
-    def _write(self, parts: Sequence[Any], combine: Combine, kind: Kind, *, rows: Any) -> None:
+    def _write(self, parts: Sequence[Any], verb: Update, *, rows: Any) -> None:
         assert self.cell.topology is not None
         how = How(self._aggregation, self.cell.topology, rows)
-        write_united(self.cell, parts, combine, kind, how)
+        write_united(self.cell, parts, verb, how)
 
 
 @final
@@ -185,37 +180,37 @@ class OnReadPolicy:
         op = ReduceOp.from_variable_aggregation(self._aggregation)
         return reduce_value(op, everyone, None, self._topology)
 
-    def update(self, parts: Parts, combine: Combine, kind: Kind) -> None:
+    def update(self, parts: Parts, verb: Update) -> None:
         """Write this replica's copy, or all copies so that a read gives the value."""
         refuse_other_strategy(self.cell, self._strategy)
-        if kind == "sparse":
+        if verb.kind == "sparse":
             raise NotImplementedError(
                 f"Variable {self.cell.name!r} has synchronization ON_READ, and its copies cannot be"
                 " changed at single indices. Use `assign`, `assign_add` or `assign_sub`."
             )
         where = level()
         if self._in_own_replica():
-            write(self.cell, parts, combine, kind)
+            write(self.cell, parts, verb)
             return
         shares: Callable[[Any], Sequence[Any]] = lambda _: parts  # noqa: E731
         if self._aggregation is VariableAggregation.SUM:
-            self._refuse_addition(kind)
-            cut = [_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
+            self._refuse_addition(verb)
+            cut = [equal_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
             shares = lambda i: [jnp.where(i == 0, lead, other) for lead, other in cut]  # noqa: E731
         if (body := current().body) is not None:
-            old = _old(where, self.cell, kind)
-            where.write(self.cell, combine(old, *shares(body.across.index())))
+            old = _old(where, self.cell, verb)
+            where.write(self.cell, verb.combine(old, *shares(body.across.index())))
             return
         # A program is the same in all processes, and holds the copies of all of them.
         own = range(self._topology.num_replicas) if is_staging() else self._topology.own
         with changing:
-            old = _old(where, self.cell, kind)
+            old = _old(where, self.cell, verb)
             olds = (None,) * len(own) if old is None else old.values
-            new = [combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
+            new = [verb.combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
             where.write(self.cell, PerReplica(new))
 
-    def _refuse_addition(self, kind: Kind) -> None:
-        if kind == "add":
+    def _refuse_addition(self, verb: Update) -> None:
+        if verb.kind == "add":
             raise VariableError(
                 f"assign_add and assign_sub of variable {self.cell.name!r} (synchronization"
                 " ON_READ, aggregation SUM) have no meaning across replicas: which copy should"
@@ -239,36 +234,16 @@ class OnReadPolicy:
         return self.cell.topology
 
 
-def _shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
-    """The first replica's part of ``x`` and each other's; their sum is ``x`` to the bit."""
-    count = topology.num_replicas
-    if jnp.iscomplexobj(x):
-        pairs = zip(_shares(x.real, topology), _shares(x.imag, topology), strict=True)
-        lead, other = (jax.lax.complex(a, b) for a, b in pairs)
-        return lead, other
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        other = x // count
-    elif jnp.issubdtype(x.dtype, jnp.floating):
-        # A multiple of the last bit of x: then so is every partial sum, and none is rounded.
-        # Halved, so that nothing overflows; rounded by force, as XLA may keep more bits.
-        half, kind = x / 2, jnp.finfo(x.dtype)
-        near = jax.lax.reduce_precision(half + half / count, kind.nexp, kind.nmant)
-        other = jnp.where(jnp.isfinite(x), (near - half) * 2, 0)
-    else:  # truth values
-        other = jnp.zeros_like(x)
-    return (x - other * (count - 1) if x.dtype != bool else x), other
-
-
-def write(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind) -> None:
-    """Write ``combine(old, *parts)`` at the current level."""
+def write(cell: Cell, parts: Sequence[Any], verb: Update) -> None:
+    """Write ``verb.combine(old, *parts)`` at the current level."""
     where = level()
     with changing:
-        where.write(cell, combine(_old(where, cell, kind), *parts))
+        where.write(cell, verb.combine(_old(where, cell, verb), *parts))
 
 
-def _old(where: Any, cell: Cell, kind: Kind) -> Any:
+def _old(where: Any, cell: Cell, verb: Update) -> Any:
     # A value that is replaced need not be read, nor become an input of a compiled function.
-    return None if kind == "replace" else where.read(cell)
+    return None if verb.kind == "replace" else where.read(cell)
 
 
 @dataclass(frozen=True)
@@ -278,16 +253,24 @@ class Merge:
     Attributes:
         purpose: What it is for, in words.
         fn: The function.
+        subject: What it acts on, by label; all replicas must name the same.
         once: Whether it is called for all replicas at once also while they are traced apart.
     """
 
     purpose: str
     fn: Callable[..., Any]
+    subject: Mapping[str, Any]
     once: bool = False
 
     def __call__(self, *args: Any) -> Any:
         """Call the function."""
         return self.fn(*args)
+
+
+def write_of(cell: Cell, verb: Update, fn: Callable[..., Any]) -> Merge:
+    """Return the merge_call of a variable's update, which ``fn`` carries out."""
+    purpose = f"a write to variable {cell.name!r} by {verb.name}"
+    return Merge(purpose, fn, {"the variable": cell, "the index": verb.part})
 
 
 def per_worker(part: Any, topology: Topology) -> Any:
@@ -313,57 +296,58 @@ class How:
     rows: Any = True
 
 
-def write_united(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind, how: How) -> None:
+def write_united(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
     """Write one value for all replicas, made of all replicas' parts as the aggregation says."""
     if not any(isinstance(p, PerReplica) for p in parts):
-        write(cell, parts, combine, kind)
+        write(cell, parts, verb)
     elif how.aggregation is VariableAggregation.NONE:
-        _write_agreed(cell, parts, combine, kind, how)
+        _write_agreed(cell, parts, verb, how)
     else:
-        write(cell, [_unite(p, how, kind) for p in parts], combine, kind)
+        write(cell, [_unite(p, how, verb) for p in parts], verb)
 
 
 def write_own(cell: Cell, value: Any, replica: Any) -> None:
     """Write a replica's own value to a mirrored variable, once all are seen to agree on it."""
     topology = replica.strategy.topology
+    verb = Update("assign", "replace", lambda _, new: new)
 
     def merge(_: Any, rows: Any, values: Any) -> None:
         how = How(VariableAggregation.NONE, topology, rows)
-        write_united(cell, [values], lambda _, new: new, "replace", how)
+        write_united(cell, [values], verb, how)
 
-    merge_fn = Merge(f"a write to variable {cell.name!r}", merge)
+    merge_fn = write_of(cell, verb, merge)
     replica.merge_call(merge_fn, (np.bool_(replica.has_rows), value))
 
 
-def _unite(part: Any, how: How, kind: Kind) -> Any:
+def _unite(part: Any, how: How, verb: Update) -> Any:
     aggregation, topology = how.aggregation, how.topology
     if not isinstance(part, PerReplica):
         return part
     if aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
         return first_value(part)
     op = ReduceOp.from_variable_aggregation(aggregation)
-    if kind != "sparse":
+    if verb.kind != "sparse":
         return reduce_value(op, part, None, topology)
     joined = gather_value(part, 0, topology)
     is_values = op is ReduceOp.MEAN and jnp.issubdtype(joined.dtype, jnp.inexact)
     return joined / topology.num_replicas if is_values else joined
 
 
-def _write_agreed(cell: Cell, parts: Sequence[Any], combine: Combine, kind: Kind, how: How) -> None:
+def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
         # Whether they agree is seen when the replica function ends.
         cell.note_line()
-        write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], combine, kind)
+        write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], verb)
         return
     count = next(len(p.values) for p in parts if isinstance(p, PerReplica))
     rows, *columns = [
         p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
     ]
     # Workers are not waited for with the lock in hand.
-    with changing if kind != "replace" and how.topology.is_whole else nullcontext():
-        old = _old(where, cell, kind)
-        values = [combine(old, *row) for row in zip(*columns, strict=True)]
+    with changing if verb.kind != "replace" and how.topology.is_whole else nullcontext():
+        old = _old(where, cell, verb)
+        values = [verb.combine(old, *row) for row in zip(*columns, strict=True)]
         if any(map(is_traced, values)):
             where.write(cell, settled_copies(where, cell, values))
         else:

@@ -14,6 +14,7 @@ from replicax._types import VariableAggregation
 from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
 from replicax.state._declaration import check_dtype
+from replicax.state._update import Update
 from replicax.values._per_replica import DistributedValues, PerReplica
 from replicax.values._placement import is_traced, private
 from replicax.values._reduce import IndexedSlices
@@ -123,70 +124,71 @@ class SparseUpdates(_ArrayToCheckers):
             is_number = isinstance(value, bool | int | float | complex)
             value = value if is_number else array.astype(self.dtype)
         dtype = self.dtype
-        self._policy.update(
-            (value,), lambda old, new: old.at[key].set(jnp.asarray(private(new), dtype)), "part"
-        )
+        replace = lambda old, new: old.at[key].set(jnp.asarray(private(new), dtype))  # noqa: E731
+        self._policy.update((value,), Update("assign of a part", "part", replace, part=key))
         return self._after_write()
 
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Add to some rows; rows that occur twice are added twice."""
-        return self._scatter(sparse_delta, _at("add"))
+        return self._scatter(sparse_delta, "scatter_add", _at("add"))
 
     def scatter_sub(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Subtract from some rows."""
-        return self._scatter(sparse_delta, _at("subtract"))
+        return self._scatter(sparse_delta, "scatter_sub", _at("subtract"))
 
     def scatter_mul(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Multiply some rows."""
-        return self._scatter(sparse_delta, _at("multiply"))
+        return self._scatter(sparse_delta, "scatter_mul", _at("multiply"))
 
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Divide some rows; integers stay integers, cut towards zero."""
-        return self._scatter(sparse_delta, _divided)
+        return self._scatter(sparse_delta, "scatter_div", _divided)
 
     def scatter_max(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Keep the larger of a row and its new value."""
-        return self._scatter(sparse_delta, _at("max"), linear=False)
+        return self._scatter(sparse_delta, "scatter_max", _at("max"), linear=False)
 
     def scatter_min(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Keep the smaller of a row and its new value."""
-        return self._scatter(sparse_delta, _at("min"), linear=False)
+        return self._scatter(sparse_delta, "scatter_min", _at("min"), linear=False)
 
     def scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Replace some rows."""
-        return self._scatter(sparse_delta, _at("set"), linear=False)
+        return self._scatter(sparse_delta, "scatter_update", _at("set"), linear=False)
 
     def batch_scatter_update(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
         """Replace some rows in each entry along the first axis."""
-        return self._scatter(sparse_delta, _batched, linear=False)
+        return self._scatter(sparse_delta, "batch_scatter_update", _batched, linear=False)
 
     def scatter_nd_add(self, indices: Any, updates: Any, name: Any = None) -> Self:
         """Add to the entries at index tuples."""
-        return self._scatter(IndexedSlices(updates, indices), _nd_at("add"))
+        return self._scatter(IndexedSlices(updates, indices), "scatter_nd_add", _nd_at("add"))
 
     def scatter_nd_sub(self, indices: Any, updates: Any, name: Any = None) -> Self:
         """Subtract from the entries at index tuples."""
-        return self._scatter(IndexedSlices(updates, indices), _nd_at("subtract"))
+        return self._scatter(IndexedSlices(updates, indices), "scatter_nd_sub", _nd_at("subtract"))
 
     def scatter_nd_update(self, indices: Any, updates: Any, name: Any = None) -> Self:
         """Replace the entries at index tuples."""
-        return self._scatter(IndexedSlices(updates, indices), _nd_at("set"), linear=False)
+        return self._scatter(
+            IndexedSlices(updates, indices), "scatter_nd_update", _nd_at("set"), linear=False
+        )
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
         """Some rows of the value."""
@@ -197,7 +199,12 @@ class SparseUpdates(_ArrayToCheckers):
         return self.read_value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
     def _scatter(
-        self, delta: IndexedSlices, combine: Callable[..., Any], *, linear: bool = True
+        self,
+        delta: IndexedSlices,
+        verb: str,
+        combine: Callable[..., Any],
+        *,
+        linear: bool = True,
     ) -> Self:
         cell = self._policy.cell
         if not isinstance(delta, IndexedSlices):
@@ -216,7 +223,7 @@ class SparseUpdates(_ArrayToCheckers):
             jnp.asarray(private(delta.indices)),
             jnp.asarray(private(delta.values), cell.dtype),
         )
-        self._policy.update(parts, combine, "sparse")
+        self._policy.update(parts, Update(verb, "sparse", combine))
         return self._after_write()
 
 

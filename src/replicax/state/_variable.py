@@ -18,6 +18,7 @@ from replicax._errors import VariableError
 from replicax._jax_private import accept_as_array, concrete
 from replicax._show import format_components
 from replicax._types import VariableAggregation, VariableSynchronization
+from replicax.collectives._subjects import identify
 from replicax.context._current import current, get_strategy
 from replicax.state._cell import Cell, shown
 from replicax.state._creation import CreatedOnce, births, duplicated, initial_array
@@ -38,6 +39,7 @@ from replicax.state._policy import (
     Policy,
 )
 from replicax.state._scatter import SparseUpdates
+from replicax.state._update import Update
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
@@ -237,13 +239,10 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             5.0
         """
         dtype = self.dtype
-        self._policy.update(
-            (self._checked(value, "assign"),),
-            lambda _, new: (
-                new if is_settled(new, dtype) or is_key(new) else jnp.asarray(private(new), dtype)
-            ),
-            "replace",
-        )
+        kept = lambda x: is_settled(x, dtype) or is_key(x)  # noqa: E731
+        replaced = lambda _, x: x if kept(x) else jnp.asarray(private(x), dtype)  # noqa: E731
+        checked = self._checked(value, "assign")
+        self._policy.update((checked,), Update("assign", "replace", replaced))
         return self._after_write()
 
     def assign_add(
@@ -270,9 +269,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     def _add(self, delta: Any, op: Callable[[Any, Any], Any], verb: str) -> Variable:
         dtype = self.dtype
-        self._policy.update(
-            (self._checked(delta, verb),), lambda old, d: op(old, private(d)).astype(dtype), "add"
-        )
+        add = Update(verb, "add", lambda old, d: op(old, private(d)).astype(dtype))
+        self._policy.update((self._checked(delta, verb),), add)
         return self._after_write()
 
     def _after_write(self) -> Self:
@@ -393,6 +391,7 @@ def _components(value: PerReplica) -> tuple[Any, ...]:
 
 
 stands_for(Variable, lambda variable: variable.read_value())
+identify(Variable, lambda variable: variable._policy)  # noqa: SLF001 - of what a write returns too
 
 
 @cache

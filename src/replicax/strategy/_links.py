@@ -18,6 +18,7 @@ from replicax._types import ReduceOp
 from replicax.collectives import _eager
 from replicax.collectives._cross_device_ops import CrossDeviceOps
 from replicax.collectives._options import CommunicationOptions
+from replicax.collectives._subjects import Call
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
 from replicax.state._levels import Overlay, ReplicaStorage, ending, generation, level
@@ -64,12 +65,18 @@ class SoloLink:
         return self.topology.leads[0] if self.topology else jax.local_devices()[0]
 
     def all_reduce(
-        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        op: ReduceOp,
+        leaves: Sequence[jax.Array],
+        options: CommunicationOptions,
+        structure: str = "",
     ) -> list[jax.Array]:
         """The leaves themselves: there is nobody to add."""
         return list(leaves)
 
-    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+    def all_gather(
+        self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
+    ) -> jax.Array:
         """The value itself: there is nobody to join."""
         return x
 
@@ -106,14 +113,20 @@ class ThreadLink:
         return self.seat.device
 
     def all_reduce(
-        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        op: ReduceOp,
+        leaves: Sequence[jax.Array],
+        options: CommunicationOptions,
+        structure: str = "",
     ) -> list[jax.Array]:
         """Meet the other replicas."""
-        return _eager.all_reduce(self.seat, op, leaves, options)
+        return _eager.all_reduce(self.seat, op, leaves, options, structure)
 
-    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+    def all_gather(
+        self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
+    ) -> jax.Array:
         """Meet the other replicas."""
-        return _eager.all_gather(self.seat, x, axis, options)
+        return _eager.all_gather(self.seat, x, axis, options, structure)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
         """Meet the other replicas, and have it called on the thread that started them.
@@ -133,7 +146,8 @@ class ThreadLink:
                 result = fn(strategy, *merged_args, **merged_kwargs)
             return [select(result, i) for i in range(len(topology.own))]
 
-        return self.seat.meeting.meet(self.seat.replica, purpose, (args, kwargs), settle)
+        called = Call(purpose, getattr(fn, "subject", {"merge_fn": fn}))
+        return self.seat.meeting.meet(self.seat.replica, called, (args, kwargs), settle)
 
     def _with_own_numbers(self, call: Any, purpose: str) -> Any:
         """The call, with arrays for the numbers of Python's that shapes made differ."""
@@ -154,8 +168,8 @@ class ThreadLink:
             return [same] * len(rows)
 
         numbers = [leaves[i] for i in places]
-        what = f"{purpose}, comparing {len(numbers)} numbers"
-        same = self.seat.meeting.meet(self.seat.replica, what, numbers, settle)
+        comparing = Call(f"{purpose}, comparing {len(numbers)} numbers")
+        same = self.seat.meeting.meet(self.seat.replica, comparing, numbers, settle)
         for place, alike in zip(places, same, strict=True):
             if not alike:
                 leaves[place] = jnp.asarray(leaves[place])
@@ -202,14 +216,20 @@ class CompiledLink:
         return self.topology.leads[0]
 
     def all_reduce(
-        self, op: ReduceOp, leaves: Sequence[jax.Array], options: CommunicationOptions
+        self,
+        op: ReduceOp,
+        leaves: Sequence[jax.Array],
+        options: CommunicationOptions,
+        structure: str = "",
     ) -> list[jax.Array]:
         """The strategy's cross-device ops, in the program."""
         values = [in_body(x, self.topology) for x in leaves]
         results = self.ops.batch_reduce(op, [(v, v) for v in values], options)
         return [local_piece(r) for r in results]
 
-    def all_gather(self, x: jax.Array, axis: int, options: CommunicationOptions) -> jax.Array:
+    def all_gather(
+        self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
+    ) -> jax.Array:
         """An all-gather, in the program."""
         return MESH_AXIS.gather(x, axis)
 
