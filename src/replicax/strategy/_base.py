@@ -22,7 +22,7 @@ from replicax.strategy._distributing import Distributing, Unknown, is_plain, of_
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._links import SoloLink
 from replicax.strategy._ragged import RaggedRun
-from replicax.strategy._run import HostedRun, LatestUsed, run_replicas
+from replicax.strategy._run import HostedProgram, HostedRun, LatestUsed, run_replicas
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
 from replicax.values._per_replica import (
@@ -72,7 +72,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
-        self.hosted_runs: LatestUsed[Callable[..., Any]] = LatestUsed()
+        self.hosted_runs: LatestUsed[HostedProgram] = LatestUsed()
         self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
         self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
         self.solo_context = ReplicaContext(self, SoloLink(topology))

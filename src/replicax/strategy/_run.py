@@ -16,7 +16,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import jax
@@ -30,15 +29,16 @@ from replicax.context._replica import ReplicaContext
 from replicax.functions._border import own_value
 from replicax.functions._function import BoundFunction, Function
 from replicax.functions._modes import runs_eagerly
-from replicax.functions._reach import Edge, Reach, first_difference
+from replicax.functions._reach import Reach, first_difference
 from replicax.functions._signature import conform, static_key
 from replicax.state._cell import wholly
 from replicax.state._levels import level
+from replicax.strategy._closures import Closure
 from replicax.strategy._compiled import run_compiled
 from replicax.strategy._links import CompiledLink, SoloLink, as_replica
 from replicax.strategy._ragged import CannotTrace, run_ragged
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, is_text
+from replicax.values._per_replica import is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
 from replicax.values._structures import check_counts, regroup, select, who_has_rows
 from replicax.workers._watch import load
@@ -77,12 +77,22 @@ class LatestUsed(Generic[T]):
 
 
 @dataclass
+class HostedProgram:
+    """A compiled replica function, and the closure that a trace of it takes apart."""
+
+    function: Callable[..., Any]
+    # The latest function that means the same, and its closure: what a trace does to Python objects,
+    # it does to those of the call that needs it.
+    latest: list[Any]
+
+
+@dataclass
 class HostedRun:
     """A replica function, and the program of each meaning that it had."""
 
-    statics: tuple[Any, ...]
+    statics: list[Any]
     reach: Reach
-    function: Callable[..., Any]
+    program: HostedProgram
     meanings: int = 1
     is_new: bool = True
 
@@ -100,42 +110,42 @@ def run_hosted(
         CannotTrace: If the function can only run op by op: it takes strings, or replicas hold
             different shapes and it needs their values.
     """
-    held = _Held.of(fn)
-    found = _found(strategy, fn, held)
-    leaves = jax.tree.leaves((args, kwargs, held.arrays), is_leaf=is_opaque)
+    closure = Closure.of(fn)
+    found = _found(strategy, closure)
+    leaves = jax.tree.leaves((args, kwargs, closure.arrays), is_leaf=is_opaque)
     if any(map(is_text, leaves)):
         raise CannotTrace
     is_short = any(map(is_ragged, leaves))
+    function = found.program.function
     if is_short:
-        held_key = (found.function, tuple(map(static_key, jax.tree.leaves(held.arrays))))
-        result = run_ragged(strategy, topology, fn, (args, kwargs), held_key)
+        key = (function, tuple(map(static_key, jax.tree.leaves(closure.arrays))))
+        result = run_ragged(strategy, topology, fn, (args, kwargs), key)
     else:
-        result = found.function(held.arrays, args, kwargs)
+        found.program.latest[:] = [fn, closure]
+        result = function(closure.arrays, args, kwargs)
     if found.is_new or (is_short and not found.reach.is_unchanged()):
         # What the trace itself did to Python objects is no change that calls for another one.
-        _remember(strategy, held, replace(found, reach=Reach(*held.edges(fn)), is_new=False))
+        after = Closure.of(fn)
+        reach = Reach(*after.edges())
+        statics = [edge.value for edge in after.statics]
+        _remember(strategy, after, replace(found, statics=statics, reach=reach, is_new=False))
     return result
 
 
-def _found(strategy: StrategyBase, fn: Callable[..., Any], held: _Held) -> HostedRun:
-    """The program for what ``fn`` means now."""
-    latest = strategy.hosted_latest
-    run = latest.get(held.place)
+def _found(strategy: StrategyBase, closure: Closure) -> HostedRun:
+    """The program for what the function means now."""
+    statics = [edge.value for edge in closure.statics]
+    run = strategy.hosted_latest.get(closure.place)
     if (
         run is not None
-        and all(map(operator.is_, run.statics, held.statics))
+        and len(run.statics) == len(statics)
+        and all(map(operator.is_, run.statics, statics))
         and run.reach.is_unchanged()
     ):
         return run
-    reach = Reach(*held.edges(fn))
-    key = (held.place, reach.key)
-
-    def call(arrays: Any, a: Any, k: Any) -> Any:
-        with entered(hosted=False):
-            return strategy.run(held.rebuild(fn, arrays), a, k)
-
-    function = strategy.hosted_runs.get(key)
-    found = HostedRun(held.statics, reach, function or Function(call), is_new=function is None)
+    reach = Reach(*closure.edges())
+    program = strategy.hosted_runs.get((closure.place, reach.key))
+    found = HostedRun(statics, reach, program or _hosted_program(strategy), is_new=program is None)
     if run is not None:
         found.meanings = run.meanings + found.is_new
         if found.meanings == _MANY and run.meanings < _MANY:
@@ -143,84 +153,26 @@ def _found(strategy: StrategyBase, fn: Callable[..., Any], held: _Held) -> Hoste
                 "%r is compiled anew whenever a Python value that it reads changes, for the %dth"
                 " time now. Last, %s. Keep numbers that change in an rx.Variable, or pass them to"
                 " `strategy.run` as arrays.",
-                getattr(fn, "__name__", fn),
+                getattr(closure.fn, "__name__", closure.fn),
                 _MANY,
                 first_difference(run.reach, reach),
             )
-    return _remember(strategy, held, found)
+    return _remember(strategy, closure, found)
 
 
-def _remember(strategy: StrategyBase, held: _Held, run: HostedRun) -> HostedRun:
-    strategy.hosted_runs.put((held.place, run.reach.key), run.function)
-    return strategy.hosted_latest.put(held.place, run)
+def _hosted_program(strategy: StrategyBase) -> HostedProgram:
+    latest: list[Any] = []
+
+    def call(arrays: Any, a: Any, k: Any) -> Any:
+        with entered(hosted=False), latest[1].filled(arrays) as fn:
+            return strategy.run(fn, a, k)
+
+    return HostedProgram(Function(call), latest)
 
 
-@dataclass(frozen=True)
-class _Held:
-    """What a function holds itself: arrays, which are inputs, and the rest.
-
-    Attributes:
-        place: Equal for functions that the same line of code made.
-    """
-
-    place: Any
-    names: tuple[str, ...]
-    contents: tuple[Any, ...]
-    is_dynamic: tuple[bool, ...]
-
-    @classmethod
-    def of(cls, fn: Callable[..., Any]) -> _Held:
-        """Take ``fn`` apart."""
-        if isinstance(fn, MethodType):
-            pair = (fn.__func__, fn.__self__)
-            return cls(("method", fn.__func__), ("function", "self"), pair, (False, False))
-        if not isinstance(fn, FunctionType):
-            return cls(static_key(fn), ("function",), (fn,), (False,))
-        extras = {**(fn.__kwdefaults__ or {}), "__defaults__": fn.__defaults__}
-        cells = [c.cell_contents for c in fn.__closure__ or ()]
-        is_dynamic = (*map(_has_arrays, cells), *(False for _ in extras))
-        place = (fn.__code__, id(fn.__globals__), is_dynamic)
-        names = (*fn.__code__.co_freevars, *extras)
-        return cls(place, names, (*cells, *extras.values()), is_dynamic)
-
-    @property
-    def arrays(self) -> list[Any]:
-        """What becomes an input."""
-        return [x for x, d in zip(self.contents, self.is_dynamic, strict=True) if d]
-
-    @property
-    def statics(self) -> tuple[Any, ...]:
-        """The arguments that are no arrays."""
-        return tuple(x for x, d in zip(self.contents, self.is_dynamic, strict=True) if not d)
-
-    def edges(self, fn: Callable[..., Any]) -> list[Edge]:
-        """Where the function leads, but for its inputs."""
-        named = zip(self.names, self.contents, self.is_dynamic, strict=True)
-        own = [Edge(name, x) for name, x, is_input in named if not is_input]
-        if not isinstance(fn, FunctionType):
-            return own
-        # Its code and its globals, without what its closure holds.
-        empty = tuple(CellType(None) for _ in fn.__code__.co_freevars)
-        bare = FunctionType(fn.__code__, fn.__globals__, fn.__name__, None, empty)
-        return [Edge(fn.__name__, bare), *own]
-
-    def rebuild(self, fn: Callable[..., Any], arrays: list[Any]) -> Any:
-        """The function, with other arrays in it."""
-        if not arrays or not isinstance(fn, FunctionType):
-            return fn
-        rest = iter(arrays)
-        cells = tuple(
-            CellType(next(rest) if d else c.cell_contents)
-            for c, d in zip(fn.__closure__ or (), self.is_dynamic, strict=False)
-        )
-        made = FunctionType(fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, cells)
-        made.__kwdefaults__ = fn.__kwdefaults__
-        return made
-
-
-def _has_arrays(x: Any) -> bool:
-    leaves = jax.tree.leaves(x, is_leaf=is_opaque)
-    return any(isinstance(v, jax.Array | np.ndarray) or is_distributed(v) for v in leaves)
+def _remember(strategy: StrategyBase, closure: Closure, run: HostedRun) -> HostedRun:
+    strategy.hosted_runs.put((closure.place, run.reach.key), run.program)
+    return strategy.hosted_latest.put(closure.place, run)
 
 
 _said = False
