@@ -113,3 +113,94 @@ def test_python_numbers_of_replicas_give_way_to_what_they_meet():
             (jnp.float16, 3.0),
             (jnp.float16, 5.0),
         ]
+
+
+NARROW = {
+    "uint8": [200, 100, 77],
+    "int8": [100, 101, -3],
+    "uint16": [60000, 10001, 7],
+    "int16": [30000, 10001, -5],
+    "int32": [2_000_000_000, 2_000_000_000, 5],
+    "uint32": [4_000_000_000, 4_000_000_000, 5],
+    "bool": [True, True, False],
+    "float16": [60000.0, 20000.0, 1.0],
+    "bfloat16": [3.0, 4.0, 1.0],
+}
+
+
+def _reduced(strategy, op, value):
+    """The sum or mean by every way to reduce: of one element, and along an axis of one entry."""
+    reduce = lambda s, v: s.reduce(op, v, axis=None)  # noqa: E731
+
+    def replica(x):
+        return {
+            "all_reduce": context().all_reduce(op, x),
+            "all_reduce of a structure": context().all_reduce(op, {"x": [x, x[None]]})["x"][0],
+            "merge_call": context().merge_call(reduce, (x,)),
+            "merged reduce_to": context().merge_call(
+                lambda s, v: s.extended.reduce_to(op, v, v), (x,)
+            ),
+        }
+
+    rows = lambda x: x[None]  # noqa: E731
+    return {
+        **strategy.run(replica, args=(value,)),
+        "reduce": strategy.reduce(op, value, axis=None),
+        "reduce along an axis": strategy.reduce(op, strategy.run(rows, args=(value,)), axis=0),
+        "reduce_to": strategy.extended.reduce_to(op, value, value),
+    }
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_every_way_to_reduce_gives_the_same_dtype_and_numbers(dtype, op):
+    strategy = mirrored(3)
+    given = np.asarray(NARROW[dtype], jnp.dtype(dtype))
+    value = strategy.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray(given[c.replica_id_in_sync_group])
+    )
+    is_float = dtype in ("float16", "bfloat16")
+    if op == "SUM":
+        kind = "int32" if dtype == "bool" else dtype
+        with np.errstate(over="ignore"):
+            wanted = np.sum(given, dtype=jnp.dtype(kind))
+    else:
+        kind = dtype if is_float else "float32"
+        wanted = np.mean(given.astype(np.float64)).astype(jnp.dtype(kind))
+
+    for way in (_reduced, rx.function(_reduced)):
+        for name, result in way(strategy, op, value).items():
+            for x in strategy.experimental_local_results(result):
+                assert (name, x.dtype) == (name, kind)
+                np.testing.assert_allclose(
+                    np.asarray(x, np.float64),
+                    np.asarray(wanted, np.float64),
+                    1e-2 * is_float + 1e-6,
+                )
+
+
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+@pytest.mark.parametrize("dtype", [d for d in NARROW if d != "bool"])
+def test_variables_aggregate_as_reductions_do(synchronization, dtype):
+    strategy = mirrored(2)
+    given = np.asarray(NARROW[dtype][:2], jnp.dtype(dtype))
+    with strategy.scope():
+        v = rx.Variable(
+            np.zeros((), jnp.dtype(dtype)),
+            synchronization=getattr(rx.VariableSynchronization, synchronization),
+            aggregation=rx.VariableAggregation.SUM,
+        )
+    value = strategy.experimental_distribute_values_from_function(
+        lambda c: jnp.asarray(given[c.replica_id_in_sync_group])
+    )
+
+    def replica(x):
+        v.assign(x)
+
+    def step():
+        strategy.run(replica, args=(value,))
+        return v.read_value()
+
+    for way in (step, rx.function(step)):
+        assert way().dtype == dtype
+        assert np.asarray(v.read_value()) == np.asarray(strategy.reduce("SUM", value, axis=None))

@@ -30,7 +30,6 @@ from replicax.topology._mesh import (
     Topology,
     sum_of_gathered,
     sum_over_mesh,
-    widened,
 )
 from replicax.values._per_replica import (
     InBody,
@@ -39,6 +38,7 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import apply_in_body, local_piece
 from replicax.values._reduce import is_slices
+from replicax.values._sums import mean_dtype, summand
 
 Leaves = list[jax.Array]
 
@@ -184,8 +184,10 @@ def _by_meeting(
 ) -> list[Any]:
     is_mean, size = op is ReduceOp.MEAN, topology.num_replicas
     leaves = [jnp.asarray(local_piece(v)) for v in values]
-    sums = across.sum([widened(x) for x in leaves] if is_mean else leaves)
-    return [Mirrored.of(InBody(x / size if is_mean else x, topology, across)) for x in sums]
+    sums = across.sum([summand(op, x) for x in leaves])
+    if is_mean:
+        sums = [(s / size).astype(mean_dtype(x.dtype)) for s, x in zip(sums, leaves, strict=True)]
+    return [Mirrored.of(InBody(x, topology, across)) for x in sums]
 
 
 @dataclass(frozen=True)
@@ -203,15 +205,16 @@ class _Plan:
         return f"all_reduce({self.op.name})"
 
     def __call__(self, leaves: Leaves) -> Leaves:
-        leaves = [x.astype(jnp.int32) if x.dtype == jnp.bool_ else x for x in leaves]
+        dtypes = [mean_dtype(x.dtype) for x in leaves]
+        leaves = [summand(self.op, x) for x in leaves]
         if self.op is ReduceOp.SUM:
             return self.ops.sum_in_body(leaves, self.options, self.topology)
-        leaves = [widened(x) for x in leaves]
         size, is_whole = self.topology.num_replicas, self.topology.is_whole
         # Between workers, results become rows of stacked arrays, and XLA divides a sum in its place
         # only if nothing reshapes it on its way out.
         leaves = leaves if is_whole else [x[None] for x in leaves]
-        means = [x / size for x in self.ops.sum_in_body(leaves, self.options, self.topology)]
+        sums = self.ops.sum_in_body(leaves, self.options, self.topology)
+        means = [(s / size).astype(d) for s, d in zip(sums, dtypes, strict=True)]
         return means if is_whole else [x[0] for x in means]
 
 

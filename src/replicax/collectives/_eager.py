@@ -29,11 +29,12 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._packing import packed
 from replicax.collectives._subjects import Call
 from replicax.data._errors import InvalidArgumentError
-from replicax.topology._mesh import Topology, widened
+from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces
 from replicax.values._pieces import all_shapes, gather_across
 from replicax.values._placement import is_array, on_device
 from replicax.values._structures import select
+from replicax.values._sums import mean_dtype, reduced_dtype, summand
 
 
 @dataclass(frozen=True)
@@ -244,19 +245,14 @@ def _check_traced_sizes(sizes: Sequence[int], traced: Sequence[int]) -> None:
 
 
 def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
-    rows = np.stack(column)
-    if op is ReduceOp.SUM:
-        return np.sum(rows, axis=0, dtype=rows.dtype)
-    total = np.sum(widened(rows), axis=0, dtype=widened(rows).dtype)
-    return (total / len(column)).astype(_mean_dtype(rows.dtype))
-
-
-def _mean_dtype(dtype: Any) -> Any:
-    return jax.eval_shape(lambda x: x / 1, jax.ShapeDtypeStruct((), dtype)).dtype
+    given = column[0].dtype
+    rows = summand(op, np.stack(column))
+    total = np.sum(rows, axis=0, dtype=rows.dtype)
+    return total if op is ReduceOp.SUM else (total / len(column)).astype(mean_dtype(given))
 
 
 def _reduced_aval(x: Any, op: ReduceOp) -> Any:
-    return x if op is ReduceOp.SUM else x.update(dtype=_mean_dtype(x.dtype))
+    return x.update(dtype=reduced_dtype(op, x.dtype))
 
 
 def _from_runtime(now: Any, args: Sequence[Any], avals: Sequence[Any], params: Any) -> Any:

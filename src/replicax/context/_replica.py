@@ -192,7 +192,7 @@ class ReplicaContext:
         given = options or CommunicationOptions()
         leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
         shown = _shown(treedef)
-        arrays = [_countable(as_array(x, "all_reduce")) for x in leaves if not is_slices(x)]
+        arrays = [as_array(x, "all_reduce") for x in leaves if not is_slices(x)]
         reduced = iter(self._link.all_reduce(op, arrays, given, shown) if arrays else ())
         results = [
             self._all_joined(op, x, given, shown) if is_slices(x) else next(reduced) for x in leaves
@@ -309,11 +309,6 @@ def _shown(treedef: Any) -> str:
 
 def _is_one(x: Any) -> bool:
     return is_opaque(x) or is_slices(x)
-
-
-def _countable(x: jax.Array) -> jax.Array:
-    # The sum of truth values is how many are true, whichever way they travel.
-    return x.astype(jnp.int32) if x.dtype == jnp.bool_ else x
 
 
 def as_array(x: Any, verb: str) -> jax.Array:

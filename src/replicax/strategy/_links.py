@@ -28,6 +28,7 @@ from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._pieces import equal_across, local_piece
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._structures import regroup, select
+from replicax.values._sums import summand
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -71,8 +72,8 @@ class SoloLink:
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """The leaves themselves: there is nobody to add."""
-        return list(leaves)
+        """The leaves themselves, as in TensorFlow; truth values as the count of one."""
+        return [summand(ReduceOp.SUM, x) for x in leaves]
 
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""

@@ -386,12 +386,6 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
     return _sum_of_gathered(*primals), jax.lax.psum(*tangents, REPLICA_AXIS)
 
 
-def widened(x: Any) -> Any:
-    """``x``, with narrow integers as wide ones: the sum that becomes a mean must not wrap."""
-    is_narrow = jnp.issubdtype(x.dtype, jnp.integer) and x.dtype.itemsize < 4
-    return x.astype(jnp.int32) if is_narrow else x
-
-
 def _seen(x: Any) -> Any:
     # An array that the function closed over is a constant of this process's program, and another
     # one in other processes'. JAX would multiply it by the number of replicas.

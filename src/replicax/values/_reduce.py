@@ -35,6 +35,7 @@ from replicax.values._placement import (
     on_device,
     replicate,
 )
+from replicax.values._sums import mean_dtype, summand
 
 Axis = int | Sequence[int] | None
 
@@ -184,21 +185,25 @@ def _reduce_in_body(op: ReduceOp, form: InBody, axis: Axis) -> jax.Array:
 
 
 def _local_sum(op: ReduceOp, x: jax.Array, over: tuple[int, ...]) -> jax.Array:
-    """One replica's part of a sum, or of a mean, in the type that NumPy's has for all of them."""
+    """One replica's part of a sum, or of a mean, in the dtype of the whole."""
+    x = summand(op, x)
     if op is ReduceOp.MEAN and x.dtype.itemsize < 4:
         x = x.astype(jnp.float32)
-    return jnp.sum(x, axis=over)
+    return jnp.sum(x, axis=over, dtype=x.dtype)
 
 
 def _mean(total: jax.Array, entries: Any, dtype: Any) -> jax.Array:
     mean: jax.Array = total / entries
-    return mean.astype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else mean
+    return mean.astype(mean_dtype(dtype))
 
 
 def _reduce_rows(rows: jax.Array, op: ReduceOp, over: tuple[int, ...]) -> jax.Array:
     if not over:
         return rows
-    return (jnp.sum if op is ReduceOp.SUM else jnp.mean)(rows, axis=over)
+    if op is ReduceOp.MEAN:
+        return jnp.mean(rows, axis=over)
+    rows = summand(op, rows)
+    return jnp.sum(rows, axis=over, dtype=rows.dtype)
 
 
 _reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
