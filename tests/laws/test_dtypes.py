@@ -204,3 +204,47 @@ def test_variables_aggregate_as_reductions_do(synchronization, dtype):
     for way in (step, rx.function(step)):
         assert way().dtype == dtype
         assert np.asarray(v.read_value()) == np.asarray(strategy.reduce("SUM", value, axis=None))
+
+
+def _in_scope(make):
+    with mirrored(2).scope():
+        return make()
+
+
+_generator = rx.random.Generator.from_seed(1)
+WIDE = {
+    "constant": lambda: rx.constant(1.5, dtype="float64"),
+    "variable of a number": lambda: rx.Variable(1.5, dtype="float64"),
+    "variable of a NumPy array": lambda: rx.Variable(np.zeros(2), dtype=np.float64),
+    "variable of an array": lambda: rx.Variable(jnp.zeros(2), dtype="float64"),
+    "variable of integers": lambda: rx.Variable(np.zeros(2, "int32"), dtype="int64"),
+    "variable of a function": lambda: rx.Variable(lambda: jnp.zeros(2), dtype="float64"),
+    "variable in a scope": lambda: _in_scope(lambda: rx.Variable(np.zeros(2), dtype="float64")),
+    "random": lambda: rx.random.normal((2,), dtype="float64"),
+    "stateless": lambda: rx.random.stateless_uniform((2,), seed=(1, 2), dtype="float64"),
+    "generator": lambda: _generator.normal((2,), dtype="float64"),
+    "metric": lambda: rx.metrics.Mean(dtype="float64").variables[0],
+}
+
+
+@pytest.mark.parametrize("kind", WIDE)
+def test_a_wide_dtype_that_is_narrowed_is_one_warning(kind):
+    with pytest.warns(UserWarning, match="64 was asked for, and .*32 is what you get") as warned:
+        made = WIDE[kind]()
+
+    assert jnp.dtype(made.dtype).itemsize == 4
+    assert [w.filename for w in warned] == [__file__]
+
+
+def test_a_wide_variable_of_a_traced_value_is_one_warning():
+    held = []
+
+    def step(x):
+        if not held:
+            held.append(rx.Variable(jnp.ones(2) * 2, dtype="float64"))
+        return held[0] + x
+
+    with pytest.warns(UserWarning, match="float64 was asked for") as warned:
+        rx.function(step)(jnp.ones(2))
+
+    assert {w.filename for w in warned} == {__file__}

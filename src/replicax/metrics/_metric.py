@@ -44,13 +44,13 @@ class Metric:
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
         self.name = name or _snake(type(self).__name__)
-        self.dtype = jnp.dtype(dtype or jnp.float32)
+        self.dtype = jnp.dtype(kept_dtype(dtype or jnp.float32))
         self.variables: list[Variable] = []
 
     def add_weight(self, name: str, shape: Any = ()) -> Variable:
         """A sum that begins at zero, of its own on every replica."""
         variable: Variable = Variable(
-            jnp.zeros(shape, kept_dtype(self.dtype)),
+            jnp.zeros(shape, self.dtype),
             name=f"{self.name}/{name}",
             trainable=False,
             synchronization=VariableSynchronization.ON_READ,

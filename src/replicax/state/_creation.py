@@ -133,7 +133,7 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
 
 def _as_array(value: Any, dtype: Any) -> jax.Array:
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
-        return own_copy(value if dtype is None else value.astype(dtype))
+        return own_copy(value if dtype is None else value.astype(kept_dtype(dtype)))
     refuse_tree(value)
     try:
         return jnp.asarray(private(value), dtype=kept_dtype(dtype))
@@ -230,7 +230,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
             f"The initial value of variable {name!r} exists only while JAX traces a function."
             " Create the variable outside, or pass a function that makes the value."
         )
-    cast = value if dtype is None else value.astype(dtype)
+    cast = value if dtype is None else value.astype(kept_dtype(dtype))
     with concrete():
         return jnp.zeros(cast.shape, cast.dtype), cast
 

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._basics import kept_dtype
 from replicax._blocks import contextmanager
 from replicax._errors import VariableError
 from replicax._types import VariableAggregation, VariableSynchronization
@@ -142,6 +143,7 @@ def is_planning() -> bool:
 def plan(initial_value: Callable[[], Any] | Any, dtype: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an initial value."""
     make = initial_value if callable(initial_value) else lambda: initial_value
+    dtype = kept_dtype(dtype)
     shape: jax.ShapeDtypeStruct = jax.eval_shape(lambda: jnp.asarray(make(), dtype))
     return shape
 

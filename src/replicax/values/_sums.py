@@ -38,7 +38,9 @@ def reduced_dtype(op: ReduceOp, dtype: Any) -> Any:
 def mean_dtype(dtype: Any) -> Any:
     """Return the dtype of a mean of values of ``dtype``."""
     return (
-        dtype if jnp.issubdtype(dtype, jnp.inexact) else _divided(dtype, jax.config.jax_enable_x64)
+        dtype
+        if jnp.issubdtype(dtype, jnp.inexact)
+        else _divided(dtype, jax.dtypes.canonicalize_dtype("float64"))
     )
 
 

@@ -308,7 +308,10 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
         except NameError:
             if not draws:
                 return None
-        size = next(iter(level.topologies)).num_replicas
+        topology = next(iter(level.topologies), None)
+        if topology is None:  # the axis is one that the user's code named
+            return None
+        size = topology.num_replicas
         return jax.vmap(call, axis_name=REPLICA_AXIS, axis_size=size)()[0]
 
 
