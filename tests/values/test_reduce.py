@@ -435,3 +435,54 @@ def test_values_that_cannot_be_joined_are_an_invalid_argument(two, shapes):
     assert __file__ in info.value.__notes__[0]
     with pytest.raises(rx.errors.InvalidArgumentError, match=r"drop_remainder"):
         two.reduce("SUM", parts, axis=None)
+
+
+SHAPES = {
+    "tuple": lambda: (4, 2),
+    "list": lambda: [4, 2],
+    "NumPy": lambda: np.array([4, 2]),
+    "JAX": lambda: jnp.array([4, 2]),
+    "none": lambda: None,
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_slices_with_any_dense_shape_cross_functions_and_replicas(kind, two, mode):
+    def slices():
+        return rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), SHAPES[kind]())
+
+    def seen(result):
+        shape = result.dense_shape
+        shape = shape.values[0] if isinstance(shape, rx.distribute.PerReplica) else shape
+        return None if shape is None else np.asarray(shape).tolist()
+
+    wanted = None if kind == "none" else [4, 2]
+    assert seen(mode(slices)()) == wanted
+    assert seen(mode(lambda x: x)(slices())) == wanted
+    assert seen(mode(lambda: two.run(slices))()) == wanted
+    joined = mode(lambda: two.run(lambda: context().all_reduce("SUM", slices())))()
+    assert seen(joined) == wanted
+    assert joined.values.values[0].shape == (2, 2)
+    mean = mode(lambda: two.reduce("MEAN", two.run(slices), axis=None))()
+    assert seen(mean) == wanted
+    assert mean.values.tolist() == [[0.5, 0.5]] * 2
+
+
+@pytest.mark.parametrize("kind", ["tuple", "list", "NumPy"])
+def test_slices_are_reduced_along_an_axis_and_gathered(kind, two, mode):
+    def slices():
+        return rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), SHAPES[kind]())
+
+    total = mode(lambda: two.reduce("SUM", two.run(slices), axis=0))()
+    rows = mode(lambda: two.gather(two.run(slices), axis=0))()
+
+    assert total.tolist() == [2.0, 2.0]
+    assert rows.tolist() == [[0, 0], [1, 1], [0, 0], [0, 0]] * 2
+
+
+def test_a_traced_size_of_the_whole_array_is_refused_with_words(two):
+    def slices():
+        return rx.IndexedSlices(jnp.ones((1, 2)), jnp.array([1]), jnp.array([4, 2]))
+
+    with pytest.raises(rx.errors.TracingError, match="tuple of numbers"):
+        rx.function(lambda: two.reduce("SUM", two.run(slices), axis=0))()

@@ -15,15 +15,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from replicax._errors import TracingError
 from replicax._types import ReduceOp
 from replicax.data._errors import InvalidArgumentError
 from replicax.topology._devices import current_device
 from replicax.topology._mesh import Topology, together
-from replicax.values._per_replica import InBody, Mirrored, PerReplica, Pieces, Stacked, stacked
+from replicax.values._per_replica import (
+    InBody,
+    Mirrored,
+    PerReplica,
+    Pieces,
+    Stacked,
+    in_body,
+    is_distributed,
+    pieces,
+    stacked,
+)
 from replicax.values._pieces import (
     all_shapes,
     first_of_all,
     gather_across,
+    local_piece,
     stacked_array,
     sum_across,
 )
@@ -313,7 +325,9 @@ def reduce_slices(op: ReduceOp, slices: IndexedSlices, axis: Axis, topology: Top
     if not isinstance(slices.values, PerReplica):
         return slices
     rows, indices = (gather_value(x, 0, topology) for x in (slices.values, slices.indices))
-    return IndexedSlices(rows, indices, slices.dense_shape).divided(op, topology.num_replicas)
+    shape = slices.dense_shape
+    shape = first_value(shape) if isinstance(shape, PerReplica) else shape
+    return IndexedSlices(rows, indices, shape).divided(op, topology.num_replicas)
 
 
 def gather_slices(slices: IndexedSlices, axis: int, topology: Topology) -> jax.Array:
@@ -330,8 +344,22 @@ def _dense(slices: IndexedSlices, topology: Topology) -> Any:
             " of: give `rx.IndexedSlices(values, indices, dense_shape)`, or reduce them with"
             " `axis=None`, which joins the rows."
         )
+    if is_traced(shape) or is_distributed(shape):
+        raise TracingError(
+            "The dense_shape of IndexedSlices is an array of the function that is traced, and the"
+            " whole array needs a size that is known: give it as a tuple of numbers, such as"
+            " `rx.IndexedSlices(values, indices, (4, 2))`."
+        )
     place = lambda rows, at: jnp.zeros(shape, rows.dtype).at[at].add(rows)  # noqa: E731
-    return jax.tree.map(place, slices.values, slices.indices)
+    rows, at = slices.values, slices.indices
+    if not isinstance(rows, PerReplica):
+        return place(rows, at)
+    form = rows.form
+    if isinstance(form, InBody):
+        whole = place(jnp.asarray(form.piece), jnp.asarray(local_piece(at)))
+        return in_body(whole, form.topology, form.across)
+    both = zip(rows.values, at.values, strict=True)
+    return pieces([place(as_array(r), as_array(i)) for r, i in both], topology)
 
 
 def _require_components(slices: IndexedSlices, topology: Topology) -> None:
@@ -342,16 +370,23 @@ def _require_components(slices: IndexedSlices, topology: Topology) -> None:
         )
 
 
-def _parts(slices: IndexedSlices) -> tuple[tuple[Any, Any], Any]:
-    shape = slices.dense_shape
-    known = None if shape is None else tuple(np.asarray(shape).tolist())
-    return (_row_list(slices.values), _row_list(slices.indices)), known
+def _parts(slices: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
+    """Return the leaves, and the shape of the whole array if its numbers are known."""
+    shape, parts = slices.dense_shape, (_row_list(slices.values), _row_list(slices.indices))
+    if shape is None or isinstance(shape, tuple | list | np.ndarray):
+        return parts, None if shape is None else tuple(np.asarray(shape).tolist())
+    if isinstance(shape, jax.Array) and not is_traced(shape):
+        return parts, tuple(np.asarray(shape).tolist())
+    return (*parts, shape), _A_LEAF
 
 
 def _row_list(x: Any) -> Any:
     return np.asarray(x) if isinstance(x, list | tuple) else x
 
 
-jax.tree_util.register_pytree_node(
-    IndexedSlices, _parts, lambda shape, parts: IndexedSlices(*parts, shape)
-)
+def _joined(shape: Any, parts: tuple[Any, ...]) -> IndexedSlices:
+    return IndexedSlices(*parts) if shape == _A_LEAF else IndexedSlices(*parts, shape)
+
+
+_A_LEAF = "the shape is a leaf"
+jax.tree_util.register_pytree_node(IndexedSlices, _parts, _joined)
