@@ -336,3 +336,29 @@ def test_objects_that_are_gone_change_no_number_and_are_forgotten():
     assert len(attributes._owners) < 200
     attributes.note(stays, "a", 1, 0)
     assert attributes.number() == 0
+
+
+def test_scopes_of_one_strategy_may_be_left_in_any_order():
+    strategy = mirrored(2)
+    outer, inner = strategy.scope(), strategy.scope()
+    outer.__enter__()
+    inner.__enter__()
+
+    outer.__exit__(None, None, None)
+    assert rx.distribute.get_strategy() is strategy
+    inner.__exit__(None, None, None)
+
+    assert not rx.distribute.has_strategy()
+
+
+def test_a_scope_that_is_not_open_cannot_be_left():
+    one, other = mirrored(2), mirrored(2)
+
+    with pytest.raises(rx.errors.ScopeError, match="none is open"):
+        one.scope().__exit__(None, None, None)
+    with one.scope():
+        with pytest.raises(rx.errors.ScopeError, match="reverse order"):
+            other.scope().__exit__(None, None, None)
+        assert rx.distribute.get_strategy() is one
+
+    assert not rx.distribute.has_strategy()

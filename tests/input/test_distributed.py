@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from tests.replicas import local
+from tests.replicas import local, mirrored
 
 
 @pytest.fixture(scope="module", params=[1, 2, 4], ids=lambda n: f"{n}replicas")
@@ -269,3 +269,19 @@ def test_the_default_strategy_gives_the_dataset_itself():
     assert default.distribute_datasets_from_function(
         lambda context: (context.num_input_pipelines, context.input_pipeline_id)
     ) == (1, 0)
+
+
+def test_the_optional_of_a_distributed_iterator_knows_its_spec():
+    strategy = mirrored(2)
+    dataset = rx.data.Dataset.range(8).batch(4)
+
+    optional = iter(strategy.experimental_distribute_dataset(dataset)).get_next_as_optional()
+
+    spec = optional.element_spec
+    assert isinstance(spec, rx.distribute.PerReplicaSpec)
+    assert [s.shape for s in spec.value_specs] == [(2,), (2,)]
+
+
+def test_an_input_context_prints_its_pipeline():
+    text = str(rx.distribute.InputContext(3, 1, 6))
+    assert text == "rx.distribute.InputContext(input pipeline id 1, total: 3)"

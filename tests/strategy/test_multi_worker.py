@@ -88,3 +88,10 @@ def test_every_multi_worker_strategy_is_one_of_the_older_form_as_in_tensorflow()
     assert isinstance(strategy, older)
     assert isinstance(older(), rx.distribute.MultiWorkerMirroredStrategy)
     assert not isinstance(rx.distribute.get_strategy(), older)
+
+
+@pytest.mark.parametrize("name", ["cluster_resolver", "communication_options"])
+@pytest.mark.parametrize("value", [5, "NCCL"])
+def test_arguments_of_another_class_are_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*got {value!r}"):
+        rx.distribute.MultiWorkerMirroredStrategy(**{name: value})

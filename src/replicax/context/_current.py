@@ -47,6 +47,7 @@ _S = TypeVar("_S", bound="StrategyBase")
 _outermost = Frame()
 _frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_outermost)
 _program: dict[str, Any] = {}
+_open_scopes: ContextVar[tuple[Any, ...]] = ContextVar("replicax_open_scopes", default=())
 
 
 def current() -> Frame:
@@ -316,16 +317,25 @@ class Scope(ContextDecorator, Generic[_S]):
 
     def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
-        self._entered = threading.local()
 
     def __enter__(self) -> _S:
         block = strategy_scope(self._strategy)
         block.__enter__()
-        vars(self._entered).setdefault("blocks", []).append(block)
+        _open_scopes.set((*_open_scopes.get(), (self._strategy, block)))
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
-        self._entered.blocks.pop().__exit__(*error)
+        # Scopes of one strategy inside each other are alike: the innermost ends, whichever object
+        # is left first, as in TensorFlow.
+        scopes = _open_scopes.get()
+        if not scopes or scopes[-1][0] is not self._strategy:
+            inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
+            raise ScopeError(
+                f"A scope of {self._strategy} is left where {inner}. Leave scopes in the reverse"
+                " order of entering them, in the same thread; best with `with strategy.scope():`."
+            )
+        _open_scopes.set(scopes[:-1])
+        scopes[-1][1].__exit__(*error)
 
 
 def _ambient(frame: Frame) -> Any:

@@ -108,7 +108,16 @@ class Optional:
             >>> rx.data.Optional.from_value(np.zeros(2)).element_spec.shape
             (2,)
         """
-        return map_leaves(lambda leaf: leaf_spec(to_leaf(leaf)), self.get_value())
+        return map_leaves(_spec, self.get_value())
+
+
+def _spec(leaf: Any) -> Any:
+    known = next((spec for kind, spec in leaf_specs.items() if isinstance(leaf, kind)), None)
+    return leaf_spec(to_leaf(leaf)) if known is None else known(leaf)
+
+
+# The specs of leaves of other classes than datasets make, such as per-replica values.
+leaf_specs: dict[type, Callable[[Any], Any]] = {}
 
 
 # Whether Python drives a function of replicax, in which elements are arrays of JAX.

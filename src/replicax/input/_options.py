@@ -68,6 +68,10 @@ class InputContext:
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
 
+    def __str__(self) -> str:
+        number, total = self.input_pipeline_id, self.num_input_pipelines
+        return f"rx.distribute.InputContext(input pipeline id {number}, total: {total})"
+
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """How many examples of a global batch one replica gets.
 

@@ -175,10 +175,21 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         alone: bool = False,
     ) -> None:
         sharded = is_sharded(variable_policy)
+        _check_kind("cluster_resolver", cluster_resolver, ClusterResolver)
+        _check_kind("communication_options", communication_options, CommunicationOptions)
         self._cluster = InCluster(cluster_resolver, alone=alone)
         topology = self._cluster.topology
         ops = WorkersAllReduce(communication_options, topology, sharded=sharded)
         super().__init__(topology, ops, variable_policy)
+
+
+def _check_kind(name: str, value: Any, kind: type) -> None:
+    """Refuse an argument of another class, before workers wait for each other."""
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(
+            f"{name} must be an rx.distribute {kind.__name__}, or None, got {value!r}"
+            f" ({type(value).__name__})."
+        )
 
 
 class _OlderForm(type(MultiWorkerMirroredStrategy)):  # type: ignore[misc]

@@ -385,7 +385,8 @@ def _row_list(x: Any) -> Any:
 
 
 def _joined(shape: Any, parts: tuple[Any, ...]) -> IndexedSlices:
-    return IndexedSlices(*parts) if shape == _A_LEAF else IndexedSlices(*parts, shape)
+    values, indices, *leaf = parts
+    return IndexedSlices(values, indices, leaf[0] if shape == _A_LEAF else shape)
 
 
 _A_LEAF = "the shape is a leaf"

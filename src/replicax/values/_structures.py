@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from replicax._types import TensorSpec, TypeSpec
+from replicax.data._ahead import leaf_specs
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     DistributedValues,
@@ -219,6 +220,9 @@ def component_specs(value: DistributedValues) -> tuple[Any, ...]:
         TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
         for v in value.values
     )
+
+
+leaf_specs[DistributedValues] = lambda value: PerReplicaSpec(*component_specs(value))
 
 
 def _is_nest_leaf(x: Any) -> bool:
