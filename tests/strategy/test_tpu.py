@@ -299,3 +299,19 @@ def test_a_slice_of_more_devices_than_there_are_is_refused():
 
     assert "v5e:4x4 has 16 devices" in result.stderr
     assert "REPLICAX_CPU_DEVICES" in result.stderr
+
+
+def test_the_extended_view_has_the_names_of_tpus():
+    strategy = rx.distribute.TPUStrategy()
+    extended = strategy.extended
+
+    assert isinstance(extended, rx.distribute.StrategyExtended)
+    assert extended.num_hosts * extended.num_replicas_per_host == strategy.num_replicas_in_sync
+    assert extended.tpu_hardware_feature == strategy.cluster_resolver.tpu_hardware_feature
+    with extended.experimental_logical_device(0), strategy.scope():
+        assert float(rx.Variable(1.0).read_value()) == 1.0
+    with (
+        pytest.raises(ValueError, match="no logical device 1"),
+        extended.experimental_logical_device(1),
+    ):
+        pass

@@ -1,15 +1,17 @@
 """TPUStrategy: replicas on a TPU slice, each with one or several logical devices."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
 
 import jax
 
+from replicax._blocks import contextmanager
 from replicax._errors import PlacementError
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
 from replicax.strategy._base import StrategyBase
+from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._strategies import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
 from replicax.topology._slice import current_slice
@@ -17,6 +19,41 @@ from replicax.topology._system import TPUClusterResolver, require_local
 from replicax.values._per_replica import is_opaque, is_ragged
 from replicax.values._placement import is_traced, on_device
 from replicax.values._reduce import Axis
+
+
+class SliceExtended(StrategyExtended):
+    """Verbs for libraries, with those that only strategies on TPUs have."""
+
+    @property
+    def num_replicas_per_host(self) -> int:
+        """How many replicas this process has."""
+        topology = self._strategy.topology
+        return 1 if topology is None else len(topology.own)
+
+    @property
+    def tpu_hardware_feature(self) -> Any:
+        """What the resolver knows of the hardware."""
+        resolver: Any = getattr(self._strategy, "cluster_resolver", None)
+        return None if resolver is None else resolver.tpu_hardware_feature
+
+    @contextmanager
+    def experimental_logical_device(self, logical_device_id: int) -> Iterator[None]:
+        """Have variables and operations of the block on one logical device of each replica.
+
+        XLA compiles one program for all logical devices, so that each has them, the wanted one
+        among them; as `experimental_assign_to_logical_device` does.
+
+        Raises:
+            ValueError: If a replica has no logical device of that number.
+        """
+        topology = self._strategy.topology
+        cores = 1 if topology is None else topology.cores
+        if not 0 <= logical_device_id < cores:
+            raise ValueError(
+                f"There is no logical device {logical_device_id}: each replica has {cores}, counted"
+                " from 0."
+            )
+        yield
 
 
 class OnSlice(StrategyBase):
@@ -35,6 +72,12 @@ class OnSlice(StrategyBase):
         packs = 1 if topology.cores == 1 else 0
         super().__init__(topology, NcclAllReduce(num_packs=packs))
         self._resolver = resolver or TPUClusterResolver("local")
+        self._on_slice = SliceExtended(self)
+
+    @property
+    def extended(self) -> SliceExtended:
+        """Verbs for libraries, with those that only strategies on TPUs have."""
+        return self._on_slice
 
     @property
     def cluster_resolver(self) -> TPUClusterResolver:
