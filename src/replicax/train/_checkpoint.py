@@ -21,7 +21,8 @@ from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of
 from replicax.state._variable import Variable
 from replicax.train import _store
-from replicax.train._object_graph import Match, copies_key, graph_of, is_variable, matched, parts_of
+from replicax.train._contents import Contents, Unnamed, contents_of, merged
+from replicax.train._object_graph import Match, copies_key, graph_of, is_variable, matched
 from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
@@ -32,6 +33,7 @@ from replicax.workers._watch import disk
 
 _LOOK_EVERY = 0.5
 _PATIENCE = 3.0  # seconds that a save may take when it is known that it cannot become whole
+_OWN_ATTRIBUTES = {"_root", "_objects", "_save_counter", "_writing", "_before_save"}
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
 
 
@@ -68,7 +70,7 @@ class Checkpoint:
             setattr(self, name, x)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not name.startswith("_"):
+        if name not in _OWN_ATTRIBUTES:
             _check_saveable(name, value)
             self._objects[name] = value
         super().__setattr__(name, value)
@@ -99,6 +101,7 @@ class Checkpoint:
 
         Raises:
             OSError: If it cannot be written; checkpoints that were there before are as they were.
+            ValueError: If a variable could not be found again, as no name leads to it.
         """
         _refuse_in_replica("save")
         self.save_counter.assign_add(1)
@@ -164,15 +167,20 @@ class Checkpoint:
             restoring.wait_for_newcomers()
         return LoadStatus(local_path(save_path), restoring.settle)
 
-    def parts(self) -> dict[str, Any]:
+    def contents(self) -> Contents:
         """What is saved, by name."""
-        root = {} if self._root is None else parts_of(self._root)
-        return {**root, **self._objects, "save_counter": self.save_counter}
+        return merged(
+            contents_of(self._root),
+            self._objects,
+            {"save_counter": self.save_counter},
+            why="the checkpoint has another object of this name; rename one of them",
+        )
 
     def _content(self) -> _store.Content:
         if self._before_save is not None:
             self._before_save()
-        found = graph_of(self.parts())
+        found = graph_of(self.contents())
+        _refuse_unnamed(found.unnamed)
         arrays, states = {}, {}
         for key, x in found.objects.items():
             if is_variable(x):
@@ -191,14 +199,14 @@ class _Restoring:
         self._source = source
         self._checkpoint = weakref.ref(checkpoint)
         self._done: set[str] = set()
-        self._parts = checkpoint.parts()
+        self._contents = checkpoint.contents()
         self._is_busy = False
 
     def settle(self) -> Match:
         """Restore what can be now and was not; all or nothing."""
         checkpoint = self._checkpoint()
-        parts = self._parts if checkpoint is None else checkpoint.parts()
-        match = matched(self._source.nodes, parts, self._source.names)
+        contents = self._contents if checkpoint is None else checkpoint.contents()
+        match = matched(self._source.nodes, contents, self._source.names)
         new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
         if new:
             with concrete(), entered(**_OUTSIDE):
@@ -347,6 +355,18 @@ def _check_saveable(name: str, x: Any) -> None:
         raise ValueError(
             f"Checkpoint({name}={x!r}): {type(x).__name__} values cannot be restored in place."
             " Keep what changes in a variable: `rx.Variable(...)`."
+        )
+
+
+def _refuse_unnamed(unnamed: list[Unnamed]) -> None:
+    if unnamed:
+        lines = [f"{type(u.value).__name__} at {u.label}: {u.why}" for u in unnamed]
+        shown = "\n  ".join(lines[:20]) + ("\n  ..." if len(lines) > 20 else "")
+        raise ValueError(
+            "Cannot save variables or iterators that have no name in the checkpoint, because no"
+            f" restore would find them:\n  {shown}\nAttributes, str and int keys of dicts, and"
+            " positions in lists are names. Give each a name, or pass it to `Checkpoint` under one:"
+            " `rx.train.Checkpoint(..., name=variable)`."
         )
 
 

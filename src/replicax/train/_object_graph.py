@@ -9,41 +9,17 @@ checkpoints hold such a graph too, and are restored by the same walk.
 
 from __future__ import annotations
 
-import dataclasses
-import types
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import jax
-import numpy as np
-
 from replicax.state._held import variable_of
+from replicax.train._contents import Unnamed, contents_of, has_no_parts
 
 VALUE = "VARIABLE_VALUE"
 _COPIES = "COPIES"
-
-# What libraries keep about objects that are reached by other ways.
-_BOOKKEEPING = {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
-_NO_PARTS = (
-    str,
-    bytes,
-    bool,
-    int,
-    float,
-    complex,
-    type(None),
-    type,
-    np.ndarray,
-    np.generic,
-    jax.Array,
-    types.ModuleType,
-    types.FunctionType,
-    types.MethodType,
-    types.BuiltinFunctionType,
-)
 
 
 @dataclass
@@ -126,29 +102,28 @@ def has_state(x: Any) -> bool:
     )
 
 
+def is_leaf(x: Any) -> bool:
+    """Whether ``x`` has a value of its own in a checkpoint."""
+    return is_variable(x) or has_state(x)
+
+
 def parts_of(x: Any) -> Mapping[str, Any]:
     """The parts of an object, by name."""
-    if isinstance(x, _NO_PARTS):
-        return {}
-    if isinstance(x, Mapping):
-        return {str(k): v for k, v in x.items() if isinstance(k, str | int)}
-    fields = getattr(x, "_fields", None)
-    if isinstance(x, tuple) and fields is not None:
-        return dict(zip(fields, x, strict=True))
-    if isinstance(x, list | tuple):
-        return {str(i): v for i, v in enumerate(x)}
-    own = getattr(x, "__dict__", None)
-    if own is None and dataclasses.is_dataclass(x):
-        return {f.name: getattr(x, f.name, None) for f in dataclasses.fields(x)}
-    return {k: v for k, v in (own or {}).items() if k not in _BOOKKEEPING}
+    return contents_of(x).named
 
 
 class Names:
     """What the names of a saved graph mean: here those of ours."""
 
-    def part(self, live: Any, name: str) -> Any:
-        """The part of a live object that a saved name means; None if it has none."""
-        return parts_of(live).get(name)
+    def part(self, live: Any, parts: Mapping[str, Any], name: str) -> Any:
+        """The part of a live object that a saved name means; None if it has none.
+
+        Args:
+            live: The object.
+            parts: Its parts, by the names that they have here.
+            name: The saved name.
+        """
+        return parts.get(name)
 
     def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
         """What an optimizer keeps for a variable under a saved name; None if nothing."""
@@ -165,9 +140,9 @@ OWN = Names()
 class TensorFlowNames(Names):
     """The names in TensorFlow's graphs, of models and optimizers of Keras 2 and 3."""
 
-    def part(self, live: Any, name: str) -> Any:
+    def part(self, live: Any, parts: Mapping[str, Any], name: str) -> Any:
         """A part by its attribute's name, or as Keras 2 named layers."""
-        part = parts_of(live).get(name)
+        part = parts.get(name)
         if part is not None:
             return part
         named = getattr(type(live), "__rx_part__", None)
@@ -201,15 +176,17 @@ class Found:
     Attributes:
         nodes: The graph.
         objects: What has a value, by its key.
+        unnamed: What has a value, and can be reached only by a part that has no name.
     """
 
     nodes: list[ObjectNode]
     objects: dict[str, Any]
+    unnamed: list[Unnamed]
 
 
 def graph_of(root: Any, names: Names = OWN) -> Found:
     """The graph of ``root``, as far as it leads to values; keys are the shortest ways."""
-    ways, parts, leaves = _reached(root, names)
+    ways, parts, leaves, unnamed = _reached(root, names)
     useful = _leading(parts, set(leaves)) | {id(root)}
     numbers = {place: i for i, place in enumerate(p for p in ways if p in useful)}
     nodes = [ObjectNode() for _ in numbers]
@@ -221,30 +198,55 @@ def graph_of(root: Any, names: Names = OWN) -> Found:
         }
         if place in leaves:
             nodes[number].values[VALUE] = _key(ways[place])
-    return Found(nodes, {_key(ways[place]): x for place, x in leaves.items()})
+    objects = {_key(ways[place]): x for place, x in leaves.items()}
+    return Found(nodes, objects, _unnamed(unnamed, ways, names))
 
 
 def _reached(
     root: Any, names: Names
-) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], dict[int, Any]]:
-    """The ways to all objects, by their ids; their parts; and those that have a value."""
+) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], dict[int, Any], list[Unnamed]]:
+    """Return the ways to all objects by their ids, their parts, the leaves, and unnamed parts."""
     ways: dict[int, str] = {id(root): ""}
     all_parts: dict[int, Mapping[str, Any]] = {}
     leaves: dict[int, Any] = {}
+    unnamed: list[Unnamed] = []
     waiting = deque([root])
     while waiting:
         x = waiting.popleft()
-        if is_variable(x) or has_state(x):
+        if is_leaf(x):
             leaves[id(x)] = x
             continue
-        all_parts[id(x)] = parts = parts_of(x)
+        parts, others = contents_of(x)
+        all_parts[id(x)] = parts
+        way = ways[id(x)]
+        unnamed += [u._replace(label=f"{way}{u.label}") for u in others]
         for name, part in parts.items():
-            if id(part) in ways or isinstance(part, _NO_PARTS):
+            if id(part) in ways or has_no_parts(part):
                 continue
             if x is root or names.is_saved(part):  # what was given by name counts
-                ways[id(part)] = f"{ways[id(x)]}/{_escaped(name)}".lstrip("/")
+                # An empty name is one too: the way to its part begins with a slash.
+                ways[id(part)] = _escaped(name) if x is root else f"{way}/{_escaped(name)}"
                 waiting.append(part)
-    return ways, all_parts, leaves
+    return ways, all_parts, leaves, unnamed
+
+
+def _unnamed(parts: list[Unnamed], ways: Mapping[int, str], names: Names) -> list[Unnamed]:
+    """Return the leaves that only these parts lead to."""
+    leaves: list[Unnamed] = []
+    seen: dict[int, Any] = {}
+    waiting = deque(parts)
+    while waiting:
+        label, why, x = waiting.popleft()
+        if id(x) in ways or id(x) in seen or has_no_parts(x) or not names.is_saved(x):
+            continue
+        seen[id(x)] = x  # which keeps it alive, as its id must stay its own
+        if is_leaf(x):
+            leaves.append(Unnamed(label, why, x))
+            continue
+        inner, others = contents_of(x)
+        waiting.extend(Unnamed(f"{label}/{name}", why, part) for name, part in inner.items())
+        waiting.extend(u._replace(label=f"{label}{u.label}") for u in others)
+    return leaves
 
 
 def _key(way: str) -> str:
@@ -301,7 +303,7 @@ def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
     met = _met(nodes, root, names)
     pairs: dict[str, Any] = {}
     for number, live in met.items():
-        if is_variable(live) or has_state(live):
+        if is_leaf(live):
             for key in nodes[number].values.values():
                 pairs.setdefault(key, live)
         for (variable, name), slot in nodes[number].slots.items():
@@ -310,11 +312,12 @@ def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
                 pairs.update(dict.fromkeys(nodes[slot].values.values(), found))
     restored = set(map(id, pairs.values()))
     saved = dict.fromkeys(key for node in nodes for key in node.values.values())
-    live_leaves = graph_of(root, names).objects
+    live = graph_of(root, names)
+    leaves = [*live.objects.items(), *((u.label, u.value) for u in live.unnamed)]
     return Match(
         pairs,
         [key for key in saved if key not in pairs],
-        [way for way, x in live_leaves.items() if id(x) not in restored],
+        [way for way, x in leaves if id(x) not in restored],
     )
 
 
@@ -324,8 +327,9 @@ def _met(nodes: list[ObjectNode], root: Any, names: Names) -> dict[int, Any]:
     waiting = deque([0])
     while waiting:
         number = waiting.popleft()
+        parts = parts_of(met[number])
         for name, child in nodes[number].children.items():
-            part = names.part(met[number], name) if child not in met else None
+            part = names.part(met[number], parts, name) if child not in met else None
             if part is not None:
                 met[child] = part
                 waiting.append(child)
