@@ -43,6 +43,7 @@ _distributed, _xla_bridge = map(_inside, ("distributed", "xla_bridge"))
 _dtypes, _effects = map(_inside, ("dtypes", "effects"))
 _pxla = _inside("interpreters.pxla")
 _ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
+ARRAY_TYPES: frozenset[type] = frozenset(() if _ArrayImpl is None else (_ArrayImpl,))
 
 
 class _Inventory:

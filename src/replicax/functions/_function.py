@@ -30,6 +30,7 @@ from replicax._jax_private import at_rest, settings, traced, undisturbed
 from replicax.context._current import current, get_strategy, whereabouts, within
 from replicax.functions._border import Outputs, with_givens
 from replicax.functions._jaxpr._lift import lift
+from replicax.functions._keys import Identity, receivers
 from replicax.functions._modes import (
     FunctionOptions,
     HostDriven,
@@ -44,11 +45,9 @@ from replicax.functions._pull import driven
 from replicax.functions._reach import refuse_leaked, refuse_lost
 from replicax.functions._signature import (
     Arguments,
-    Identity,
     conform,
     examples,
     key_of,
-    receivers,
     shape_of,
     take_apart,
     why_new,

@@ -8,9 +8,9 @@ is refused.
 import functools
 import operator
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +18,14 @@ import numpy as np
 
 from replicax._errors import TracingError
 from replicax._origin import is_library as is_library_file
-from replicax.functions._signature import Identity, static_key
+from replicax.functions._keys import Identity, python_words, static_key
 from replicax.state._variable import Variable
 from replicax.values._per_replica import Form, InBody, Pieces, is_distributed, is_opaque
 from replicax.values._placement import is_traced
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
 _BOXES = (list, tuple, set, frozenset, deque)
+_PLAIN_BOXES = frozenset({*_BOXES, dict})
 # Code that names one of these may read attributes which it does not name.
 _BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
@@ -120,11 +121,21 @@ class Reach:
         if isinstance(wrapped, FunctionType):  # jax.jit, rx.function and the like
             return Identity(x), [Edge(label, wrapped)]
         kind: Any = type(x)
-        return (static_key(x), []) if _is_opaque(kind) else self._instance(x, label)
+        is_value = _is_opaque(kind) or _is_standard_value(kind)
+        return (self._value(x), []) if is_value else self._instance(x, label)
+
+    def _value(self, x: Any) -> Any:
+        """The key of an object that has no inside; one that can change is looked at again."""
+        key: Any = static_key(x)
+        if type(x).__hash__ is None or isinstance(x, MappingProxyType | memoryview):
+            self._checks.append(lambda: static_key(x) == key)
+        return key
 
     def _array(self, x: np.ndarray, label: str) -> tuple[Any, list[Edge]]:
         if self._everything:
             return None, []
+        if x.dtype.hasobject:  # its bytes are addresses
+            return self._value(x), []
         mine = x.tobytes()
         self._checks.append(lambda: x.tobytes() == mine)
         return (x.shape, x.dtype.str, mine), []
@@ -170,7 +181,7 @@ class Reach:
             self._looked.append((functools.partial(_slot, x), name, held))
             edges.append(Edge(f"{label}.{name}", None if held is _MISSING else held))
         if own is None and not slots:  # made in C: it only knows itself
-            return static_key(x), []
+            return self._value(x), []
         return type(x), [*edges, *self._inherited(type(x), label)]
 
     def _inherited(self, kind: type, label: str) -> list[Edge]:
@@ -196,13 +207,23 @@ class Reach:
         self._looked += [(x.get, k, v) for k, v in x.items()]
         self._checks.append(lambda: all(map(operator.is_, x, keys)))  # in this order
         fact = (type(x), tuple(map(static_key, keys)))
-        return fact, [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, held, strict=True)]
+        edges = [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, held, strict=True)]
+        return fact, edges + self._besides(x, label)
+
+    def _besides(self, x: Any, label: str) -> list[Edge]:
+        """What a container holds besides its items: the attributes of a subclass."""
+        if type(x) in _PLAIN_BOXES:
+            return []
+        factory = [Edge(label, x.default_factory)] if isinstance(x, defaultdict) else []
+        return factory + self._instance(x, label)[1] if hasattr(x, "__dict__") else factory
 
     def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
         held = list(x)
         if not isinstance(x, tuple | frozenset):
             self._checks.append(lambda: len(x) == len(held) and all(map(operator.is_, x, held)))
-        return (type(x), len(held)), [Edge(f"{label}[{i}]", v) for i, v in enumerate(held)]
+        edges = [Edge(f"{label}[{i}]", v) for i, v in enumerate(held)]
+        fact = (type(x), len(held), getattr(x, "maxlen", None))
+        return fact, edges + self._besides(x, label)
 
     def _method(self, x: MethodType, label: str) -> tuple[Any, list[Edge]]:
         return "method", [Edge(label, x.__func__), Edge(f"{label}.__self__", x.__self__)]
@@ -242,8 +263,7 @@ def first_difference(old: Reach, new: Reach) -> str:
     """In words, what has changed."""
     for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
         if a != b:
-            shown = [k[1] if isinstance(k, tuple) and len(k) == 2 else k for k in (a, b)]
-            return f"`{label}` changed from {shown[0]!r} to {shown[1]!r}"
+            return f"`{label}` changed from {python_words(a)} to {python_words(b)}"
     return "what it can reach changed"
 
 
@@ -305,6 +325,13 @@ def _is_opaque(kind: Hashable) -> bool:
     if home in ("replicax", "jax", "jaxlib", "numpy", "logging", "threading", "_thread", "weakref"):
         return True
     return home == "builtins"
+
+
+@functools.cache
+def _is_standard_value(kind: Any) -> bool:
+    """Whether objects of a class of Python's own are equal by value: dates, fractions, paths."""
+    is_standard = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
+    return is_standard and kind.__hash__ not in (None, object.__hash__)
 
 
 def _slots(kind: type) -> list[str]:

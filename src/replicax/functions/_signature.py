@@ -1,7 +1,6 @@
 """Signatures: the arguments of a call -> a cache key, the arrays, and how to put them back."""
 
 import inspect
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,10 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._jax_private import settings
+from replicax._jax_private import ARRAY_TYPES, settings
 from replicax._types import TensorSpec, TypeSpec
 from replicax.context._current import attributes, whereabouts
 from replicax.data._ahead import Ahead
+from replicax.functions._keys import Identity, python_words, static_key, structure_key
 from replicax.functions._modes import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
@@ -29,6 +29,10 @@ from replicax.values._per_replica import (
 from replicax.values._pieces import stacked_array, stacked_at_once
 from replicax.values._placement import NUMERIC, is_array, private
 from replicax.values._structures import PerReplicaSpec, component_specs
+
+_LEAVES = frozenset({*ARRAY_TYPES, np.ndarray, int, float, bool, str})
+_EXACT = frozenset({tuple, list, type(None)})
+_STR = frozenset({str})
 
 Rebuild = Callable[[Any], Any]
 
@@ -89,7 +93,20 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         Ragged: If a per-replica value has components of different shapes.
         Text: If an argument is an array of strings.
     """
-    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_opaque)
+    plain = 0  # containers whose equality is exact
+
+    def is_leaf(x: Any) -> bool:
+        nonlocal plain
+        kind = type(x)
+        if kind in _LEAVES:
+            return False
+        if kind in _EXACT or _is_exact(x, kind):
+            plain += 1
+            return False
+        return is_opaque(x)
+
+    treedef: Any
+    leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
     keys: list[Any] = [treedef]
     arrays: list[Any] = []
     rebuilds: list[Rebuild | None] = []
@@ -101,7 +118,16 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
             arrays.append(array)
     if len(arrays) < len(leaves):
         keys.append(_places([x for x in leaves if isinstance(x, Ahead)]))
+    if plain != treedef.num_nodes - len(leaves):
+        keys.append(structure_key(treedef))
     return Arguments(tuple(keys), arrays, rebuilds, leaves, treedef)
+
+
+def _is_exact(x: Any, kind: Any) -> bool:
+    """Whether the structure of a container is equal only to that of one with the same keys."""
+    if kind is dict:
+        return _STR.issuperset(map(type, x))
+    return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def _places(iterators: list[Any]) -> tuple[int, ...]:
@@ -162,72 +188,6 @@ def _stacked(
 ) -> tuple[Any, Any, Rebuild | None]:
     key = ("stacked", array.shape, array.dtype, place, kind)
     return key, array, lambda a: kind.of(Stacked(a, place))
-
-
-def static_key(x: Any) -> Any:
-    """A key that is equal for Python values which mean the same to a traced function."""
-    if x is None:
-        return None
-    if type(x) in (float, complex):
-        return type(x), repr(x)  # tells 0.0 from -0.0, and NaN is NaN
-    if hasattr(type(x), "__dataclass_fields__") and type(x) not in receivers and not is_opaque(x):
-        return _dataclass_key(x)
-    own_hash: Any = type(x).__hash__
-    if own_hash is None or own_hash is object.__hash__:
-        return Identity(x)
-    try:
-        hash(x)
-    except TypeError:
-        return Identity(x)
-    return type(x), x
-
-
-# Classes with methods that are functions: what such an object holds is its own business.
-receivers: weakref.WeakSet[type] = weakref.WeakSet()
-
-
-def _dataclass_key(x: Any) -> Any:
-    """By the values of its fields, which may change while it is the same object."""
-    if isinstance(x, type):
-        return Identity(x)
-    fields = [getattr(x, name, None) for name in type(x).__dataclass_fields__]
-    leaves, treedef = jax.tree.flatten(fields, is_leaf=is_opaque)
-    return type(x), treedef, tuple(map(_value_key, leaves))
-
-
-def _value_key(x: Any) -> Any:
-    is_host = isinstance(x, np.ndarray) and x.dtype != object
-    return (x.shape, x.dtype.str, x.tobytes()) if is_host else static_key(x)
-
-
-class Identity:
-    """Equal only to the key of the same object, for as long as that lives."""
-
-    __slots__ = ("_hash", "_keep", "_ref")
-
-    def __init__(self, x: Any) -> None:
-        self._hash = id(x)
-        try:
-            self._ref: Any = weakref.ref(x)
-            self._keep = None
-        except TypeError:
-            self._ref, self._keep = None, x
-
-    def target(self) -> Any:
-        """The object, or None when it is gone."""
-        return self._ref() if self._ref is not None else self._keep
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Identity) or self._hash != other._hash:
-            return False
-        target = self.target()
-        return target is not None and target is other.target()
-
-    def __repr__(self) -> str:
-        return f"the object {self.target()!r}"
 
 
 def conform(signature: Sequence[Any], args: tuple[Any, ...], name: str) -> tuple[Any, ...]:
@@ -303,6 +263,8 @@ def explain(old: Any, new: Any, names: Sequence[str]) -> str:
     for name, a, b in zip(names, old[1:], new[1:], strict=False):
         if a != b:
             return f"{name} changed from {_words(a)} to {_words(b)}"
+    if old != new:
+        return "a dict key or a static field in the structure of the arguments changed its type"
     return "the strategy changed"
 
 
@@ -312,10 +274,8 @@ def _words(key: Any) -> str:
     if len(parts) == 3 and isinstance(kind, tuple):
         weak = ", made of a Python number" if parts[2] else ""
         return f"an array of shape {kind} and dtype {parts[1]}{weak}"
-    if kind in (float, complex):
-        return f"the Python value {parts[1]}"
-    if len(parts) == 2 and isinstance(kind, type):
-        return f"the Python value {parts[1]!r}"
+    if isinstance(kind, type) and len(parts) > 1:
+        return f"the Python value {python_words(key)}"
     if kind == "stacked":
         return f"a per-replica array of shape {parts[1][1:]} and dtype {parts[2]}"
     return repr(key)

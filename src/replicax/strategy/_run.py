@@ -28,9 +28,10 @@ from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
 from replicax.functions._border import own_value
 from replicax.functions._function import BoundFunction, Function
+from replicax.functions._keys import static_key
 from replicax.functions._modes import runs_eagerly
 from replicax.functions._reach import Reach, first_difference
-from replicax.functions._signature import conform, static_key
+from replicax.functions._signature import conform
 from replicax.state._cell import wholly
 from replicax.state._levels import level
 from replicax.strategy._closures import Closure
