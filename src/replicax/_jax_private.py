@@ -223,6 +223,17 @@ def uncommitted(x: jax.Array) -> jax.Array:
     return freed
 
 
+def renewed(x: jax.Array) -> jax.Array:
+    """Another array with the content of ``x``; a concrete one shares its memory."""
+    buffers = getattr(x, "_arrays", None) if type(x) in ARRAY_TYPES else None
+    if buffers is None:
+        return jax.numpy.copy(x)
+    made: jax.Array = _ArrayImpl(
+        x.aval, x.sharding, buffers, committed=x.committed, _skip_checks=True
+    )
+    return made
+
+
 def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.Device]) -> jax.Array:
     """One array, whose parts are ``rows`` on ``devices``; it may share their memory."""
     shape, dtype = (sum(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype

@@ -124,6 +124,16 @@ class Question:
         answers = map(self._finished, self._sources, found)
         return jax.tree.unflatten(self._treedef, list(answers))
 
+    def answer_recorded(self, target: jax.Array, weight: jax.Array) -> Any:
+        """The same for one target, which counts only if the tape follows it.
+
+        A gradient of an array with respect to itself is one even if the tape does not follow it. A
+        jacobian is that of a reshaped array, in TensorFlow, which is another one.
+        """
+        if id(target) in self.record.followed:
+            return self.answer([target], [weight])
+        return self.answer([], [])
+
     def _places(self, source: Any) -> list[int]:
         variable = variable_of(source)
         if variable is not None:

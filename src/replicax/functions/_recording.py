@@ -47,8 +47,10 @@ class _Recording(Listening):
     def process_primitive(self, primitive: Any, args: Any, params: Any) -> Any:
         args = list(args)
         if primitive.name == "stop_gradient":
+            # The recordings and transformations around this one must stop here too.
             with jaxprs.set_current_trace(self.parent):
-                return jax.numpy.copy(args[0])
+                stopped = primitive.bind(*args, **params)
+                return jax.numpy.copy(stopped) if stopped is args[0] else stopped
         closed = params.get("jaxpr")
         if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
             # A jitted function closed over such an array: it becomes an argument.

@@ -119,14 +119,26 @@ class GradientTape:
             >>> tape.gradient(loss, w) is None
             True
         """
-        tapes = current().tapes
-        if self not in tapes:
+        if not self._is_recording():
             raise RuntimeError("Trying to stop recording a tape which is not recording.")
-        others = tuple(t for t in tapes if t is not self)
+        try:
+            with self._paused():
+                yield
+        finally:
+            # As in TensorFlow, where a gradient that was asked for in the block ends the record of
+            # a tape that is not persistent, and going on starts a new one.
+            self._record = self._record or Record()
+
+    @contextmanager
+    def _paused(self) -> Iterator[None]:
+        others = tuple(t for t in current().tapes if t is not self)
         with entered(tapes=others), ExitStack() as stack:
             if not others:
                 stack.enter_context(unrecorded())
             yield
+
+    def _is_recording(self) -> bool:
+        return self._record is not None and self in current().tapes
 
     def reset(self) -> None:
         """Forget everything that was recorded.
@@ -142,7 +154,7 @@ class GradientTape:
             >>> tape.gradient(loss, w) is None
             True
         """
-        if self._open is None:
+        if not self._is_recording():
             raise ValueError("Tape is not recording.")
         self._record = Record()
 
@@ -238,7 +250,7 @@ class GradientTape:
         rows = jnp.eye(target.size, dtype=target.dtype).reshape(target.size, *target.shape)
         with self._asked(sources, unconnected_gradients) as question:
             found = _for_each(
-                lambda row: question.answer([target], [row]), rows, at_once=experimental_use_pfor
+                lambda row: question.answer_recorded(target, row), rows, experimental_use_pfor
             )
         return jax.tree.map(lambda g: g.reshape(*target.shape, *g.shape[1:]), found)
 
@@ -255,7 +267,7 @@ class GradientTape:
         Args:
             target: An array of shape ``[b, ...]``.
             source: A watched array of shape ``[b, ...]``.
-            unconnected_gradients: As for `gradient`.
+            unconnected_gradients: Accepted for TensorFlow's sake: the answer is zeros.
             parallel_iterations: Accepted for TensorFlow's sake.
             experimental_use_pfor: Compute all entries at once; False takes less memory.
 
@@ -283,13 +295,13 @@ class GradientTape:
         columns = jnp.eye(size, dtype=target.dtype).reshape(size, 1, *target.shape[1:])
         with self._asked(source, unconnected_gradients) as question:
             found = _for_each(
-                lambda c: question.answer([target], [jnp.broadcast_to(c, target.shape)]),
+                lambda c: question.answer_recorded(target, jnp.broadcast_to(c, target.shape)),
                 columns,
-                at_once=experimental_use_pfor,
+                experimental_use_pfor,
             )
-        return jax.tree.map(
-            lambda g: jnp.moveaxis(g, 0, 1).reshape(*target.shape, *g.shape[2:]), found
-        )
+        if found is None:  # TensorFlow gives zeros here, whatever `unconnected_gradients` says
+            return jnp.zeros((*target.shape, *jnp.shape(source)[1:]), target.dtype)
+        return jnp.moveaxis(found, 0, 1).reshape(*target.shape, *found.shape[2:])
 
     # What the operations and the variables tell it.
 
@@ -325,10 +337,6 @@ class GradientTape:
             record.follow(x)
         return outs
 
-    def is_other(self, cell: Cell, value: jax.Array) -> bool:
-        """Whether ``value`` is followed as something else than a read of ``cell``."""
-        return self.follows(value) and id(value) not in self._record.reads.get(cell, ())  # type: ignore[union-attr]
-
     def note_read(self, cell: Cell, value: jax.Array) -> None:
         """Follow what a watched variable gave."""
         record = self._record
@@ -351,7 +359,7 @@ class GradientTape:
             if not self._persistent:
                 self._cells, self._record = list(question.record.reads), None
                 if self in current().tapes:
-                    stack.enter_context(self.stop_recording())
+                    stack.enter_context(self._paused())
             yield question
 
 
@@ -368,5 +376,5 @@ def _one_array(target: Any, verb: str) -> jax.Array:
     )
 
 
-def _for_each(fn: Callable[[Any], Any], rows: jax.Array, *, at_once: bool) -> Any:
+def _for_each(fn: Callable[[Any], Any], rows: jax.Array, at_once: bool) -> Any:
     return jax.vmap(fn)(rows) if at_once else jax.lax.map(fn, rows)

@@ -19,7 +19,7 @@ import numpy as np
 from replicax._basics import kept_dtype
 from replicax._blocks import contextmanager
 from replicax._errors import TracingError, VariableError
-from replicax._jax_private import concrete, unrecorded
+from replicax._jax_private import concrete, renewed, unrecorded
 from replicax.context._current import current, entered
 from replicax.state._cell import Cell
 from replicax.state._declaration import is_planning, plan
@@ -239,10 +239,6 @@ class Listener(Protocol):
     """A gradient tape, as variables see it."""
 
     @abstractmethod
-    def is_other(self, cell: Cell, value: jax.Array) -> bool:
-        """Whether the tape knows ``value`` as something else than a read of ``cell``."""
-
-    @abstractmethod
     def note_read(self, cell: Cell, value: jax.Array) -> None:
         """Note that ``value`` is what ``cell`` held when it was read."""
 
@@ -258,10 +254,10 @@ def told(cell: Cell, value: Any) -> Any:
     tapes: tuple[Listener, ...] = current().tapes
     if not tapes or not is_differentiable(value):
         return value
-    if any(tape.is_other(cell, value) for tape in tapes):
-        # It was computed, then assigned: an assignment ends what a tape follows, as in TensorFlow.
-        with unrecorded():
-            value = jnp.copy(value)
+    # Tapes know arrays by identity. The array of the cell is also what reads outside of the tapes
+    # give, what was assigned, and what another variable may hold, which no tape may follow.
+    with unrecorded():
+        value = renewed(value)
     for tape in tapes:
         tape.note_read(cell, value)
     return value
