@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from tests.golden import tape_cases
+from tests.golden import tape_cases, tape_programs
 from tests.golden.tape_cases import PROGRAMS, variables_of
 from tests.replicas import WAYS, compiled, context, eagerly, mirrored
 
@@ -85,6 +85,56 @@ class TestTensorFlowsPrograms:
         for i in range(2):
             own = [x if x is None else x.values[i] for x in leaves]
             assert_answers(own, program.__name__)
+
+
+RANDOM_ANSWERS = json.loads(
+    Path(__file__).parents[1].joinpath("golden", "tape_programs.json").read_text()
+)
+# JAX returns the array that it was given for an identity; every value here is one of its own.
+RANDOM_LIBRARY = SimpleNamespace(
+    **{**vars(LIBRARY), "stop_gradient": lambda x: jax.lax.stop_gradient(jnp.copy(x))},
+    negative=jnp.negative,
+    identity=jnp.copy,
+)
+
+
+class TestRandomPrograms:
+    """Nested, persistent, stopped and reset tapes, and TensorFlow's answers."""
+
+    def _assert_answers(self, seed, found):
+        expected = RANDOM_ANSWERS[seed]
+        assert len(found) == len(expected)
+        for ours, theirs in zip(found, expected, strict=True):
+            if isinstance(ours, str) or isinstance(theirs, str):
+                assert ours == theirs
+                continue
+            assert [x is None for x in ours] == [x is None for x in theirs]
+            for x, y in zip(ours, theirs, strict=True):
+                if x is not None:
+                    np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("seeds", [range(i, i + 25) for i in range(0, 250, 25)], ids=repr)
+    def test_gives_tensorflows_gradients(self, seeds):
+        for seed in seeds:
+            run = tape_programs.Run(RANDOM_LIBRARY, tape_programs.variables_of(RANDOM_LIBRARY))
+            self._assert_answers(seed, run.block(tape_programs.made(seed)).answers)
+
+    @pytest.mark.parametrize("seed", range(0, 250, 25))
+    def test_gives_them_in_a_function(self, seed):
+        variables = tape_programs.variables_of(RANDOM_LIBRARY)
+        errors = []
+
+        @rx.function
+        def program():
+            run = tape_programs.Run(RANDOM_LIBRARY, variables)
+            answers = run.block(tape_programs.made(seed)).answers
+            errors[:] = [isinstance(one, str) for one in answers]
+            return [[] if isinstance(one, str) else one for one in answers]
+
+        found = program()
+        self._assert_answers(
+            seed, ["error" if e else one for e, one in zip(errors, found, strict=True)]
+        )
 
 
 class TestReplicas:

@@ -91,6 +91,8 @@ class GradientTape:
             6.0
         """
         record = self._live()
+        if not any(tape.is_recording() for tape in current().tapes):
+            record = Record()  # TensorFlow watches nothing while no tape records
         for x in _leaves(tensor):
             variable = variable_of(x)
             if variable is not None:
@@ -119,7 +121,7 @@ class GradientTape:
             >>> tape.gradient(loss, w) is None
             True
         """
-        if not self._is_recording():
+        if not self.is_recording():
             raise RuntimeError("Trying to stop recording a tape which is not recording.")
         try:
             with self._paused():
@@ -137,7 +139,8 @@ class GradientTape:
                 stack.enter_context(unrecorded())
             yield
 
-    def _is_recording(self) -> bool:
+    def is_recording(self) -> bool:
+        """Whether operations of this thread are recorded now."""
         return self._record is not None and self in current().tapes
 
     def reset(self) -> None:
@@ -154,7 +157,7 @@ class GradientTape:
             >>> tape.gradient(loss, w) is None
             True
         """
-        if not self._is_recording():
+        if not self.is_recording():
             raise ValueError("Tape is not recording.")
         self._record = Record()
 
