@@ -7,6 +7,7 @@ each call of what was compiled then takes the elements that it needs. Which code
 to the layers above, which say here how `next` goes there.
 """
 
+import threading
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -177,9 +178,18 @@ def counted(state: Any, *names: str) -> list[int]:
 
 
 class Ahead(Iterator[Any]):
-    """An iterator that can look ahead."""
+    """An iterator that can look ahead, and that threads may share.
+
+    Attributes:
+        lock: Held while an element is made, looked at or taken, so that each goes to one thread.
+            Hold it yourself to look at elements and take them in one step. It is reentrant, as a
+            function of the pipeline may come back here, and a thread that waits for it in C still
+            runs the handlers of signals. Take it before any lock under which no function of a
+            user may run, never after.
+    """
 
     def __init__(self) -> None:
+        self.lock = threading.RLock()
         self._position = 0
         self._errors = 0  # elements that failed before the position
         self._peeked: deque[Any] = deque()
@@ -243,26 +253,28 @@ class Ahead(Iterator[Any]):
 
     def take(self) -> Any:
         """The next element, in plain code."""
-        element = self._peeked.popleft() if self._peeked else self._fetch()
-        if isinstance(element, Failed):
-            self._errors += element.is_element
-            element.settle()
-        self._position += 1
+        with self.lock:
+            element = self._peeked.popleft() if self._peeked else self._fetch()
+            if isinstance(element, Failed):
+                self._errors += element.is_element
+                element.settle()
+            self._position += 1
         return element
 
     def reaches(self, count: int) -> bool:
         """Whether ``count`` elements can be looked at, before the end or one that fails."""
         peeked = self._peeked
-        while (seen := len(peeked)) < count and not self._is_failing():
-            try:
-                self._look()
-            except StopIteration:
-                return False
-            except Exception as error:  # raised when its turn comes
-                if len(peeked) > seen:  # a signal's handler raised it, after the element came
-                    raise
-                peeked.append(Failed(error, is_element=False))
-        return len(peeked) - self._is_failing() >= count
+        with self.lock:
+            while (seen := len(peeked)) < count and not self._is_failing():
+                try:
+                    self._look()
+                except StopIteration:
+                    return False
+                except Exception as error:  # raised when its turn comes
+                    if len(peeked) > seen:  # a signal's handler raised it, after the element came
+                        raise
+                    peeked.append(Failed(error, is_element=False))
+            return len(peeked) - self._is_failing() >= count
 
     def _is_failing(self) -> bool:
         return bool(self._peeked) and isinstance(self._peeked[-1], Failed)
@@ -273,6 +285,7 @@ class Ahead(Iterator[Any]):
 
     def consume(self, count: int) -> None:
         """Take elements that were looked at."""
-        self._position += count
-        for _ in range(count):
-            self._peeked.popleft()
+        with self.lock:
+            self._position += count
+            for _ in range(count):
+                self._peeked.popleft()

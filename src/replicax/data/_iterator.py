@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Iterator as AnyIterator
 from itertools import zip_longest
+from operator import length_hint
 from typing import Any, Generic, TypeVar, overload
 
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
 _STATE_VERSION = 3
+_PATIENCE = 1.0  # seconds that `close` waits for another thread's element
 _FROM = " < "
 
 K = TypeVar("K")
@@ -48,7 +50,8 @@ class DatasetIterator(Ahead, Generic[T_co]):
         self._origins = [seeds.begin() for seeds in self._random]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
         self._stream: Stream | None = None
-        self._ready: AnyIterator[Any] = iter(())
+        self._ready: AnyIterator[Any] = iter(())  # of a list: asking it is one step for threads
+        self._num_ready = 0  # elements that `_ready` had, and that `_position` does not count
         self._is_done = False
 
     def __iter__(self) -> "DatasetIterator[T_co]":
@@ -80,8 +83,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
         if traced.value is not at_rest or is_driven():
             return around.take(self)
         if not self._peeked:
-            for element in self._ready:  # most elements come this way: without another call
-                self._position += 1
+            for element in self._ready:  # most elements come this way: without a call or a lock
                 return element
         return self.take()
 
@@ -90,16 +92,52 @@ class DatasetIterator(Ahead, Generic[T_co]):
         """The end of the pipeline."""
         return self._node
 
+    def take(self) -> Any:
+        """The next element, in plain code."""
+        with self.lock:
+            if self._peeked:
+                return Ahead.take(self)
+            element = self._fetch()
+            if type(element) is Failed:
+                self._errors += 1
+                element.settle()
+            self._position += 1
+            return element
+
     def _fetch(self) -> Any:
         for element in self._ready:
+            self._num_ready -= 1
             return element
-        elements = self._advance()
-        if elements is None:
-            raise EndOfSequenceError(self._end())
-        if isinstance(elements, Failed):
-            return elements
-        self._ready = iter(elements)
-        return next(self._ready)
+        if self._stream is None or self._is_done:
+            self._begin()
+            assert self._stream is not None
+        try:
+            block = self._stream.pull(self._limit)
+            elements = None if block is None else block.elements()
+        except Exception as error:
+            return Failed(error)
+        except BaseException:
+            # An interrupt, in the middle of anything: the next call comes here from the start.
+            self._stop()
+            raise
+        if elements is None or self._is_done:  # another thread may have closed it meanwhile
+            self._is_done = True
+            self._begin()
+        assert elements is not None
+        if self._limit == 1:
+            return elements[0]
+        self._position += self._num_ready  # all of which were taken without the lock
+        self._num_ready = len(elements) - 1
+        ready = iter(elements)
+        element = next(ready)
+        self._ready = ready
+        return element
+
+    def _count_taken(self) -> None:
+        """Count those elements of `_ready` that were taken without the lock."""
+        taken = self._num_ready - length_hint(self._ready)
+        self._num_ready -= taken
+        self._position += taken
 
     @property
     def element_spec(self) -> Any:
@@ -132,13 +170,16 @@ class DatasetIterator(Ahead, Generic[T_co]):
             >>> list(again) == rest
             True
         """
-        return {
-            "version": _STATE_VERSION,
-            "position": self._position,
-            "errors": self._errors,
-            "seeds": [list(origin) for origin in self._origins],
-            "graph": _describe(self._node),
-        }
+        graph = _describe(self._node)
+        with self.lock:
+            self._count_taken()
+            return {
+                "version": _STATE_VERSION,
+                "position": self._position,
+                "errors": self._errors,
+                "seeds": [list(origin) for origin in self._origins],
+                "graph": graph,
+            }
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go to the place that `save_state` described.
@@ -175,12 +216,13 @@ class DatasetIterator(Ahead, Generic[T_co]):
             )
         position, errors = counted(state, "position", "errors")
         origins = _origins(state.get("seeds"), len(self._random))
-        self.close()
-        self._is_done = False
-        for seeds, *change in zip(self._random, origins, self._origins, strict=True):
-            seeds.go_on(*change)
-        self._position, self._errors, self._origins = position, errors, origins
-        self._stream = self._open()
+        with self.lock:
+            self.close()
+            self._is_done = False
+            for seeds, *change in zip(self._random, origins, self._origins, strict=True):
+                seeds.go_on(*change)
+            self._position, self._errors, self._origins = position, errors, origins
+            self._stream = self._open()
 
     def close(self) -> None:
         """End the pass and its threads; there is no element after it.
@@ -191,8 +233,14 @@ class DatasetIterator(Ahead, Generic[T_co]):
             >>> list(iterator)
             []
         """
-        self._peeked.clear()
-        self._finish()
+        self._is_done = True
+        # A thread that is making an element ends the pass when it has; it may take any time.
+        if self.lock.acquire(timeout=_PATIENCE):
+            try:
+                self._peeked.clear()
+                self._stop()
+            finally:
+                self.lock.release()
 
     def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
         # At the end of the program threads have been ended, and modules may be empty.
@@ -200,32 +248,19 @@ class DatasetIterator(Ahead, Generic[T_co]):
             self._stop()
 
     def _end(self) -> str:
+        with self.lock:
+            self._count_taken()
         return (
             f"End of sequence: the dataset has given all its {self._position} elements. Iterate"
             " with `for element in dataset`, or start again with `iter(dataset)`."
         )
 
-    def _advance(self) -> list[Any] | Failed | None:
+    def _begin(self) -> None:
+        """Open the stream where this iterator stands, or say that it has ended."""
         if self._is_done:
-            return None
-        if self._stream is None:
-            self._stream = self._open()
-        try:
-            block = self._stream.pull(self._limit)
-            elements = None if block is None else block.elements()
-        except Exception as error:
-            return Failed(error)
-        except BaseException:
-            # An interrupt, in the middle of anything: the next call comes here from the start.
             self._stop()
-            raise
-        if elements is None:
-            self._finish()
-        return elements
-
-    def _finish(self) -> None:
-        self._is_done = True
-        self._stop()
+            raise EndOfSequenceError(self._end())
+        self._stream = self._open()
 
     def _open(self) -> Stream:
         """A stream that stands where this iterator does."""
@@ -245,7 +280,8 @@ class DatasetIterator(Ahead, Generic[T_co]):
 
     def _stop(self) -> None:
         stream, self._stream = self._stream, None
-        self._ready = iter(())
+        self._count_taken()
+        self._ready, self._num_ready = iter(()), 0
         if stream is not None:
             stream.close()
 

@@ -262,20 +262,20 @@ class Due:
     """An error that waits until the rows before it are delivered."""
 
     def __init__(self, error: BaseException | None = None) -> None:
-        self._error = error
+        self.error = error
 
     def __str__(self) -> str:
-        return f"{type(self._error).__name__}: {self._error}"
+        return f"{type(self.error).__name__}: {self.error}"
 
     def put(self, error: BaseException) -> None:
         """Keep an error."""
-        self._error = error
+        self.error = error
 
     def settle(self) -> None:
         """Raise what is due, once."""
-        if self._error is None:
+        if self.error is None:
             return
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         try:
             raise error
         finally:

@@ -181,6 +181,7 @@ class Given(Ahead):
     def bind(self, iterator: Ahead) -> None:
         """Stand for another iterator, for as long as somebody else holds that."""
         self._iterator = weakref.ref(iterator)
+        self.lock = iterator.lock
 
     @property
     def bound(self) -> Ahead:

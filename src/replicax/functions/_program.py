@@ -14,10 +14,12 @@ from replicax._errors import DivergenceError, ScopeError, TracingError
 from replicax._jax_private import undisturbed
 from replicax._threads import held
 from replicax.context._current import current
+from replicax.data._ahead import Ahead
 from replicax.functions._border import Given, Outputs
 from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import MAY_RAISE, Lifted, host_calls, outline
 from replicax.functions._modes import Unfilled
+from replicax.functions._pull import reaches
 from replicax.functions._signature import Arguments
 from replicax.state._agreement import diverging
 from replicax.state._cell import changing
@@ -101,6 +103,30 @@ class Program:
             arrays: The arrays among the arguments.
             leaves: All arguments, of which it takes the iterators.
         """
+        if not self._pulls:
+            return self._called(arrays, leaves)
+        sources = {
+            leaves[x.place] if isinstance(x, Given) else x: n for x, n in self._pulls.items()
+        }
+        return self._pulling(sources, sorted(sources, key=id), arrays, leaves)
+
+    def _pulling(
+        self,
+        sources: Mapping[Ahead, int],
+        locked: Sequence[Ahead],
+        arrays: Sequence[Any],
+        leaves: Sequence[Any],
+    ) -> Any:
+        """Call it while no other thread can take the elements that it looks at."""
+        if locked:
+            with locked[0].lock:
+                return self._pulling(sources, locked[1:], arrays, leaves)
+        # Elements are made now: functions of a pipeline must not run under the lock of all calls.
+        for iterator, count in sources.items():
+            reaches(iterator, count)
+        return self._called(arrays, leaves)
+
+    def _called(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
         topology = self.topology
         self._calls += 1
         if topology is not None:

@@ -125,7 +125,8 @@ def _outside() -> Iterator[None]:
         in_function.reset(token)
 
 
-def _reaches(source: Ahead, count: int) -> bool:
+def reaches(source: Ahead, count: int) -> bool:
+    """Whether ``count`` elements can be looked at, from any code."""
     if is_plain():
         return source.reaches(count)
     with _outside():
@@ -143,7 +144,8 @@ def _is_numeric(x: Any) -> bool:
 def _example(iterator: Ahead) -> Any:
     """What stands for an element in a loop of no turns, which takes none."""
     with _outside():
-        element = iterator.peek(0) if iterator.reaches(1) else None
+        with iterator.lock:
+            element = iterator.peek(0) if iterator.reaches(1) else None
         if element is None or not all(map(_is_liftable, _leaves(element))):
             element = examples(iterator.element_spec, iterator)
     return jax.tree.map(_zeros, element, is_leaf=is_distributed)
@@ -168,10 +170,12 @@ def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
     ahead = where.pulls.get(iterator, 0)
     block = PulledBlock(iterator, ahead, ())
     first = ahead + _before(iterator, where.outer)
-    if not _reaches(iterator, first + 1):
-        raise Unfilled
+    with iterator.lock:
+        if not reaches(iterator, first + 1):
+            raise Unfilled
+        element = iterator.peek(first)
     where.pulls[iterator] = ahead + 1
-    leaves, treedef = jax.tree.flatten(iterator.peek(first), is_leaf=is_distributed)
+    leaves, treedef = jax.tree.flatten(element, is_leaf=is_distributed)
     cells = [Pull(block, i, *_like(x)) for i, x in enumerate(leaves)]
     block.size = len(cells)
     here = level()
@@ -230,9 +234,10 @@ class PulledBlock:
             Unfilled: If they are not all there, or cannot be stacked.
         """
         places = self.places()
-        if not _reaches(self.source, max(places) + 1):
-            raise Unfilled
-        elements = [self.source.peek(i) for i in places]
+        with self.source.lock:
+            if not reaches(self.source, max(places) + 1):
+                raise Unfilled
+            elements = [self.source.peek(i) for i in places]
         seen, leaves = self._seen
         if len(seen) != len(elements) or any(map(_is_other, seen, elements)):
             leaves = _stacked(elements, tuple(a.times for a in self.axes))

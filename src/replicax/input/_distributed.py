@@ -235,13 +235,14 @@ class DistributedIterator(Ahead, Generic[T_co]):
 
         Under the DATA policy it can be restored with another number of workers or replicas.
         """
-        return {
-            "version": _STATE_VERSION,
-            "steps": self._position,
-            "errors": self._errors,
-            "parts": list(self._pipeline.parts),
-            "source": self._state,
-        }
+        with self.lock:
+            return {
+                "version": _STATE_VERSION,
+                "steps": self._position,
+                "errors": self._errors,
+                "parts": list(self._pipeline.parts),
+                "source": self._state,
+            }
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Go to where `save_state` was called, also in another process.
@@ -265,21 +266,23 @@ class DistributedIterator(Ahead, Generic[T_co]):
                 " `experimental_distribute_dataset`) go on with any number of them."
             )
         steps, errors = counted(state, "steps", "errors")
-        elements = self._open(state.get("source"), steps, errors)
-        self.close()
-        self._position, self._errors, self._elements = steps, errors, elements
+        with self.lock:
+            elements = self._open(state.get("source"), steps, errors)
+            self.close()
+            self._position, self._errors, self._elements = steps, errors, elements
 
     def close(self) -> None:
-        """End the pass and its thread."""
+        """End the pass and its thread; a thread that waits for an element finds the end."""
         self._elements.close()
         self._peeked.clear()
 
     def take(self) -> Any:
         """The next element, in plain code; one that a signal keeps from being taken stays next."""
-        if not self._peeked:
-            self._look()
-        with held:
-            return Ahead.take(self)
+        with self.lock:
+            if not self._peeked:
+                self._look()
+            with held:
+                return Ahead.take(self)
 
     def _look(self) -> None:
         with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.waiting():

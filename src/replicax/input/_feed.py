@@ -269,4 +269,5 @@ def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]
         try:
             ready.get_nowait()
         except Empty:
-            return
+            break
+    ready.put((None, _END))  # for a thread that waits: its mark may be among those taken out

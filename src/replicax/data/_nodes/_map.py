@@ -95,6 +95,8 @@ class _Elements:
             if len(elements) <= limit:
                 return elements
             ready.extend(elements)
+        if limit == 1:
+            return [ready.popleft()]
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
     def put_back(self, elements: list[Any]) -> None:
@@ -126,7 +128,8 @@ class _MapStream(Stream):
         self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
-        self._due.settle()
+        if self._due.error is not None:
+            self._due.settle()
         if self._calls is not None:
             rows = self._call_in_threads(self._calls, min(limit, _MOST_ROWS))
         elif self._decides:

@@ -318,7 +318,8 @@ class RowStream(Stream):
 
     def pull(self, limit: int) -> Block | None:
         """Advance the iterator up to ``limit`` times."""
-        self._due.settle()
+        if self._due.error is not None:
+            self._due.settle()
         rows: list[Row] = []
         while len(rows) < limit:
             try:
