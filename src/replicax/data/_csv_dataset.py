@@ -79,7 +79,8 @@ class CsvDataset(Dataset):
             na_value=na_value,
             selected=select_cols,
         )
-        file_format = CsvFormat(header, use_quote_delim, to_compression(compression_type, "Csv"))
+        compression = to_compression(compression_type, "Csv")
+        file_format = CsvFormat(header, use_quote_delim, rules.delimiter, compression)
         records = reader_of(filenames, file_format, None, "CsvDataset")
         numbered = Dataset(records).enumerate().node
         function = ElementFunction(

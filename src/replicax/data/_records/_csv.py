@@ -1,5 +1,6 @@
 """Records of comma-separated values: cut out of files, cut into fields, and read."""
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from replicax.data._records._tfrecord import chunks
 _DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64, object))
 _INT = re.compile(rb"[+-]?[0-9]+")
 _QUOTE = b'"'
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,14 @@ class Column:
         text = field.strip()
         try:
             if self.dtype.kind == "f" and b"_" not in text:
-                return self.dtype.type(float(text))
+                is_hex = b"x" in text or b"X" in text
+                number = float.fromhex(text.decode()) if is_hex else float(text)
+                if abs(number) <= _LARGEST:
+                    return self.dtype.type(number)
+                with np.errstate(
+                    over="ignore"
+                ):  # for a float32 it is infinite
+                    return self.dtype.type(number)
             if _INT.fullmatch(text):
                 return self.dtype.type(int(text))
         except (ValueError, OverflowError):
@@ -202,32 +211,86 @@ def decode_csv(  # noqa: PLR0913
 @final
 @dataclass(frozen=True)
 class CsvFormat:
-    """Records of CSV files; the end of a line inside of quotes belongs to its record."""
+    r"""Records of CSV files, with the quotes that stand in them.
+
+    A line ends with ``\n``, ``\r`` or both. A field that begins with a quote ends with one that
+    stands before a delimiter or the end of a line; until then, ends of lines are part of it. A
+    quote elsewhere is an error of its record alone.
+    """
 
     has_header: bool
     has_quotes: bool
+    delimiter: bytes = b","
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Lists of records."""
+        """Lists of records; a header with stray quotes is among them, where it is an error."""
         is_header = self.has_header
         for records in self._records(path):
-            yield records[1:] if is_header else records
+            yield records[1:] if is_header and self._is_sound(records[0]) else records
             is_header = False
+        if is_header:
+            raise InvalidArgumentError(
+                f"{path!r} is empty, where a line with the names of its columns was expected. Leave"
+                " the file out, or pass header=False."
+            )
+
+    def _is_sound(self, record: bytes) -> bool:
+        try:
+            CsvRules((), self.delimiter, self.has_quotes).fields(record, 0)
+        except InvalidArgumentError:
+            return False
+        return True
 
     def _records(self, path: str) -> Iterator[list[bytes]]:
-        rest = b""
+        waiting: list[bytes] = []  # the content from the last record on, whose end is not seen yet
+        size, enough = 0, 0
         for chunk in chunks(path, self.compression):
-            *lines, rest = (rest + chunk).split(b"\n")
-            records: list[bytes] = []
-            part = b""
-            for line in lines:
-                part = part + b"\n" + line if part else line
-                if not self.has_quotes or part.count(_QUOTE) % 2 == 0:
-                    records.append(part.removesuffix(b"\r"))
-                    part = b""
-            rest = part + b"\n" + rest if part else rest
+            waiting.append(chunk)
+            size += len(chunk)
+            if size < enough:
+                continue
+            records, rest = self._cut(b"".join(waiting))
+            # A field that is never closed would be searched again with every chunk.
+            waiting, size, enough = [rest], len(rest), 2 * len(rest)
             if records:
                 yield records
-        if rest:
-            yield [rest.removesuffix(b"\r")]
+        records, rest = self._cut(b"".join(waiting), is_last=True)
+        if records:
+            yield records
+
+    def _cut(self, text: bytes, *, is_last: bool = False) -> tuple[list[bytes], bytes]:
+        """The records whose end is in ``text``, and the rest; at the end of the file no rest."""
+        if self.has_quotes and _QUOTE in text:
+            return self._cut_with_quotes(text, is_last=is_last)
+        held = b"" if is_last or text[-1:] != b"\r" else b"\r"  # of a \r\n, perhaps
+        if b"\r" in text:
+            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *records, rest = text.split(b"\n")
+        if is_last and rest:
+            records.append(rest)
+        return records, rest + held
+
+    def _cut_with_quotes(self, text: bytes, *, is_last: bool) -> tuple[list[bytes], bytes]:
+        records: list[bytes] = []
+        place = 0
+        for match in _records_between(self.delimiter).finditer(text):
+            end = match.end()
+            if not is_last and (not match["end"] or (match["end"] == b"\r" and end == len(text))):
+                break
+            if end == match.start():  # behind the end of the last line
+                break
+            records.append(match["record"])
+            place = end
+        return records, text[place:]
+
+
+@functools.cache
+def _records_between(delimiter: bytes) -> re.Pattern[bytes]:
+    """Match a record and the end of its line, which may be missing."""
+    others = b"[^\r\n" + re.escape(delimiter) + b"]"
+    quoted = b'"[^"]*+(?:"' + others + b'[^"]*+)*+"?+'
+    plain = b'(?!")' + others + b"*+"
+    field = b"(?:" + quoted + b"|" + plain + b")"
+    fields = field + b"(?:" + re.escape(delimiter) + field + b")*+"
+    return re.compile(b"(?P<record>" + fields + b")(?P<end>\\r\\n|\\n|\\r|)")
