@@ -19,6 +19,7 @@ import numpy as np
 
 from replicax._origin import is_library
 from replicax._types import TensorSpec, TypeSpec
+from replicax.data._depth import needs_stack, on_new_stack
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._leaves import leaf_spec, to_leaf
@@ -134,7 +135,10 @@ class _Reader:
         else:
             self._met[id(value)] = len(self._met)
             self._alive.append(value)
-            self._inside(value)
+            if isinstance(value, Node) and needs_stack(value):
+                on_new_stack(partial(self._inside, value))
+            else:
+                self._inside(value)
 
     def _inside(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
         if isinstance(value, (tuple, list)):

@@ -9,13 +9,13 @@ What every part of `Dataset` needs: the graph, and a way to make the next datase
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import wraps
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
+from functools import partial, wraps
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, final
 
 from replicax._basics import T_co
 from replicax.data._blocks import Block, join
+from replicax.data._depth import Elsewhere, answering, needs_stack, on_new_stack, once, remembered
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
 
@@ -25,33 +25,6 @@ if TYPE_CHECKING:
 INFINITE_CARDINALITY = -1
 UNKNOWN_CARDINALITY = -2
 AUTOTUNE = -1
-
-
-_answers: ContextVar[dict[Any, Any] | None] = ContextVar("replicax_answers", default=None)
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def once(question: _F) -> _F:
-    """Ask a node that stands in several places of a graph once, for each question from outside.
-
-    A dataset concatenated with itself n times has 2**n ways from its end to its source.
-    """
-
-    @wraps(question)
-    def ask(node: Any, *args: Any) -> Any:
-        known = _answers.get()
-        if known is None:
-            token = _answers.set({})
-            try:
-                return ask(node, *args)
-            finally:
-                _answers.reset(token)
-        key = (question, id(node), args)
-        if key not in known:
-            known[key] = (node, question(node, *args))  # the node too, or another gets its id
-        return known[key][1]
-
-    return cast("_F", ask)
 
 
 class Stream(ABC):
@@ -79,6 +52,27 @@ class Stream(ABC):
         """End threads and close files; pulling afterwards is undefined."""
 
 
+@final
+class _DeepStream(Stream):
+    """A stream that is pulled on another stack."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._elsewhere = Elsewhere(stream)
+        self._is_done = False
+
+    def pull(self, limit: int) -> Block | None:
+        # Every one of the streams above may ask again after the end, and those above it.
+        block: Block | None = None if self._is_done else self._elsewhere.ask("pull", limit)
+        self._is_done = block is None
+        return block
+
+    def skip(self, count: int) -> int:
+        return self._elsewhere.ask("skip", count) or 0
+
+    def close(self) -> None:
+        self._elsewhere.close()
+
+
 @dataclass(frozen=True)
 class Batching:
     """How many rows an element has; the last one may have fewer unless ``is_static``."""
@@ -98,6 +92,10 @@ class Node(ABC):
 
     keeps_batches: ClassVar[bool] = False
     grouping: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _allow_depth(cls)
 
     @property
     @abstractmethod
@@ -123,13 +121,11 @@ class Node(ABC):
         """Start a pass."""
 
     @property
-    @once
     def is_spec_known(self) -> bool:
         """Whether `element_spec` says it without reading an element."""
         return all(node.is_spec_known for node in self.inputs)
 
     @property
-    @once
     def peeked(self) -> "Node":
         """The same elements for a look at the first, without what would read more than that."""
         inputs = self.inputs
@@ -156,10 +152,48 @@ class Node(ABC):
         return None
 
     @property
-    @once
     def calls_user_code(self) -> bool:
         """Whether reading ahead would run a user's function earlier than asked for."""
         return any(node.calls_user_code for node in self.inputs)
+
+    @property
+    def may_fail(self) -> bool:
+        """Whether an element may raise: anything but arrays, and what only reorders them."""
+        if not self.inputs:
+            return self.calls_user_code or not self.gives_places
+        return self.calls_user_code or any(node.may_fail for node in self.inputs)
+
+
+_FIXED = ("element_spec", "cardinality", "batching", "gives_places")
+_LEARNT = ("is_spec_known",)  # which stays true
+_CHANGING = ("peeked", "calls_user_code", "may_fail")
+
+
+def _allow_depth(kind: type) -> None:
+    """Have the questions that nodes pass on to their inputs answered for graphs of any depth."""
+    kinds = (_FIXED, remembered), (_LEARNT, partial(remembered, is_final=bool)), (_CHANGING, once)
+    for names, asked in kinds:
+        for name in names:
+            own = vars(kind).get(name)
+            if isinstance(own, property) and own.fget is not None:
+                setattr(kind, name, property(asked(own.fget), doc=own.__doc__))
+    if "open" in vars(kind):
+        setattr(kind, "open", _opened(vars(kind)["open"]))  # noqa: B010 - of any type
+
+
+def _opened(start: Callable[[Any, Run], Stream]) -> Callable[[Any, Run], Stream]:
+    @wraps(start)
+    def open_node(node: Node, run: Run) -> Stream:
+        call = partial(start, node, run)
+        if not needs_stack(node):
+            stream: Stream = answering(call)
+            return stream
+        return _DeepStream(answering(partial(on_new_stack, call)))
+
+    return open_node
+
+
+_allow_depth(Node)
 
 
 class SourceNode(Node):
@@ -252,12 +286,6 @@ def pass_over(stream: Stream, count: int) -> int:
     return done
 
 
-def may_fail(node: Node) -> bool:
-    """Whether an element may raise: anything but arrays, and what only reorders them."""
-    sources = (part for part in walk(node) if not part.inputs)
-    return node.calls_user_code or not all(source.gives_places for source in sources)
-
-
 class Due:
     """An error that waits until the rows before it are delivered."""
 
@@ -291,7 +319,7 @@ class Passed:
     def __init__(self, node: Node, run: Run, count: int) -> None:
         self.stream = node.open(run)
         self.count = count
-        self._may_fail = may_fail(node)
+        self._may_fail = node.may_fail
 
     def is_past(self, *, makes: bool = True) -> bool:
         """Leave them out; whether there were as many.

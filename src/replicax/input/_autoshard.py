@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from replicax._types import TensorSpec
+from replicax.data._depth import once
 from replicax.data._known import NoElementError
-from replicax.data._node import Node, once, walk
+from replicax.data._node import Node, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode

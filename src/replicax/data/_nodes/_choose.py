@@ -19,7 +19,6 @@ from replicax.data._node import (
     SourceNode,
     Stream,
     UnaryNode,
-    once,
 )
 from replicax.data._nodes._combine import ManyNode, common_spec
 from replicax.data._seeds import Run, Seeds
@@ -36,20 +35,17 @@ class ChooseNode(ManyNode):
     stop_on_empty_dataset: bool
 
     @property
-    @once
     def element_spec(self) -> Any:
         """What all branches have in common."""
         return common_spec(self.branches[1:])
 
     @property
-    @once
     def batching(self) -> Batching | None:
         """That of all branches but the first, if they agree."""
         first, *others = (node.batching for node in self.branches[1:])
         return first if all(other == first for other in others) else None
 
     @property
-    @once
     def cardinality(self) -> int:
         """Not known before the choices are."""
         sizes = [node.cardinality for node in self.branches]

@@ -15,7 +15,6 @@ from replicax.data._node import (
     Buffered,
     Node,
     Stream,
-    once,
     pass_over,
 )
 from replicax.data._seeds import Run
@@ -38,7 +37,6 @@ class ManyNode(Node):
         return replace(self, branches=inputs)
 
     @property
-    @once
     def batching(self) -> Batching | None:
         """That of all branches, if they agree."""
         first, *others = (node.batching for node in self.branches)
@@ -56,13 +54,11 @@ class ZipNode(ManyNode):
     nesting: Structure
 
     @property
-    @once
     def element_spec(self) -> Any:
         """The specs, nested like the branches."""
         return self.nesting.unflatten([node.element_spec for node in self.branches])
 
     @property
-    @once
     def cardinality(self) -> int:
         """As many as the shortest branch has."""
         sizes = [node.cardinality for node in self.branches]
@@ -154,13 +150,11 @@ class ConcatenateNode(ManyNode):
         return cls((*left, *right))
 
     @property
-    @once
     def element_spec(self) -> Any:
         """What all have in common."""
         return common_spec(self.branches)
 
     @property
-    @once
     def cardinality(self) -> int:
         """As many as all branches together."""
         sizes = [node.cardinality for node in self.branches]

@@ -55,9 +55,7 @@ class Column:
                 number = float.fromhex(text.decode()) if is_hex else float(text)
                 if abs(number) <= _LARGEST:
                     return self.dtype.type(number)
-                with np.errstate(
-                    over="ignore"
-                ):  # for a float32 it is infinite
+                with np.errstate(over="ignore"):  # for a float32 it is infinite
                     return self.dtype.type(number)
             if _INT.fullmatch(text):
                 return self.dtype.type(int(text))
