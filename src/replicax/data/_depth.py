@@ -16,6 +16,7 @@ from replicax._threads import new_thread
 
 # Nodes whose calls share a stack: each takes up to six frames, and the user's own code comes first.
 _NODES_PER_STACK = 40
+_FEW_NODES = 4  # so few ways lead through these that asking again costs less than remembering
 _JOIN_SECONDS = 1.0
 
 _answers: ContextVar[dict[Any, Any] | None] = ContextVar("replicax_answers", default=None)
@@ -33,10 +34,15 @@ class Deep(Protocol):
 
 def needs_stack(node: Deep) -> bool:
     """Whether calls that come to this node must continue on another stack."""
-    return not _depth(node) % _NODES_PER_STACK
+    return not depth_of(node) % _NODES_PER_STACK
 
 
-def _depth(node: Deep) -> int:
+def is_deep(node: Deep) -> bool:
+    """Whether there is such a node here or below."""
+    return depth_of(node) >= _NODES_PER_STACK
+
+
+def depth_of(node: Deep) -> int:
     """How many nodes there are from here to the farthest source."""
     depth: int | None = vars(node).get("_depth")
     if depth is not None:
@@ -81,6 +87,8 @@ def once(question: _F) -> _F:
 
     @wraps(question)
     def ask(node: Any, *args: Any) -> Any:
+        if depth_of(node) <= _FEW_NODES:
+            return question(node, *args)
         known = _answers.get()
         if known is None:
             return answering(partial(ask, node, *args))

@@ -15,7 +15,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, final
 
 from replicax._basics import T_co
 from replicax.data._blocks import Block, join
-from replicax.data._depth import Elsewhere, answering, needs_stack, on_new_stack, once, remembered
+from replicax.data._depth import (
+    Elsewhere,
+    answering,
+    is_deep,
+    needs_stack,
+    on_new_stack,
+    once,
+    remembered,
+)
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
 
@@ -184,6 +192,8 @@ def _allow_depth(kind: type) -> None:
 def _opened(start: Callable[[Any, Run], Stream]) -> Callable[[Any, Run], Stream]:
     @wraps(start)
     def open_node(node: Node, run: Run) -> Stream:
+        if not is_deep(node):
+            return start(node, run)
         call = partial(start, node, run)
         if not needs_stack(node):
             stream: Stream = answering(call)
