@@ -20,7 +20,7 @@ from replicax._jax_private import at_rest, surrounding, traced
 from replicax.data._errors import InvalidArgumentError, OutOfRangeError
 from replicax.data._leaves import leaf_spec, to_leaf
 from replicax.data._node import Due
-from replicax.data._structure import map_leaves
+from replicax.data._structure import flatten, map_leaves
 
 _MISSING = object()
 
@@ -34,8 +34,9 @@ class Optional:
         (True, 2.0)
     """
 
-    def __init__(self, value: Any = _MISSING) -> None:
+    def __init__(self, value: Any = _MISSING, element_spec: Any = None) -> None:
         self._value = value
+        self._spec = element_spec
 
     @classmethod
     def from_value(cls, value: Any) -> "Optional":
@@ -47,10 +48,18 @@ class Optional:
         Returns:
             The optional.
 
+        Raises:
+            InvalidArgumentError: The value has no part that is an array, as None has not.
+
         Example:
             >>> bool(rx.data.Optional.from_value(1).has_value())
             True
         """
+        if not flatten(value)[1]:
+            raise InvalidArgumentError(
+                f"Optional.from_value({value!r:.60}): a value needs at least one array. Write"
+                " `rx.data.Optional.empty(element_spec)` for no value."
+            )
         return cls(value)
 
     @classmethod
@@ -58,7 +67,7 @@ class Optional:
         """An optional without a value.
 
         Args:
-            element_spec: What a value would look like; for the reader.
+            element_spec: What a value would look like.
 
         Returns:
             The optional.
@@ -67,8 +76,7 @@ class Optional:
             >>> bool(rx.data.Optional.empty().has_value())
             False
         """
-        del element_spec
-        return cls()
+        return cls(element_spec=element_spec)
 
     def has_value(self, name: str | None = None) -> np.bool_:
         """Whether there is a value.
@@ -103,12 +111,14 @@ class Optional:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the value.
+        """The spec of the value, or the one that `empty` was given.
 
         Example:
             >>> rx.data.Optional.from_value(np.zeros(2)).element_spec.shape
             (2,)
         """
+        if self._value is _MISSING and self._spec is not None:
+            return self._spec
         return map_leaves(_spec, self.get_value())
 
 
@@ -249,7 +259,7 @@ class Ahead(Iterator[Any]):
             False
         """
         element = next(self, _END)
-        return Optional.empty() if element is _END else Optional.from_value(element)
+        return Optional.empty() if element is _END else Optional(element)
 
     def take(self) -> Any:
         """The next element, in plain code."""

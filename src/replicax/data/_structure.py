@@ -33,15 +33,20 @@ class Structure:
             return tuple(leaves)
         return self.build(iter(leaves))
 
-    def leaves_of(self, value: Any) -> list[Any]:
-        """The nested value -> its leaves, or `StructureError` if it is built differently."""
+    def leaves_of(self, value: Any, *, takes_tuples: bool = False) -> list[Any]:
+        """The nested value -> its leaves, or `StructureError` if it is built differently.
+
+        Args:
+            value: What to take apart.
+            takes_tuples: Whether a tuple in the place of a leaf is that leaf, as a list is.
+        """
         if self.kind == "leaf" and not isinstance(value, (tuple, dict)):
             return [value]
         is_alike = self.is_flat_tuple and type(value) is tuple and len(value) == self.num_leaves
         if is_alike and not any(p is None or isinstance(p, (tuple, Mapping)) for p in value):
             return list(value)
         leaves: list[Any] = []
-        self.collect(value, leaves, value)
+        self.collect(value, leaves, value, takes_tuples=takes_tuples)
         return leaves
 
     @property
@@ -76,15 +81,18 @@ class Structure:
             return self.factory(*parts)
         return {} if self.kind == "dict" else tuple(parts)
 
-    def collect(self, value: Any, leaves: list[Any], whole: Any) -> None:
+    def collect(
+        self, value: Any, leaves: list[Any], whole: Any, *, takes_tuples: bool = False
+    ) -> None:
         """Add the leaves of a part of ``whole``."""
         if self.kind == "leaf":
-            if value is None or isinstance(value, (tuple, Mapping)) or field_names(value):
+            nested = Mapping if takes_tuples else (tuple, Mapping)
+            if value is None or isinstance(value, nested) or field_names(value):
                 raise self._mismatch(whole)
             leaves.append(value)
             return
         for child, part in zip(self.children, self._parts_of(value, whole), strict=True):
-            child.collect(part, leaves, whole)
+            child.collect(part, leaves, whole, takes_tuples=takes_tuples)
 
     def _parts_of(self, value: Any, whole: Any) -> Iterable[Any]:
         if self.kind == "none" and value is None:

@@ -47,11 +47,10 @@ class ChooseNode(ManyNode):
 
     @property
     def cardinality(self) -> int:
-        """Not known before the choices are."""
-        sizes = [node.cardinality for node in self.branches]
-        if all(size == INFINITE_CARDINALITY for size in sizes):
-            return INFINITE_CARDINALITY
-        return UNKNOWN_CARDINALITY
+        """Not known before the choices are, unless one that has no end is left in the end."""
+        choices, *sizes = (node.cardinality == INFINITE_CARDINALITY for node in self.branches)
+        is_endless = all(sizes) if self.stop_on_empty_dataset else any(sizes)
+        return INFINITE_CARDINALITY if choices and is_endless else UNKNOWN_CARDINALITY
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

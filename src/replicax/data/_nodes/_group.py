@@ -12,7 +12,13 @@ from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import first_element, opened
 from replicax.data._leaves import leaf_spec
-from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, walk
+from replicax.data._node import (
+    INFINITE_CARDINALITY,
+    UNKNOWN_CARDINALITY,
+    Node,
+    Stream,
+    walk,
+)
 from replicax.data._nodes._batch import padded_shapes
 from replicax.data._nodes._flat_map import MakingNode, made_inside
 from replicax.data._nodes._window import BlockNode
@@ -50,8 +56,9 @@ class GroupByWindowNode(MakingNode):
 
     @property
     def cardinality(self) -> int:
-        """Not known before the keys are."""
-        return UNKNOWN_CARDINALITY
+        """Not known before the keys are, unless there are groups without end."""
+        is_endless = self.input.cardinality == INFINITE_CARDINALITY
+        return INFINITE_CARDINALITY if is_endless else UNKNOWN_CARDINALITY
 
     def key_of(self, element: Any, index: int) -> int:
         """The key of an element."""

@@ -24,6 +24,7 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
+from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import SourceStream
 from replicax.data._options import Options
 from replicax.data._seeds import Run
@@ -124,7 +125,9 @@ class _RepeatStream(Stream):
         self._run = run
         self._epoch = 0
         self._stream: Stream | None = None
-        self._seen = False  # whether this epoch has given anything
+        self._seen = False  # whether this epoch has given anything, or an earlier one
+        # TensorFlow fuses the two, and then looks at the first epoch only.
+        self._ends_at_empty = not (count < 0 and _shuffles(node))
 
     def pull(self, limit: int) -> Block | None:
         while (stream := self._current()) is not None:
@@ -153,7 +156,7 @@ class _RepeatStream(Stream):
     def _current(self) -> Stream | None:
         if self._stream is None and self._epoch != self._count:
             self._stream = self._node.open(self._run.at(self._epoch))
-            self._seen = False
+            self._seen = self._seen and not self._ends_at_empty
         return self._stream
 
     def _end_epoch(self) -> None:
@@ -171,6 +174,12 @@ class _RepeatStream(Stream):
             epochs = min(epochs, self._count - self._epoch)
         self._epoch += max(epochs, 0)
         return max(epochs, 0) * size
+
+
+def _shuffles(node: Node) -> bool:
+    while isinstance(node, OptionsNode):
+        node = node.input
+    return isinstance(node, ShuffleNode)
 
 
 SHARD_HINT = -1

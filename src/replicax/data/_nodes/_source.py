@@ -362,7 +362,9 @@ class RowStream(Stream):
             self._structure, leaves = flatten(element)
         else:
             try:
-                leaves = self._structure.leaves_of(element)
+                # Where a signature says that there is one tensor, a tuple can be nothing else.
+                takes_tuples = self._specs is not None
+                leaves = self._structure.leaves_of(element, takes_tuples=takes_tuples)
             except StructureError as error:
                 raise self._different(error) from None
         return self._convert(leaves)

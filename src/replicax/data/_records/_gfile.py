@@ -2,6 +2,7 @@
 
 import glob as globbing
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,8 @@ from typing import Any, NamedTuple
 from replicax.data._errors import AlreadyExistsError
 from replicax.data._paths import local_path
 from replicax.data._records._file import Path, on_paths
+
+_ESCAPED = re.compile(r"\\(.)" if os.sep == "/" else r"(?!)")  # elsewhere it separates folders
 
 
 class FileStatistics(NamedTuple):
@@ -79,6 +82,16 @@ def get_registered_schemes() -> list[str]:
     return [""]
 
 
+def matching(pattern: str) -> list[str]:
+    r"""The files that a pattern stands for, in order, by TensorFlow's rules.
+
+    Unlike a shell's, wildcards stand for a leading dot too; ``[^a]`` is ``[!a]``, and ``\\*`` is a
+    star.
+    """
+    meant = _ESCAPED.sub(lambda found: globbing.escape(found[1]), pattern)
+    return sorted(globbing.glob(meant.replace("[^", "[!"), include_hidden=True))
+
+
 def glob(pattern: Path | Sequence[Path]) -> list[str]:
     """The names of files that match patterns.
 
@@ -93,7 +106,7 @@ def glob(pattern: Path | Sequence[Path]) -> list[str]:
         []
     """
     patterns = [pattern] if isinstance(pattern, (str, bytes, os.PathLike)) else pattern
-    return [path for p in patterns for path in sorted(globbing.glob(local_path(p)))]
+    return [path for p in patterns for path in matching(local_path(p))]
 
 
 def isdir(path: Path) -> bool:

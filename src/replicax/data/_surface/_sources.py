@@ -1,7 +1,6 @@
 """Part of `Dataset`: where elements come from."""
 
 import builtins
-import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -24,6 +23,7 @@ from replicax.data._nodes._combine import ZipNode
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
 from replicax.data._paths import local_path
+from replicax.data._records._gfile import matching
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten, parts_like
 
@@ -208,7 +208,8 @@ class Sources(Root[T_co]):
         """The names of files that match a pattern.
 
         Args:
-            file_pattern: A pattern such as ``"data/*.tfrecord"``, or several.
+            file_pattern: A pattern such as ``"data/*.tfrecord"``, or several. Wildcards stand for a
+                leading dot too.
             shuffle: False for sorted names; otherwise another order in each pass.
             seed: The seed of that order.
             name: Ignored.
@@ -226,7 +227,7 @@ class Sources(Root[T_co]):
         is_single = isinstance(file_pattern, (str, bytes, os.PathLike))
         given: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
         patterns = [local_path(pattern) for pattern in given]
-        names = sorted(path for pattern in patterns for path in glob.glob(pattern))
+        names = sorted(path for pattern in patterns for path in matching(pattern))
         if not names:
             raise InvalidArgumentError(
                 f"No files match {patterns} (the current folder is {os.getcwd()!r})."
