@@ -492,7 +492,7 @@ def test_a_generator_behind_a_shuffle_is_advanced_once_for_the_spec_and_not_for_
     source, calls = Counted(5000), []
 
     def double(x):
-        calls.append(float(x[0]))
+        calls.append(x[0])
         return x * 2
 
     dataset = D.from_generator(source, output_signature=SIGNATURES["declared"])

@@ -101,10 +101,10 @@ class Dataset(
     def element_spec(self) -> Any:
         """The structure of elements, with a `rx.TensorSpec` for each part.
 
-        Nothing is read for it where the source says it. What a function returns (`map`,
-        `flat_map`) shows only when it is called, and a generator without a signature when it
-        yields: then the first element is made, in the order before any shuffle, once for each
-        dataset that is asked.
+        Nothing is read for it where the source declares it and functions (`map`, `flat_map`) can
+        be traced: those of operators, indexing and common functions of NumPy. For other functions,
+        and for a generator without a signature, the first element is made, in the order before any
+        shuffle, once for each dataset that is asked.
 
         Example:
             >>> rx.data.Dataset.range(5).batch(2).element_spec

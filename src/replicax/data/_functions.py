@@ -59,7 +59,7 @@ class _Names:
 @functools.lru_cache(maxsize=1024)
 def _names(code: CodeType) -> _Names:
     found: dict[str, set[str]] = {"loaded": set(), "stored": set(), "stored_cells": set()}
-    for part in _codes(code):
+    for part in all_codes(code):
         for step in dis.get_instructions(part):
             if step.opname in _LOADS:
                 found["loaded"].add(step.argval)
@@ -70,11 +70,17 @@ def _names(code: CodeType) -> _Names:
     return _Names(**{kind: frozenset(names) for kind, names in found.items()})
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def loaded_names(code: CodeType) -> frozenset[str]:
+    """The global names that code looks up, the code inside of it included."""
+    return _names(code).loaded
+
+
+def all_codes(code: CodeType) -> Iterator[CodeType]:
+    """Yield code and all code inside of it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from all_codes(constant)
 
 
 class _LiveNames(dict[str, Any]):

@@ -22,23 +22,40 @@ from replicax._types import TensorSpec, TypeSpec
 from replicax.data._depth import needs_stack, on_new_stack
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._leaves import leaf_spec, to_leaf
+from replicax.data._leaves import DatasetSpec, leaf_spec, to_leaf
 from replicax.data._node import Node
 from replicax.data._seeds import Run, Seeds
-from replicax.data._structure import Structure, flatten
+from replicax.data._structure import Structure, flatten, map_leaves
+from replicax.data._trace import Traced, Verdict, traced
 
 
 class Known:
-    """What was learnt about one node, once somebody has asked for it."""
+    """The spec of a node's elements, or the node that shows it, once it was asked for.
+
+    Args:
+        value: A spec that is declared, if it is.
+    """
 
     def __init__(self, value: Any = None) -> None:
         self.value = value
+        self._is_declared = value is not None
+        self._traced = None if value is None else Traced(Verdict.PROVED, value)
+
+    def elsewhere(self) -> "Known":
+        """Return the knowledge that also holds for another input: a declared spec."""
+        return self if self._is_declared else Known()
 
     def get(self, learn: Callable[[], Any]) -> Any:
-        """The value, learnt at the first call."""
+        """Return the value, learnt at the first call."""
         if self.value is None:
             self.value = learn()
         return self.value
+
+    def traced(self, attempt: Callable[[], Traced]) -> Traced:
+        """Return the outcome of a trace, which is made at the first call."""
+        if self._traced is None:
+            self._traced = attempt()
+        return self._traced
 
 
 class NoElementError(InvalidArgumentError):
@@ -64,15 +81,42 @@ def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
     return block.structure, list(block.rows()[0])
 
 
-def mapped_spec(node: Node, function: ElementFunction) -> Any:
-    """The spec of the function's results: it is called on the first element."""
+def traced_on(node: Node, function: ElementFunction) -> Traced:
+    """Trace a function of elements of a node, if their spec is sure."""
+    if not node.is_spec_sure:
+        return Traced(Verdict.UNPROVED)
+    if not function.vectorize:
+        return traced(function.function, node.element_spec, is_tuple=True)
+    stacked = map_leaves(_with_axis, node.element_spec)
+    outcome = traced(function.function, stacked, is_tuple=True)
+    if outcome.verdict is not Verdict.PROVED:
+        return outcome
+    leaves = flatten(outcome.result)[1]
+    if any(not isinstance(leaf, TensorSpec) or not leaf.shape for leaf in leaves):
+        return Traced(Verdict.UNPROVED)
+    return Traced(
+        Verdict.PROVED,
+        map_leaves(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), outcome.result),
+    )
+
+
+def _with_axis(spec: Any) -> Any:
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
+        return spec
+    return TensorSpec((None, *spec.shape), spec.dtype)
+
+
+def mapped_spec(node: Node, function: ElementFunction, outcome: Traced) -> Any:
+    """The spec of the function's results: traced, or from a call on the first element."""
+    if outcome.verdict is Verdict.PROVED:
+        return outcome.result
     structure, leaves = first_element(node, function.name)
     given = structure.leaves_of(node.element_spec)
     if function.vectorize:
         leaves = [np.asarray(leaf)[None] for leaf in leaves]
     nesting, results = flatten(function.call(structure.unflatten(leaves), 0))
     known = {id(leaf): spec for leaf, spec in zip(leaves, given, strict=True)}
-    is_open = any(_is_open(spec) for spec in given)
+    is_open = outcome.verdict is Verdict.VALUE or has_open_axis(node.element_spec)
     specs: list[Any] = []
     for result in results:
         found = leaf_spec(to_leaf(np.asarray(result)[0] if function.vectorize else result))
@@ -83,6 +127,8 @@ def mapped_spec(node: Node, function: ElementFunction) -> Any:
 
 def opened(spec: Any) -> Any:
     """A spec that leaves every size open: one element does not tell those of others."""
+    if isinstance(spec, DatasetSpec):
+        return DatasetSpec(map_leaves(opened, spec.element_spec))
     if not isinstance(spec, TensorSpec) or spec.shape is None:
         return spec
     return TensorSpec((None,) * len(spec.shape), spec.dtype)
@@ -94,16 +140,20 @@ def first_spec(node: Node) -> Any:
     return structure.unflatten([leaf_spec(leaf) for leaf in leaves])
 
 
-def _is_open(spec: Any) -> bool:
+def has_open_axis(spec: Any) -> bool:
     """Whether elements of this spec may differ in size, as a short last batch does."""
-    return isinstance(spec, TensorSpec) and (spec.shape is None or None in spec.shape)
+    return any(
+        isinstance(leaf, TensorSpec) and (leaf.shape is None or None in leaf.shape)
+        for leaf in flatten(spec)[1]
+    )
 
 
 _serial = itertools.count()
 _tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 _kept: list[Any] = []  # what cannot be referred to weakly, so that its identity is not used again
 _PARTED = (MethodType, partial, Node, ElementFunction, Seeds)
-_LEFT_OUT = frozenset({"known_spec", "known_inner", "memory", "last", "wrap"})  # what was learnt
+# What was learnt, or says how elements are known.
+_LEFT_OUT = frozenset({"known_spec", "known_inner", "memory", "last", "wrap", "declared"})
 
 
 def fingerprint_of(node: Node) -> np.uint64:

@@ -134,6 +134,11 @@ class Node(ABC):
         return all(node.is_spec_known for node in self.inputs)
 
     @property
+    def is_spec_sure(self) -> bool:
+        """Whether `element_spec` holds for every element: not learnt from the first one alone."""
+        return all(node.is_spec_sure for node in self.inputs)
+
+    @property
     def peeked(self) -> "Node":
         """The same elements for a look at the first, without what would read more than that."""
         inputs = self.inputs
@@ -174,7 +179,7 @@ class Node(ABC):
 
 _FIXED = ("element_spec", "cardinality", "batching", "gives_places")
 _LEARNT = ("is_spec_known",)  # which stays true
-_CHANGING = ("peeked", "calls_user_code", "may_fail")
+_CHANGING = ("is_spec_sure", "peeked", "calls_user_code", "may_fail")
 
 
 def _allow_depth(kind: type) -> None:

@@ -30,6 +30,7 @@ from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF
 
 _READ_AHEAD = 1024
+_STRING = TensorSpec((), object)
 
 
 class FileFormat(Protocol):
@@ -58,7 +59,7 @@ class ReaderNode(SourceNode):
     @property
     def element_spec(self) -> TensorSpec:
         """One string."""
-        return TensorSpec((), object)
+        return _STRING
 
     @property
     def cardinality(self) -> int:
@@ -268,17 +269,17 @@ def reader_of(
     """A node that reads files, whose names may come from a dataset."""
     if isinstance(filenames, Dataset):
         files = filenames.node
-        if files.is_spec_known and files.element_spec != TensorSpec((), object):
+        if files.is_spec_known and files.element_spec != _STRING:
             raise StructureError(
                 f"{verb}() needs a dataset of file names, one string in each element; the elements"
                 f" of this one are {files.element_spec}."
             )
         read = ElementFunction(lambda name: Dataset(ReaderNode((_path(name),), file_format)), verb)
         if num_parallel_reads in (None, 1):
-            return FlatMapNode(files, read, Seeds(None))
+            return FlatMapNode(files, read, Seeds(None), declared=_STRING)
         cycle = _DEFAULT_CYCLE if num_parallel_reads == AUTOTUNE else num_parallel_reads
         cycle = to_int(cycle, verb, "num_parallel_reads", least=1)
-        return InterleaveNode(files, read, Seeds(None), cycle, 1, cycle)
+        return InterleaveNode(files, read, Seeds(None), cycle, 1, cycle, declared=_STRING)
     if isinstance(filenames, (str, bytes, os.PathLike)):
         names: list[Any] = [filenames]
     else:

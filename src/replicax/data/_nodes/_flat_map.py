@@ -1,5 +1,6 @@
 """A dataset for each element, one after the other or in turn: flat_map and interleave."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
@@ -9,13 +10,14 @@ import numpy as np
 from replicax.data._blocks import Block, as_structure
 from replicax.data._errors import StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._known import Known, first_element
-from replicax.data._leaves import Array
+from replicax.data._known import Known, first_element, has_open_axis, opened, traced_on
+from replicax.data._leaves import Array, DatasetSpec
 from replicax.data._node import UNKNOWN_CARDINALITY, Due, Node, Stream, UnaryNode
 from replicax.data._nodes._choose import Branch, Branches
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._seeds import Run, Seeds, nested_seeds
-from replicax.data._structure import Structure
+from replicax.data._structure import Structure, map_leaves
+from replicax.data._trace import Traced, Verdict
 
 # A stream, and whether nobody notices if it is read for several turns at once.
 OpenInner = Callable[[Any, int], tuple[Stream, bool]]
@@ -32,13 +34,40 @@ class MakingNode(UnaryNode):
     def with_inputs(self, *inputs: Node) -> Self:
         """The same functions over another input, whose datasets may have other shapes."""
         (node,) = inputs
-        return replace(self, input=node, known_inner=Known())
+        return replace(self, input=node, known_inner=self.known_inner.elsewhere())
 
     @property
     def is_spec_known(self) -> bool:
-        """Once the first dataset was asked for."""
+        """Whether the function can be traced; otherwise once the first dataset was asked for."""
         inner = self.known_inner.value
-        return isinstance(inner, Node) and inner.is_spec_known
+        return self.is_spec_sure or (isinstance(inner, Node) and inner.is_spec_known)
+
+    @property
+    def is_spec_sure(self) -> bool:
+        """Whether the function can be traced."""
+        return self.outcome.verdict is Verdict.PROVED
+
+    @property
+    def outcome(self) -> Traced:
+        """The outcome of tracing the function: the spec of the dataset that it makes."""
+        return self.known_inner.traced(self.attempt)
+
+    @abstractmethod
+    def attempt(self) -> Traced:
+        """Trace the function."""
+
+    def spec_by(self, first_inner: Callable[[], Node]) -> Any:
+        """The spec of elements, traced or that of the first dataset.
+
+        Args:
+            first_inner: Makes the first dataset.
+        """
+        outcome = self.outcome
+        if outcome.verdict is Verdict.PROVED:
+            return outcome.result.element_spec
+        spec = self.known_inner.get(first_inner).element_spec
+        is_open = outcome.verdict is Verdict.VALUE or has_open_axis(self.input.element_spec)
+        return map_leaves(opened, spec) if is_open else spec
 
     @property
     def calls_user_code(self) -> bool:
@@ -52,6 +81,7 @@ class NestingNode(MakingNode):
 
     function: ElementFunction
     seeds: Seeds
+    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if it is known
 
     @property
     def random(self) -> Seeds:
@@ -60,8 +90,14 @@ class NestingNode(MakingNode):
 
     @property
     def element_spec(self) -> Any:
-        """That of the first inner dataset."""
-        return self.first_inner().element_spec
+        """That of the inner datasets."""
+        return self.spec_by(self.first_inner)
+
+    def attempt(self) -> Traced:
+        """Trace the function."""
+        if self.declared is not None:
+            return Traced(Verdict.PROVED, DatasetSpec(self.declared))
+        return of_dataset(traced_on(self.input, self.function), self.function.name)
 
     @property
     def cardinality(self) -> int:
@@ -94,6 +130,17 @@ class NestingNode(MakingNode):
             return PrefetchStream(stream, _READ_AHEAD, step=step), True
 
         return open_inner
+
+
+def of_dataset(outcome: Traced, verb: str) -> Traced:
+    """Check that a traced function returns a dataset."""
+    if outcome.verdict is Verdict.PROVED and not isinstance(outcome.result, DatasetSpec):
+        raise StructureError(
+            f"The function given to {verb}() must return a Dataset, but it returns a value of the"
+            f" spec {outcome.result}. Return `rx.data.Dataset.from_tensor_slices(...)`, or use"
+            " `map` for single values."
+        )
+    return outcome
 
 
 def made_inside(

@@ -2,28 +2,24 @@
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import numpy as np
 
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, RowBlock, as_structure, join, one_row
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import first_element, opened
-from replicax.data._leaves import leaf_spec
-from replicax.data._node import (
-    INFINITE_CARDINALITY,
-    UNKNOWN_CARDINALITY,
-    Node,
-    Stream,
-    walk,
-)
+from replicax.data._leaves import DatasetSpec, leaf_spec
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Stream
 from replicax.data._nodes._batch import padded_shapes
-from replicax.data._nodes._flat_map import MakingNode, made_inside
+from replicax.data._nodes._flat_map import MakingNode, made_inside, of_dataset
 from replicax.data._nodes._window import BlockNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten
+from replicax.data._trace import Traced, Verdict, traced
 
 
 @final
@@ -36,6 +32,7 @@ class GroupByWindowNode(MakingNode):
     window_size: ElementFunction
     seeds: Seeds
     wrap: Callable[[Node], Any]
+    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if it is known
 
     @property
     def random(self) -> Seeds:
@@ -52,7 +49,17 @@ class GroupByWindowNode(MakingNode):
             key = self.key_of(block.elements()[0], 0)
             return self.inner(key, BlockNode(block, self.input.element_spec), 0, Run())
 
-        return self.known_inner.get(learn).element_spec
+        return self.spec_by(learn)
+
+    def attempt(self) -> Traced:
+        """Trace the function that makes datasets of groups."""
+        if self.declared is not None:
+            return Traced(Verdict.PROVED, DatasetSpec(self.declared))
+        if not self.input.is_spec_sure:
+            return Traced(Verdict.UNPROVED)
+        window = DatasetSpec(self.input.element_spec)
+        outcome = traced(self.reduce.function, TensorSpec((), np.int64), window)
+        return of_dataset(outcome, self.reduce.name)
 
     @property
     def cardinality(self) -> int:
@@ -184,13 +191,6 @@ class Buckets:
         known = padded_shapes(structure, shapes) if shapes is not None else [s.shape for s in specs]
         most = self.bounds[bucket] - 1
         return structure.unflatten([tuple(most if n is None else n for n in s) for s in known])
-
-
-def is_declared(node: Node) -> bool:
-    """Whether the sizes in a spec were declared, not learnt from what a function returned."""
-    parts = [type(part).__name__ for part in walk(node)]
-    learnt = {"MapNode", "ScanNode", "FlatMapNode", "InterleaveNode", "GroupByWindowNode"}
-    return node.is_spec_known and not learnt & set(parts)
 
 
 def _whole(value: Any, name: str) -> int:

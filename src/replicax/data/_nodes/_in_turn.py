@@ -1,16 +1,18 @@
 """Elements that are looked at in turn: take_while, scan, unique, resampling, a promised number."""
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, final
 
 import numpy as np
 
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, RowBlock
 from replicax.data._errors import FailedPreconditionError, InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._known import Known, first_element, opened
-from replicax.data._leaves import leaf_spec, own, to_leaf
+from replicax.data._known import Known, first_element, opened, traced_on
+from replicax.data._leaves import common_shape, leaf_spec, own, to_leaf
 from replicax.data._node import (
     INFINITE_CARDINALITY,
     UNKNOWN_CARDINALITY,
@@ -22,6 +24,7 @@ from replicax.data._node import (
 from replicax.data._nodes._map import AskingNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF, Structure, flatten, tuple_of
+from replicax.data._trace import Traced, Verdict, traced
 
 _SMOOTHING = 10  # of each class are thought to be seen before the first element, as in TensorFlow
 _TINY = float(np.finfo(np.float32).tiny)
@@ -68,12 +71,26 @@ class _LearningNode(UnaryNode):
     def with_inputs(self, *inputs: Node) -> Self:
         """The same function over another input, whose results may have other shapes."""
         (node,) = inputs
-        return replace(self, input=node, known_spec=Known())
+        return replace(self, input=node, known_spec=self.known_spec.elsewhere())
+
+    @property
+    def outcome(self) -> Traced:
+        """The outcome of tracing the function."""
+        return self.known_spec.traced(self.attempt)
+
+    @abstractmethod
+    def attempt(self) -> Traced:
+        """Trace the function; the result is the spec of elements."""
 
     @property
     def is_spec_known(self) -> bool:
-        """Once it was asked for."""
-        return self.known_spec.value is not None
+        """Whether the function can be traced; otherwise once it was asked for."""
+        return self.known_spec.value is not None or self.is_spec_sure
+
+    @property
+    def is_spec_sure(self) -> bool:
+        """Whether the function can be traced."""
+        return self.outcome.verdict is Verdict.PROVED
 
     @property
     def calls_user_code(self) -> bool:
@@ -94,13 +111,36 @@ class ScanNode(_LearningNode):
         """Learnt from the first element; a state that grows leaves all sizes open."""
         return self.known_spec.get(self._learn)
 
+    def attempt(self) -> Traced:
+        """Trace the function with a state whose sizes hold for every element."""
+        if not self.input.is_spec_sure:
+            return Traced(Verdict.UNPROVED)
+        state = self.nesting.unflatten([leaf_spec(leaf) for leaf in self.state])
+        while True:
+            outcome = traced(self.function.function, state, self.input.element_spec)
+            if outcome.verdict is not Verdict.PROVED:
+                return outcome
+            if type(outcome.result) is not tuple or len(outcome.result) != 2:
+                return Traced(Verdict.UNPROVED)  # which an element shows with words
+            try:
+                following = _widened(state, outcome.result[0])
+            except StructureError:
+                return Traced(Verdict.UNPROVED)
+            if following == state:
+                return Traced(Verdict.PROVED, outcome.result[1])
+            state = following
+
     def _learn(self) -> Any:
+        outcome = self.outcome
+        if outcome.verdict is Verdict.PROVED:
+            return outcome.result
         structure, leaves = first_element(self.input, self.function.name)
         state, output = self.step(self.state, structure.unflatten(leaves), 0)
         nesting, results = flatten(output)
         specs: list[Any] = [leaf_spec(to_leaf(result)) for result in results]
         given = structure.leaves_of(self.input.element_spec)
         is_sure = all(None not in (getattr(spec, "shape", None) or ()) for spec in given)
+        is_sure = is_sure and outcome.verdict is not Verdict.VALUE
         if not is_sure or [np.shape(x) for x in state] != [np.shape(x) for x in self.state]:
             specs = [opened(spec) for spec in specs]
         return nesting.unflatten(specs)
@@ -132,6 +172,18 @@ class ScanNode(_LearningNode):
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         return _ScanStream(self.input.open(run), self)
+
+
+def _widened(state: Any, following: Any) -> Any:
+    """The spec that holds for a state and for the next one."""
+    structure, leaves = flatten(state)
+    pairs = zip(leaves, structure.leaves_of(following), strict=True)
+    widened: list[Any] = []
+    for old, new in pairs:
+        if not isinstance(new, TensorSpec) or old.dtype != new.dtype:
+            raise StructureError(f"the state changes from {old} to {new}")
+        widened.append(TensorSpec(common_shape(old.shape, new.shape), old.dtype))
+    return structure.unflatten(widened)
 
 
 @final
@@ -244,11 +296,20 @@ class ResampleNode(_LearningNode):
         """A class, and an element."""
 
         def learn() -> Any:
+            if self.is_spec_sure:
+                return self.outcome.result
             structure, leaves = first_element(self.input, self.function.name)
             label = to_leaf(self.function.call(structure.unflatten(leaves), 0))
             return leaf_spec(label), self.input.element_spec
 
         return self.known_spec.get(learn)
+
+    def attempt(self) -> Traced:
+        """Trace the function that gives classes."""
+        outcome = traced_on(self.input, self.function)
+        if outcome.verdict is not Verdict.PROVED:
+            return outcome
+        return Traced(Verdict.PROVED, (outcome.result, self.input.element_spec))
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

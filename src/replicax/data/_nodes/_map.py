@@ -11,7 +11,7 @@ import numpy as np
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._known import Known, mapped_spec
+from replicax.data._known import Known, mapped_spec, traced_on
 from replicax.data._node import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
@@ -23,6 +23,7 @@ from replicax.data._node import (
 )
 from replicax.data._nodes._prefetch import Calls
 from replicax.data._seeds import Run
+from replicax.data._trace import Traced, Verdict
 
 _MOST_ROWS = 1024  # rows given to a function at once
 _SLOW_CALL = 3e-4  # seconds; from here on AUTOTUNE thinks threads worth their cost
@@ -43,17 +44,27 @@ class MapNode(UnaryNode):
     def with_inputs(self, *inputs: Node) -> Self:
         """The same function over another input, whose results may have other shapes."""
         (node,) = inputs
-        return replace(self, input=node, known_spec=Known())
+        return replace(self, input=node, known_spec=self.known_spec.elsewhere())
+
+    @property
+    def outcome(self) -> Traced:
+        """The outcome of tracing the function."""
+        return self.known_spec.traced(lambda: traced_on(self.input, self.function))
 
     @property
     def element_spec(self) -> Any:
-        """Learnt by calling the function on the first element."""
-        return self.known_spec.get(lambda: mapped_spec(self.input, self.function))
+        """Traced, or learnt by calling the function on the first element."""
+        return self.known_spec.get(lambda: mapped_spec(self.input, self.function, self.outcome))
 
     @property
     def is_spec_known(self) -> bool:
-        """Once it was asked for."""
-        return self.known_spec.value is not None
+        """Whether the function can be traced; otherwise once it was asked for."""
+        return self.known_spec.value is not None or self.is_spec_sure
+
+    @property
+    def is_spec_sure(self) -> bool:
+        """Whether the function can be traced."""
+        return self.outcome.verdict is Verdict.PROVED
 
     @property
     def peeked(self) -> Node:

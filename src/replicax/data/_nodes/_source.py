@@ -10,6 +10,7 @@ import numpy as np
 from replicax._types import TensorSpec, TypeSpec
 from replicax.data._blocks import Block, IndexedSource, NewArray, PlaceBlock, Row, RowBlock
 from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._known import opened
 from replicax.data._leaves import Array, leaf_spec, own, to_array, to_leaf, unshared
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Due, SourceNode, Stream
 from replicax.data._seeds import Run
@@ -276,9 +277,14 @@ class GeneratorNode(SourceNode):
                     "from_generator() without output_signature learns it from the first element,"
                     " but the generator yields none. Pass output_signature."
                 )
-            specs = [leaf_spec(leaf) for leaf in block.rows()[0]]
+            specs = [opened(leaf_spec(leaf)) for leaf in block.rows()[0]]
             self.last.spec = block.structure.unflatten(specs)
         return self.last.spec
+
+    @property
+    def is_spec_sure(self) -> bool:
+        """If it was declared."""
+        return self.signature is not None
 
     @property
     def is_spec_known(self) -> bool:

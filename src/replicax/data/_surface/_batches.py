@@ -9,7 +9,7 @@ from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import Root, to_int
 from replicax.data._nodes._batch import BatchNode, PaddedBatchNode
-from replicax.data._nodes._group import Buckets, GroupByWindowNode, is_declared
+from replicax.data._nodes._group import Buckets, GroupByWindowNode
 from replicax.data._nodes._window import RebatchNode, UnbatchNode, WindowNode
 from replicax.data._seeds import Seeds
 
@@ -210,7 +210,7 @@ class Batches(Root[T_co]):
         del name
         buckets = Buckets.of(bucket_boundaries, bucket_batch_sizes)
         length = ElementFunction(element_length_func, "bucket_by_sequence_length")
-        if pad_to_bucket_boundary and padded_shapes is None and not is_declared(self.node):
+        if pad_to_bucket_boundary and padded_shapes is None and not self.node.is_spec_sure:
             raise InvalidArgumentError(
                 "bucket_by_sequence_length(pad_to_bucket_boundary=True) pads the axes that are"
                 " open, and which these are does not show in what a function returns. Give"
