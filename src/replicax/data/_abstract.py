@@ -6,7 +6,6 @@ calling the same NumPy function on a single number. An operation that needs the 
 """
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn
@@ -65,6 +64,10 @@ class UnknownSize:
 
 
 UNKNOWN = UnknownSize()
+
+# Rules for NumPy's functions and for methods of arrays, by name; `_rules` adds them.
+FUNCTIONS: dict[str, Callable[..., Any]] = {}
+METHODS: dict[str, Callable[..., Any]] = {}
 
 
 def _by(ufunc: Any, *, is_swapped: bool = False) -> Callable[..., Any]:
@@ -239,7 +242,7 @@ def elementwise(ufunc: Any, inputs: Sequence[Any]) -> AbstractArray:
         each.shape_spec if isinstance(each, AbstractArray) else np.shape(sample(each))
         for each in operands
     ]
-    return AbstractArray(broadcast(shapes), _dtype_of(ufunc, *map(_one, operands)))
+    return AbstractArray(broadcast(shapes), dtype_of(ufunc, *map(one_of, operands)))
 
 
 def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
@@ -329,27 +332,24 @@ def abstract_array(value: Any) -> Any:
     if not any(isinstance(part, (AbstractArray, UnknownSize)) for part in parts):
         return np.asarray(value)
     # Parts of different sizes are an error, so that one that is known holds for all.
-    shape = _merged([abstract(part).known for part in parts])
-    dtype = _dtype_of(lambda *ones: np.array(ones), *map(_one, parts))
+    shape = merged([abstract(part).known for part in parts])
+    dtype = dtype_of(lambda *ones: np.array(ones), *map(one_of, parts))
     return AbstractArray((len(parts), *shape), dtype)
 
 
-def _one(value: Any) -> Any:
+def one_of(value: Any) -> Any:
     """One number of an operand's dtype; Python numbers stay what they are."""
     found = sample(value)
     return np.ones((), found.dtype)[()] if isinstance(found, np.ndarray) else found
 
 
-def _dtype_of(function: Callable[..., Any], *ones: Any) -> np.dtype[Any]:
+def dtype_of(function: Callable[..., Any], *ones: Any) -> np.dtype[Any]:
     with np.errstate(all="ignore"):
         return np.asarray(function(*ones)).dtype
 
 
-# Rules for NumPy's functions, by name. Each takes the arguments of the function.
-
-
 def _matmul(left: AbstractArray, right: AbstractArray) -> AbstractArray:
-    dtype = _dtype_of(np.multiply, _one(left), _one(right))
+    dtype = dtype_of(np.multiply, one_of(left), one_of(right))
     if dtype == np.bool_ or not 1 <= len(left.known) <= 2 or not 1 <= len(right.known) <= 2:
         give_up("a product of more than two axes")
     inner = {left.known[-1], right.known[0]} - {None}
@@ -358,191 +358,7 @@ def _matmul(left: AbstractArray, right: AbstractArray) -> AbstractArray:
     return AbstractArray(left.known[:-1] + right.known[1:], dtype)
 
 
-def _axes(axis: Any, rank: int) -> tuple[int, ...]:
-    given = range(rank) if axis is None else (axis if isinstance(axis, tuple) else (axis,))
-    places = [operator.index(each) for each in given]
-    if any(not -rank <= place < rank for place in places):
-        give_up("an axis that does not exist")
-    return tuple(place % rank for place in places)
-
-
-def _reduction(function: Any) -> Callable[..., Any]:
-    def rule(
-        a: Any, axis: Any = None, dtype: Any = None, out: Any = None, *, keepdims: bool = False
-    ) -> AbstractArray:
-        array = abstract(a)
-        if out is not None:
-            give_up("out=")
-        gone = _axes(axis, len(array.known))
-        named = {} if dtype is None else {"dtype": dtype}
-        found = _dtype_of(lambda one: function(one, **named), np.ones(1, _one(array).dtype))
-        kept = [
-            1 if place in gone else size
-            for place, size in enumerate(array.known)
-            if keepdims or place not in gone
-        ]
-        return AbstractArray(tuple(kept), found)
-
-    return rule
-
-
-def _reshape(a: Any, *shape: Any, order: str = "C") -> AbstractArray:
-    array = abstract(a)
-    del order
-    given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    sizes = [_size(each) for each in given]
-    total = None if array.shape_spec is None or None in array.shape_spec else array.size
-    rest = math.prod(size for size in sizes if size is not None and size >= 0)
-    if sizes.count(-1) > 1 or any(size is not None and size < -1 for size in sizes):
-        give_up("a shape that makes no sense")
-    if -1 in sizes:
-        found = None
-        if total is not None and None not in sizes and rest:
-            if total % rest:
-                give_up("a shape that does not fit")
-            found = total // rest
-        sizes = [found if size == -1 else size for size in sizes]
-    elif total is not None and None not in sizes and total != rest:
-        give_up("a shape that does not fit")
-    return AbstractArray(tuple(sizes), array.dtype)
-
-
-def _size(value: Any) -> int | None:
-    if isinstance(value, UnknownSize):
-        return None
-    if isinstance(value, AbstractArray):
-        if value.known or value.dtype.kind not in "iu":
-            give_up("a size that is no number")
-        return None
-    return operator.index(value)
-
-
-def _sizes(shape: Any) -> Shape:
-    if isinstance(shape, AbstractArray) and shape.known:
-        if len(shape.known) != 1 or shape.known[0] is None:
-            need_value()
-        return (None,) * shape.known[0]
-    if isinstance(shape, np.ndarray):
-        shape = shape.tolist()
-    sizes = tuple(_size(each) for each in (shape if isinstance(shape, (tuple, list)) else (shape,)))
-    if any(size is not None and size < 0 for size in sizes):
-        give_up("a negative size")
-    return sizes
-
-
-def _filled(shape: Any, dtype: Any = float, order: str = "C") -> AbstractArray:
-    del order
-    return AbstractArray(_sizes(shape), dtype)
-
-
-def _full(shape: Any, fill_value: Any, dtype: Any = None) -> AbstractArray:
-    found = _dtype_of(np.asarray, _one(fill_value)) if dtype is None else dtype
-    return AbstractArray(_sizes(shape), found)
-
-
-def _arange(*args: Any, dtype: Any = None) -> AbstractArray:
-    if not 1 <= len(args) <= 3:
-        give_up("np.arange with other arguments")
-    found = _dtype_of(lambda *ones: np.arange(*ones, dtype=dtype), *map(_one, args))
-    return AbstractArray((None,), found)
-
-
-def _like(a: Any, dtype: Any = None) -> AbstractArray:
-    array = abstract(a)
-    return AbstractArray(array.shape_spec, array.dtype if dtype is None else dtype)
-
-
-def _full_like(a: Any, fill_value: Any, dtype: Any = None) -> AbstractArray:
-    del fill_value
-    return _like(a, dtype)
-
-
-def _astype(a: Any, dtype: Any, *, copy: bool = True) -> AbstractArray:
-    del copy
-    array = abstract(a)
-    wanted = np.dtype(dtype)
-    if wanted.kind in "OSUMmV" and wanted.name != "bfloat16":
-        give_up(f"a conversion to {wanted}")
-    if array.dtype == object:
-        give_up("a conversion of strings")
-    return AbstractArray(array.shape_spec, wanted)
-
-
-def _asarray(a: Any, dtype: Any = None, *, copy: Any = None) -> AbstractArray:
-    del copy
-    array = abstract(abstract_array(a))
-    return array if dtype is None else _astype(array, dtype)
-
-
-def _same(a: Any) -> AbstractArray:
-    return abstract(a)
-
-
-def _clip(a: Any, a_min: Any = None, a_max: Any = None) -> AbstractArray:
-    if a_min is None or a_max is None:
-        give_up("np.clip with one bound")
-    bounds = [a, a_min, a_max]
-    shape = broadcast([abstract(each).shape_spec for each in bounds])
-    return AbstractArray(shape, _dtype_of(np.clip, *map(_one, bounds)))
-
-
-def _round(a: Any, decimals: int = 0) -> AbstractArray:
-    array = abstract(a)
-    return AbstractArray(array.shape_spec, _dtype_of(lambda x: np.round(x, decimals), _one(a)))
-
-
-def _where(condition: Any, *choices: Any) -> AbstractArray:
-    if len(choices) != 2:
-        need_value()
-    parts = [abstract_array(each) if isinstance(each, list) else each for each in choices]
-    shapes = [abstract(each).shape_spec for each in (condition, *parts)]
-    dtype = _dtype_of(lambda x, y: np.where(True, x, y), *map(_one, parts))
-    return AbstractArray(broadcast(shapes), dtype)
-
-
-def _transpose(a: Any, *axes: Any) -> AbstractArray:
-    array = abstract(a)
-    is_whole = len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list)))
-    given = axes[0] if is_whole else axes
-    if not given:
-        return array.T
-    order = [_axes(axis, len(array.known))[0] for axis in given]
-    if sorted(order) != list(range(len(array.known))):
-        give_up("axes that are no permutation")
-    return AbstractArray(tuple(array.known[place] for place in order), array.dtype)
-
-
-def _swapaxes(a: Any, axis1: int, axis2: int) -> AbstractArray:
-    order = list(range(len(abstract(a).known)))
-    first, second = _axes((axis1, axis2), len(order))
-    order[first], order[second] = order[second], order[first]
-    return _transpose(a, order)
-
-
-def _expand_dims(a: Any, axis: int) -> AbstractArray:
-    array = abstract(a)
-    (place,) = _axes(axis, len(array.known) + 1)
-    return AbstractArray((*array.known[:place], 1, *array.known[place:]), array.dtype)
-
-
-def _squeeze(a: Any, axis: Any = None) -> AbstractArray:
-    array = abstract(a)
-    if axis is None and None in array.known:
-        need_value()
-    ones = tuple(place for place, size in enumerate(array.known) if size == 1)
-    gone = ones if axis is None else _axes(axis, len(array.known))
-    if any(array.known[place] not in (1, None) for place in gone):
-        give_up("an axis that is not of size 1")
-    kept = tuple(size for place, size in enumerate(array.known) if place not in gone)
-    return AbstractArray(kept, array.dtype)
-
-
-def _ravel(a: Any, order: str = "C") -> AbstractArray:
-    del order
-    return _reshape(a, -1)
-
-
-def _merged(shapes: Sequence[Shape]) -> Shape:
+def merged(shapes: Sequence[Shape]) -> Shape:
     """The sizes that arrays to be put side by side share."""
     if len({len(shape) for shape in shapes}) != 1:
         give_up("arrays of different rank")
@@ -553,177 +369,6 @@ def _merged(shapes: Sequence[Shape]) -> Shape:
             give_up("arrays of different sizes")
         merged.append(known.pop() if known else None)
     return tuple(merged)
-
-
-def _joined_dtype(arrays: Sequence[Any]) -> np.dtype[Any]:
-    if all(array.dtype == arrays[0].dtype for array in arrays):
-        return arrays[0].dtype  # type: ignore[no-any-return]
-    return _dtype_of(lambda *ones: np.concatenate([one[None] for one in ones]), *map(_one, arrays))
-
-
-def _stack(arrays: Any, axis: int = 0) -> AbstractArray:
-    parts = [abstract(abstract_array(each)) for each in arrays]
-    if not parts:
-        give_up("np.stack of nothing")
-    shape = _merged([part.known for part in parts])
-    (place,) = _axes(axis, len(shape) + 1)
-    return AbstractArray((*shape[:place], len(parts), *shape[place:]), _joined_dtype(parts))
-
-
-def _concatenate(arrays: Any, axis: int = 0) -> AbstractArray:
-    parts = [abstract(abstract_array(each)) for each in arrays]
-    if not parts or not parts[0].known or axis is None:
-        give_up("np.concatenate of scalars")
-    (place,) = _axes(axis, len(parts[0].known))
-    if any(len(part.known) != len(parts[0].known) for part in parts):
-        give_up("arrays of different rank")
-    sizes = [part.known[place] for part in parts]
-    rest = _merged([part.known[:place] + part.known[place + 1 :] for part in parts])
-    known = [size for size in sizes if size is not None]
-    total = sum(known) if len(known) == len(sizes) else None
-    return AbstractArray((*rest[:place], total, *rest[place:]), _joined_dtype(parts))
-
-
-def _tile(a: Any, reps: Any) -> AbstractArray:
-    array = abstract(abstract_array(a))
-    counts = _sizes(reps)
-    rank = max(len(counts), len(array.known))
-    shape = (1,) * (rank - len(array.known)) + array.known
-    times = (1,) * (rank - len(counts)) + counts
-    sizes = [None if n is None or k is None else n * k for n, k in zip(shape, times, strict=True)]
-    return AbstractArray(tuple(sizes), array.dtype)
-
-
-def _repeat(a: Any, repeats: Any, axis: int | None = None) -> AbstractArray:
-    array = _ravel(a) if axis is None else abstract(a)
-    (place,) = _axes(axis or 0, len(array.known))
-    is_number = isinstance(repeats, (int, np.integer)) and not isinstance(repeats, bool)
-    size = array.known[place]
-    total = size * int(repeats) if is_number and size is not None else None
-    return AbstractArray((*array.known[:place], total, *array.known[place + 1 :]), array.dtype)
-
-
-def _shaped_alike(function: Any) -> Callable[..., Any]:
-    """A rule for functions along one axis, which keep the shape of an array."""
-
-    def rule(a: Any, axis: Any = -1) -> AbstractArray:
-        array = abstract(a)
-        if axis is None or not array.known:
-            give_up("a function along no axis")
-        _axes(axis, len(array.known))
-        return AbstractArray(array.shape_spec, _dtype_of(function, np.ones(1, _one(array).dtype)))
-
-    return rule
-
-
-def _cumulative(function: Any) -> Callable[..., Any]:
-    along = _shaped_alike(function)
-
-    def rule(a: Any, axis: Any = None) -> AbstractArray:
-        result: AbstractArray = along(_ravel(a) if axis is None else a, axis or 0)
-        return result
-
-    return rule
-
-
-def _flip(a: Any, axis: Any = None) -> AbstractArray:
-    _axes(axis, len(abstract(a).known))
-    return abstract(a)
-
-
-def _shape(a: Any) -> Any:
-    return abstract(abstract_array(a)).shape
-
-
-def _ndim(a: Any) -> int:
-    return abstract(abstract_array(a)).ndim
-
-
-_REDUCTIONS = ("sum", "mean", "prod", "max", "min", "any", "all", "std", "var", "argmax", "argmin")
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **{name: _reduction(getattr(np, name)) for name in _REDUCTIONS},
-    "amax": _reduction(np.max),
-    "amin": _reduction(np.min),
-    "reshape": _reshape,
-    "zeros": _filled,
-    "ones": _filled,
-    "empty": _filled,
-    "full": _full,
-    "arange": _arange,
-    "zeros_like": _like,
-    "ones_like": _like,
-    "empty_like": _like,
-    "full_like": _full_like,
-    "asarray": _asarray,
-    "array": _asarray,
-    "ascontiguousarray": _asarray,
-    "copy": _same,
-    "clip": _clip,
-    "round": _round,
-    "around": _round,
-    "where": _where,
-    "transpose": _transpose,
-    "swapaxes": _swapaxes,
-    "expand_dims": _expand_dims,
-    "squeeze": _squeeze,
-    "ravel": _ravel,
-    "stack": _stack,
-    "concatenate": _concatenate,
-    "tile": _tile,
-    "repeat": _repeat,
-    "sort": _shaped_alike(np.sort),
-    "cumsum": _cumulative(np.cumsum),
-    "cumprod": _cumulative(np.cumprod),
-    "flip": _flip,
-    "shape": _shape,
-    "ndim": _ndim,
-}
-# Functions whose results have a size that the numbers decide.
-_OF_VALUES = (
-    "unique",
-    "nonzero",
-    "flatnonzero",
-    "argwhere",
-    "extract",
-    "compress",
-    "trim_zeros",
-    "union1d",
-    "intersect1d",
-    "setdiff1d",
-    "bincount",
-    "delete",
-    "item",
-    "tolist",
-    "tobytes",
-    "array_equal",
-    "allclose",
-    "isscalar",
-    "linspace",
-    "eye",
-)
-FUNCTIONS |= dict.fromkeys(_OF_VALUES, need_value)
-METHODS: dict[str, Callable[..., Any]] = {
-    name: FUNCTIONS[name]
-    for name in (
-        *_REDUCTIONS,
-        "reshape",
-        "copy",
-        "clip",
-        "round",
-        "transpose",
-        "swapaxes",
-        "squeeze",
-        "ravel",
-        "repeat",
-        "cumsum",
-        "cumprod",
-        "nonzero",
-        "compress",
-        "item",
-        "tolist",
-        "tobytes",
-    )
-} | {"astype": _astype, "flatten": _ravel}
 
 
 def call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,7 @@ from replicax.data._errors import (
 from replicax.data._leaves import leaf_spec, own, to_leaf
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, node_of, to_int
 from replicax.data._nodes._combine import joined
-from replicax.data._nodes._in_turn import PromisedNode
+from replicax.data._nodes._promised import PromisedNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._records._writer import TFRecordWriter as RecordWriter
 from replicax.data._seeds import Run

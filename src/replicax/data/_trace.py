@@ -22,7 +22,6 @@ import numpy as np
 
 from replicax._types import TensorSpec, TypeSpec
 from replicax.data._abstract import (
-    FUNCTIONS,
     AbstractArray,
     Trace,
     UntraceableError,
@@ -36,6 +35,7 @@ from replicax.data._abstract import (
 )
 from replicax.data._functions import all_codes, loaded_names
 from replicax.data._leaves import DatasetSpec, leaf_spec, to_leaf
+from replicax.data._rules import as_array, has_rule
 from replicax.data._seeds import Run, Seeds, nested_seeds
 from replicax.data._structure import Structure, flatten
 
@@ -346,7 +346,7 @@ def _is_numpy(value: Any) -> bool:
 
 
 def _call_numpy(function: Any, *args: Any, **kwargs: Any) -> Any:
-    if function.__name__ not in FUNCTIONS:
+    if not has_rule(function):
         give_up(f"np.{function.__name__}")
     if is_abstract(args) or is_abstract(kwargs):
         return call(function, args, kwargs)
@@ -368,7 +368,7 @@ def _scalar_type(kind: Any) -> Any:
 
     def new(_: Any, *args: Any) -> Any:
         if is_abstract(args):
-            return FUNCTIONS["asarray"](*args, dtype=kind)
+            return as_array(args[0], kind)
         return kind(*args)
 
     # A subclass, which is the same dtype to NumPy.

@@ -1,4 +1,4 @@
-"""Elements that are looked at in turn: take_while, scan, unique, resampling, a promised number."""
+"""Elements that are looked at in turn: take_while, scan, unique, resampling."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from replicax._types import TensorSpec
 from replicax.data._blocks import Block, RowBlock
-from replicax.data._errors import FailedPreconditionError, InvalidArgumentError, StructureError
+from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import Known, first_element, opened, traced_on
 from replicax.data._leaves import common_shape, leaf_spec, own, to_leaf
@@ -356,50 +356,3 @@ class _ResampleStream(Stream):
             initial = np.array(self._node.initial)
         ratios = np.array(self._node.target) / (initial + _TINY)
         return float(ratios[label] / ratios.max())
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class PromisedNode(PassingNode):
-    """The input with a number of elements that somebody has promised, and that is checked."""
-
-    count: int
-
-    @property
-    def cardinality(self) -> int:
-        """As promised."""
-        return self.count
-
-    def open(self, run: Run) -> Stream:
-        """Start a pass."""
-        return _PromisedStream(self.input.open(run), self.count)
-
-
-@final
-class _PromisedStream(Stream):
-    def __init__(self, stream: Stream, count: int) -> None:
-        self._stream = stream
-        self._count = count
-        self._given = 0
-        self._is_done = False
-
-    def pull(self, limit: int) -> Block | None:
-        if self._is_done:
-            return None
-        left = self._count - self._given if self._count >= 0 else limit
-        block = self._stream.pull(max(1, min(limit, left)))
-        if block is not None and left > 0:
-            self._given += len(block)
-            return block
-        self._is_done = True
-        if block is None and self._given == self._count:
-            return None
-        promised = "an infinite number of" if self._count < 0 else str(self._count)
-        has = f"{self._given}" if block is None else "more"
-        raise FailedPreconditionError(
-            f"assert_cardinality() was promised {promised} elements, but the dataset has {has}."
-            " Correct the number, or leave it out."
-        )
-
-    def close(self) -> None:
-        self._stream.close()

@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -267,11 +268,8 @@ class GeneratorNode(SourceNode):
         if self.signature is not None:
             return self.signature
         if self.last.spec is None:
-            stream = self.open(Run())
-            try:
+            with closing(self.open(Run())) as stream:
                 block = stream.pull(1)
-            finally:
-                stream.close()
             if block is None:
                 raise InvalidArgumentError(
                     "from_generator() without output_signature learns it from the first element,"
@@ -289,7 +287,7 @@ class GeneratorNode(SourceNode):
     @property
     def is_spec_known(self) -> bool:
         """If it was declared, or asked for before."""
-        return self.signature is not None or self.last.spec is not None
+        return self.is_spec_sure or self.last.spec is not None
 
     @property
     def cardinality(self) -> int:

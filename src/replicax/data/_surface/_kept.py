@@ -14,7 +14,7 @@ from replicax.data._known import fingerprint_of
 from replicax.data._leaves import DatasetSpec
 from replicax.data._node import Root
 from replicax.data._nodes._cache import CacheNode
-from replicax.data._nodes._in_turn import PromisedNode
+from replicax.data._nodes._promised import PromisedNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._paths import local_path
 from replicax.data._saved import check_compression, save_elements, saved_parts

@@ -1,0 +1,56 @@
+"""A number of elements that was promised, and is checked."""
+
+from dataclasses import dataclass
+from typing import final
+
+from replicax.data._blocks import Block
+from replicax.data._errors import FailedPreconditionError
+from replicax.data._node import PassingNode, Stream
+from replicax.data._seeds import Run
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class PromisedNode(PassingNode):
+    """The input with a number of elements that somebody has promised, and that is checked."""
+
+    count: int
+
+    @property
+    def cardinality(self) -> int:
+        """As promised."""
+        return self.count
+
+    def open(self, run: Run) -> Stream:
+        """Start a pass."""
+        return _PromisedStream(self.input.open(run), self.count)
+
+
+@final
+class _PromisedStream(Stream):
+    def __init__(self, stream: Stream, count: int) -> None:
+        self._stream = stream
+        self._count = count
+        self._given = 0
+        self._is_done = False
+
+    def pull(self, limit: int) -> Block | None:
+        if self._is_done:
+            return None
+        left = self._count - self._given if self._count >= 0 else limit
+        block = self._stream.pull(max(1, min(limit, left)))
+        if block is not None and left > 0:
+            self._given += len(block)
+            return block
+        self._is_done = True
+        if block is None and self._given == self._count:
+            return None
+        promised = "an infinite number of" if self._count < 0 else str(self._count)
+        has = f"{self._given}" if block is None else "more"
+        raise FailedPreconditionError(
+            f"assert_cardinality() was promised {promised} elements, but the dataset has {has}."
+            " Correct the number, or leave it out."
+        )
+
+    def close(self) -> None:
+        self._stream.close()
