@@ -260,10 +260,12 @@ def test_filter_keeps_what_a_mask_keeps(count, modulus, size):
 
 
 def test_filter_needs_one_bool():
-    dataset = Dataset.from_tensor_slices(np.zeros((4, 2))).filter(lambda x: x > 0)
+    dataset = Dataset.from_tensor_slices(np.zeros((4, 2)))
 
+    with pytest.raises(InvalidArgumentError, match=r"must return one bool, but it returns"):
+        dataset.filter(lambda x: x > 0)
     with pytest.raises(InvalidArgumentError, match=r"must return one bool, but for element 0"):
-        list(dataset)
+        list(dataset.filter(lambda x: repr(x) and x > 0))
 
 
 def test_take_while_stops_for_good_and_looks_no_further():

@@ -5,6 +5,7 @@ Consecutive elements as one element with a leading axis: batch.
 Batches of elements with different lengths, padded to a common shape.
 """
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, final
@@ -219,6 +220,16 @@ class PaddedBatchNode(BatchingNode):
             specs = [TensorSpec(s, spec.dtype) for s, spec in zip(shapes, specs, strict=True)]
         return add_axis(structure.unflatten(specs), leading)
 
+    def check(self) -> None:
+        """Check shapes and values against the spec of elements."""
+        structure, specs = flatten(self.input.element_spec)
+        values = _padding_values(structure, self.values)
+        shapes = [spec.shape for spec in flatten(self.element_spec)[1]]
+        for spec, value, shape in zip(specs, values, shapes, strict=True):
+            _fill(value, spec.dtype)
+            if spec.shape is not None and shape is not None:
+                _require_room(spec.shape, shape[1:], self.shapes)
+
     def open(self, run: Run) -> Stream:
         """Start a pass."""
         return _PaddedBatchStream(self.input.open(run), self)
@@ -252,6 +263,21 @@ class _PaddedBatchStream(Stream):
         )
 
 
+def _require_room(given: Shape, padded: Shape, wanted: Any) -> None:
+    """Check that elements of a shape can be padded to another."""
+    if len(given) != len(padded):
+        raise InvalidArgumentError(
+            f"padded_shapes={wanted!r} has {len(padded)} axes for a part that has {len(given)}:"
+            f" elements have the shape {given}. Give one size, or None, for each axis."
+        )
+    pairs = zip(given, padded, strict=True)
+    if any(size is not None and most is not None and size > most for size, most in pairs):
+        raise InvalidArgumentError(
+            f"padded_shapes={wanted!r} is smaller than elements of the shape {given}: padding only"
+            " adds. Cut them in a `map`, or use None for the longest of each batch."
+        )
+
+
 def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
     """The shape for each leaf; lists and tuples of numbers are shapes, -1 and None are open."""
     if structure.kind == "leaf":
@@ -268,7 +294,14 @@ def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
 
 def _to_shape(shape: Any) -> Shape:
     sizes = shape.shape if isinstance(shape, TensorSpec) else shape
-    return tuple(None if size is None or size < 0 else int(size) for size in sizes)
+    try:
+        known = [None if size is None else operator.index(size) for size in sizes]
+    except TypeError:
+        raise StructureError(
+            f"padded_shapes has {shape!r:.100} where the shape of a part belongs. A shape is a list"
+            " of ints, with None for the longest of each batch, such as [None, 3]."
+        ) from None
+    return tuple(None if size is None or size < 0 else size for size in known)
 
 
 def _padding_values(structure: Structure, values: Any) -> list[Any]:

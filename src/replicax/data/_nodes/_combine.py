@@ -144,7 +144,7 @@ class ConcatenateNode(ManyNode):
         left = first.branches if isinstance(first, cls) else (first,)
         right = second.branches if isinstance(second, cls) else (second,)
         if left[0].is_spec_known and right[0].is_spec_known:
-            _require_alike(left[0].element_spec, right[0].element_spec)
+            require_alike(left[0].element_spec, right[0].element_spec, "concatenate")
         if len(left) > 1 and len(right) > 1:  # joined again and again, they would be very many
             return cls((first, second))
         return cls((*left, *right))
@@ -205,7 +205,7 @@ class _ConcatenateStream(Stream):
         spec = block.structure.unflatten([leaf_spec(leaf) for leaf in block.rows()[0]])
         if self._structure is None:
             self._structure, self._first = block.structure, spec
-        _require_alike(self._first, spec)
+        require_alike(self._first, spec, "concatenate")
         self._checked = self._turn
 
     def _current(self) -> Stream | None:
@@ -228,11 +228,19 @@ def common_spec(nodes: Sequence[Node]) -> Any:
     return structure.unflatten(specs)
 
 
-def _require_alike(first: Any, second: Any) -> None:
+def require_known_alike(nodes: Sequence[Node], verb: str) -> None:
+    """Check that elements are built alike, as far as that is known before they are read."""
+    known = [node.element_spec for node in nodes if node.is_spec_known]
+    for spec in known[1:]:
+        require_alike(known[0], spec, verb)
+
+
+def require_alike(first: Any, second: Any, verb: str) -> None:
+    """Check that elements of two specs are nested alike, with the same dtypes."""
     problem = _difference(first, second)
     if problem:
         raise StructureError(
-            f"concatenate() joins datasets with elements built alike, but {problem}:"
+            f"{verb}() joins datasets with elements built alike, but {problem}:"
             f" {first} and {second}. Bring one to the form of the other with `map`."
         )
 

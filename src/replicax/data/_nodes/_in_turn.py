@@ -37,14 +37,14 @@ class TakeWhileNode(AskingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return _TakeWhileStream(self.input.open(run), self.predicate)
+        return _TakeWhileStream(self.input.open(run), self)
 
 
 @final
 class _TakeWhileStream(Stream):
-    def __init__(self, stream: Stream, predicate: ElementFunction) -> None:
+    def __init__(self, stream: Stream, node: TakeWhileNode) -> None:
         self._stream = stream
-        self._predicate = predicate
+        self._answer = node.answer
         self._index = 0
         self._is_done = False
 
@@ -54,7 +54,7 @@ class _TakeWhileStream(Stream):
         if block is None:
             return None
         self._index += 1
-        self._is_done = not self._predicate.call(block.elements()[0], self._index - 1)
+        self._is_done = not self._answer(block.elements()[0], self._index - 1)
         return None if self._is_done else block
 
     def close(self) -> None:

@@ -8,10 +8,12 @@ from typing import Any, Self, final
 
 import numpy as np
 
+from replicax._types import TensorSpec
 from replicax.data._blocks import Block, Row
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import Known, mapped_spec, traced_on
+from replicax.data._leaves import to_leaf
 from replicax.data._node import (
     AUTOTUNE,
     UNKNOWN_CARDINALITY,
@@ -236,6 +238,25 @@ class AskingNode(UnaryNode):
 
     predicate: ElementFunction
 
+    @classmethod
+    def of(cls, node: Node, predicate: ElementFunction) -> Self:
+        """Check that the function returns one bool, if it can be traced."""
+        outcome = traced_on(node, predicate)
+        is_bool = TensorSpec((), np.bool_).is_compatible_with(outcome.result)
+        if outcome.verdict is Verdict.PROVED and not is_bool:
+            raise _no_bool(predicate.name, f"it returns a value of the spec {outcome.result}")
+        return cls(node, predicate)
+
+    def answer(self, element: Any, index: int) -> bool:
+        """Whether the function is true for an element."""
+        answer = self.predicate.call(element, index)
+        if type(answer) in _BOOLS:
+            return bool(answer)
+        found: Any = to_leaf(answer)
+        if not isinstance(found, np.bool_):
+            raise _no_bool(self.predicate.name, f"for element {index} it returned {answer!r:.100}")
+        return bool(found)
+
     @property
     def cardinality(self) -> int:
         """Not known before looking at every element."""
@@ -254,14 +275,14 @@ class FilterNode(AskingNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return _FilterStream(self.input.open(run), self.predicate)
+        return _FilterStream(self.input.open(run), self)
 
 
 @final
 class _FilterStream(Stream):
-    def __init__(self, stream: Stream, predicate: ElementFunction) -> None:
+    def __init__(self, stream: Stream, node: FilterNode) -> None:
         self._stream = Buffered(stream)
-        self._predicate = predicate
+        self._answer = node.answer
         self._index = 0
         self._due = Due()
 
@@ -291,16 +312,12 @@ class _FilterStream(Stream):
                 break
         return block if len(kept) == len(block) else block.take(np.array(kept, np.int64))
 
-    def _answer(self, element: Any, index: int) -> bool:
-        answer = self._predicate.call(element, index)
-        if type(answer) in _BOOLS:
-            return bool(answer)
-        if np.ndim(answer) or not isinstance(answer, (int, np.integer, np.ndarray)):
-            raise InvalidArgumentError(
-                f"The function given to filter() must return one bool, but for element {index} it"
-                f" returned {answer!r}. Reduce an array with `.all()` or `.any()`."
-            )
-        return bool(answer)
+
+def _no_bool(verb: str, what: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"The function given to {verb}() must return one bool, but {what}. Compare numbers, as in"
+        " `x % 2 == 1`, and reduce an array with `.all()` or `.any()`."
+    )
 
 
 def _cores() -> int:

@@ -82,7 +82,10 @@ class Batches(Root[T_co]):
         del name
         size = to_int(batch_size, "padded_batch", "batch_size", least=1)
         shapes, values = copy.deepcopy((padded_shapes, padding_values))
-        return self._wrap(PaddedBatchNode(self.node, size, bool(drop_remainder), shapes, values))
+        node = PaddedBatchNode(self.node, size, bool(drop_remainder), shapes, values)
+        if self.node.is_spec_known:
+            node.check()
+        return self._wrap(node)
 
     def unbatch(self, name: str | None = None) -> "Dataset[T_co]":
         """Batches taken apart along their first axis.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from replicax._basics import T_co
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._leaves import own, to_leaf
 from replicax.data._node import AUTOTUNE, Root, to_int
@@ -87,7 +87,7 @@ class Elements(Root[T_co]):
             [1, 3, 5]
         """
         del name
-        return self._wrap(FilterNode(self.node, ElementFunction(predicate, "filter")))
+        return self._wrap(FilterNode.of(self.node, ElementFunction(predicate, "filter")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset[T_co]":
         """The elements before the first for which a function is false.
@@ -104,7 +104,7 @@ class Elements(Root[T_co]):
             [0, 1]
         """
         del name
-        return self._wrap(TakeWhileNode(self.node, ElementFunction(predicate, "take_while")))
+        return self._wrap(TakeWhileNode.of(self.node, ElementFunction(predicate, "take_while")))
 
     def flat_map(
         self, map_func: Callable[..., "Dataset[U]"], name: str | None = None
@@ -268,7 +268,19 @@ class Elements(Root[T_co]):
             >>> [int(x) for x in rx.data.Dataset.range(5).apply(lambda d: d.take(2))]
             [0, 1]
         """
-        return transformation_func(self._wrap(self.node))
+        if not callable(transformation_func):
+            raise StructureError(
+                f"apply() needs a function of a dataset, got {transformation_func!r:.60}. Write"
+                " `apply(lambda dataset: dataset.take(2))`."
+            )
+        result = transformation_func(self._wrap(self.node))
+        if not isinstance(result, Root):
+            raise StructureError(
+                f"The function given to apply() must return a Dataset, but it returned"
+                f" {result!r:.60} of type {type(result).__name__}. Return the transformed dataset,"
+                " or call the function without `apply`."
+            )
+        return result
 
 
 def _distribution(values: Sequence[float], name: str) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from replicax.data._nodes._choose import (
     RandomNode,
     WeighedChoiceNode,
 )
-from replicax.data._nodes._combine import ZipNode
+from replicax.data._nodes._combine import ZipNode, require_known_alike
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
 from replicax.data._paths import local_path
@@ -195,6 +195,8 @@ class Sources(Root[T_co]):
                 "zip() needs datasets in a tuple or dict, got a list. Write `zip(a, b)`."
             )
         nesting, leaves = flatten(nested)
+        if not leaves:
+            raise StructureError("zip() needs at least one dataset. Write `zip(a, b)`.")
         return cls._wrap(ZipNode(tuple(node_of(leaf, "zip") for leaf in leaves), nesting))
 
     @classmethod
@@ -265,6 +267,13 @@ class Sources(Root[T_co]):
         if not branches:
             raise InvalidArgumentError("choose_from_datasets() needs at least one dataset.")
         choices = node_of(choice_dataset, "choose_from_datasets")
+        if choices.is_spec_known and choices.element_spec != TensorSpec((), np.int64):
+            raise StructureError(
+                "choose_from_datasets() needs a choice_dataset of int64 scalars, and the elements"
+                f" of this one are {choices.element_spec}. Convert them:"
+                " `choice_dataset.map(lambda x: np.int64(x))`."
+            )
+        require_known_alike(branches, "choose_from_datasets")
         return cls._wrap(ChooseNode((choices, *branches), stop_on_empty_dataset))
 
     @classmethod
@@ -295,6 +304,7 @@ class Sources(Root[T_co]):
             [0, 1, 10, 11]
         """
         branches = [node_of(dataset, "sample_from_datasets") for dataset in datasets]
+        require_known_alike(branches, "sample_from_datasets")
         seeds = Seeds(seed, reshuffle=bool(rerandomize_each_iteration))
         if isinstance(weights, Root):
             drawn = WeighedChoiceNode(weights.node, seeds, len(branches))
