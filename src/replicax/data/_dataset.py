@@ -9,7 +9,7 @@ import numpy as np
 from replicax._basics import T_co
 from replicax._lazy import LeavesOut
 from replicax.data._ahead import around, is_plain
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import ArgumentTypeError, InvalidArgumentError
 from replicax.data._iterator import DatasetIterator
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
 from replicax.data._nodes._select import OptionsNode
@@ -162,7 +162,7 @@ class Dataset(
         """
         del name
         if not isinstance(options, Options):
-            raise InvalidArgumentError(
+            raise ArgumentTypeError(
                 f"with_options() needs rx.data.Options, got {type(options).__name__}."
             )
         return Dataset(OptionsNode(self._node, copy.deepcopy(options)))

@@ -12,6 +12,7 @@ Each is also the built-in that says the same::
     |-- FailedPreconditionError (OSError)       something is not as a call needs it
     |-- UnimplementedError (NotImplementedError) there is no such thing for this dataset
     |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
+    |   `-- ArgumentTypeError (TypeError)       an argument of another type than a call needs
     `-- StructureError (TypeError, ValueError)  elements that are not built alike
 """
 
@@ -135,6 +136,17 @@ class InvalidArgumentError(ReplicaxError, ValueError):
         Traceback (most recent call last):
         ...
         replicax.data._errors.InvalidArgumentError: batch(batch_size=0): ...
+    """
+
+
+class ArgumentTypeError(InvalidArgumentError, TypeError):
+    """An argument of another type than a call needs: a float for a batch size, say.
+
+    Example:
+        >>> rx.data.Dataset.range(3).batch(1.5)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        replicax.data._errors.ArgumentTypeError: batch(batch_size=1.5): ...
     """
 
 

@@ -16,7 +16,7 @@ from replicax.data._errors import (
 )
 from replicax.data._leaves import leaf_spec, own, to_leaf
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, node_of, to_int
-from replicax.data._nodes._combine import joined
+from replicax.data._nodes._combine import joined, require_alike
 from replicax.data._nodes._promised import PromisedNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._records._writer import TFRecordWriter as RecordWriter
@@ -54,7 +54,12 @@ def assert_cardinality(expected_cardinality: int) -> Callable[[Dataset], Dataset
         >>> len(odd.apply(rx.data.experimental.assert_cardinality(3)))
         3
     """
-    count = to_int(expected_cardinality, "assert_cardinality", "expected_cardinality")
+    count = to_int(
+        expected_cardinality,
+        "assert_cardinality",
+        "expected_cardinality",
+        least=INFINITE_CARDINALITY,
+    )
     return lambda dataset: Dataset(PromisedNode(node_of(dataset, "assert_cardinality"), count))
 
 
@@ -130,6 +135,7 @@ def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
                 f" {error}."
             ) from None
         found = [leaf_spec(leaf) for leaf in leaves]
+        require_alike(structure.unflatten(specs or found), structure.unflatten(found), "from_list")
         specs = [joined(a, b) for a, b in zip(specs or found, found, strict=True)]
         rows.append(tuple(leaves))
     return Dataset(BlockNode(RowBlock(structure, rows), structure.unflatten(specs or [])))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from replicax.data._blocks import Block, ColumnBlock, Row, RowBlock
-from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax.data._leaves import own, to_leaf
 from replicax.data._structure import LEAF, Structure, flatten
 
@@ -193,7 +193,7 @@ class ElementFunction:
 
     def __init__(self, function: Callable[..., Any], name: str, *, vectorize: bool = False) -> None:
         if not callable(function):
-            raise InvalidArgumentError(
+            raise ArgumentTypeError(
                 f"{name}() needs a function, got {function!r} of type {type(function).__name__}."
             )
         self.function = bound(function)

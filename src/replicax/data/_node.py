@@ -24,7 +24,7 @@ from replicax.data._depth import (
     once,
     remembered,
 )
-from replicax.data._errors import InvalidArgumentError
+from replicax.data._errors import ArgumentTypeError, InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
 
 if TYPE_CHECKING:
@@ -408,7 +408,7 @@ def node_of(dataset: Any, verb: str) -> Node:
     """The graph of a dataset that a user handed over."""
     node = getattr(dataset, "node", None)
     if not isinstance(node, Node):
-        raise InvalidArgumentError(
+        raise ArgumentTypeError(
             f"{verb}() needs datasets, got {type(dataset).__name__}. Wrap arrays with"
             " `rx.data.Dataset.from_tensor_slices(...)`."
         )
@@ -421,7 +421,7 @@ def to_int(value: Any, verb: str, name: str, *, least: int | None = None) -> int
     try:
         number = operator.index(value)
     except TypeError:
-        raise InvalidArgumentError(
+        raise ArgumentTypeError(
             f"{call}: {name} must be an int, got {type(value).__name__}."
         ) from None
     if least is not None and number < least:

@@ -13,7 +13,7 @@ import numpy as np
 from replicax._types import TensorSpec
 from replicax.data._blocks import Block, ColumnBlock
 from replicax.data._dataset import Dataset
-from replicax.data._errors import InvalidArgumentError, NotFoundError, StructureError
+from replicax.data._errors import ArgumentTypeError, NotFoundError, StructureError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, SourceNode, Stream, to_int
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode, InterleaveStream
@@ -290,6 +290,6 @@ def reader_of(
 def _path(name: Any) -> str:
     if isinstance(name, (str, bytes, os.PathLike)):
         return local_path(name)
-    raise InvalidArgumentError(
+    raise ArgumentTypeError(
         f"A file name is a str, bytes or a path, got {name!r} of type {type(name).__name__}."
     )

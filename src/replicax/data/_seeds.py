@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from replicax._blocks import contextmanager
+from replicax.data._errors import ArgumentTypeError
 
 SeedSource = Callable[[], int]
 
@@ -108,6 +109,11 @@ def nested_seeds(run: "Run", seeds: "Seeds") -> Iterator[None]:
         _function.reset(token)
 
 
+def is_in_function() -> bool:
+    """Whether a function of `flat_map` is running: a dataset is being made for one element."""
+    return _function.get() is not None
+
+
 class Origin(NamedTuple):
     """What the random numbers of a transformation start from, in one run.
 
@@ -131,6 +137,10 @@ class Seeds:
     """
 
     def __init__(self, seed: int | None, *, reshuffle: bool = True) -> None:
+        if seed is not None and not isinstance(seed, (int, np.integer)):
+            raise ArgumentTypeError(
+                f"A seed must be an int, got {seed!r:.60} of type {type(seed).__name__}."
+            )
         scope = _function.get() or _global
         source = None if scope.depth else _source
         self.is_free = seed is None and scope.under is None and source is None

@@ -301,6 +301,11 @@ def _to_shape(shape: Any) -> Shape:
             f"padded_shapes has {shape!r:.100} where the shape of a part belongs. A shape is a list"
             " of ints, with None for the longest of each batch, such as [None, 3]."
         ) from None
+    if any(size is not None and size < -1 for size in known):
+        raise InvalidArgumentError(
+            f"padded_shapes has {shape!r:.100}: a size is at least 0, or None (or -1) for the"
+            " longest of each batch."
+        )
     return tuple(None if size is None or size < 0 else size for size in known)
 
 

@@ -15,7 +15,7 @@ from replicax.data._leaves import Array, DatasetSpec
 from replicax.data._node import UNKNOWN_CARDINALITY, Due, Node, Stream, UnaryNode
 from replicax.data._nodes._choose import Branch, Branches
 from replicax.data._nodes._prefetch import PrefetchStream
-from replicax.data._seeds import Run, Seeds, nested_seeds
+from replicax.data._seeds import Run, Seeds, is_in_function, nested_seeds
 from replicax.data._structure import Structure, map_leaves
 from replicax.data._trace import Traced, Verdict
 
@@ -103,6 +103,12 @@ class NestingNode(MakingNode):
     def cardinality(self) -> int:
         """Not known before all inner datasets are made."""
         return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
+
+    def checked(self) -> Self:
+        """Check that the function makes datasets, if it can be traced."""
+        if not is_in_function():
+            _ = self.outcome
+        return self
 
     def first_inner(self) -> Node:
         """The graph that the function makes for the first element; it is called once for this."""

@@ -11,9 +11,9 @@ from replicax._types import TensorSpec
 from replicax.data._blocks import Block, RowBlock, as_structure, join, one_row
 from replicax.data._errors import InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._known import first_element, opened
+from replicax.data._known import first_element, opened, traced_on
 from replicax.data._leaves import DatasetSpec, leaf_spec
-from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Stream
+from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Stream, to_int
 from replicax.data._nodes._batch import padded_shapes
 from replicax.data._nodes._flat_map import MakingNode, made_inside, of_dataset
 from replicax.data._nodes._window import BlockNode
@@ -60,6 +60,19 @@ class GroupByWindowNode(MakingNode):
         window = DatasetSpec(self.input.element_spec)
         outcome = traced(self.reduce.function, TensorSpec((), np.int64), window)
         return of_dataset(outcome, self.reduce.name)
+
+    def check(self) -> None:
+        """Check the results of functions that can be traced."""
+        keys = traced_on(self.input, self.key)
+        if keys.verdict is Verdict.PROVED:
+            spec = keys.result
+            is_int = isinstance(spec, TensorSpec) and not spec.shape and spec.dtype.kind in "iub"
+            if not is_int:
+                raise StructureError(
+                    f"The key_func must return one int, but it returns a value of the spec {spec}."
+                    " Convert it, as in `np.int64(x)`."
+                )
+        _ = self.outcome
 
     @property
     def cardinality(self) -> int:
@@ -170,7 +183,11 @@ class Buckets:
                 f" {len(bounds) + 1} buckets, and {len(sizes)} batch sizes; give one for each"
                 " bucket."
             )
-        return cls(tuple(map(int, bounds)), tuple(map(int, sizes)))
+        verb = "bucket_by_sequence_length"
+        return cls(
+            tuple(to_int(bound, verb, "bucket_boundaries") for bound in bounds),
+            tuple(to_int(size, verb, "bucket_batch_sizes", least=1) for size in sizes),
+        )
 
     def number(self, length: Any) -> int:
         """The first bucket that a length belongs to."""

@@ -121,11 +121,8 @@ class ScanNode(_LearningNode):
             if outcome.verdict is not Verdict.PROVED:
                 return outcome
             if type(outcome.result) is not tuple or len(outcome.result) != 2:
-                return Traced(Verdict.UNPROVED)  # which an element shows with words
-            try:
-                following = _widened(state, outcome.result[0])
-            except StructureError:
-                return Traced(Verdict.UNPROVED)
+                raise _no_pair(f"it returns a value of the spec {outcome.result}")
+            following = _widened(state, outcome.result[0])
             if following == state:
                 return Traced(Verdict.PROVED, outcome.result[1])
             state = following
@@ -149,10 +146,7 @@ class ScanNode(_LearningNode):
         """The next state, and what the function gives for an element."""
         result = self.function.call((self.nesting.unflatten(state), element), index)
         if type(result) is not tuple or len(result) != 2:
-            raise StructureError(
-                f"The function given to scan() must return a pair, the next state and what it gives"
-                f" for the element, but for element {index} it returned {result!r:.100}."
-            )
+            raise _no_pair(f"for element {index} it returned {result!r:.100}")
         try:
             leaves = tuple(own(to_leaf(leaf)) for leaf in self.nesting.leaves_of(result[0]))
         except StructureError as error:
@@ -174,6 +168,13 @@ class ScanNode(_LearningNode):
         return _ScanStream(self.input.open(run), self)
 
 
+def _no_pair(what: str) -> StructureError:
+    return StructureError(
+        "The function given to scan() must return a pair, the next state and what it gives for the"
+        f" element, but {what}."
+    )
+
+
 def _widened(state: Any, following: Any) -> Any:
     """The spec that holds for a state and for the next one."""
     structure, leaves = flatten(state)
@@ -181,7 +182,11 @@ def _widened(state: Any, following: Any) -> Any:
     widened: list[Any] = []
     for old, new in pairs:
         if not isinstance(new, TensorSpec) or old.dtype != new.dtype:
-            raise StructureError(f"the state changes from {old} to {new}")
+            raise StructureError(
+                f"The next state of scan() must have the dtypes of its initial_state: it was {old}"
+                f" and becomes {new}. Begin with a value of that dtype, such as np.int64(0), or"
+                " convert it in the function."
+            )
         widened.append(TensorSpec(common_shape(old.shape, new.shape), old.dtype))
     return structure.unflatten(widened)
 

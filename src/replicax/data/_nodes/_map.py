@@ -24,7 +24,7 @@ from replicax.data._node import (
     UnaryNode,
 )
 from replicax.data._nodes._prefetch import Calls
-from replicax.data._seeds import Run
+from replicax.data._seeds import Run, is_in_function
 from replicax.data._trace import Traced, Verdict
 
 _MOST_ROWS = 1024  # rows given to a function at once
@@ -241,6 +241,8 @@ class AskingNode(UnaryNode):
     @classmethod
     def of(cls, node: Node, predicate: ElementFunction) -> Self:
         """Check that the function returns one bool, if it can be traced."""
+        if is_in_function():  # which makes a dataset for each element: elements show it soon
+            return cls(node, predicate)
         outcome = traced_on(node, predicate)
         is_bool = TensorSpec((), np.bool_).is_compatible_with(outcome.result)
         if outcome.verdict is Verdict.PROVED and not is_bool:

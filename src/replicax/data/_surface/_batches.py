@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from replicax._basics import T_co
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
-from replicax.data._node import Root, to_int
+from replicax.data._node import AUTOTUNE, Root, to_int
 from replicax.data._nodes._batch import BatchNode, PaddedBatchNode
 from replicax.data._nodes._group import Buckets, GroupByWindowNode
 from replicax.data._nodes._window import RebatchNode, UnbatchNode, WindowNode
-from replicax.data._seeds import Seeds
+from replicax.data._seeds import Seeds, is_in_function
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
@@ -46,7 +46,9 @@ class Batches(Root[T_co]):
             >>> list(rx.data.Dataset.range(5).batch(3))
             [array([0, 1, 2]), array([3, 4])]
         """
-        del num_parallel_calls, deterministic, name
+        del deterministic, name
+        if num_parallel_calls is not None:
+            to_int(num_parallel_calls, "batch", "num_parallel_calls", least=AUTOTUNE)
         size = to_int(batch_size, "batch", "batch_size", least=1)
         return self._wrap(BatchNode(self.node, size, bool(drop_remainder)))
 
@@ -101,7 +103,10 @@ class Batches(Root[T_co]):
             [0, 1, 2, 3, 4]
         """
         del name
-        return self._wrap(UnbatchNode(self.node))
+        node = UnbatchNode(self.node)
+        if self.node.is_spec_known:
+            _ = node.element_spec  # which raises if a part has no axes
+        return self._wrap(node)
 
     def rebatch(
         self,
@@ -163,6 +168,8 @@ class Batches(Root[T_co]):
                 f"group_by_window(window_size={window_size}, window_size_func={window_size_func}):"
                 " give one of the two."
             )
+        if window_size is not None:
+            to_int(window_size, "group_by_window", "window_size", least=1)
         node = GroupByWindowNode(
             self.node,
             ElementFunction(key_func, "group_by_window"),
@@ -171,6 +178,8 @@ class Batches(Root[T_co]):
             Seeds(None),
             self._wrap,
         )
+        if not is_in_function():
+            node.check()
         return self._wrap(node)
 
     def bucket_by_sequence_length(  # noqa: PLR0913

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from replicax._basics import T_co
-from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax.data._errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax.data._functions import ElementFunction
-from replicax.data._leaves import own, to_leaf
+from replicax.data._leaves import leaf_spec, own, to_leaf
 from replicax.data._node import AUTOTUNE, Root, to_int
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode
 from replicax.data._nodes._in_turn import ResampleNode, ScanNode, TakeWhileNode
 from replicax.data._nodes._map import FilterNode, MapNode
-from replicax.data._seeds import Seeds
+from replicax.data._seeds import Seeds, is_in_function
 from replicax.data._structure import flatten
 
 if TYPE_CHECKING:
@@ -124,9 +124,8 @@ class Elements(Root[T_co]):
             [0, 0, 1]
         """
         del name
-        return self._wrap(
-            FlatMapNode(self.node, ElementFunction(map_func, "flat_map"), Seeds(None))
-        )
+        node = FlatMapNode(self.node, ElementFunction(map_func, "flat_map"), Seeds(None))
+        return self._wrap(node.checked())
 
     def interleave(  # noqa: PLR0913
         self,
@@ -168,7 +167,7 @@ class Elements(Root[T_co]):
             ),
             _workers(num_parallel_calls, "interleave"),
         )
-        return self._wrap(node)
+        return self._wrap(node.checked())
 
     def reduce(
         self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None
@@ -189,10 +188,18 @@ class Elements(Root[T_co]):
         """
         del name
         state = initial_state
-        structure, _ = flatten(initial_state)
+        structure, leaves = flatten(initial_state)
         for element in self._wrap(self.node):
             state = reduce_func(state, element)
-            structure.leaves_of(state)
+            parts: list[Any] = []
+            try:
+                structure.collect(state, parts, state)
+            except StructureError as error:
+                raise StructureError(
+                    f"The next state of reduce() must be built like its initial_state: {error}."
+                ) from None
+            for old, new in zip(leaves, parts, strict=True):
+                _require_state(old, new)
         return state
 
     def scan(
@@ -217,7 +224,10 @@ class Elements(Root[T_co]):
         del name
         nesting, leaves = flatten(initial_state)
         state = tuple(own(to_leaf(leaf)) for leaf in leaves)
-        return self._wrap(ScanNode(self.node, ElementFunction(scan_func, "scan"), state, nesting))
+        node = ScanNode(self.node, ElementFunction(scan_func, "scan"), state, nesting)
+        if not is_in_function():
+            _ = node.outcome  # which raises if the function returns no pair
+        return self._wrap(node)
 
     def rejection_resample(
         self,
@@ -283,7 +293,28 @@ class Elements(Root[T_co]):
         return result
 
 
+def _require_state(old: Any, new: Any) -> None:
+    """Check a part of a state of `reduce`: NumPy values keep their dtype."""
+    if new is old:
+        return
+    before, after = leaf_spec(to_leaf(old)), leaf_spec(to_leaf(new))
+    dtypes = [getattr(spec, "dtype", None) for spec in (before, after)]
+    # A Python number takes the dtype of the elements that are added to it.
+    is_free = isinstance(old, (bool, int, float)) and dtypes[1] is not None
+    kinds = "biufc" if is_free else ""
+    if dtypes[0] != dtypes[1] and (dtypes[1] is None or dtypes[1].kind not in kinds):
+        raise StructureError(
+            f"The next state of reduce() must have the dtypes of its initial_state: it was"
+            f" {before} and is {after}. Begin with a value of that dtype, such as np.float32(0), or"
+            " convert it in the function."
+        )
+
+
 def _distribution(values: Sequence[float], name: str) -> tuple[float, ...]:
+    if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
+        raise ArgumentTypeError(
+            f"rejection_resample({name}={values!r:.60}): give a list with a number for each class."
+        )
     parts = [float(value) for value in values]
     if not parts or min(parts) < 0 or not sum(parts) > 0:
         raise InvalidArgumentError(

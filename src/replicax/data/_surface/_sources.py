@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from replicax._basics import T_co
-from replicax._types import TensorSpec
-from replicax.data._errors import InvalidArgumentError, StructureError
+from replicax._types import TensorSpec, TypeSpec
+from replicax.data._errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax.data._leaves import own
 from replicax.data._node import Root, node_of, to_int
 from replicax.data._nodes._choose import (
@@ -147,9 +147,7 @@ class Sources(Root[T_co]):
                 f" {type(generator).__name__}, which could be used only once. Write"
                 " `from_generator(lambda: make_items())`."
             )
-        signature = output_signature
-        if signature is None and output_types is not None:
-            signature = _signature(output_types, output_shapes)
+        signature = _declared(output_types, output_shapes, output_signature)
         arguments = tuple(own(argument) for argument in args or ())
         return cls._wrap(GeneratorNode(generator, arguments, signature))
 
@@ -366,8 +364,27 @@ class Sources(Root[T_co]):
             [5, 7, 9]
         """
         del name
-        stop = (1 << 62) if step > 0 else -(1 << 62)
-        return cls._wrap(RangeNode(start, stop, step, np.dtype(dtype), is_endless=True))
+        first, by = to_int(start, "counter", "start"), to_int(step, "counter", "step")
+        stop = (1 << 62) if by > 0 else -(1 << 62)
+        return cls._wrap(RangeNode(first, stop, by, np.dtype(dtype), is_endless=True))
+
+
+def _declared(types: Any, shapes: Any, signature: Any) -> Any:
+    """The signature of a generator, declared in one of two ways; None if it is not."""
+    if types is None and shapes is None:
+        wrong = [leaf for leaf in flatten(signature)[1] if not isinstance(leaf, TypeSpec)]
+        if wrong:
+            raise ArgumentTypeError(
+                f"from_generator(output_signature=...) has {wrong[0]!r:.60} where a spec belongs."
+                " Give one for each part of an element, such as rx.TensorSpec([None], np.int64)."
+            )
+        return signature
+    if signature is not None or types is None:
+        raise ArgumentTypeError(
+            "from_generator() takes either output_signature, or output_types with output_shapes."
+            " Write `output_signature=rx.TensorSpec(shape, dtype)` alone."
+        )
+    return _signature(types, shapes)
 
 
 def _signature(types: Any, shapes: Any) -> Any:
