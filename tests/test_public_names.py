@@ -55,8 +55,6 @@ def test_a_method_that_is_left_out_says_what_to_use():
 
     with pytest.raises(AttributeError, match=r"experimental_local_results"):
         strategy.unwrap(1)
-    with pytest.raises(AttributeError, match="padded_batch"):
-        rx.data.Dataset.range(3).ragged_batch(2)
     with pytest.raises(AttributeError, match="as_dict"):
         rx.train.ClusterSpec({}).as_cluster_def()
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

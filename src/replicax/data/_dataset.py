@@ -1,8 +1,7 @@
 """Dataset: source -> host batches (hop 1 of a batch's way to the devices)."""
 
 import copy
-from collections.abc import Mapping
-from typing import Any, ClassVar, Generic
+from typing import Any, Generic
 
 import numpy as np
 
@@ -43,11 +42,6 @@ class Dataset(
         >>> list(dataset)
         [array([0. , 0.5, 1. , 1.5], dtype=float32), array([2. , 2.5], dtype=float32)]
     """
-
-    left_out: ClassVar[Mapping[str, str]] = {
-        "ragged_batch": "There are no ragged batches: write `dataset.padded_batch(n)`.",
-        "sparse_batch": "There are no sparse batches: write `dataset.padded_batch(n)`.",
-    }
 
     def __init__(self, node: Node) -> None:
         if not isinstance(node, Node):

@@ -1,6 +1,6 @@
-"""Functions of tf.data.experimental; many are older forms of methods, for `Dataset.apply`."""
+"""Functions of tf.data.experimental that are no methods of `Dataset`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,19 +9,24 @@ from replicax._types import TensorSpec
 from replicax.data._blocks import RowBlock
 from replicax.data._dataset import Dataset
 from replicax.data._errors import (
+    ArgumentTypeError,
     InvalidArgumentError,
     OutOfRangeError,
     StructureError,
     UnimplementedError,
 )
+from replicax.data._functions import ElementFunction
 from replicax.data._leaves import leaf_spec, own, to_leaf
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, node_of, to_int
 from replicax.data._nodes._combine import joined, require_alike
 from replicax.data._nodes._promised import PromisedNode
+from replicax.data._nodes._reduce import Folding, GroupByReducerNode
 from replicax.data._nodes._window import BlockNode
 from replicax.data._records._writer import TFRecordWriter as RecordWriter
 from replicax.data._seeds import Run
-from replicax.data._structure import flatten
+from replicax.data._structure import flatten, map_leaves
+
+Applied = Callable[[Dataset], Dataset]
 
 
 def cardinality(dataset: Dataset) -> np.int64:
@@ -196,190 +201,147 @@ def _require_strings(leaves: Sequence[Any]) -> None:
         )
 
 
-# Older forms of methods. Those that return a function are for `Dataset.apply`.
+class Reducer:
+    """How `group_by_reducer` folds the elements of a key into one.
 
-Counter = Dataset.counter
-load = Dataset.load
-sample_from_datasets = Dataset.sample_from_datasets
-Applied = Callable[[Dataset], Dataset]
-
-
-def choose_from_datasets(
-    datasets: Sequence[Dataset],
-    choice_dataset: Dataset,
-    stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
-) -> Dataset:
-    """`Dataset.choose_from_datasets`, which by default goes on when a dataset has ended.
+    Args:
+        init_func: Takes a key, an int64; returns the first state.
+        reduce_func: Takes a state and an element; returns the next state.
+        finalize_func: Takes the last state; returns an element.
 
     Example:
-        >>> halves = [rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)]
-        >>> choices = rx.data.Dataset.from_tensor_slices(np.array([1, 0, 1, 1, 0]))
-        >>> list(map(int, rx.data.experimental.choose_from_datasets(halves, choices)))
-        [10, 0, 11, 1]
-    """
-    return Dataset.choose_from_datasets(datasets, choice_dataset, stop_on_empty_dataset)
-
-
-def get_single_element(dataset: Dataset) -> Any:
-    """`Dataset.get_single_element`.
-
-    Example:
-        >>> int(rx.data.experimental.get_single_element(rx.data.Dataset.range(1)))
-        0
-    """
-    return dataset.get_single_element()
-
-
-def get_structure(dataset_or_iterator: Any) -> Any:
-    """The ``element_spec`` of a dataset or an iterator.
-
-    Example:
-        >>> rx.data.experimental.get_structure(rx.data.Dataset.range(1)).dtype
-        dtype('int64')
-    """
-    return dataset_or_iterator.element_spec
-
-
-def get_next_as_optional(iterator: Any) -> Any:
-    """``iterator.get_next_as_optional()``.
-
-    Example:
-        >>> iterator = iter(rx.data.Dataset.range(0))
-        >>> bool(rx.data.experimental.get_next_as_optional(iterator).has_value())
-        False
-    """
-    return iterator.get_next_as_optional()
-
-
-def save(
-    dataset: Dataset,
-    path: str,
-    compression: str | None = None,
-    shard_func: Callable[..., Any] | None = None,
-    checkpoint_args: Any = None,
-) -> None:
-    """`Dataset.save`.
-
-    Example:
-        >>> import tempfile
-        >>> folder = tempfile.mkdtemp()
-        >>> rx.data.experimental.save(rx.data.Dataset.range(2), folder)
-        >>> list(map(int, rx.data.experimental.load(folder)))
-        [0, 1]
-    """
-    dataset.save(path, compression, shard_func, checkpoint_args)
-
-
-def enumerate_dataset(start: int = 0) -> Applied:
-    """`Dataset.enumerate`.
-
-    Example:
-        >>> [int(i) for i, _ in rx.data.Dataset.range(2).apply(
-        ...     rx.data.experimental.enumerate_dataset(5))]
-        [5, 6]
-    """
-    return lambda dataset: dataset.enumerate(start)
-
-
-def group_by_window(
-    key_func: Callable[..., Any],
-    reduce_func: Callable[..., Any],
-    window_size: int | None = None,
-    window_size_func: Callable[[Any], Any] | None = None,
-) -> Applied:
-    """`Dataset.group_by_window`.
-
-    Example:
-        >>> by_rest = rx.data.experimental.group_by_window(
-        ...     lambda x: x % 2, lambda _, window: window.batch(2), window_size=2
+        >>> mean = rx.data.experimental.Reducer(
+        ...     lambda key: (np.int64(0), np.int64(0)),
+        ...     lambda state, x: (state[0] + x, state[1] + 1),
+        ...     lambda total, count: total / count,
         ... )
-        >>> [x.tolist() for x in rx.data.Dataset.range(4).apply(by_rest)]
-        [[0, 2], [1, 3]]
+        >>> by_parity = rx.data.experimental.group_by_reducer(lambda x: x % 2, mean)
+        >>> [float(x) for x in rx.data.Dataset.range(5).apply(by_parity)]
+        [2.0, 2.0]
     """
-    return lambda d: d.group_by_window(key_func, reduce_func, window_size, window_size_func)
+
+    def __init__(
+        self,
+        init_func: Callable[..., Any],
+        reduce_func: Callable[..., Any],
+        finalize_func: Callable[..., Any],
+    ) -> None:
+        self._functions = (init_func, reduce_func, finalize_func)
+
+    @property
+    def init_func(self) -> Callable[..., Any]:
+        """The function of a key that returns the first state.
+
+        Example:
+            >>> rx.data.experimental.Reducer(len, max, min).init_func is len
+            True
+        """
+        return self._functions[0]
+
+    @property
+    def reduce_func(self) -> Callable[..., Any]:
+        """The function of a state and an element that returns the next state.
+
+        Example:
+            >>> rx.data.experimental.Reducer(len, max, min).reduce_func is max
+            True
+        """
+        return self._functions[1]
+
+    @property
+    def finalize_func(self) -> Callable[..., Any]:
+        """The function of the last state that returns an element.
+
+        Example:
+            >>> rx.data.experimental.Reducer(len, max, min).finalize_func is min
+            True
+        """
+        return self._functions[2]
 
 
-def ignore_errors(log_warning: bool = False) -> Applied:  # noqa: FBT001, FBT002
-    """`Dataset.ignore_errors`.
+def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Applied:
+    """Fold the elements of each key into one.
+
+    Args:
+        key_func: Takes an element, returns its key: an int.
+        reducer: How to fold them.
+
+    Returns:
+        A function for `Dataset.apply`. Results come in the order of keys, after all elements were
+        read.
 
     Example:
-        >>> halves = rx.data.Dataset.range(3).map(lambda x: 6 // int(x))
-        >>> list(map(int, halves.apply(rx.data.experimental.ignore_errors())))
-        [6, 3]
+        >>> sums = rx.data.experimental.Reducer(
+        ...     lambda key: np.int64(0), lambda state, x: state + x, lambda state: state
+        ... )
+        >>> by_rest = rx.data.experimental.group_by_reducer(lambda x: x % 3, sums)
+        >>> [int(x) for x in rx.data.Dataset.range(10).apply(by_rest)]
+        [18, 12, 15]
     """
-    return lambda dataset: dataset.ignore_errors(log_warning)
+    if not isinstance(reducer, Reducer):
+        raise ArgumentTypeError(
+            f"group_by_reducer() needs an rx.data.experimental.Reducer, got {reducer!r:.60} of type"
+            f" {type(reducer).__name__}."
+        )
+    key = ElementFunction(key_func, "group_by_reducer")
+    parts = (reducer.init_func, reducer.reduce_func, reducer.finalize_func)
+    folding = Folding(*(ElementFunction(part, "group_by_reducer") for part in parts))
+
+    def apply(dataset: Dataset) -> Dataset:
+        node = GroupByReducerNode(node_of(dataset, "group_by_reducer"), key, folding)
+        _ = node.outcome  # which raises if the state changes its dtypes
+        return Dataset(node)
+
+    return apply
 
 
-def map_and_batch(
-    map_func: Callable[..., Any],
-    batch_size: int,
-    num_parallel_batches: int | None = None,
-    drop_remainder: bool = False,  # noqa: FBT001, FBT002
-    num_parallel_calls: int | None = None,
-) -> Applied:
-    """`Dataset.map`, then `Dataset.batch`.
+def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> Applied:
+    """Add elements of zeros until there are as many as wanted.
+
+    Args:
+        cardinality: How many elements there will be.
+        mask_key: The key that is added to elements: True for those of the dataset, False for those
+            of zeros.
+
+    Returns:
+        A function for `Dataset.apply`. It takes a dataset of dicts whose size is known.
 
     Example:
-        >>> doubled = rx.data.experimental.map_and_batch(lambda x: 2 * x, 2)
-        >>> [x.tolist() for x in rx.data.Dataset.range(3).apply(doubled)]
-        [[0, 2], [4]]
+        >>> dataset = rx.data.Dataset.from_tensor_slices({"a": [1, 2]})
+        >>> padded = dataset.apply(rx.data.experimental.pad_to_cardinality(3))
+        >>> [(int(x["a"]), bool(x["valid"])) for x in padded]
+        [(1, True), (2, True), (0, False)]
     """
-    del num_parallel_batches
-    return lambda d: d.map(map_func, num_parallel_calls).batch(batch_size, drop_remainder)
+    wanted = to_int(cardinality, "pad_to_cardinality", "cardinality", least=0)
+
+    def apply(dataset: Dataset) -> Dataset:
+        node = node_of(dataset, "pad_to_cardinality")
+        if node.cardinality < 0 or node.cardinality > wanted:
+            size = {INFINITE_CARDINALITY: "no end", UNKNOWN_CARDINALITY: "an unknown size"}
+            found = size.get(node.cardinality, f"{node.cardinality} elements")
+            raise InvalidArgumentError(
+                f"pad_to_cardinality({wanted}) needs a dataset of a known size of at most {wanted},"
+                f" and this one has {found}. `assert_cardinality` declares a size."
+            )
+        spec = node.element_spec
+        if not isinstance(spec, Mapping):
+            raise InvalidArgumentError(
+                f"pad_to_cardinality() needs elements that are dicts, and these are {spec}. Make"
+                ' them in a `map`: `lambda x: {"x": x}`.'
+            )
+        filler = {**map_leaves(_zeros, dict(spec)), mask_key: False}
+        fillers = Dataset.from_tensors(filler).repeat(wanted - node.cardinality)
+        return dataset.map(lambda element: {**element, mask_key: True}).concatenate(fillers)
+
+    return apply
 
 
-def scan(initial_state: Any, scan_func: Callable[..., Any]) -> Applied:
-    """`Dataset.scan`.
-
-    Example:
-        >>> sums = rx.data.experimental.scan(np.int64(0), lambda s, x: (s + x, s + x))
-        >>> list(map(int, rx.data.Dataset.range(4).apply(sums)))
-        [0, 1, 3, 6]
-    """
-    return lambda dataset: dataset.scan(initial_state, scan_func)
-
-
-def shuffle_and_repeat(
-    buffer_size: int, count: int | None = None, seed: int | None = None
-) -> Applied:
-    """`Dataset.shuffle`, then `Dataset.repeat`.
-
-    Example:
-        >>> twice = rx.data.Dataset.range(3).apply(rx.data.experimental.shuffle_and_repeat(3, 2))
-        >>> sorted(map(int, twice))
-        [0, 0, 1, 1, 2, 2]
-    """
-    return lambda dataset: dataset.shuffle(buffer_size, seed).repeat(count)
-
-
-def take_while(predicate: Callable[..., Any]) -> Applied:
-    """`Dataset.take_while`.
-
-    Example:
-        >>> small = rx.data.experimental.take_while(lambda x: x < 2)
-        >>> list(map(int, rx.data.Dataset.range(5).apply(small)))
-        [0, 1]
-    """
-    return lambda dataset: dataset.take_while(predicate)
-
-
-def unbatch() -> Applied:
-    """`Dataset.unbatch`.
-
-    Example:
-        >>> rows = rx.data.Dataset.range(3).batch(2).apply(rx.data.experimental.unbatch())
-        >>> list(map(int, rows))
-        [0, 1, 2]
-    """
-    return lambda dataset: dataset.unbatch()
-
-
-def unique() -> Applied:
-    """`Dataset.unique`.
-
-    Example:
-        >>> twice = rx.data.Dataset.range(2).repeat(2)
-        >>> list(map(int, twice.apply(rx.data.experimental.unique())))
-        [0, 1]
-    """
-    return lambda dataset: dataset.unique()
+def _zeros(spec: Any) -> Any:
+    if not isinstance(spec, TensorSpec) or spec.shape is None or None in spec.shape:
+        raise InvalidArgumentError(
+            f"pad_to_cardinality() adds elements of zeros, which need fixed sizes, and a part is"
+            f" {spec}. Bring it to one size first, with `batch(n, drop_remainder=True)` or a `map`."
+        )
+    if spec.dtype == object:
+        return np.full(spec.shape, b"", object)
+    return np.zeros(spec.shape, spec.dtype)

@@ -252,8 +252,15 @@ class _Rows:
 
 
 def _rows(batch: Any) -> int:
-    leaves = jax.tree.leaves(batch)
+    leaves = jax.tree.leaves(batch, is_leaf=lambda x: getattr(x, "is_uneven", False))
     for leaf in leaves:
+        if getattr(leaf, "is_uneven", False):
+            kind = type(leaf).__name__
+            dense = "to_tensor" if "Ragged" in kind else "to_dense"
+            raise TypeError(
+                f"A batch has a {kind} in it, whose rows cannot be divided over replicas. Make it"
+                f" an array in a `map` before: `x.{dense}()`."
+            )
         if hasattr(leaf, "__dataclass_fields__") or hasattr(leaf, "__attrs_attrs__"):
             kind = type(leaf).__name__
             raise TypeError(
@@ -265,6 +272,11 @@ def _rows(batch: Any) -> int:
         raise ValueError(
             "The dataset gives single elements, which cannot be divided over replicas. Batch it by"
             " the global batch size first: `dataset.batch(global_batch_size)`."
+        )
+    if any(len(x) != len(leaves[0]) for x in leaves):
+        raise ValueError(
+            f"The parts of a batch have first axes of different sizes: {[len(x) for x in leaves]}."
+            " Each replica takes the same rows of every part, so that all must be equally long."
         )
     return len(leaves[0])
 

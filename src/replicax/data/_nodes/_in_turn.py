@@ -122,7 +122,7 @@ class ScanNode(_LearningNode):
                 return outcome
             if type(outcome.result) is not tuple or len(outcome.result) != 2:
                 raise _no_pair(f"it returns a value of the spec {outcome.result}")
-            following = _widened(state, outcome.result[0])
+            following = widened(state, outcome.result[0], "scan")
             if following == state:
                 return Traced(Verdict.PROVED, outcome.result[1])
             state = following
@@ -175,7 +175,7 @@ def _no_pair(what: str) -> StructureError:
     )
 
 
-def _widened(state: Any, following: Any) -> Any:
+def widened(state: Any, following: Any, verb: str) -> Any:
     """The spec that holds for a state and for the next one."""
     structure, leaves = flatten(state)
     pairs = zip(leaves, structure.leaves_of(following), strict=True)
@@ -183,7 +183,7 @@ def _widened(state: Any, following: Any) -> Any:
     for old, new in pairs:
         if not isinstance(new, TensorSpec) or old.dtype != new.dtype:
             raise StructureError(
-                f"The next state of scan() must have the dtypes of its initial_state: it was {old}"
+                f"The next state of {verb}() must have the dtypes of its first one: it was {old}"
                 f" and becomes {new}. Begin with a value of that dtype, such as np.int64(0), or"
                 " convert it in the function."
             )

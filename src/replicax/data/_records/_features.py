@@ -188,7 +188,7 @@ class RaggedTensor(NamedTuple):
             default_value: What to pad with; zero or an empty string if None.
 
         Returns:
-            An array with two axes.
+            An array with two axes, or more if the values are rows themselves.
 
         Example:
             >>> rx.io.RaggedTensor(np.array([1, 2, 3]), np.array([0, 2, 3])).to_tensor()
@@ -198,7 +198,7 @@ class RaggedTensor(NamedTuple):
         fill = empty_value(self.values.dtype) if default_value is None else default_value
         rows = self._rows()
         width = max((len(row) for row in rows), default=0)
-        result = np.full((len(rows), width), fill, self.values.dtype)
+        result = np.full((len(rows), width, *self.values.shape[1:]), fill, self.values.dtype)
         for place, row in enumerate(rows):
             result[place, : len(row)] = row
         return result

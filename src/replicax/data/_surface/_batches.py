@@ -4,12 +4,16 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+from numpy.typing import DTypeLike
+
 from replicax._basics import T_co
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._node import AUTOTUNE, Root, to_int
 from replicax.data._nodes._batch import BatchNode, PaddedBatchNode
 from replicax.data._nodes._group import Buckets, GroupByWindowNode
+from replicax.data._nodes._uneven import RaggedBatchNode, SparseBatchNode
 from replicax.data._nodes._window import RebatchNode, UnbatchNode, WindowNode
 from replicax.data._seeds import Seeds, is_in_function
 
@@ -85,6 +89,73 @@ class Batches(Root[T_co]):
         size = to_int(batch_size, "padded_batch", "batch_size", least=1)
         shapes, values = copy.deepcopy((padded_shapes, padding_values))
         node = PaddedBatchNode(self.node, size, bool(drop_remainder), shapes, values)
+        if self.node.is_spec_known:
+            node.check()
+        return self._wrap(node)
+
+    def ragged_batch(
+        self,
+        batch_size: int,
+        drop_remainder: bool = False,  # noqa: FBT001, FBT002
+        row_splits_dtype: DTypeLike = np.int64,
+        name: str | None = None,
+    ) -> "Dataset[Any]":
+        """Batches of elements with different lengths, as ragged values: nothing is padded.
+
+        Args:
+            batch_size: Elements of a batch; at least 1.
+            drop_remainder: Whether a smaller last batch is left out.
+            row_splits_dtype: The dtype of the places where rows start.
+            name: Ignored.
+
+        Returns:
+            A dataset with an `rx.io.RaggedTensor` for each part whose length differs; scalars and
+            parts of one size are stacked as `batch` does.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(1, 4).map(lambda n: np.full(n, n))
+            >>> [batch.to_list() for batch in dataset.ragged_batch(2)]
+            [[[1], [2, 2]], [[3, 3, 3]]]
+        """
+        del name
+        size = to_int(batch_size, "ragged_batch", "batch_size", least=1)
+        dtype = np.dtype(row_splits_dtype)
+        if dtype not in (np.int32, np.int64):
+            raise InvalidArgumentError(
+                f"ragged_batch(row_splits_dtype={row_splits_dtype!r}): must be int32 or int64."
+            )
+        node = RaggedBatchNode(self.node, size, bool(drop_remainder), dtype)
+        if self.node.is_spec_known:
+            node.are_ragged()
+        return self._wrap(node)
+
+    def sparse_batch(
+        self, batch_size: int, row_shape: Sequence[int | None], name: str | None = None
+    ) -> "Dataset[Any]":
+        """Batches of elements with different lengths, as sparse values: nothing is padded.
+
+        Args:
+            batch_size: Elements of a batch; at least 1.
+            row_shape: The shape that holds each element; None on an axis for the longest of each
+                batch.
+            name: Ignored.
+
+        Returns:
+            A dataset of `rx.io.SparseTensor`, with every number of the elements.
+
+        Example:
+            >>> dataset = rx.data.Dataset.range(1, 3).map(lambda n: np.full(n, n))
+            >>> next(iter(dataset.sparse_batch(2, [3]))).to_dense()
+            array([[1, 0, 0],
+                   [2, 2, 0]])
+        """
+        del name
+        size = to_int(batch_size, "sparse_batch", "batch_size", least=1)
+        shape = tuple(
+            None if each is None else to_int(each, "sparse_batch", "row_shape", least=0)
+            for each in row_shape
+        )
+        node = SparseBatchNode(self.node, size, False, shape)
         if self.node.is_spec_known:
             node.check()
         return self._wrap(node)
