@@ -91,7 +91,7 @@ def _feature_spec(feature: Any, size: int | None) -> Any:
         return TensorSpec((size, None, *feature.shape), feature.dtype)
     values: Any = TensorSpec((None,), feature.dtype)
     if isinstance(feature, RaggedFeature):
-        splits: Any = TensorSpec((None if size is None else size + 1,), feature.row_splits_dtype)
+        splits: Any = TensorSpec((None if size is None else size + 1,), np.int64)
         return RaggedTensor(values, splits)
     indices: Any = TensorSpec((None, 2), np.int64)
     dense: Any = TensorSpec((2,), np.int64)
