@@ -42,12 +42,24 @@ def check_compression(compression: str | None, verb: str) -> None:
         )
 
 
-def save_elements(node: Node, path: str, shard: Shard | None) -> None:
-    """Make all elements and keep them."""
+def is_saved(path: str) -> bool:
+    """Whether a folder holds elements that were saved."""
+    return os.path.exists(os.path.join(path, _LIST))
+
+
+def save_elements(node: Node, path: str, shard: Shard | None, run: Run | None = None) -> None:
+    """Make all elements and keep them.
+
+    Args:
+        node: The elements.
+        path: The folder.
+        shard: Gives the number of the file for an element.
+        run: The pass to make; a new one if None.
+    """
     folder = secrets.token_hex(8)
     saving = _Saving(os.path.join(path, folder), node)
     try:
-        for number, block in _numbered(node, shard):
+        for number, block in _numbered(node, shard, run):
             saving.add(number, block)
         told = {"format": _FORMAT, "folder": folder, **saving.commit()}
     except BaseException:
@@ -56,7 +68,7 @@ def save_elements(node: Node, path: str, shard: Shard | None) -> None:
     part = os.path.join(path, f"{folder}.part")
     with open(part, "w") as file:
         json.dump(told, file)
-    before = _read_list(path) if os.path.exists(os.path.join(path, _LIST)) else None
+    before = _read_list(path) if is_saved(path) else None
     os.replace(part, os.path.join(path, _LIST))
     if before is not None:
         shutil.rmtree(os.path.join(path, before.folder), ignore_errors=True)
@@ -162,10 +174,12 @@ class _Saving:
             self._files[number].add(join(blocks))
 
 
-def _numbered(node: Node, shard: Shard | None) -> Iterator[tuple[int, Block]]:
+def _numbered(node: Node, shard: Shard | None, run: Run | None) -> Iterator[tuple[int, Block]]:
     """Blocks, and the number of the file that each goes to."""
-    seeds = {part.random: part.random.begin() for part in walk(node) if part.random is not None}
-    stream, index = node.open(Run(seeds)), 0
+    if run is None:
+        parts = [part.random for part in walk(node) if part.random is not None]
+        run = Run({seeds: seeds.begin() for seeds in parts})
+    stream, index = node.open(run), 0
     try:
         while (block := stream.pull(1 if node.calls_user_code else _ROWS)) is not None:
             if shard is None:
@@ -185,7 +199,7 @@ def _number(value: Any) -> int:
         number = -1
     if number < 0:
         raise InvalidArgumentError(
-            f"The shard_func given to save() must return the number of a file, an int from 0 on;"
+            f"The shard_func must return the number of a file, an int from 0 on;"
             f" got {value!r:.100}."
         )
     return number

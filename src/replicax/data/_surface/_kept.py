@@ -1,27 +1,37 @@
 """Part of `Dataset`: elements that are kept, in memory and on disk."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from replicax._basics import T_co
-from replicax.data._blocks import RowBlock
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
 from replicax.data._known import fingerprint_of
-from replicax.data._leaves import DatasetSpec
-from replicax.data._node import Root
+from replicax.data._node import INFINITE_CARDINALITY, Root
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._promised import PromisedNode
-from replicax.data._nodes._window import BlockNode
+from replicax.data._nodes._snapshot import SnapshotNode, files_of
 from replicax.data._paths import local_path
 from replicax.data._saved import check_compression, save_elements, saved_parts
-from replicax.data._structure import LEAF
+from replicax.data._seeds import Seeds
 
 if TYPE_CHECKING:
     from replicax.data._dataset import Dataset
+
+
+_CHECKPOINT_ARGS = {
+    "checkpoint",
+    "checkpoint_interval",
+    "checkpoint_name",
+    "directory",
+    "init_fn",
+    "keep_checkpoint_every_n_hours",
+    "max_to_keep",
+    "step_counter",
+}
 
 
 class Kept(Root[T_co]):
@@ -57,7 +67,7 @@ class Kept(Root[T_co]):
         path: str | os.PathLike[str],
         compression: str | None = None,
         shard_func: Callable[..., Any] | None = None,
-        checkpoint_args: Any = None,
+        checkpoint_args: Mapping[str, Any] | None = None,
     ) -> None:
         """Make all elements now and keep them in a folder, for `Dataset.load`.
 
@@ -65,7 +75,9 @@ class Kept(Root[T_co]):
             path: The folder; what `save` left there before is replaced when all is written.
             compression: Accepted, without effect.
             shard_func: Takes an element, returns the number of the file that it goes to.
-            checkpoint_args: Must be None: a saving that is stopped starts again.
+            checkpoint_args: Accepted, without effect: a dict with the arguments of TensorFlow's
+                checkpoint manager. Elements appear under their path when all are written, and a
+                saving that is stopped starts again.
 
         Example:
             >>> import os, tempfile
@@ -76,10 +88,7 @@ class Kept(Root[T_co]):
         """
         check_compression(compression, "save")
         if checkpoint_args is not None:
-            raise InvalidArgumentError(
-                "save(checkpoint_args=...) is not supported: the elements appear under their path"
-                " when all are written. Leave it out."
-            )
+            _check_checkpoint_args(checkpoint_args)
         shard = None if shard_func is None else ElementFunction(shard_func, "save").call
         save_elements(self.node, local_path(path), shard)
 
@@ -100,8 +109,10 @@ class Kept(Root[T_co]):
         Args:
             path: A folder.
             compression: Accepted, without effect.
-            reader_func: Must be None; `save` and `load` take one.
-            shard_func: Must be None; `save` takes one.
+            reader_func: Takes a dataset of one dataset for each file, returns the dataset of their
+                elements; several files are read in turn if None.
+            shard_func: Takes an element, returns the number of the file that it goes to. With one
+                of these two functions, all elements are made and kept before the first is given.
             name: Ignored.
 
         Returns:
@@ -114,14 +125,26 @@ class Kept(Root[T_co]):
             >>> dataset = dataset.snapshot(path)
             >>> len(list(dataset)), len(list(dataset)), len(calls)
             (3, 3, 3)
+            >>> one_by_one = lambda files: files.flat_map(lambda file: file)
+            >>> dataset = rx.data.Dataset.range(4)
+            >>> dataset = dataset.snapshot(path, None, one_by_one, lambda x: x % 2)
+            >>> [int(x) for x in dataset]
+            [0, 2, 1, 3]
         """
         del name
         check_compression(compression, "snapshot")
         if reader_func is not None or shard_func is not None:
-            raise InvalidArgumentError(
-                "snapshot() keeps elements in one file and in their order, so that it takes neither"
-                " reader_func nor shard_func. Write `dataset.save(path, shard_func=...)` and"
-                " `Dataset.load(path, reader_func=...)`."
+            if self.node.cardinality == INFINITE_CARDINALITY:
+                raise InvalidArgumentError(
+                    "snapshot() with a reader_func or a shard_func keeps all elements before it"
+                    " gives the first, and this dataset has no end. Write `take(n)` before it, and"
+                    " `repeat()` after it."
+                )
+            shard = None if shard_func is None else ElementFunction(shard_func, "snapshot")
+            reader = ElementFunction(reader_func or _in_turn, "snapshot")
+            key, seeds = int(fingerprint_of(self.node)), Seeds(None)
+            return self._wrap(
+                SnapshotNode(self.node, local_path(path), shard, reader, seeds, self._wrap, key)
             )
         file = os.path.join(local_path(path), f"{int(fingerprint_of(self.node)):016x}")
         return self._wrap(CacheNode(self.node, file))
@@ -185,9 +208,21 @@ class Kept(Root[T_co]):
         parts = saved_parts(local_path(path), element_spec)
         if len(parts) == 1 and reader_func is None:
             return cls._wrap(parts[0])
-        spec = DatasetSpec(parts[0].element_spec)
-        files = cls._wrap(BlockNode(RowBlock(LEAF, [(cls._wrap(part),) for part in parts]), spec))
+        files = cls._wrap(files_of(parts, cls._wrap))
         if reader_func is not None:
             return reader_func(files)
-        whole = files.interleave(lambda file: file)
+        whole = _in_turn(files)
         return cls._wrap(PromisedNode(whole.node, sum(part.cardinality for part in parts)))
+
+
+def _in_turn(files: "Dataset[Any]") -> "Dataset[Any]":
+    """Read several files in turn."""
+    return files.interleave(lambda file: file)
+
+
+def _check_checkpoint_args(given: Any) -> None:
+    if not isinstance(given, Mapping) or "directory" not in given or set(given) - _CHECKPOINT_ARGS:
+        raise InvalidArgumentError(
+            f"save(checkpoint_args={given!r:.100}): give a dict with a 'directory', and any of"
+            f" {sorted(_CHECKPOINT_ARGS)}; or leave it out, as it has no effect."
+        )
