@@ -124,7 +124,8 @@ class AbstractArray:
     @property
     def size(self) -> Any:
         """The number of entries."""
-        return UNKNOWN if None in self.known else math.prod(self.known)
+        sizes = [size for size in self.known if size is not None]
+        return UNKNOWN if None in self.known else math.prod(sizes)
 
     @property
     def T(self) -> "AbstractArray":  # noqa: N802 - NumPy's name
