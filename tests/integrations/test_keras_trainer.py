@@ -365,6 +365,81 @@ def test_compile_may_make_the_metrics_that_a_model_names(two):
     assert_same(model, model.fit(**ARRAYS, verbose=0), stock, expected)
 
 
+class Watched(keras.Model):
+    """A model that records the names of its properties that are read."""
+
+    reads: set[str]
+
+    def __init__(self):
+        super().__init__()
+        self.reads = set()
+        self.net = net()
+
+    def call(self, x, training=False):
+        return self.net(x)
+
+
+def watch(name, original):
+    def read(self):
+        if "reads" in vars(self):
+            self.reads.add(name)
+        return original.fget(self)
+
+    return property(read, original.fset)
+
+
+for base in reversed(keras.Model.__mro__):
+    for name, attribute in vars(base).items():
+        if isinstance(attribute, property):
+            setattr(Watched, name, watch(name, attribute))
+
+
+def test_a_scope_reads_no_property_of_a_model_that_keras_does_not(two):
+    """A user's property may name parts that exist only when Keras reads it."""
+
+    def reads():
+        model = Watched()
+        calls = {
+            "compile": lambda: model.compile("sgd", "mse", metrics=["mae"]),
+            "predict": lambda: model.predict(X, verbose=0),
+            "fit": lambda: model.fit(**ARRAYS, verbose=0),
+            "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+            "predict_on_batch": lambda: model.predict_on_batch(X),
+            "test_on_batch": lambda: model.test_on_batch(X, Y),
+            "train_on_batch": lambda: model.train_on_batch(X, Y),
+        }
+        for name, call in calls.items():
+            model.reads.clear()
+            call()
+            yield name, set(model.reads)
+
+    expected, found = dict(reads()), in_scope(two, lambda: dict(reads()))
+
+    assert {name: found[name] - expected[name] for name in found} == dict.fromkeys(found, set())
+
+
+class LateMetrics(Tracked):
+    """A model whose `metrics` names a tracker that `build` makes."""
+
+    def build(self, shape):
+        self.tracker = keras.metrics.Mean(name="tracked")
+
+    def compile(self, **options):
+        keras.Model.compile(self, **options)
+
+
+def test_build_may_make_the_metrics_that_a_model_names(two):
+    def trained():
+        model = LateMetrics()
+        model.compile(optimizer="sgd", loss="mse")
+        return model, model.fit(**ARRAYS, verbose=0)
+
+    model, history = in_scope(two, trained)
+
+    assert "tracked" in history.history
+    assert_same(model, history, *trained())
+
+
 @pytest.mark.parametrize("name", ["Adam", "ScheduleFreeAdamW"])
 def test_averages_that_overwrite_the_weights_are_those_of_keras(name, two):
     def make():

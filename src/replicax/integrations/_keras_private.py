@@ -343,6 +343,14 @@ SYMBOLIC_BUILD = PrivatePart(
     "self, iterator=None, data_batch=None",
     is_transparent=True,
 )
+LAYERS = PrivatePart("layers.layer:Layer._layers", TRAINING)
+LAYER_WEIGHTS = PrivatePart("layers.layer:Layer._trainable_variables", TRAINING)
+LAYER_STATE = PrivatePart("layers.layer:Layer._non_trainable_variables", TRAINING)
+LAYER_SEEDS = PrivatePart("layers.layer:Layer._seed_generators", TRAINING)
+LAYER_METRICS = PrivatePart("layers.layer:Layer._metrics", TRAINING)
+METRIC_PARTS = PrivatePart("metrics.metric:Metric._metrics", TRAINING)
+METRIC_VARIABLES = PrivatePart("metrics.metric:Metric._variables", TRAINING)
+OPTIMIZER_VARIABLES = PrivatePart(f"{_OPTIMIZER}_variables", TRAINING)
 EPOCH_BATCHES = PrivatePart("backend.jax.trainer:JAXEpochIterator._get_iterator", TRAINING, "self")
 DISTRIBUTE_DATA = PrivatePart(
     "backend.jax.trainer:_distribute_data", TRAINING, "data, layouts=None"

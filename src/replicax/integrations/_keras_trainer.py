@@ -52,7 +52,7 @@ def _entering(name: str) -> Callable[[Any], Any]:
             if "verbose" in signature.parameters and not home.is_chief:
                 _silence(given)
             with home.scope():
-                _check_parts(self, home, given.arguments, name)
+                _check_parts(self, home, given.arguments)
                 if name == "fit":
                     _agree_on_order(home)
                 if name == "predict" and isinstance(given.arguments.get("x"), DistributedDataset):
@@ -96,17 +96,43 @@ def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
     )
 
 
-def _check_parts(model: Any, home: Any, given: dict[str, Any], name: str) -> None:
-    """Refuse an optimizer, metric or variable that belongs to another strategy, or to none."""
-    known = [] if name == "compile" else model.metrics  # a `compile` of the user's makes them later
-    metrics = tree.flatten([known, given.get("metrics"), given.get("weighted_metrics")])
-    optimizer = given.get("optimizer", getattr(model, "optimizer", None))
-    owners: list[tuple[str, Any]] = [("optimizer", optimizer), *(("metric", m) for m in metrics)]
-    for kind, owner in owners:
-        for v in getattr(owner, "variables", ()):
-            _check_part(v, home, f"The {kind} {owner.name!r} of model {model.name!r}")
-    for v in model.variables:
-        _check_part(v, home, f"Variable {v.path!r} of model {model.name!r}")
+def _check_parts(model: Any, home: Any, given: dict[str, Any]) -> None:
+    """Refuse an optimizer, metric or variable that belongs to another strategy, or to none.
+
+    Read the attributes in which Keras tracks them. Properties such as `metrics` may be the user's
+    and name parts that `compile` or `build` make later than this.
+    """
+    optimizer = given.get("optimizer", vars(model).get("optimizer"))
+    metrics = tree.flatten([given.get("metrics"), given.get("weighted_metrics")])
+    parts = [("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
+    layers = [model]
+    seen = {id(model)}
+    for layer in layers:
+        tracked = vars(layer)
+        parts += (("metric", metric) for metric in tracked.get("_metrics", ()))
+        for v in _variables_of_layer(tracked):
+            _check_part(v, home, f"Variable {v.path!r} of model {model.name!r}")
+        new = [other for other in tracked.get("_layers", ()) if id(other) not in seen]
+        seen.update(map(id, new))
+        layers += new
+    for kind, part in parts:
+        name = f"The {kind} {getattr(part, 'name', part)!r} of model {model.name!r}"
+        for v in _variables_of(part):
+            _check_part(v, home, name)
+
+
+def _variables_of_layer(tracked: dict[str, Any]) -> list[Any]:
+    weights = tracked.get("_trainable_variables", ())
+    seeds = (seed.state for seed in tracked.get("_seed_generators", ()))
+    return [*weights, *tracked.get("_non_trainable_variables", ()), *seeds]
+
+
+def _variables_of(part: Any) -> list[Any]:
+    """Return the variables of an optimizer or a metric, with those of the one that it wraps."""
+    tracked = getattr(part, "__dict__", {})
+    inner = [tracked.get("inner_optimizer"), *tracked.get("_metrics", ())]
+    wrapped = [v for other in inner if other is not None for v in _variables_of(other)]
+    return [*tracked.get("_variables", ()), *wrapped]
 
 
 def _check_part(v: Any, home: Any, what: str) -> None:
