@@ -143,6 +143,10 @@ KERAS = {
     "SLOTS": cut_slots,
     "TRAINING": fit,
     "DATASETS": lambda: fit(dataset(), None),
+    "ADAPTATION": lambda: (
+        keras.layers.Normalization().adapt(dataset()),
+        keras.layers.Discretization(num_bins=2).adapt(dataset()),
+    ),
     "BACKUP": lambda: callback(keras.callbacks.BackupAndRestore),
     "MODEL_CHECKPOINT": lambda: callback(
         lambda folder: keras.callbacks.ModelCheckpoint(f"{folder}/m.keras")

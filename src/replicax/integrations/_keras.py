@@ -7,9 +7,11 @@ must act as one: optimizers, random seeds, control flow, the building of layers,
 All hooks do what Keras does where there is no level and no replica.
 """
 
+import contextlib
 import copy
 import functools
 import inspect
+import threading
 import weakref
 from typing import Any
 
@@ -22,7 +24,12 @@ from replicax._errors import ScopeError
 from replicax._jax_private import accept_as_array, concrete
 from replicax._types import TensorSpec, VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered, get_strategy
-from replicax.integrations import _keras_backend, _keras_backup, _keras_trainer
+from replicax.integrations import (
+    _keras_backend,
+    _keras_backup,
+    _keras_preprocessing,
+    _keras_trainer,
+)
 from replicax.integrations import _keras_private as private
 from replicax.integrations._hook import refused, replicas
 from replicax.integrations._keras_models import remembering
@@ -58,12 +65,13 @@ class KerasHeldValue:
             return read_global(held)
 
     def __set__(self, v: Any, x: Any) -> None:
-        held = v.__dict__.get("_rx")
+        held = v.__dict__.get("_rx") if current().level is None else _held(v)
+        is_new = v.__dict__.get("_value") is None
         if held is not None:
             if x is not None:  # the trainer's way to free memory
                 _check_metric(v, held)
                 held.assign(x)
-        elif x is not None and get_strategy().topology is not None:
+        elif x is not None and is_new and get_strategy().topology is not None:
             with _keras_backend.laid_out(v):
                 v.__dict__["_rx"] = _variable(v, x)
         else:
@@ -141,13 +149,41 @@ def _drawn_apart(original: Any) -> Any:
     """Each replica draws its own numbers, from a state that is the same on all."""
 
     def draw(self: Any, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002 - Keras's signature
-        seed, replica = original(self, ordered), replicas()
+        replica = replicas()
         if replica is None:
-            return seed
+            return original(self, ordered)
+        held = _held(self.state)
+        if held is None or held.topology is not None or isinstance(current().level, TraceLevel):
+            seed = original(self, ordered)
+        else:  # one state for all threads, which must step once
+            step = Merge(f"a seed of {self.name}", lambda _: original(self, ordered), once=True)
+            seed = replica.merge_call(step)
         number = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
         return seed.at[0].add((number * jnp.uint32(0x9E3779B9)).astype(seed.dtype))
 
     return draw
+
+
+_making_global_seed = threading.Lock()
+
+
+def _carried_seed(original: Any) -> Any:
+    """Let unseeded operations draw in every scope, and in functions, which carry the state.
+
+    Keras refuses them in traces, where the seed would become a constant. It still does in those of
+    its stateless functions and of `jax.jit`.
+    """
+
+    def global_seed_generator() -> Any:
+        is_carried = current().level is not None and not in_stateless_scope()
+        with (
+            _making_global_seed,  # by one of several replicas
+            concrete() if is_carried else contextlib.nullcontext(),
+            entered(strategy=None, replica=None, level=None, body=None),
+        ):
+            return original()
+
+    return global_seed_generator
 
 
 def _built_once(original: Any) -> Any:
@@ -208,11 +244,13 @@ def _synchronizable(original: Any) -> Any:
 
 REPLACEMENTS = (
     (private.NEXT_SEED, _drawn_apart),
+    (private.GLOBAL_SEED, _carried_seed),
     (private.MAYBE_BUILD, _built_once),
     (private.NORMALIZATION, _synchronizable),
     *_keras_backend.REPLACEMENTS,
     *_keras_trainer.REPLACEMENTS,
     *_keras_backup.REPLACEMENTS,
+    *_keras_preprocessing.REPLACEMENTS,
 )
 
 

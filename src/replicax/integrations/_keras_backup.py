@@ -286,10 +286,14 @@ def _restoring(original: Any) -> Any:
         _backups[self] = backup = _Backup(self, fit)
         if backup.restore():
             self._current_epoch = fit.epoch
-        else:  # perhaps Keras itself wrote one
+        elif self.model.built or _has_files(self.backup_dir):  # perhaps Keras itself wrote one
             original(self, logs)
 
     return on_train_begin
+
+
+def _has_files(folder: Any) -> bool:
+    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def _beginning(original: Any) -> Any:

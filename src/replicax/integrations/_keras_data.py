@@ -101,7 +101,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
                 x, y, _ = unpack_x_y_sample_weight(batch)
                 weights = class_weight_to_sample_weights(np.asarray(y), self._class_weight)
                 batch = x, y, weights
-            yield batch if isinstance(batch, tuple) else (batch,)
+            yield batch
 
     get_numpy_iterator = get_jax_iterator
 

@@ -24,6 +24,8 @@ _EPOCH = "trainers.epoch_iterator:EpochIterator."
 _BACKUP = "callbacks.backup_and_restore:BackupAndRestore."
 _CSV = "callbacks.csv_logger:CSVLogger."
 _BOARD = "callbacks.tensorboard:TensorBoard."
+_NORMALIZATION = "layers.preprocessing.normalization:Normalization."
+_DISCRETIZATION = "layers.preprocessing.discretization:Discretization."
 _OPTIMIZER = "optimizers.base_optimizer:BaseOptimizer."
 _METHODS = (
     "trainers.trainer:Trainer.compile",
@@ -165,6 +167,12 @@ DATASETS = LibraryFeature(
     _METHODS,
     _takes_dataset,
 )
+ADAPTATION = LibraryFeature(
+    "rx.data datasets in `adapt` of Keras layers",
+    "give `adapt` a NumPy array",
+    (f"{_NORMALIZATION}adapt", f"{_DISCRETIZATION}adapt"),
+    _takes_dataset,
+)
 BACKUP = LibraryFeature(
     "keras.callbacks.BackupAndRestore",
     "save with `rx.train.CheckpointManager` in a callback of your own",
@@ -226,6 +234,7 @@ TENSOR_LAYOUT = PrivatePart(
 
 # Layers.
 NEXT_SEED = PrivatePart("random.seed_generator:SeedGenerator.next", SEEDS, "self, ordered=True")
+GLOBAL_SEED = PrivatePart("random.seed_generator:global_seed_generator", SEEDS, "")
 MAYBE_BUILD = PrivatePart("layers.layer:Layer._maybe_build", BUILDING, "self, call_spec")
 LAYER_LOSSES = PrivatePart("layers.layer:Layer._losses", LOSSES)
 NORMALIZATION = PrivatePart(
@@ -369,6 +378,8 @@ CLASS_WEIGHTS = PrivatePart(
     DATASETS,
     "y, class_weight",
 )
+ADAPT_NORMALIZATION = PrivatePart(f"{_NORMALIZATION}adapt", ADAPTATION, "self, data")
+ADAPT_DISCRETIZATION = PrivatePart(f"{_DISCRETIZATION}adapt", ADAPTATION, "self, data, steps=None")
 
 # Callbacks.
 SAVE_CHECKPOINT = PrivatePart(

@@ -201,12 +201,18 @@ def _making(kind: str) -> Callable[[Any], Any]:
 def _step(model: Any, kind: str) -> Callable[[Any], Any]:
     """One step of a model, which reads and writes its variables."""
     method = getattr(model, f"{kind}_step")
-    run = method if _takes_data_alone(method) else lambda data: _between(model, kind, method, data)
+    is_called = _takes_data_alone(method)
 
     def step(data: Any) -> Any:
         if (level := current().level) is not None:  # also of a model without variables
             level.uses(home_of(model).topology, f"model {model.name!r}")
-        return run(data)
+        if not is_called:
+            return _between(model, kind, method, data)
+        outputs = method(data)
+        if not model.built and type(model).build is Model.build:
+            # The step was the first call of its layers; Keras saves no weights of an unbuilt model.
+            model.built = True
+        return outputs
 
     step.__name__ = step.__qualname__ = f"{kind}_step"
     return step

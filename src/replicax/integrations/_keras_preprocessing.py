@@ -1,0 +1,74 @@
+"""`adapt` of Keras's preprocessing layers on rx.data datasets.
+
+Keras asks whether its argument is a `tf.data.Dataset`, and needs TensorFlow for the question.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from replicax.data._dataset import Dataset
+from replicax.integrations import _keras_private as private
+
+
+def _inputs(dataset: Dataset[Any]) -> Iterator[np.ndarray]:
+    """Yield the inputs of each batch, without targets."""
+    for element in dataset:
+        yield np.asarray(element[0] if isinstance(element, tuple) else element)
+
+
+def _normalized(original: Any) -> Any:
+    """Accumulate the moments in float64, and give Keras two rows that have the same ones."""
+
+    def adapt(self: Any, data: Any) -> None:
+        if not isinstance(data, Dataset):
+            original(self, data)
+            return
+        spec = data.element_spec
+        if len((spec[0] if isinstance(spec, tuple) else spec).shape) == 1:
+            data = data.batch(128)  # Keras takes rows of a tf.data.Dataset too
+        count, mean, squares, shape = 0.0, np.zeros(()), np.zeros(()), ()
+        for batch in _inputs(data):
+            rows = batch.astype(np.float64)
+            kept = {axis % rows.ndim for axis in self.axis}
+            reduced = tuple(axis for axis in range(rows.ndim) if axis not in kept)
+            size = np.prod([rows.shape[axis] for axis in reduced])
+            here = rows.mean(reduced, keepdims=True)
+            # The parallel algorithm for variances: sums of squares would cancel.
+            shift, total = here - mean, count + size
+            squares = squares + np.square(rows - here).sum(reduced, keepdims=True)
+            squares = squares + np.square(shift) * (count * size / total)
+            mean, count, shape = mean + shift * (size / total), total, batch.shape
+        if not shape:
+            raise ValueError(
+                f"`adapt` of layer {self.name!r} got a dataset without elements. Give it at least"
+                " one batch."
+            )
+        if not self.built:
+            self.build((None, *shape[1:]))
+        spread = np.sqrt(squares / count)
+        original(self, np.concatenate([mean - spread, mean + spread]))
+
+    return adapt
+
+
+def _discretized(original: Any) -> Any:
+    """Update the layer's summary with one batch after the other."""
+
+    def adapt(self: Any, data: Any, steps: int | None = None) -> None:
+        if not isinstance(data, Dataset) or self.num_bins is None:  # Keras refuses the latter
+            original(self, data, steps)
+            return
+        self.reset_state()
+        for batch in _inputs(data if steps is None else data.take(steps)):
+            self.update_state(batch)
+        self.finalize_state()
+
+    return adapt
+
+
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.ADAPT_NORMALIZATION, _normalized),
+    (private.ADAPT_DISCRETIZATION, _discretized),
+)
