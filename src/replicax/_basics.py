@@ -32,6 +32,12 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
+class StandIn:
+    """A value of several replicas. JAX may take it for an array; replicax must take it apart."""
+
+    __slots__ = ()
+
+
 class NamedFields(Protocol):
     """A named tuple, whose class is kept when its fields become others."""
 

@@ -41,7 +41,7 @@ _callback, _config, _core = map(_inside, ("callback", "config", "core"))
 _compilation_cache, _compiler = map(_inside, ("compilation_cache", "compiler"))
 _distributed, _xla_bridge = map(_inside, ("distributed", "xla_bridge"))
 _dtypes, _effects = map(_inside, ("dtypes", "effects"))
-_pxla = _inside("interpreters.pxla")
+_pxla, _tree_util = map(_inside, ("interpreters.pxla", "tree_util"))
 _ArrayImpl: Any = getattr(_inside("array"), "ArrayImpl", None)
 ARRAY_TYPES: frozenset[type] = frozenset(() if _ArrayImpl is None else (_ArrayImpl,))
 
@@ -530,6 +530,16 @@ def _enter(kind: type, describe: Callable[[Any], Any], read: Callable[[Any], Any
         return read(x) if type(x) is kind else canonical(x)
 
     _core.canonicalize_value_dtype = canonical_too
+
+
+def dispatch_as_array(kind: type, read: Callable[[Any], jax.Array]) -> None:
+    """Let calls of jitted functions find compiled code for objects of ``kind`` without Python.
+
+    A type that the dispatch of JAX does not know takes the slow way of a first call every time.
+    """
+    registry: Any = getattr(_tree_util, "dispatch_registry", None)
+    with contextlib.suppress(AttributeError):  # only time is lost
+        registry.register_node(kind, lambda x: ((read(x),), None), lambda _, leaves: leaves[0])
 
 
 class _Probe:

@@ -18,7 +18,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 from replicax._errors import PlacementError, TracingError
 from replicax.ahead._targets import Target, declared_for, moved_to
-from replicax.functions._border import Outputs
+from replicax.functions._border import Fields, Outputs
 from replicax.functions._function import BoundFunction, Function
 from replicax.functions._jaxpr._lift import lift
 from replicax.functions._program import Program
@@ -325,11 +325,12 @@ def _program(
 def _lifted(
     step: Callable[..., Any], arguments: Arguments, avals: Sequence[Any], level: TraceLevel
 ) -> Any:
-    outputs = Outputs()
+    outputs, fields = Outputs(), Fields(arguments.treedef, arguments.leaves)
 
     def body(*arrays: Any) -> list[Any]:
         args, kwargs = arguments.with_arrays(arrays)
-        return outputs.take(step(*args, **kwargs), lambda: next(iter(level.topologies), None))
+        place = lambda: next(iter(level.topologies), None)  # noqa: E731
+        return outputs.take(step(*args, **kwargs), place, fields)
 
     return lift(body, avals, level), outputs
 

@@ -12,6 +12,7 @@ Outputs: what a traced function returned -> arrays, and back on every call.
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 import jax
@@ -24,6 +25,7 @@ from replicax.context._current import current
 from replicax.data._ahead import Ahead, around, is_plain
 from replicax.functions._modes import HostDriven
 from replicax.functions._reach import Edge, Reach
+from replicax.functions._signature import static_key
 from replicax.state._cell import Cell
 from replicax.state._held import value_of
 from replicax.state._levels import is_transformed
@@ -44,7 +46,7 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import check_count, first, is_array, is_traced, on_device
-from replicax.values._structures import closed, has_records, opened
+from replicax.values._structures import closed, has_records, opened, record_type
 
 
 def _form(value: DistributedValues) -> Form:
@@ -247,6 +249,44 @@ def with_givens(leaves: Sequence[Any]) -> list[Any]:
 
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
+_Field = tuple[Any, ...]  # the class of an object, and the way from it to a leaf
+
+
+class Fields:
+    """The Python numbers in the objects that a function was given, such as the sizes of a model.
+
+    A number that a function returns is an array, as in TensorFlow, in the structures that it knows:
+    tuples, lists and dictionaries. In an object of another class it is a field, which the methods
+    of the object may need in Python, and comes back as it was. Only a field that was given with
+    another value is a counter: as an array it does not make every step another program.
+    """
+
+    def __init__(self, treedef: Any, leaves: Sequence[Any]) -> None:
+        self._given: dict[_Field, set[Any]] = {}
+        for field_, x in zip(_fields(treedef), leaves, strict=True):
+            if field_ is not None and type(x) in (int, float, complex):
+                self._given.setdefault(field_, set()).add(static_key(x))
+
+    def keep(self, field_: _Field | None, x: Any) -> bool:
+        """Whether a number that is returned there stays as it is."""
+        if field_ is None or isinstance(x, np.generic | np.ndarray):
+            return False
+        given = self._given.get(field_)
+        return given is None or isinstance(x, bool) or static_key(x) in given
+
+
+def _fields(treedef: Any, owner: _Field | None = None) -> list[_Field | None]:
+    """The field that each leaf is; None for those in no object."""
+    node = treedef.node_data()
+    if node is None:
+        return [owner] * treedef.num_leaves
+    kind, data = node
+    if not issubclass(kind, tuple | list | dict):
+        owner = record_type(kind, data), ()
+    found: list[_Field | None] = []
+    for i, child in enumerate(treedef.children()):
+        found += _fields(child, owner if owner is None else (*owner, i))
+    return found
 
 
 @dataclass
@@ -258,14 +298,16 @@ class Outputs:
     stacked: list[bool] = field(default_factory=list)
     has_records: bool = False
 
-    def take(self, result: Any, topology: Callable[[], Topology | None]) -> list[Any]:
-        """Note the structure of ``result``; its arrays."""
+    def take(
+        self, result: Any, topology: Callable[[], Topology | None], given: Fields
+    ) -> list[Any]:
+        """Note the structure of ``result``, and return its arrays."""
         tree = opened(result)
         self.has_records = has_records(tree)
         paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
         arrays: list[Any] = []
-        for path, x in paths:
-            part, array, is_stacked = _part(x, topology)
+        for (path, x), field_ in zip(paths, _fields(self.treedef), strict=True):
+            part, array, is_stacked = _part(x, topology, partial(given.keep, field_))
             if isinstance(part, _Static):
                 _refuse_traced(part.value, path)
             self.parts.append(part)
@@ -312,13 +354,15 @@ def _plain(x: Any, local: Any) -> Any:
     return first(x) if local else x
 
 
-def _part(x: Any, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
+def _part(
+    x: Any, topology: Callable[[], Topology | None], is_kept: Callable[[Any], bool]
+) -> tuple[Any, Any, bool]:
     x = value_of(x)  # a snapshot, as every result is
     if is_array(x):
         return _plain, x, False
     if isinstance(x, DistributedValues):
         return _distributed(x, topology)
-    if isinstance(x, _NUMBERS):
+    if isinstance(x, _NUMBERS) and not is_kept(x):
         return _plain, jnp.asarray(x), False
     return _Static(x), None, False
 

@@ -28,7 +28,7 @@ import jax
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, settings, traced, undisturbed
 from replicax.context._current import current, get_strategy, whereabouts, within
-from replicax.functions._border import Outputs, with_givens
+from replicax.functions._border import Fields, Outputs, with_givens
 from replicax.functions._jaxpr._lift import lift
 from replicax.functions._keys import Identity, receivers
 from replicax.functions._modes import (
@@ -294,6 +294,7 @@ class Function(Generic[_P, _R_co]):
         outputs = Outputs()
         log: list[Any] = []
         given = arguments._replace(leaves=with_givens(arguments.leaves))
+        fields = Fields(arguments.treedef, arguments.leaves)
 
         def topology() -> Topology | None:
             if not level.topologies and (place := get_strategy().topology) is not None:
@@ -303,7 +304,7 @@ class Function(Generic[_P, _R_co]):
         @functools.wraps(self._python)  # JAX names the function that it traces in its messages
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = given.with_arrays(arrays)
-            return outputs.take(self._python(*args, **kwargs), topology)
+            return outputs.take(self._python(*args, **kwargs), topology, fields)
 
         token = births.set(log)
         try:

@@ -23,6 +23,7 @@ from replicax.state._cell import Cell
 from replicax.state._creation import is_differentiable
 from replicax.state._held import value_of, variable_of
 from replicax.state._variable import live_variables
+from replicax.values._per_replica import plain
 
 _NONE = UnconnectedGradients.NONE
 
@@ -357,7 +358,8 @@ class GradientTape:
 
     @contextmanager
     def _asked(self, sources: Any, unconnected: UnconnectedGradients | str) -> Iterator[Question]:
-        question = Question(self._live(), sources, UnconnectedGradients.parse(unconnected))
+        arrays = jax.tree.map(plain, sources, is_leaf=is_variable)
+        question = Question(self._live(), arrays, UnconnectedGradients.parse(unconnected))
         with ExitStack() as stack:
             if not self._persistent:
                 self._cells, self._record = list(question.record.reads), None
@@ -367,10 +369,11 @@ class GradientTape:
 
 
 def _leaves(tree: Any) -> list[Any]:
-    return jax.tree.leaves(tree, is_leaf=is_variable)
+    return list(map(plain, jax.tree.leaves(tree, is_leaf=is_variable)))
 
 
 def _one_array(target: Any, verb: str) -> jax.Array:
+    target = plain(target)
     if isinstance(target, jax.Array):
         return target
     raise TypeError(

@@ -40,6 +40,7 @@ from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable
+from replicax.values._per_replica import plain
 from replicax.values._placement import is_traced
 
 # The storage.
@@ -65,6 +66,7 @@ class KerasHeldValue:
             return read_global(held)
 
     def __set__(self, v: Any, x: Any) -> None:
+        x = plain(x)
         held = v.__dict__.get("_rx") if current().level is None else _held(v)
         is_new = v.__dict__.get("_value") is None
         if held is not None:

@@ -22,6 +22,7 @@ from replicax.state._creation import births
 from replicax.state._held import read_global
 from replicax.state._levels import at_end, level, refuse_other_trace, refuse_tracer
 from replicax.state._variable import Variable
+from replicax.values._per_replica import plain
 from replicax.values._placement import is_traced
 
 slot: Any = private.raw_value
@@ -184,6 +185,7 @@ def _has_dtype(held: Variable, x: Any) -> bool:
 
 
 def _write_slot(v: Any, x: Any) -> None:
+    x = plain(x)
     is_inside = current().level is not None
     try:
         old = slot.__get__(v)

@@ -194,7 +194,7 @@ def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str
     """
     alike = _alike.setdefault(function, set())
     for name, x in arguments:
-        if isinstance(x, jax.Array | np.ndarray):
+        if isinstance(x, jax.Array | np.ndarray) and not isinstance(x, DistributedValues):
             alike.add(name)
         elif isinstance(x, DistributedValues) and name in alike:
             values = [on_host(p) for p in x.values]

@@ -18,7 +18,7 @@ from replicax._errors import ReplicaError
 from replicax._jax_private import ordered_effect
 from replicax._threads import held
 from replicax.collectives import _eager
-from replicax.functions._border import Outputs, own_value
+from replicax.functions._border import Fields, Outputs, own_value
 from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import Lifted, lift, numbered
 from replicax.functions._signature import Arguments, take_apart
@@ -159,11 +159,12 @@ class _Program:
     @classmethod
     def trace(cls, fn: Callable[..., Any], arguments: Arguments) -> _Program:
         inner, outputs, log = TraceLevel(in_replica=True), Outputs(), []  # type: ignore[var-annotated]
+        fields = Fields(arguments.treedef, arguments.leaves)
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
             result = jax.tree.map(own_value, fn(*args, **kwargs), is_leaf=is_opaque)
-            return outputs.take(result, lambda: None)
+            return outputs.take(result, lambda: None, fields)
 
         token = births.set(log)
         try:

@@ -17,11 +17,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._basics import T_co, stands_for
+from replicax._basics import StandIn, T_co, stands_for
 from replicax._errors import PerReplicaError
+from replicax._jax_private import accept_as_array, dispatch_as_array
 from replicax._show import format_components
 from replicax.topology._mesh import MESH_AXIS, Across, Topology
-from replicax.values._placement import glanced, is_traced, is_weak, split, strong, unstack
+from replicax.values._placement import first, glanced, is_traced, is_weak, split, strong, unstack
 from replicax.workers import _group
 
 
@@ -89,16 +90,22 @@ class Joined:
     topology: Topology
 
     @cached_property
+    def one(self) -> jax.Array:
+        """The copy that stands for all of them."""
+        return self.array if is_traced(self.array) else first(self.array)
+
+    @cached_property
     def values(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return (self.array,) * self.topology.num_replicas
-        return split(self.array, self.topology)
+        # The first is one object, whichever way it is asked for: a tape knows arrays by identity.
+        return self.one, *split(self.array, self.topology)[1:]
 
 
 Form = Pieces | Stacked | InBody | Joined
 
 
-class DistributedValues(Generic[T_co]):
+class DistributedValues(StandIn, Generic[T_co]):
     """A value with one component for each replica.
 
     Made by `Strategy.run`, by a distributed dataset, or by
@@ -114,14 +121,13 @@ class DistributedValues(Generic[T_co]):
         [0, 1]
     """
 
-    __slots__ = {
-        "captured": "What makes it an input of compiled code that closes over it, once there is.",
-        "held": "How the components are held; nobody outside of ``values`` asks.",
-    }
+    # Without `__slots__`: one of these classes is a `jax.Array` too, whose layout excludes them.
+    held: Form  # how the components are held; only ``values`` asks
+    captured: Any  # what makes it an input of compiled code that closes over it, once there is
 
     def __init__(self, values: Sequence[T_co]) -> None:
-        self.held: Form = Pieces(tuple(values))
-        self.captured: Any = None
+        self.held = Pieces(tuple(values))
+        self.captured = None
 
     @property
     def form(self) -> Form:
@@ -211,8 +217,6 @@ class PerReplica(DistributedValues[T_co]):
         }
     """
 
-    __slots__ = ()
-
 
 class Mirrored(DistributedValues[T_co]):
     """One value for each replica, the same on all.
@@ -227,15 +231,19 @@ class Mirrored(DistributedValues[T_co]):
         }
     """
 
-    __slots__ = ()
+
+if TYPE_CHECKING:  # checkers see the one interface that such a value shares with all results
+    _Array = object
+else:
+    _Array = jax.Array
 
 
-class MirroredResult(PerReplica[T_co], Mirrored[T_co]):
-    """What the replicas of a compiled step returned, and provably the same on all.
+class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
+    """A result of a compiled step that is provably the same on all replicas; a `jax.Array` too.
 
-    Such is the state of functional training loops. It has a component for each replica, as every
-    result has; across replicas it is one array too, and where JAX takes structures apart it is
-    nothing but that array, so that evaluation and the next step take it as it is.
+    The state of functional training loops is such a value. It has a component for each replica, as
+    every result. Wherever JAX, or a library on top of it, takes an array, it is the first replica's
+    copy: a leaf of pytrees, an argument of transformations, an operand, a thing to save.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -243,12 +251,21 @@ class MirroredResult(PerReplica[T_co], Mirrored[T_co]):
         >>> total = rx.function(lambda: strategy.run(step, args=(jnp.float32(3),)))()
         >>> isinstance(total, rx.distribute.Mirrored), len(total.values), total + 1
         (True, 2, Array(7., dtype=float32))
+        >>> isinstance(total, jax.Array), jax.tree.map(jnp.add, [1.0], [total])
+        (True, [Array(7., dtype=float32)])
     """
 
-    __slots__ = ()
+    __array_priority__ = 100  # as of JAX's arrays: NumPy leaves operators to them
+    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return format_components("PerReplica", [repr(v) for v in self.values])
+
+    def __complex__(self) -> complex:
+        return complex(self.component)  # type: ignore[call-overload, no-any-return]
+
+    def __reduce__(self) -> Any:
+        return self.component.__reduce__()  # devices end with the process: a plain array is saved
 
 
 # What a run gives for an array: one for each replica, or itself where there is one replica.
@@ -298,6 +315,14 @@ def is_opaque(x: Any) -> bool:
     return bool(_holders) and issubclass(type(x), tuple(_holders)) and bool(x.__rx_opaque__())
 
 
+def plain(x: Any) -> Any:
+    """Return the array of a result that is one, and anything else as it is.
+
+    Code that keeps an array, or knows it by its identity, must not keep the result instead.
+    """
+    return x.component if isinstance(x, MirroredResult) else x
+
+
 def num_components(value: DistributedValues) -> int:
     """How many replicas the value has a component for."""
     form = value.form
@@ -332,7 +357,8 @@ def as_one(value: DistributedValues) -> Any:
     """
     if not isinstance(value, Mirrored):
         raise PerReplicaError(_not_one(value))
-    return value.values[0]
+    form = value.form
+    return form.one if isinstance(form, Joined) else form.values[0]
 
 
 def _not_one(value: DistributedValues) -> str:
@@ -368,13 +394,27 @@ def _register(kind: type[DistributedValues]) -> None:
     jax.tree_util.register_pytree_node(kind, _leaves, rebuilt)
 
 
-def _joined(value: MirroredResult[Any]) -> tuple[tuple[Any], None]:
-    assert isinstance(value.form, Joined)
-    return (value.form.array,), None
+def _component(value: MirroredResult[Any]) -> Any:
+    return value.component
 
 
-def _itself(_: None, leaves: tuple[Any]) -> Any:
-    return leaves[0]
+def _forward(kind: type, base: type) -> None:
+    """Have ``kind`` answer by its component to the names that ``base`` declares and raises for."""
+    known = {name for c in kind.__mro__ if c is not base for name in vars(c)}
+    for name in vars(base).keys() - known - {"__weakref__"}:
+        if name.startswith("__"):
+            if callable(getattr(base, name)):
+                setattr(kind, name, _method(name))
+        else:
+            setattr(kind, name, property(operator.attrgetter(f"component.{name}")))
+
+
+def _method(name: str) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        return getattr(self.component, name)(*args)
+
+    method.__name__ = name
+    return method
 
 
 def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -388,9 +428,11 @@ def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 _register(PerReplica)
 _register(Mirrored)
-jax.tree_util.register_pytree_node(MirroredResult, _joined, _itself)
-
 stands_for(DistributedValues, lambda value: value.component)
 # Objects are equal to themselves; in a replica function their components are compared.
 DistributedValues.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
 DistributedValues.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]
+_forward(MirroredResult, jax.Array)
+# No pytree node: a tree of such values has the structure of the tree of arrays that it stands for.
+accept_as_array(MirroredResult, lambda value: jax.typeof(value.component), _component)
+dispatch_as_array(MirroredResult, _component)

@@ -17,6 +17,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._basics import StandIn
 from replicax._jax_private import at_rest, concrete, put_rows, traced, uncommitted
 from replicax._show import Sheet, short
 from replicax.topology._devices import shown_devices
@@ -28,8 +29,8 @@ _WIDE = 8  # bytes of the integers that JAX does not have, unless x64 is on
 
 
 def is_array(x: Any) -> bool:
-    """Whether ``x`` is a JAX array, concrete or traced."""
-    return isinstance(x, jax.Array)
+    """Whether ``x`` is a JAX array, concrete or traced, and no distributed value."""
+    return isinstance(x, jax.Array) and not isinstance(x, StandIn)
 
 
 def is_traced(x: Any) -> bool:

@@ -67,6 +67,11 @@ def has_records(tree: Any) -> bool:
     return any(isinstance(x, _Record) for x in leaves)
 
 
+def record_type(kind: type, data: Any) -> Any:
+    """The class of the object that a pytree node stands for: of an opened dataclass, its own."""
+    return data if kind is _Record else kind
+
+
 def _is_leaf(x: Any) -> bool:
     return x is None or is_opaque(x)
 
