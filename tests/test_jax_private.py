@@ -22,6 +22,7 @@ WANTED = {
     "jax._src.core": ["pytype_aval_mappings", "trace_state_strong_ref"],
     "jax._src.distributed": ["global_state"],
     "jax._src.interpreters.pxla": ["batched_device_put"],
+    "jax._src.tree_util": ["dispatch_registry"],
     "jax._src.xla_bridge": ["_backend_factories"],
     "jaxlib._jax": [
         "get_distributed_runtime_client",

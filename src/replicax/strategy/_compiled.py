@@ -23,10 +23,10 @@ from replicax.values._cut import Cut
 from replicax.values._per_replica import (
     Joined,
     Mirrored,
-    MirroredResult,
     PerReplica,
     Stacked,
     is_opaque,
+    result,
 )
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import NUMERIC, is_array, per_replica_map, strong
@@ -155,12 +155,12 @@ class _Body:
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """What run returns: the structure, with a per-replica value for each array."""
         rest = iter(outs)
-        leaves = [_result(next(rest)) if kept is _ARRAY else kept for kept in self._static]
+        leaves = [result(next(rest)) if kept is _ARRAY else kept for kept in self._static]
         return closed(jax.tree.unflatten(self._treedef, leaves))
 
-    def _take(self, result: Any) -> list[jax.Array]:
+    def _take(self, returned: Any) -> list[jax.Array]:
         leaves, self._treedef = jax.tree.flatten(
-            opened(result), is_leaf=lambda x: x is None or is_opaque(x)
+            opened(returned), is_leaf=lambda x: x is None or is_opaque(x)
         )
         arrays = []
         for x in leaves:
@@ -173,12 +173,6 @@ class _Body:
 
 
 _ARRAY = object()
-
-
-def _result(form: Stacked | Joined) -> PerReplica:
-    kind = MirroredResult if isinstance(form, Joined) else PerReplica
-    value: PerReplica = kind.of(form)
-    return value
 
 
 class _Traced:

@@ -10,7 +10,7 @@ A per-replica value has one of three forms, and nobody outside ``values`` knows 
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 import jax
@@ -289,6 +289,14 @@ def pieces(values: Sequence[Any], topology: Topology) -> PerReplica:
     return PerReplica.of(Pieces(tuple(values), topology))
 
 
+def result(form: Stacked | Joined) -> PerReplica:
+    """The value that a run returns for an array that the replicas returned."""
+    if isinstance(form, Stacked):
+        return PerReplica.of(form)
+    _known_to_jax()
+    return MirroredResult.of(form)
+
+
 def mirrored(array: jax.Array, topology: Topology) -> Mirrored:
     """The mirrored value behind an array that is replicated over ``topology``."""
     return Mirrored.of(Joined(array, topology))
@@ -433,6 +441,10 @@ stands_for(DistributedValues, lambda value: value.component)
 DistributedValues.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
 DistributedValues.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]
 _forward(MirroredResult, jax.Array)
+
+
 # No pytree node: a tree of such values has the structure of the tree of arrays that it stands for.
-accept_as_array(MirroredResult, lambda value: jax.typeof(value.component), _component)
-dispatch_as_array(MirroredResult, _component)
+@cache
+def _known_to_jax() -> None:  # with the first: to try whether JAX takes them would slow the import
+    accept_as_array(MirroredResult, lambda value: jax.typeof(value.component), _component)
+    dispatch_as_array(MirroredResult, _component)
