@@ -1,6 +1,7 @@
 """Generators with a state; what TensorFlow 2.21's do with it is stated here as laws."""
 
 import itertools
+from contextlib import nullcontext
 
 import jax
 import jax.numpy as jnp
@@ -190,3 +191,40 @@ def test_seeds_are_keys_of_jax():
     assert seeds.shape == (2, 3)
     keys = jax.random.wrap_key_data(seeds.T)
     assert keys.shape == (3,)
+
+
+def _drawn(replicas, *, count=2, path=None, compiled=False):
+    """Draws of each replica, after an optional restore; and the generator."""
+    strategy = rx.distribute.MirroredStrategy(jax.devices()[:replicas]) if replicas else None
+    scope = strategy.scope() if strategy else nullcontext()
+    with scope:
+        generator = rx.random.Generator.from_seed(1)
+    if path is not None:
+        rx.train.Checkpoint(generator=generator).restore(path)
+    draw = (lambda: strategy.run(lambda: generator.normal([]))) if strategy else generator.normal
+    step = rx.function(draw) if compiled else draw
+    rows = []
+    for _ in range(count):
+        drawn = step() if strategy else generator.normal([])
+        local = strategy.experimental_local_results(drawn) if strategy else [drawn]
+        rows.append([float(x) for x in local])
+    return rows, generator
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize(("few", "many"), [(0, 1), (1, 2), (0, 2), (2, 3), (1, 4)])
+def test_the_stream_of_a_replica_does_not_depend_on_their_number(few, many, compiled):
+    less, _ = _drawn(few, compiled=compiled)
+    more, _ = _drawn(many, compiled=compiled)
+    assert less == [row[: max(few, 1)] for row in more]
+    assert len({x for row in more for x in row}) == 2 * many
+
+
+@pytest.mark.parametrize(("saved", "restored"), [(2, 1), (2, 3), (1, 2), (0, 2), (2, 0), (3, 2)])
+def test_a_checkpoint_continues_the_streams_of_replicas_that_both_have(tmp_path, saved, restored):
+    _, generator = _drawn(saved, count=3)
+    path = rx.train.Checkpoint(generator=generator).write(str(tmp_path / "saved"))
+    there, _ = _drawn(restored, path=path)
+    uninterrupted, _ = _drawn(saved, count=5)
+    both = min(max(saved, 1), max(restored, 1))
+    assert [row[:both] for row in there] == [row[:both] for row in uninterrupted[3:]]

@@ -34,8 +34,9 @@ class Generator:
     """Random numbers from a source of its own, which checkpoints save.
 
     Every draw changes the state, also in compiled functions. In a strategy's replicas each replica
-    has its own stream, and the state stays the same on all of them. The numbers are JAX's
-    (ThreeFry), not TensorFlow's.
+    has its own stream, whatever the number of replicas, and the state stays the same on all of
+    them; the first replica's stream is that of one device. The numbers are JAX's (ThreeFry), not
+    TensorFlow's.
 
     Args:
         copy_from: A generator whose state to begin with.
@@ -290,7 +291,12 @@ class Generator:
         replica = get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return key
-        return jax.random.fold_in(key, replica.replica_id_in_sync_group)
+        # The stream of a replica does not depend on how many there are: what one device draws is
+        # drawn by the first replica, and a restored state goes on with other replicas beside it.
+        number = replica.replica_id_in_sync_group
+        own = jax.random.key_data(jax.random.fold_in(key, number))
+        numbers = jnp.where(number == 0, jax.random.key_data(key), own)
+        return jax.random.wrap_key_data(numbers, impl="threefry2x32")
 
 
 def _seeded(seed: int) -> np.ndarray:
