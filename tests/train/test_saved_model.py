@@ -187,3 +187,55 @@ def test_the_extra_that_the_page_names_brings_what_jax_writes_models_with():
 
     assert "replicax[checkpoint]" in (root / "docs" / "export.md").read_text()
     assert any(requirement.startswith("flatbuffers") for requirement in needed)
+
+
+class Scale:
+    def __init__(self, by):
+        self.by = rx.Variable(by)
+
+    @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
+    def __call__(self, x):
+        return self.by * x
+
+    @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
+    def _hidden(self, x):
+        return self.by + x
+
+
+class Shifted(Scale):
+    @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
+    def __call__(self, x):
+        return Scale.__call__.python_function(self, x) + 1
+
+
+@pytest.mark.parametrize("replicas", [0, 2])
+@pytest.mark.parametrize(("kind", "expected"), [(Scale, 6.0), (Shifted, 7.0)])
+def test_a_decorated_call_is_saved_and_called(tmp_path, strategy, kind, expected, replicas):
+    if replicas:
+        with strategy.scope():
+            saved = kind(2.0)
+    else:
+        saved = kind(2.0)
+    rx.saved_model.save(saved, tmp_path)
+    loaded = rx.saved_model.load(tmp_path)
+    x = jnp.full(2, 3.0)
+    assert loaded(x).tolist() == saved(x).tolist() == [expected] * 2
+    assert loaded._hidden(x).tolist() == [5.0] * 2
+    assert loaded.signatures["serving_default"](x)["output_0"].tolist() == [expected] * 2
+
+
+def test_an_object_without_a_call_is_not_called(tmp_path):
+    rx.saved_model.save(Net(), tmp_path)
+    with pytest.raises(TypeError, match="could not be called; it has counted, forward"):
+        rx.saved_model.load(tmp_path)(jnp.ones((1, 2)))
+
+
+def test_the_only_function_serves(tmp_path):
+    class One:
+        @rx.function(input_signature=[ROWS])
+        def at(self, x):
+            return x * 2
+
+    rx.saved_model.save(One(), tmp_path)
+    served = rx.saved_model.load(tmp_path).signatures["serving_default"](jnp.ones((1, 2)))
+    assert served["output_0"].tolist() == [[2.0, 2.0]]

@@ -296,7 +296,8 @@ class Generator:
         number = replica.replica_id_in_sync_group
         own = jax.random.key_data(jax.random.fold_in(key, number))
         numbers = jnp.where(number == 0, jax.random.key_data(key), own)
-        return jax.random.wrap_key_data(numbers, impl="threefry2x32")
+        own_key: jax.Array = jax.random.wrap_key_data(numbers, impl="threefry2x32")
+        return own_key
 
 
 def _seeded(seed: int) -> np.ndarray:

@@ -41,13 +41,15 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None) -> None:
     """Save an object's functions with its variables, to be loaded without its code.
 
-    What is saved: every attribute that is an `rx.function` with an ``input_signature``, the forward
-    pass of a Keras model, and ``signatures``. A size that is None in a signature stays open.
+    Saved are every attribute that is an `rx.function` with an ``input_signature``, ``__call__``
+    included, the forward pass of a Keras model, and ``signatures``. A size that is None in a
+    signature stays open.
 
     Args:
         obj: A Keras model, or any object with variables and functions.
         export_dir: The folder.
-        signatures: A function with an ``input_signature``, or a dict of them by name.
+        signatures: A function with an ``input_signature``, or a dict of them by name. Without it,
+            ``__call__`` serves, or the only function.
         options: A `SaveOptions`.
 
     Raises:
@@ -60,11 +62,11 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
         ...         self.slope = rx.Variable(3.0)
         ...
         ...     @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
-        ...     def at(self, x):
+        ...     def __call__(self, x):
         ...         return self.slope * x
         >>> folder = tempfile.mkdtemp()
         >>> rx.saved_model.save(Line(), folder)
-        >>> rx.saved_model.load(folder).at(jnp.arange(3.0)).tolist()
+        >>> rx.saved_model.load(folder)(jnp.arange(3.0)).tolist()
         [0.0, 3.0, 6.0]
     """
     functions = dict(_functions_of(obj))
@@ -110,8 +112,8 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
         options: A `LoadOptions`.
 
     Returns:
-        An object with the saved functions as attributes, ``signatures``, ``variables``, and, for a
-        Keras model, a call.
+        An object with the saved functions as attributes, ``signatures`` and ``variables``. It can
+        be called if the saved object could.
 
     Raises:
         NotFoundError: If there is none.
@@ -173,7 +175,7 @@ class Loaded:
         self.variables = variables
         for name, f in functions.items():
             if "/" not in name:
-                setattr(self, name if name != "__call__" else "_call", f)
+                setattr(self, name, f)
 
     @property
     def trainable_variables(self) -> list[Variable]:
@@ -181,7 +183,7 @@ class Loaded:
         return [v for v in self.variables if v.trainable]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = getattr(self, "_call", None)
+        call = vars(self).get("__call__")
         if call is None:
             has = sorted(set(vars(self)) - {"signatures", "variables"})
             raise TypeError(f"The saved object could not be called; it has {', '.join(has)}.")
@@ -203,13 +205,14 @@ def _functions_of(obj: Any) -> Iterator[tuple[str, tuple[Callable[..., Any], Any
 
 
 def _with_specs(name: str, f: Any) -> Iterator[tuple[str, tuple[Callable[..., Any], Any]]]:
-    if f.input_signature is not None and not name.startswith("_"):
+    if f.input_signature is not None:
         yield name, (f.python_function, f.input_signature)
 
 
 def _signatures(given: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
     if given is None:
-        call = functions.get("__call__")
+        only = next(iter(functions.values())) if len(functions) == 1 else None
+        call = functions.get("__call__", only)
         return {} if call is None else {DEFAULT: (_as_dict(call[0]), call[1])}
     named = given if isinstance(given, Mapping) else {DEFAULT: given}
     serving = {}
