@@ -431,14 +431,26 @@ class Block(nnx.Module):
         return x + self.dropout(nnx.gelu(self.norm(self.linear(x))))
 
 
+class NormBlock(nnx.Module):
+    """A block that also writes statistics where `nnx.scan` applies it."""
+
+    def __init__(self, size, rate, rngs):
+        self.linear = nnx.Linear(size, size, rngs=rngs)
+        self.norm = nnx.BatchNorm(size, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(nnx.gelu(self.norm(self.linear(x))))
+
+
 class Stack(nnx.Module):
     """Layers that `nnx.vmap` makes and `nnx.scan` applies, with a key each."""
 
-    def __init__(self, depth, rate):
+    def __init__(self, depth, rate, kind=Block):
         @nnx.split_rngs(splits=depth)
         @nnx.vmap(in_axes=(0,), out_axes=0)
         def make(rngs):
-            return Block(3, rate, rngs)
+            return kind(3, rate, rngs)
 
         self.layers = make(nnx.Rngs(0, dropout=1))
 
@@ -685,6 +697,7 @@ class Sowing(nnx.Module):
         self.inner = Block(3, 0.5, rngs)
         self.norm = nnx.BatchNorm(3, rngs=rngs)
         self.stack = Stack(2, 0.5)
+        self.normed = Stack(2, 0.5, NormBlock)
         self.transform = transform
 
     def __call__(self, x):
@@ -697,6 +710,7 @@ TRANSFORMS = {
     "none": lambda m, x: m.inner(x),
     "remat": lambda m, x: nnx.remat(lambda inner, x: inner(x))(m.inner, x),
     "scan": lambda m, x: m.stack(x),
+    "scan with statistics": lambda m, x: m.normed(x),
     "vmap": lambda m, x: nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(m.stack.layers, x),
     "cond": lambda m, x: nnx.cond(True, lambda m, x: m(x), lambda _, x: x, m.inner, x),
 }
