@@ -16,6 +16,7 @@
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
 #   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
 #   make test-flax  Flax's own tests, with and without replicax
+#   make test-public SOURCES=DIR  public programs of keras-io, flax and equinox, which DIR has; a table
 #   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX
 #   make test-clusters  workers under Slurm, Open MPI, MPICH, torchrun and Ray, which it installs (as root)
 #   make docs       the documentation site, in docs/_build
@@ -46,7 +47,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos peers soak \
-    test-clusters test-foreign test-flax test-jax test-keras test-newest test-nightly test-oldest test-with docs bench bench-quick clean
+    test-clusters test-foreign test-flax test-jax test-keras test-public test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -106,6 +107,11 @@ test-keras: $(VENV)-foreign/.done
 
 test-flax: $(VENV)-foreign/.done
 	$(VENV)-foreign/bin/python -m pytest -q tests/foreign/test_flax_own.py
+
+# One program after another; `--json` lets an interrupted run continue. PUBLIC has more arguments.
+test-public: $(VENV)-foreign/.done
+	PYTHONPATH=$(CURDIR) $(VENV)-foreign/bin/python -m tests.foreign.public --json public.json \
+	    --keras-io $(SOURCES)/keras-io --flax $(SOURCES)/flax --equinox $(SOURCES)/equinox $(PUBLIC)
 
 test-jax: $(VENV)/.dev
 	python -m pytest -q tests/foreign/test_jax_own.py

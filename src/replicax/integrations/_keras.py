@@ -158,7 +158,12 @@ def _drawn_apart(original: Any) -> Any:
         if held is None or held.topology is not None or isinstance(current().level, TraceLevel):
             seed = original(self, ordered)
         else:  # one state for all threads, which must step once
-            step = Merge(f"a seed of {self.name}", lambda _: original(self, ordered), once=True)
+            step = Merge(
+                f"a seed of {self.name}",
+                lambda _: original(self, ordered),
+                {"the seed generator": self},
+                once=True,
+            )
             seed = replica.merge_call(step)
         number = jnp.asarray(replica.replica_id_in_sync_group, jnp.uint32)
         return seed.at[0].add((number * jnp.uint32(0x9E3779B9)).astype(seed.dtype))

@@ -7,6 +7,7 @@ state are one checkpoint, and `fit` goes on with the batch that comes next. All 
 restore.
 """
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
