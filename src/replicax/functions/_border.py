@@ -23,9 +23,9 @@ from replicax._errors import TracingError
 from replicax._jax_private import concrete
 from replicax.context._current import current
 from replicax.data._ahead import Ahead, around, is_plain
+from replicax.functions._keys import static_key
 from replicax.functions._modes import HostDriven
 from replicax.functions._reach import Edge, Reach
-from replicax.functions._keys import static_key
 from replicax.state._cell import Cell
 from replicax.state._held import value_of
 from replicax.state._levels import is_transformed

@@ -17,8 +17,8 @@ import numpy as np
 
 from replicax._blocks import contextmanager
 from replicax._errors import TracingError
-from replicax.functions._reach import Edge
 from replicax.functions._keys import static_key
+from replicax.functions._reach import Edge
 from replicax.values._per_replica import is_distributed, is_opaque
 
 _MAPPINGS = (dict, OrderedDict, defaultdict)
