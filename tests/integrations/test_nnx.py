@@ -742,3 +742,51 @@ def test_nothing_of_a_trace_stays_in_a_module(way, transform, two):
     nnx.pop(model, nnx.Intermediate)
     model.train()
     way(two, step)
+
+
+class PlainArrays(nnx.Module):
+    """A module with arrays that are not variables, one of which a call may replace."""
+
+    def __init__(self, *, is_counting):
+        self.table = jnp.arange(3.0)
+        self.count = jnp.zeros(())
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+        self.is_counting = is_counting
+
+    def __call__(self, x):
+        if self.is_counting:
+            self.count += x.sum()
+        return self.linear(x + self.table)
+
+
+CALLS = {
+    "none": lambda m, x: m(x),
+    "grad": lambda m, x: nnx.grad(lambda m: m(x).sum())(m).linear.bias[...],
+    "remat": lambda m, x: nnx.remat(lambda m, x: m(x))(m, x),
+    "cond": lambda m, x: nnx.cond(True, lambda m, x: m(x), lambda m, x: 2 * m(x), m, x),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_compiled_function_rejects_a_new_plain_array(call, two):
+    x = jnp.ones((2, 3))
+    with two.scope():
+        model = PlainArrays(is_counting=True)
+
+    with pytest.raises(rx.errors.TracingError, match=r"PlainArrays\.count.*nnx\.Variable"):
+        compiled(two, lambda: CALLS[call](model, x))
+
+    assert model.count == 0
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_plain_arrays_that_stay_pass_all_transforms(call, two):
+    x = jnp.ones((2, 3))
+    with two.scope():
+        model = PlainArrays(is_counting=False)
+
+    got = compiled(two, lambda: CALLS[call](model, x))
+
+    expected = CALLS[call](PlainArrays(is_counting=False), x)
+    for part in two.experimental_local_results(got):
+        np.testing.assert_allclose(part, expected, rtol=1e-6)

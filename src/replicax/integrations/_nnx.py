@@ -10,6 +10,7 @@ import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ from replicax.state._policy import Merge
 from replicax.state._variable import Variable
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._per_replica import keep_whole
-from replicax.values._placement import is_traced
+from replicax.values._placement import is_array, is_traced
 
 _here = threading.local()
 _nothing = object()
@@ -74,6 +75,9 @@ def _known_to_functions(original: Any) -> Any:
         is_inside = current().level is not None
         if is_inside:
             _forget_at_end(self)
+            old = vars(self).get(name)
+            if value is not old and is_array(old) and id(self) not in _being_made():
+                _replaced.setdefault(current().level, set()).add((type(self), name))
         if is_inside or id(self) in _being_made():
             original(self, name, value)
             return
@@ -92,19 +96,39 @@ def _known_to_functions(original: Any) -> Any:
 
 def _forget_at_end(node: Any) -> None:
     """When the level ends, take out of an object what exists only in its trace."""
-    before = dict(vars(node))
+    before, replaced = dict(vars(node)), _replaced.setdefault(current().level, set())
 
     def end() -> str:
+        lost = []
         for key, value in list(vars(node).items()):
             if value is before.get(key, _nothing) or not _is_of_trace(value):
                 continue
             if key in before:
-                vars(node)[key] = before[key]
+                old = vars(node)[key] = before[key]
+                if is_array(old) and not is_traced(old) and (type(node), key) in replaced:
+                    lost.append(key)
             else:
                 del vars(node)[key]
-        return ""
+        return _lost_arrays(node, lost) if lost else ""
 
     at_end((_forget_at_end, id(node)), end)
+
+
+# For each level, the attributes that the program itself set to another array, of modules or of the
+# copies that transformations of NNX make of them. These transformations also hand arrays back that
+# nobody changed, as new tracers.
+_replaced: WeakKeyDictionary[Any, set[tuple[type, str]]] = WeakKeyDictionary()
+
+
+def _lost_arrays(node: Any, names: list[str]) -> str:
+    """Return the error for plain arrays that a trace replaced: only variables outlive it."""
+    name, first = type(node).__name__, names[0]
+    return (
+        f"A compiled function set {', '.join(f'{name}.{key}' for key in names)} to another array."
+        " A plain array is a Python attribute, which is read when the function is traced, so that"
+        f" the new value would be lost. Keep it in a variable: `self.{first} = nnx.Variable(...)`"
+        f" (nnx.Param if it is trained) and `self.{first}[...] = new`."
+    )
 
 
 def _is_of_trace(value: Any) -> bool:
