@@ -36,9 +36,8 @@ from replicax.values._per_replica import (
     Mirrored,
     PerReplica,
 )
-from replicax.values._pieces import apply_in_body, local_piece
+from replicax.values._pieces import apply_in_body, local_piece, mean_dtype, summand
 from replicax.values._reduce import is_slices
-from replicax.values._sums import mean_dtype, summand
 
 Leaves = list[jax.Array]
 

@@ -31,10 +31,9 @@ from replicax.collectives._subjects import Call
 from replicax.data._errors import InvalidArgumentError
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces
-from replicax.values._pieces import all_shapes, gather_across
+from replicax.values._pieces import all_shapes, gather_across, mean_dtype, reduced_dtype, summand
 from replicax.values._placement import is_array, on_device
 from replicax.values._structures import select
-from replicax.values._sums import mean_dtype, reduced_dtype, summand
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,9 @@ from replicax.state._levels import Overlay, ReplicaStorage, ending, generation, 
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
-from replicax.values._pieces import equal_across, local_piece
+from replicax.values._pieces import equal_across, local_piece, summand
 from replicax.values._placement import is_array, is_traced, on_device
 from replicax.values._structures import regroup, select
-from replicax.values._sums import summand
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase

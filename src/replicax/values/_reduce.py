@@ -36,8 +36,10 @@ from replicax.values._pieces import (
     first_of_all,
     gather_across,
     local_piece,
+    mean_dtype,
     stacked_array,
     sum_across,
+    summand,
 )
 from replicax.values._placement import (
     as_array,
@@ -47,7 +49,6 @@ from replicax.values._placement import (
     on_device,
     replicate,
 )
-from replicax.values._sums import mean_dtype, summand
 
 Axis = int | Sequence[int] | None
 
