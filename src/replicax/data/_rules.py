@@ -39,6 +39,8 @@ def _reduction(function: Any) -> Callable[..., Any]:
         array = abstract(a)
         if out is not None:
             give_up("out=")
+        if not array.known and axis in (0, -1):
+            axis = None  # NumPy takes a scalar for an array of one number here
         gone = _axes(axis, len(array.known))
         named = {} if dtype is None else {"dtype": dtype}
         found = dtype_of(lambda one: function(one, **named), np.ones(1, one_of(array).dtype))
