@@ -26,7 +26,7 @@ from replicax.data._leaves import DatasetSpec, leaf_spec, to_leaf
 from replicax.data._node import Node
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten, map_leaves
-from replicax.data._trace import Traced, Verdict, traced
+from replicax.data._trace import TraceOutcome, Verdict, traced
 
 
 class Known:
@@ -39,7 +39,7 @@ class Known:
     def __init__(self, value: Any = None) -> None:
         self.value = value
         self._is_declared = value is not None
-        self._traced = None if value is None else Traced(Verdict.PROVED, value)
+        self._traced = None if value is None else TraceOutcome(Verdict.PROVED, value)
 
     def elsewhere(self) -> "Known":
         """Return the knowledge that also holds for another input: a declared spec."""
@@ -51,7 +51,7 @@ class Known:
             self.value = learn()
         return self.value
 
-    def traced(self, attempt: Callable[[], Traced]) -> Traced:
+    def traced(self, attempt: Callable[[], TraceOutcome]) -> TraceOutcome:
         """Return the outcome of a trace, which is made at the first call."""
         if self._traced is None:
             self._traced = attempt()
@@ -81,10 +81,10 @@ def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
     return block.structure, list(block.rows()[0])
 
 
-def traced_on(node: Node, function: ElementFunction) -> Traced:
+def traced_on(node: Node, function: ElementFunction) -> TraceOutcome:
     """Trace a function of elements of a node, if their spec is sure."""
     if not node.is_spec_sure:
-        return Traced(Verdict.UNPROVED)
+        return TraceOutcome(Verdict.UNPROVED)
     if not function.vectorize:
         return traced(function.function, node.element_spec, is_tuple=True)
     stacked = map_leaves(_with_axis, node.element_spec)
@@ -93,8 +93,8 @@ def traced_on(node: Node, function: ElementFunction) -> Traced:
         return outcome
     leaves = flatten(outcome.result)[1]
     if any(not isinstance(leaf, TensorSpec) or not leaf.shape for leaf in leaves):
-        return Traced(Verdict.UNPROVED)
-    return Traced(
+        return TraceOutcome(Verdict.UNPROVED)
+    return TraceOutcome(
         Verdict.PROVED,
         map_leaves(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), outcome.result),
     )
@@ -106,7 +106,7 @@ def _with_axis(spec: Any) -> Any:
     return TensorSpec((None, *spec.shape), spec.dtype)
 
 
-def mapped_spec(node: Node, function: ElementFunction, outcome: Traced) -> Any:
+def mapped_spec(node: Node, function: ElementFunction, outcome: TraceOutcome) -> Any:
     """The spec of the function's results: traced, or from a call on the first element."""
     if outcome.verdict is Verdict.PROVED:
         return outcome.result

@@ -101,7 +101,7 @@ class Verdict(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Traced:
+class TraceOutcome:
     """A verdict, and the result if it is `Verdict.PROVED`."""
 
     verdict: Verdict
@@ -125,7 +125,7 @@ def register_dataset(make: Callable[[Any], Any]) -> None:
     _dataset_of[:] = [make]
 
 
-def traced(function: Callable[..., Any], *specs: Any, is_tuple: bool = False) -> Traced:
+def traced(function: Callable[..., Any], *specs: Any, is_tuple: bool = False) -> TraceOutcome:
     """Call a function on abstract values of specs.
 
     Args:
@@ -150,12 +150,12 @@ def traced(function: Callable[..., Any], *specs: Any, is_tuple: bool = False) ->
     finally:
         trace.reset(token)
     is_value = state.needs_value and not state.is_untraceable
-    return Traced(Verdict.VALUE if is_value else Verdict.UNPROVED)
+    return TraceOutcome(Verdict.VALUE if is_value else Verdict.UNPROVED)
 
 
 def _outcome(
     function: Callable[..., Any], specs: Sequence[Any], state: Trace, *, is_tuple: bool
-) -> Traced:
+) -> TraceOutcome:
     sandbox = _Sandbox()
     copied = sandbox.value(function)
     given = [element_of(spec) for spec in specs]
@@ -164,7 +164,7 @@ def _outcome(
     spec = result_spec(tuple(result) if type(result) is list else result)
     if sandbox.is_changed() or state.is_untraceable:
         give_up("a function that writes into a container it captured")
-    return Traced(Verdict.VALUE) if state.needs_value else Traced(Verdict.PROVED, spec)
+    return TraceOutcome(Verdict.VALUE) if state.needs_value else TraceOutcome(Verdict.PROVED, spec)
 
 
 def element_of(spec: Any) -> Any:

@@ -17,7 +17,7 @@ from replicax.data._nodes._choose import Branch, Branches
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._seeds import Run, Seeds, is_in_function, nested_seeds
 from replicax.data._structure import Structure, map_leaves
-from replicax.data._trace import Traced, Verdict
+from replicax.data._trace import TraceOutcome, Verdict
 
 # A stream, and whether nobody notices if it is read for several turns at once.
 OpenInner = Callable[[Any, int], tuple[Stream, bool]]
@@ -48,12 +48,12 @@ class MakingNode(UnaryNode):
         return self.outcome.verdict is Verdict.PROVED
 
     @property
-    def outcome(self) -> Traced:
+    def outcome(self) -> TraceOutcome:
         """The outcome of tracing the function: the spec of the dataset that it makes."""
         return self.known_inner.traced(self.attempt)
 
     @abstractmethod
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function."""
 
     def spec_by(self, first_inner: Callable[[], Node]) -> Any:
@@ -93,10 +93,10 @@ class NestingNode(MakingNode):
         """That of the inner datasets."""
         return self.spec_by(self.first_inner)
 
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function."""
         if self.declared is not None:
-            return Traced(Verdict.PROVED, DatasetSpec(self.declared))
+            return TraceOutcome(Verdict.PROVED, DatasetSpec(self.declared))
         return of_dataset(traced_on(self.input, self.function), self.function.name)
 
     @property
@@ -138,7 +138,7 @@ class NestingNode(MakingNode):
         return open_inner
 
 
-def of_dataset(outcome: Traced, verb: str) -> Traced:
+def of_dataset(outcome: TraceOutcome, verb: str) -> TraceOutcome:
     """Check that a traced function returns a dataset."""
     if outcome.verdict is Verdict.PROVED and not isinstance(outcome.result, DatasetSpec):
         raise StructureError(

@@ -19,7 +19,7 @@ from replicax.data._nodes._flat_map import MakingNode, made_inside, of_dataset
 from replicax.data._nodes._window import BlockNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten
-from replicax.data._trace import Traced, Verdict, traced
+from replicax.data._trace import TraceOutcome, Verdict, traced
 
 
 @final
@@ -51,12 +51,12 @@ class GroupByWindowNode(MakingNode):
 
         return self.spec_by(learn)
 
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function that makes datasets of groups."""
         if self.declared is not None:
-            return Traced(Verdict.PROVED, DatasetSpec(self.declared))
+            return TraceOutcome(Verdict.PROVED, DatasetSpec(self.declared))
         if not self.input.is_spec_sure:
-            return Traced(Verdict.UNPROVED)
+            return TraceOutcome(Verdict.UNPROVED)
         window = DatasetSpec(self.input.element_spec)
         outcome = traced(self.reduce.function, TensorSpec((), np.int64), window)
         return of_dataset(outcome, self.reduce.name)

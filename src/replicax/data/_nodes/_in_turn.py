@@ -24,7 +24,7 @@ from replicax.data._node import (
 from replicax.data._nodes._map import AskingNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF, Structure, flatten, tuple_of
-from replicax.data._trace import Traced, Verdict, traced
+from replicax.data._trace import TraceOutcome, Verdict, traced
 
 _SMOOTHING = 10  # of each class are thought to be seen before the first element, as in TensorFlow
 _TINY = float(np.finfo(np.float32).tiny)
@@ -74,12 +74,12 @@ class _LearningNode(UnaryNode):
         return replace(self, input=node, known_spec=self.known_spec.elsewhere())
 
     @property
-    def outcome(self) -> Traced:
+    def outcome(self) -> TraceOutcome:
         """The outcome of tracing the function."""
         return self.known_spec.traced(self.attempt)
 
     @abstractmethod
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function; the result is the spec of elements."""
 
     @property
@@ -111,10 +111,10 @@ class ScanNode(_LearningNode):
         """Learnt from the first element; a state that grows leaves all sizes open."""
         return self.known_spec.get(self._learn)
 
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function with a state whose sizes hold for every element."""
         if not self.input.is_spec_sure:
-            return Traced(Verdict.UNPROVED)
+            return TraceOutcome(Verdict.UNPROVED)
         state = self.nesting.unflatten([leaf_spec(leaf) for leaf in self.state])
         while True:
             outcome = traced(self.function.function, state, self.input.element_spec)
@@ -124,7 +124,7 @@ class ScanNode(_LearningNode):
                 raise _no_pair(f"it returns a value of the spec {outcome.result}")
             following = widened(state, outcome.result[0], "scan")
             if following == state:
-                return Traced(Verdict.PROVED, outcome.result[1])
+                return TraceOutcome(Verdict.PROVED, outcome.result[1])
             state = following
 
     def _learn(self) -> Any:
@@ -309,12 +309,12 @@ class ResampleNode(_LearningNode):
 
         return self.known_spec.get(learn)
 
-    def attempt(self) -> Traced:
+    def attempt(self) -> TraceOutcome:
         """Trace the function that gives classes."""
         outcome = traced_on(self.input, self.function)
         if outcome.verdict is not Verdict.PROVED:
             return outcome
-        return Traced(Verdict.PROVED, (outcome.result, self.input.element_spec))
+        return TraceOutcome(Verdict.PROVED, (outcome.result, self.input.element_spec))
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""

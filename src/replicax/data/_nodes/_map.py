@@ -25,7 +25,7 @@ from replicax.data._node import (
 )
 from replicax.data._nodes._prefetch import Calls
 from replicax.data._seeds import Run, is_in_function
-from replicax.data._trace import Traced, Verdict
+from replicax.data._trace import TraceOutcome, Verdict
 
 _MOST_ROWS = 1024  # rows given to a function at once
 _SLOW_CALL = 3e-4  # seconds; from here on AUTOTUNE thinks threads worth their cost
@@ -49,13 +49,13 @@ class MapNode(UnaryNode):
         return replace(self, input=node, known_spec=self.known_spec.elsewhere())
 
     @property
-    def outcome(self) -> Traced:
+    def outcome(self) -> TraceOutcome:
         """The outcome of tracing the function."""
         return self.known_spec.traced(lambda: traced_on(self.input, self.function))
 
     @property
     def element_spec(self) -> Any:
-        """Traced, or learnt by calling the function on the first element."""
+        """TraceOutcome, or learnt by calling the function on the first element."""
         return self.known_spec.get(lambda: mapped_spec(self.input, self.function, self.outcome))
 
     @property

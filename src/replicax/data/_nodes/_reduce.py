@@ -16,7 +16,7 @@ from replicax.data._node import UNKNOWN_CARDINALITY, Node, Stream, UnaryNode
 from replicax.data._nodes._in_turn import widened
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, map_leaves
-from replicax.data._trace import Traced, Verdict, traced
+from replicax.data._trace import TraceOutcome, Verdict, traced
 
 _KEY = TensorSpec((), np.int64)
 
@@ -67,7 +67,7 @@ class GroupByReducerNode(UnaryNode):
         return True
 
     @property
-    def outcome(self) -> Traced:
+    def outcome(self) -> TraceOutcome:
         """The outcome of tracing the functions."""
         return self.known_spec.traced(self._attempt)
 
@@ -109,7 +109,7 @@ class GroupByReducerNode(UnaryNode):
         state = self.folding.step(self.folding.begin(self.key_of(element, 0)), element, 0)
         return map_leaves(lambda leaf: opened(leaf_spec(to_leaf(leaf))), self.folding.end(state))
 
-    def _attempt(self) -> Traced:
+    def _attempt(self) -> TraceOutcome:
         folding = self.folding
         keys = traced_on(self.input, self.key)
         first = traced(folding.init.function, _KEY)
