@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -84,6 +84,35 @@ class SparseUpdates(_ArrayToCheckers):
         def read_value(self) -> Any: ...
 
         def _after_write(self) -> Self: ...
+
+        # JAX 0.12 types these as `Self`, but the result of an operation on a variable is an array.
+        def __neg__(self) -> jax.Array: ...  # type: ignore[override]
+        def __pos__(self) -> jax.Array: ...  # type: ignore[override]
+        def __abs__(self) -> jax.Array: ...  # type: ignore[override]
+        def __invert__(self) -> jax.Array: ...  # type: ignore[override]
+        def __round__(self, ndigits: Any = None) -> jax.Array: ...  # type: ignore[override]
+        def __iter__(self) -> Iterator[jax.Array]: ...  # type: ignore[override]
+        def __reversed__(self) -> Iterator[jax.Array]: ...  # type: ignore[override]
+        def conj(self) -> jax.Array: ...  # type: ignore[override]
+        def copy(self) -> jax.Array: ...  # type: ignore[override]
+        def flatten(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def ravel(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def reshape(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def repeat(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def round(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def squeeze(self, axis: Any = None) -> jax.Array: ...  # type: ignore[override]
+        def swapaxes(self, axis1: int, axis2: int) -> jax.Array: ...  # type: ignore[override]
+        def take(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        def transpose(self, *args: Any) -> jax.Array: ...  # type: ignore[override]
+        def view(self, *args: Any, **kwargs: Any) -> jax.Array: ...  # type: ignore[override]
+        @property
+        def T(self) -> jax.Array: ...  # type: ignore[override]  # noqa: N802
+        @property
+        def mT(self) -> jax.Array: ...  # type: ignore[override]  # noqa: N802
+        @property
+        def real(self) -> jax.Array: ...  # type: ignore[override]
+        @property
+        def imag(self) -> jax.Array: ...  # type: ignore[override]
 
     def __getitem__(self, key: Any) -> VariableSlice[Self]:  # type: ignore[override]
         """A part of the value, an array; its method ``assign`` changes that part of the variable.
