@@ -346,7 +346,8 @@ def one_of(value: Any) -> Any:
 
 def dtype_of(function: Callable[..., Any], *ones: Any) -> np.dtype[Any]:
     with np.errstate(all="ignore"):
-        return np.asarray(function(*ones)).dtype
+        result: np.ndarray[Any, np.dtype[Any]] = np.asarray(function(*ones))
+    return result.dtype
 
 
 def _matmul(left: AbstractArray, right: AbstractArray) -> AbstractArray:
