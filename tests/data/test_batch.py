@@ -105,7 +105,7 @@ def test_elements_of_different_shapes_do_not_make_a_batch():
 
 
 def test_scalars_cannot_be_taken_apart():
-    with pytest.raises(InvalidArgumentError, match="same first axis"):
+    with pytest.raises(InvalidArgumentError, match="along their first axis"):
         list(Dataset.range(3).unbatch())
     with pytest.raises(InvalidArgumentError, match="Call `batch` first"):
         _ = Dataset.range(3).unbatch().element_spec

@@ -59,12 +59,13 @@ def test_flat_map_is_one_after_the_other(lengths):
 
 @pytest.mark.parametrize("verb", ["flat_map", "interleave"])
 def test_the_function_must_return_a_dataset(verb):
-    dataset = getattr(Dataset.range(3), verb)(lambda x: x)
-
+    with pytest.raises(StructureError, match=rf"{verb}\(\) must return a Dataset, but it returns"):
+        getattr(Dataset.range(3), verb)(lambda x: x)
+    untraced = getattr(Dataset.range(3), verb)(lambda x: [print, x][1])
     with pytest.raises(
         StructureError, match=rf"{verb}\(\) must return a Dataset, but for element 0"
     ):
-        list(dataset)
+        list(untraced)
 
 
 def test_an_error_in_the_function_names_the_element():

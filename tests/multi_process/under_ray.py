@@ -3,10 +3,6 @@
 import os
 import sys
 
-import ray
-from ray.train import ScalingConfig
-from ray.train.v2.jax import JaxTrainer
-
 
 def train():
     import jax.numpy as jnp  # noqa: PLC0415 - after Ray has initialized JAX
@@ -23,7 +19,15 @@ def train():
     sys.stdout.flush()
 
 
-if __name__ == "__main__":
+def main():
+    import ray  # noqa: PLC0415 - not installed where other tests run
+    from ray.train import ScalingConfig  # noqa: PLC0415
+    from ray.train.v2.jax import JaxTrainer  # noqa: PLC0415
+
     environment = {name: os.environ[name] for name in ("PYTHONPATH", "JAX_PLATFORMS")}
     ray.init(num_cpus=4, runtime_env={"env_vars": environment}, include_dashboard=False)
     JaxTrainer(train, scaling_config=ScalingConfig(num_workers=2)).fit()
+
+
+if __name__ == "__main__":
+    main()

@@ -15,7 +15,7 @@ import types
 import uuid
 import weakref
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -95,7 +95,8 @@ def _key(x: Any, within: tuple[int, ...]) -> Any:
     kind: Any = type(x)
     if x is None or kind in _HASHED:
         return kind, x
-    if is_opaque(x) or isinstance(x, jax.Array | type | types.FunctionType):
+    # JAX warns of generators among pytrees; an iterator is none, and its content is its position.
+    if is_opaque(x) or isinstance(x, jax.Array | type | types.FunctionType | Iterator):
         return Identity(x)
     if id(x) in within:  # a container that holds itself
         return "cycle", within.index(id(x))

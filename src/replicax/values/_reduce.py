@@ -44,6 +44,7 @@ from replicax.values._pieces import (
 from replicax.values._placement import (
     as_array,
     first,
+    is_array,
     is_staging,
     is_traced,
     on_device,
@@ -376,7 +377,7 @@ def _parts(slices: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
     shape, parts = slices.dense_shape, (_row_list(slices.values), _row_list(slices.indices))
     if shape is None or isinstance(shape, tuple | list | np.ndarray):
         return parts, None if shape is None else tuple(np.asarray(shape).tolist())
-    if isinstance(shape, jax.Array) and not is_traced(shape):
+    if is_array(shape) and not is_traced(shape):
         return parts, tuple(np.asarray(shape).tolist())
     return (*parts, shape), _A_LEAF
 

@@ -178,9 +178,14 @@ def _no_pair(what: str) -> StructureError:
 def widened(state: Any, following: Any, verb: str) -> Any:
     """The spec that holds for a state and for the next one."""
     structure, leaves = flatten(state)
-    pairs = zip(leaves, structure.leaves_of(following), strict=True)
+    try:
+        next_leaves = structure.leaves_of(following)
+    except StructureError as error:
+        raise StructureError(
+            f"The next state of {verb}() must be built like its initial_state: {error}."
+        ) from None
     widened: list[Any] = []
-    for old, new in pairs:
+    for old, new in zip(leaves, next_leaves, strict=True):
         if not isinstance(new, TensorSpec) or old.dtype != new.dtype:
             raise StructureError(
                 f"The next state of {verb}() must have the dtypes of its first one: it was {old}"
