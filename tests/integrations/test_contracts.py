@@ -1,5 +1,6 @@
 """Contracts with Keras and Flax: what replicax needs of them, and what a changed library loses."""
 
+import faulthandler
 import functools
 import json
 import os
@@ -147,6 +148,8 @@ def results(library, kind, is_all):
 
 
 def run(jobs):
+    # The first test of a kind waits for the programs of all: longer than a test may take.
+    faulthandler.cancel_dump_traceback_later()
     result = subprocess.run(
         [sys.executable, "-m", "tests.integrations.changed_library"],
         input=json.dumps(jobs),
