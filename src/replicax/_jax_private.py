@@ -456,8 +456,11 @@ def detected_cluster() -> FoundCluster | None:
     `jax.distributed.initialize` uses the same detection, but connects at once.
     """
     kinds: Any = getattr(_inside("clusters"), "ClusterEnv", None)
+    wanted = {"GceTpuCluster"}
+    if "JOB_COMPLETION_INDEX" in os.environ:  # other pods, such as notebooks, are no workers
+        wanted.add("K8sCluster")
     for kind in getattr(kinds, "_cluster_types", ()):
-        if kind.__name__ not in ("GceTpuCluster", "K8sCluster") or not kind.is_env_present():
+        if kind.__name__ not in wanted or not kind.is_env_present():
             continue
         port = os.environ.get("JAX_COORDINATOR_PORT")
         address = kind.get_coordinator_address(timeout_secs=300, override_coordinator_port=port)

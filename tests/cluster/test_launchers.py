@@ -278,3 +278,13 @@ def test_vertex_cluster_that_makes_no_sense_is_refused(launched, text):
 
     with pytest.raises(ClusterError, match="CLUSTER_SPEC"):
         detect()
+
+
+def test_pod_is_a_worker_only_in_an_indexed_job(launched):
+    launched({"KUBERNETES_SERVICE_HOST": "192.0.2.1", "HOSTNAME": "notebook-0"})
+    assert resolve_cluster().num_workers == 1
+
+    launched({"JOB_COMPLETION_INDEX": "0"})
+
+    with pytest.raises(ClusterError, match="JAX_COORDINATOR_ADDRESS"):
+        resolve_cluster()

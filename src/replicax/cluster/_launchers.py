@@ -432,7 +432,12 @@ def _agreed_by_ray(count: int) -> ClusterFacts:
 
 def _known_to_jax(_: Env) -> ClusterFacts | None:
     """Ask JAX, which asks servers: of GCE for TPU pods, of Kubernetes for Jobs and JobSets."""
-    found = _jax_private.detected_cluster()
+    try:
+        found = _jax_private.detected_cluster()
+    except Exception as error:
+        raise ClusterError(
+            f"JAX found a cluster, but not its processes: {error} {WRITE_INSTEAD}"
+        ) from error
     if found is None or found.count == 1:
         return None
     host, port = found.coordinator.rsplit(":", 1)
