@@ -163,7 +163,7 @@ dist:
 # Whether the newest versions that pyproject.toml allows work, `make test` says afterwards.
 constraints:
 	rm -rf $(VENV)-new && $(PYTHON) -m venv $(VENV)-new
-	$(VENV)-new/bin/python $(PIP_INSTALL) -e '.[dev,docs,preflight,plot]' hatchling editables
+	$(VENV)-new/bin/python $(PIP_INSTALL) -e '.[dev,docs,preflight]' hatchling editables
 	{ echo '# Every version that `make` installs for Python $(VERSION). Renew: `make constraints`.'; \
 	  $(VENV)-new/bin/python -m pip freeze --exclude-editable; } > $(CONSTRAINTS)
 	rm -rf $(VENV)-new
@@ -182,7 +182,7 @@ $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs: $(VENV)/.%: pyproject.toml $(CONSTRAIN
 
 # The TPU compiler (200 MB), for the tests of preflight; where it cannot be had they are skipped.
 $(VENV)/.preflight: pyproject.toml $(CONSTRAINTS) | $(VENV)/.dev
-	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[preflight,plot]' \
+	PIP_CONSTRAINT=$(CONSTRAINTS) python $(PIP_INSTALL) -e '.[preflight]' \
 	    || echo "No TPU compiler here: the tests of preflight will be skipped."
 	touch $@
 

@@ -6,6 +6,7 @@ import pytest
 
 from replicax import _blocks
 from replicax._blocks import contextmanager
+from tests.fresh_process import run_fresh
 
 
 @contextmanager
@@ -67,6 +68,26 @@ def test_a_block_that_was_left_without_its_end_never_ends():
     (left,) = _blocks._open - before
     left.close()
     _blocks._open.discard(left)
+
+
+def test_an_open_block_is_silent_when_python_exits():
+    # It ends while its modules exist: afterwards `sys.stdout` and `print` would be gone.
+    result = run_fresh("""
+        import sys
+        from replicax._blocks import contextmanager
+
+        @contextmanager
+        def block():
+            try:
+                yield
+            finally:
+                print("ended", file=sys.stdout)
+
+        manager = block()
+        manager.__enter__()
+    """)
+
+    assert (result.stdout, result.stderr) == ("ended\n", "")
 
 
 def test_a_function_keeps_its_name_and_arguments():

@@ -7,6 +7,7 @@ minutes later, in the middle of another step, whose state the generator would ov
 that it had found.
 """
 
+import atexit
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
@@ -64,3 +65,15 @@ def contextmanager(
         return _Block(function(*args, **kwargs))
 
     return block
+
+
+@atexit.register
+def _close_open() -> None:
+    """Close the generators that signals left open, while the modules that they use still exist.
+
+    Otherwise Python closes them after it has cleared all modules, and prints an exception for each.
+    """
+    while _open:
+        # The block may belong to another thread or context, where its end is of no use any more.
+        with contextlib.suppress(BaseException):
+            _open.pop().close()
