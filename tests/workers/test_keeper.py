@@ -39,3 +39,22 @@ print("ended without its worker")
 
 def test_the_keeper_does_not_wait_for_the_connection_of_a_worker_that_is_dead():
     assert "ended without its worker" in run_fresh(DEAD).stdout
+
+
+PORT = """
+import socket
+from replicax.workers import _keeper, _wire
+
+(port,) = _wire.free_ports(1)
+keeper = _keeper.Keeper("10.9.8.7", 1, bind="127.0.0.1", port=port)
+socket.create_connection(("127.0.0.1", port)).close()
+taken = _keeper.Keeper("127.0.0.1", 1, port=port)
+print(keeper.address == f"10.9.8.7:{port}", [keeper.fault, taken.address], taken.fault)
+keeper.end()
+"""
+
+
+def test_the_service_takes_the_port_it_is_given_or_says_why_not():
+    result = run_fresh(PORT)
+
+    assert result.stdout == "True ['', ''] [Errno 98] Address already in use\n", result.stderr

@@ -70,3 +70,18 @@ def test_a_token_file_that_is_missing_is_named(monkeypatch):
 
     with pytest.raises(ClusterError, match=r"/nowhere/token.*cannot be read"):
         Settings.read(FACTS)
+
+
+@pytest.mark.parametrize("text", ["http", "0", "65536", "-1", "7001-7010"])
+def test_a_service_port_that_is_no_port_is_refused(text):
+    with pytest.raises(ClusterError, match=f"REPLICAX_SERVICE_PORT={text!r} is not a port"):
+        Settings.read(FACTS, {"REPLICAX_SERVICE_PORT": text})
+
+
+def test_addresses_to_listen_at_are_read():
+    settings = Settings.read(
+        FACTS, {"REPLICAX_SERVICE_PORT": "7001", "REPLICAX_BIND_ADDRESS": "[::]"}
+    )
+
+    assert (settings.bind, settings.service_port) == ("::", 7001)
+    assert (Settings.read(FACTS, {}).bind, Settings.read(FACTS, {}).service_port) == (None, 0)

@@ -385,8 +385,12 @@ def main() -> None:
     owner = Owner(options.owner)
     sys.stdout.write("here\n")
     sys.stdout.flush()
-    keeper = Keeper(_wire.split_address(options.address)[0], options.size, listener)
+    host = _wire.split_address(options.address)[0]
+    keeper = Keeper(host, options.size, listener, bind=options.bind, port=options.service_port)
     hub = Hub(options, Door(listener, options.token), keeper)
+    if keeper.fault:
+        place = f"{options.bind or host}:{options.service_port or '(any port)'}"
+        hub.give_up_roll(_reports.no_service(place, keeper.fault))
 
     def told(story: str) -> None:
         hub.give_up_roll(_reports.ended_early(story))

@@ -82,6 +82,8 @@ def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: st
         ping_timeout=settings.ping_timeout,
         step_timeout=settings.step_timeout,
         disk_timeout=settings.disk_timeout,
+        bind=settings.bind,
+        service_port=settings.service_port,
     )
 
 
@@ -97,7 +99,7 @@ class HubProcess:
     """
 
     def __init__(self, options: HubOptions) -> None:
-        with _wire.listen(options.address) as listener:
+        with _wire.listen(_wire.bound_address(options.address, options.bind)) as listener:
             self._process = subprocess.Popen(
                 [*bare_python("replicax.workers._hub"), str(listener.fileno())],
                 stdin=subprocess.PIPE,

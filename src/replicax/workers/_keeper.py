@@ -11,6 +11,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from replicax._lazy import LazyModule
@@ -28,19 +30,33 @@ _LAST_ONES = 30.0  # seconds that workers may take to end after they have said g
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
 _SILENCE = 4 * _TELL_EVERY  # what is no silence
-_OVER, _HERE, _PIDS = b".", b"h", b"p"
+_OVER, _HERE, _PIDS, _FAULT = b".", b"h", b"p", b"!"
 
 
 class Keeper:
-    """The keeper, seen from the hub, which is its parent."""
+    """The keeper, seen from the hub, which is its parent.
 
-    def __init__(self, host: str, size: int, *inherited: socket.socket) -> None:
-        """Start the service on a free port of ``host``, in a process of its own.
+    Attributes:
+        address: Where workers reach the service; "" if there is none.
+        fault: Why the service could not start; "" if it did, or if this JAX has none.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        size: int,
+        *inherited: socket.socket,
+        bind: str | None = None,
+        port: int = 0,
+    ) -> None:
+        """Start the service in a process of its own.
 
         Args:
             host: Where workers reach it.
             size: How many they are.
             *inherited: Sockets of the caller's that the new process must not keep.
+            bind: The host at which it listens; None for ``host``.
+            port: Its port; 0 for a free one.
         """
         self._pipe, far = socket.socketpair()
         self._copies: list[int] = []
@@ -48,9 +64,11 @@ class Keeper:
         if self.pid == 0:
             for sock in (*inherited, self._pipe):
                 sock.close()
-            _keep(host, size, far)
+            _keep(partial(_service, host, size, bind, port), size, far)
         far.close()
-        self.address = self._pipe.recv(1024).decode()  # nothing where JAX has no such service
+        told = self._pipe.recv(1024)  # nothing where JAX has no such service
+        self.fault = told.removeprefix(_FAULT).decode() if told.startswith(_FAULT) else ""
+        self.address = "" if self.fault else told.decode()
         self._is_alive = bool(self.address)
         self._pipe.setblocking(False)
         self._silent, self._looked = 0.0, time.monotonic()
@@ -110,7 +128,7 @@ class Keeper:
             time.sleep(_LOOK_EVERY)
 
 
-def _keep(host: str, size: int, hub: socket.socket) -> None:
+def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket) -> None:
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # the workers leave first
@@ -118,7 +136,11 @@ def _keep(host: str, size: int, hub: socket.socket) -> None:
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)
     try:
-        service, address = _service(host, size)
+        try:
+            service, address = start_service()
+        except Exception as error:
+            hub.send(_FAULT + str(error).encode()[:1000])
+            raise
         hub.send(address.encode())
         port = _wire.split_address(address)[1]
         is_over, pids = _serve_hub(hub, port, size)
@@ -172,9 +194,9 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int
                         given.add(inode)
 
 
-def _service(host: str, size: int) -> tuple[Any, str]:
-    with _wire.listen(f"{host}:0") as free:
-        port = free.getsockname()[1]
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    service = _jaxlib_private.coordination_service(address, size)
+def _service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
+    shown = f"[{host}]" if ":" in host else host
+    with _wire.listen(_wire.bound_address(f"{shown}:{port}", bind)) as free:
+        address = f"{shown}:{free.getsockname()[1]}"
+    service = _jaxlib_private.coordination_service(_wire.bound_address(address, bind), size)
     return service, address if service is not None else ""

@@ -91,6 +91,15 @@ def ended_early(story: str) -> str:
     return f"{story[:1].upper()}{story[1:]} before all workers had come. Start all workers again."
 
 
+def no_service(place: str, why: str) -> str:
+    """Say that JAX's coordination service could not start."""
+    return (
+        f"JAX's coordination service cannot listen at {place}: {why}. If another program holds the"
+        " port, stop it or set REPLICAX_SERVICE_PORT to a free one, or unset it for any; if the"
+        " address is not this machine's, correct the cluster or REPLICAX_BIND_ADDRESS."
+    )
+
+
 def hub_ended(pid: int, why: str) -> str:
     """The hub was made to end."""
     return (

@@ -10,6 +10,8 @@ from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 
 HUB_VARIABLE = "REPLICAX_HUB"
+BIND_VARIABLE = "REPLICAX_BIND_ADDRESS"
+SERVICE_PORT_VARIABLE = "REPLICAX_SERVICE_PORT"
 TOKEN_VARIABLE = "REPLICAX_TOKEN"
 TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
 
@@ -33,6 +35,8 @@ class Settings:
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which a worker that others wait for is given up.
         disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
+        bind: The address at which the hub and JAX's service listen; None for that of worker 0.
+        service_port: The port of JAX's coordination service; 0 for any free one.
     """
 
     hub: str | None
@@ -42,6 +46,8 @@ class Settings:
     ping_timeout: float
     step_timeout: float
     disk_timeout: float
+    bind: str | None = None
+    service_port: int = 0
 
     @classmethod
     def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -55,7 +61,14 @@ class Settings:
         if hub is not None:
             parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
         token = given_token(environment)
-        return cls(hub, token or _derived(facts), token is not None, *deadlines)
+        return cls(
+            hub,
+            token or _derived(facts),
+            token is not None,
+            *deadlines,
+            bind=environment.get(BIND_VARIABLE, "").strip("[] ") or None,
+            service_port=_service_port(environment),
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +76,7 @@ class HubOptions:
     """What the hub is told when it starts.
 
     Attributes:
-        address: Where to listen.
+        address: Where the workers reach it.
         size: How many workers are to come.
         token: What they must know.
         addresses: Where they live, None where that is not known.
@@ -72,6 +85,8 @@ class HubOptions:
         ping_timeout: Seconds of silence after which a worker is given up.
         step_timeout: Seconds after which one that others wait for is given up.
         disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
+        bind: The host at which it and JAX's service listen; None for that of ``address``.
+        service_port: The port of JAX's coordination service; 0 for any free one.
     """
 
     address: str
@@ -83,6 +98,20 @@ class HubOptions:
     ping_timeout: float
     step_timeout: float
     disk_timeout: float
+    bind: str | None = None
+    service_port: int = 0
+
+
+def _service_port(environment: Mapping[str, str]) -> int:
+    text = environment.get(SERVICE_PORT_VARIABLE, "").strip()
+    if not text:
+        return 0
+    if not text.isdecimal() or not 0 < int(text) < 65_536:
+        raise ClusterError(
+            f"{SERVICE_PORT_VARIABLE}={text!r} is not a port. Write a number from 1 to 65535, for"
+            f" example {SERVICE_PORT_VARIABLE}=7001, or unset it."
+        )
+    return int(text)
 
 
 def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:

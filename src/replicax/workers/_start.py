@@ -21,6 +21,7 @@ from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _group, _sockets, _wire
 from replicax.workers._group import Group
 from replicax.workers._join import join
+from replicax.workers._probe import own_host, require_reachable
 from replicax.workers._settings import Settings
 from replicax.workers._watch import load
 
@@ -107,8 +108,9 @@ def _start_jax(group: Group, service: str) -> None:
     if _is_local(facts):
         keep_programs_of_all()
     before = _sockets.listening_ports()
-    address = facts.addresses[facts.index] if facts.addresses else None
-    host = _wire.split_address(address)[0] if address else group.local_host
+    host = own_host(group)
+    if not facts.is_connected:
+        require_reachable(group, service, host)
     with group.collective("the start of JAX"):
         if not facts.is_connected and not connect_distributed(
             service, facts.index, facts.num_workers, host, 120

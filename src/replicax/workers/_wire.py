@@ -174,6 +174,13 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def bound_address(address: str, bind: str | None) -> str:
+    """Return the address to listen at, for one that others know as ``address``."""
+    if bind is None:
+        return address
+    return f"{f'[{bind}]' if ':' in bind else bind}:{split_address(address)[1]}"
+
+
 def listen(address: str) -> socket.socket:
     """A socket that listens at just this address.
 

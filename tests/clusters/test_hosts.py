@@ -1,0 +1,128 @@
+"""Two machines with a firewall between them: network namespaces that a cable connects."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+
+import pytest
+
+from tests.clusters.test_real import PYTHON, environment
+
+pytestmark = [pytest.mark.slow, pytest.mark.clusters]
+
+HUB, SERVICE, RANGE = 7000, 7001, (40000, 40100)
+ADDRESSES = "10.77.0.1", "10.77.0.2"
+ELSEWHERE = "10.77.9.9"  # translated to the first machine's address
+
+
+def run(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+@pytest.fixture
+def hosts():
+    """Return the names of two network namespaces, with addresses `ADDRESSES`."""
+    for command in ("ip", "iptables", "sysctl"):
+        if shutil.which(command) is None:
+            pytest.skip(f"{command} is not installed: make test-clusters installs it")
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    tag = uuid.uuid4().hex[:6]
+    names = [f"{tag}a", f"{tag}b"]
+    try:
+        for name in names:
+            run("ip", "netns", "add", name)
+        run("ip", "link", "add", f"v{names[0]}", "type", "veth", "peer", f"v{names[1]}")
+        for name, address in zip(names, ADDRESSES, strict=True):
+            run("ip", "link", "set", f"v{name}", "netns", name)
+            inside = ("ip", "-n", name)
+            run(*inside, "addr", "add", f"{address}/24", "dev", f"v{name}")
+            run(*inside, "link", "set", f"v{name}", "up")
+            run(*inside, "link", "set", "lo", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
+
+
+def close_ports(name, *, but):
+    """Drop what comes to a machine over the cable, except to these ports."""
+    table = ("ip", "netns", "exec", name, "iptables", "-A", "INPUT", "-p", "tcp")
+    run(*table, "-m", "conntrack", "--ctstate", "ESTABLISHED", "-j", "ACCEPT")
+    for ports in but:
+        run(*table, "--dport", ports, "-j", "ACCEPT")
+    run(*table, "-i", f"v{name}", "-j", "DROP")
+
+
+def start(names, command=PYTHON, addresses=ADDRESSES, **more):
+    """Start one worker on each machine; return their exit codes and outputs."""
+    cluster = {"worker": [f"{address}:{HUB}" for address in addresses]}
+    workers = []
+    for index, name in enumerate(names):
+        config = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        workers.append(
+            subprocess.Popen(
+                ["ip", "netns", "exec", name, *command],
+                env=environment(TF_CONFIG=json.dumps(config), REPLICAX_TOKEN="t", **more),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    try:
+        return [(worker.communicate(timeout=120)[0], worker.returncode) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def require_sum_of_two(results):
+    for output, code in results:
+        assert code == 0, output
+        assert "SUM=2" in output
+
+
+def test_machines_without_a_firewall_need_no_settings(hosts):
+    require_sum_of_two(start(hosts))
+
+
+@pytest.mark.parametrize(
+    "command", [PYTHON, [sys.executable, "-m", "replicax", "doctor", "--cluster"]]
+)
+def test_closed_ports_are_named_before_jax_starts(hosts, command):
+    for name in hosts:
+        close_ports(name, but=[str(HUB)])
+
+    for output, code in start(hosts, command):
+        assert code == 1, output
+        assert "RollCallError" in output
+        assert "cannot connect to worker 0 at 10.77.0.1:" in output
+        assert "cannot connect to JAX's coordination service at 10.77.0.1:" in output
+        assert "no answer within 5 s" in output
+        assert "ip_local_port_range" in output
+
+
+def test_two_fixed_ports_and_a_range_are_enough(hosts):
+    for name in hosts:
+        close_ports(name, but=[str(HUB), str(SERVICE), "{}:{}".format(*RANGE)])
+        limits = "net.ipv4.ip_local_port_range={} {}".format(*RANGE)
+        run("ip", "netns", "exec", name, "sysctl", "-w", limits)
+
+    require_sum_of_two(start(hosts, REPLICAX_SERVICE_PORT=str(SERVICE)))
+
+
+def test_worker_0_may_listen_at_another_address_than_its_advertised_one(hosts):
+    first, second = hosts
+    for chain in ("PREROUTING", "OUTPUT"):
+        translate = ("-d", ELSEWHERE, "-j", "DNAT", "--to-destination", ADDRESSES[0])
+        run("ip", "netns", "exec", first, "iptables", "-t", "nat", "-A", chain, *translate)
+    run("ip", "-n", second, "route", "add", ELSEWHERE, "via", ADDRESSES[0])
+    run("ip", "-n", first, "route", "add", ELSEWHERE, "dev", f"v{first}")
+    advertised = ELSEWHERE, ADDRESSES[1]
+
+    for output, code in start(hosts, addresses=advertised, REPLICAX_JOIN_TIMEOUT="5"):
+        assert code == 1, output
+    require_sum_of_two(start(hosts, addresses=advertised, REPLICAX_BIND_ADDRESS=ADDRESSES[0]))
