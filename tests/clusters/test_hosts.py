@@ -9,7 +9,7 @@ import uuid
 
 import pytest
 
-from tests.clusters.test_real import PYTHON, environment
+from tests.clusters.test_real import PYTHON, environment, need, started, sums
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
 
@@ -126,3 +126,20 @@ def test_worker_0_may_listen_at_another_address_than_its_advertised_one(hosts):
     for output, code in start(hosts, addresses=advertised, REPLICAX_JOIN_TIMEOUT="5"):
         assert code == 1, output
     require_sum_of_two(start(hosts, addresses=advertised, REPLICAX_BIND_ADDRESS=ADDRESSES[0]))
+
+
+def test_open_mpi_over_two_machines(hosts, tmp_path):
+    need("mpirun.openmpi")
+    # Open MPI calls it as it would call ssh: HOST COMMAND...
+    agent = tmp_path / "agent"
+    agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {hosts[1]} sh -c "$*"\n')
+    agent.chmod(0o755)
+    command = (
+        *("ip", "netns", "exec", hosts[0], "mpirun.openmpi", "--allow-run-as-root"),
+        *("--mca", "plm_rsh_agent", str(agent), "--mca", "oob_tcp_if_include", "10.77.0.0/24"),
+        *("-H", f"{ADDRESSES[0]}:1,{ADDRESSES[1]}:1", "-np", "2"),
+        *("-x", "PYTHONPATH", "-x", "JAX_PLATFORMS", "-x", "REPLICAX_JOIN_TIMEOUT"),
+        *PYTHON,
+    )
+
+    assert sums(started(command, environment())) == ["2", "2"]
