@@ -41,7 +41,7 @@ def test_the_drawings_are_those_that_the_program_makes():
 
 
 def test_every_cell_that_compares_leads_to_where_it_is_shown():
-    page = (DOCS / "index.md").read_text().partition("## Beside the others")[2]
+    page = (DOCS / "index.md").read_text().partition("## How it compares")[2]
     _, _, *rows = [line for line in page.splitlines() if line.startswith("|")]
 
     for row in rows:
