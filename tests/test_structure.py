@@ -132,7 +132,7 @@ def test_what_the_page_on_the_architecture_names_is_there():
     page = (folder / "architecture.md").read_text()
     linked = re.findall(r"\]\(([^)#:]+)\)", page)
     italic = set(re.findall(r"(?<!\*)\*([a-z][a-z -]*)\*(?!\*)", page)) - {"italics"}
-    words = re.findall(r"^\| ([a-z -]+) \|", page[page.index("## Words") :], re.M)
+    words = re.findall(r"^\| ([a-z -]+) \|", page[page.index("## Glossary") :], re.M)
 
     assert [name for name in linked if not (folder / name).exists()] == []
     assert len(linked) > 25
