@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from tests.fresh_process import run_fresh
 
 ROOT = Path(__file__).parents[1]
@@ -15,8 +17,9 @@ def programs(path):
 KERAS, PLAIN = programs("README.md")
 
 
-def test_the_keras_program_in_the_readme_trains():
-    result = run_fresh(KERAS, REPLICAX_CPU_DEVICES="2")
+@pytest.mark.parametrize("devices", ["", "2"])
+def test_the_keras_program_in_the_readme_trains(devices):
+    result = run_fresh(KERAS, REPLICAX_CPU_DEVICES=devices)
 
     assert result.returncode == 0, result.stderr
     _, *epochs = result.stdout.split("Epoch ")  # each with the bar as it went along
@@ -25,8 +28,9 @@ def test_the_keras_program_in_the_readme_trains():
     assert losses == sorted(losses, reverse=True)
 
 
-def test_the_plain_program_in_the_readme_learns_its_weights():
-    result = run_fresh(PLAIN, REPLICAX_CPU_DEVICES="2")
+@pytest.mark.parametrize("devices", ["", "2"])
+def test_the_plain_program_in_the_readme_learns_its_weights(devices):
+    result = run_fresh(PLAIN, REPLICAX_CPU_DEVICES=devices)
 
     assert result.returncode == 0, result.stderr
     assert re.findall(r"0\.333", result.stdout) == ["0.333"] * 3
