@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import logging
 import operator
 import os
@@ -407,6 +408,27 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 
 
 _own_clients: list[Any] = []  # those of `connect_distributed`
+
+_SHOWN_GPUS = "jax_cuda_visible_devices"
+
+
+def cuda_is_possible() -> bool:
+    """Whether JAX has its CUDA plugin, and may use it."""
+    platforms = jax.config.jax_platforms
+    if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
+        return False
+    return any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))
+
+
+def shown_gpus() -> str:
+    """Return which GPUs JAX is to use: "all", or their numbers among the visible ones."""
+    return str(jax.config.values.get(_SHOWN_GPUS, "all"))
+
+
+def show_gpus(numbers: Sequence[int]) -> None:
+    """Have JAX use some of the visible GPUs only; before it starts."""
+    if _SHOWN_GPUS in jax.config.values:
+        jax.config.update(_SHOWN_GPUS, ",".join(map(str, numbers)))
 
 
 @dataclasses.dataclass(frozen=True)

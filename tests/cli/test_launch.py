@@ -113,6 +113,51 @@ def test_workers_start_and_their_lines_say_whose_they_are(toy, tmp_path):
     assert "[Gloo]" not in done.stdout
 
 
+VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "expected"),
+    [
+        ((), None, ["0 0 2 2 None", "1 1 2 2 None"]),
+        (("--gpus-per-worker", "2"), None, ["0 0 2 2 0,1", "1 1 2 2 2,3"]),
+        (("--gpus-per-worker", "1"), "7,GPU-x", ["0 0 2 2 7", "1 1 2 2 GPU-x"]),
+    ],
+)
+def test_workers_get_ranks_and_their_gpus(tmp_path, monkeypatch, gpus, visible, expected):
+    program = tmp_path / "program.py"
+    program.write_text(f"import os\nprint(*[os.environ.get(n) for n in {VARIABLES}])")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setenv("RANK", "7")  # of a launcher that started this one
+
+    done = launch("--workers", "2", *gpus, str(program))
+
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        f"[worker {index}] {line}" for index, line in enumerate(expected)
+    ]
+
+
+def test_ranks_count_over_all_hosts(capsys):
+    hosts = ["--hosts", "n1,n2", "--host-index", "1", "--port", "7000"]
+    main(["launch", "--workers", "4", *hosts, "--dry-run", "x.py"])
+
+    first, second = capsys.readouterr().out.splitlines()
+    assert " RANK=2 LOCAL_RANK=0 WORLD_SIZE=4 " in first
+    assert " RANK=3 LOCAL_RANK=1 WORLD_SIZE=4 " in second
+
+
+def test_more_gpus_than_are_visible_are_refused(capsys, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")
+
+    status = main(["launch", "--workers", "2", "--gpus-per-worker", "2", "--dry-run", "x.py"])
+
+    assert status == 2
+    assert "CUDA_VISIBLE_DEVICES=4,5,6 shows 3" in capsys.readouterr().err
+
+
 @slow
 @pytest.mark.multi_process
 @pytest.mark.parametrize(

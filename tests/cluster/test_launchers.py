@@ -146,6 +146,31 @@ def launched(monkeypatch):
     return set_to
 
 
+OURS = {
+    "REPLICAX_HUB": "127.0.0.1:7000",
+    "RANK": "1",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+}
+
+
+@pytest.mark.parametrize("outer", [{}, *(variables for variables, _ in LAUNCHERS.values())])
+def test_ranks_of_our_launcher_are_not_those_of_torchrun(launched, outer):
+    launched({**outer, **OURS})  # also where a program has removed TF_CONFIG
+
+    found = resolve_cluster()
+
+    assert found.source == "replicax launch"
+    assert (found.index, found.num_workers, found.coordinator) == (1, 2, "127.0.0.1:7000")
+
+
+def test_one_worker_of_our_launcher_is_alone(launched):
+    launched({**OURS, "RANK": "0", "WORLD_SIZE": "1"})
+
+    assert resolve_cluster().num_workers == 1
+
+
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_second_of_two_processes_finds_the_first(launched, name):
     variables, (host, port) = LAUNCHERS[name]

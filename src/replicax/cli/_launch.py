@@ -26,6 +26,13 @@ from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settin
 from replicax.workers._wire import free_ports
 
 _SHOWN = 20
+_SHOWN_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "CUDA_VISIBLE_DEVICES",
+    "REPLICAX_CPU_DEVICES",
+)
 _QUICK_FAILURE = 3.0  # seconds; if workers fail sooner, restarts wait longer each time
 _LONGEST_PAUSE = 30.0
 _OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
@@ -33,6 +40,7 @@ _LOOPBACK = "127.0.0.1"
 # What a launcher keeps while it runs, among the temporary files: `replicax top` looks there.
 FOLDER, RUN_FILE, TOKEN_FILE = "replicax-launch-", "run.json", "token"
 _PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+_GPUS = "CUDA_VISIBLE_DEVICES"
 # Memory of more than 32 MiB comes anew from the kernel every time. With this, glibc asks for large
 # pages, where there are any: a 500th of the page faults. One before 2.35 does not know it, and does
 # nothing.
@@ -44,6 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workers", type=int, required=True, metavar="N", help="how many, on all hosts together")
     add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each")
+    add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an even part")
     add("--max-restarts", type=int, default=0, metavar="R", help="start all again so often")
     add("--hosts", metavar="H1,H2", help="the machines; run this command on each of them")
     add("--host-index", type=int, default=0, metavar="I", help="which of them this is, from 0")
@@ -225,10 +234,41 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
             index,
             addresses[index],
             (sys.executable, *program),
-            {**common, "TF_CONFIG": _tf_config(addresses, index)},
+            {
+                **common,
+                "TF_CONFIG": _tf_config(addresses, index),
+                **_ranks(index, local, options.workers, each),
+                **_gpus(options.gpus_per_worker, local, common),
+            },
         )
-        for index in own
+        for local, index in enumerate(own)
     ]
+
+
+def _ranks(index: int, local: int, workers: int, local_workers: int) -> dict[str, str]:
+    """Return the variables of PyTorch's launchers, which many programs and tools read."""
+    return {
+        "RANK": str(index),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(local_workers),
+    }
+
+
+def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, str]:
+    """Return the variable that shows a worker its own GPUs only, if the user says how many."""
+    if count is None:
+        return {}
+    shown = common.get(_GPUS)
+    known = [name.strip() for name in shown.split(",") if name.strip()] if shown else None
+    mine = range(local * count, (local + 1) * count)
+    if known is not None and mine.stop > len(known):
+        raise ClusterError(
+            f"--gpus-per-worker {count} gives worker {local} of this machine the GPUs {mine.start}"
+            f" to {mine.stop - 1}, but {_GPUS}={shown} shows {len(known)}. Start fewer workers,"
+            " give each fewer GPUs, or show more."
+        )
+    return {_GPUS: ",".join(known[i] if known is not None else str(i) for i in mine)}
 
 
 def _hosts(options: argparse.Namespace) -> list[str]:
@@ -323,6 +363,9 @@ def _check(options: argparse.Namespace) -> None:
         "--devices-per-worker must be at least 1": (
             options.devices_per_worker is not None and options.devices_per_worker < 1
         ),
+        "--gpus-per-worker must be at least 1": (
+            options.gpus_per_worker is not None and options.gpus_per_worker < 1
+        ),
     }
     for fault, is_there in faults.items():
         if is_there:
@@ -335,7 +378,7 @@ def _show(plans: list[GangPlan]) -> None:
     for plan in plans:
         told = {
             name: plan.environment[name]
-            for name in ("TF_CONFIG", "REPLICAX_CPU_DEVICES", HUB_VARIABLE, *WORKERS_MEMORY)
+            for name in ("TF_CONFIG", *_SHOWN_VARIABLES, HUB_VARIABLE, *WORKERS_MEMORY)
             if name in plan.environment
         }
         words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]

@@ -56,6 +56,8 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
         ...     del os.environ[name]
     """
     env = os.environ
+    if own := _replicax(env):
+        return own
     if _ADDRESS not in env:
         return _launched(env, ask=ask)
     if "JAX_NUM_PROCESSES" in env or "JAX_PROCESS_ID" in env:
@@ -116,6 +118,27 @@ def of_ranks(  # noqa: PLR0913 - the parts of a cluster
 
 
 # Launchers that name the coordinator.
+
+
+def _replicax(env: Env) -> ClusterFacts | None:
+    """``replicax launch``, for programs that have removed the TF_CONFIG that it sets.
+
+    It sets PyTorch's ranks too, and its own hub tells them from torchrun's, which it may be started
+    by.
+    """
+    if "REPLICAX_HUB" not in env or env.get("WORLD_SIZE", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
+    host, port = env["REPLICAX_HUB"].rsplit(":", 1)
+    return of_ranks(
+        count,
+        index,
+        host=host,
+        port=to_index(port, "The port of REPLICAX_HUB"),
+        source="replicax launch",
+        job="",
+        local=env.get("LOCAL_WORLD_SIZE"),
+    )
 
 
 def _kubeflow(env: Env) -> ClusterFacts | None:

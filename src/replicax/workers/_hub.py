@@ -26,6 +26,7 @@ _LINGER = 1.0  # seconds that the hub outlives its last worker
 _PATIENCE = 10.0  # seconds that one which was given up has to end by itself
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
+_TOLD = ("address", "pid", "host", "gpus")  # what every worker is told of the others
 AFTER_REFUSAL = 30.0  # seconds that the roll-call goes on after a worker was refused
 
 
@@ -245,7 +246,7 @@ class Hub:
                     "service": self._keeper.address if self._keeper else "",
                     "hub_pid": os.getpid(),
                     "ping_timeout": self._options.ping_timeout,
-                    "members": [{k: m.get(k) for k in ("address", "pid", "host")} for m in members],
+                    "members": [{k: m.get(k) for k in _TOLD} for m in members],
                     "same_program": len({m.get("program") for m in members}) == 1,
                 }
             }

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,13 @@ _ANSWER_PATIENCE = 10.0
 _FEWEST_SECONDS = 15.0  # of silence; the hub speaks every 5
 
 
-def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
+def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> tuple[Wire, Message]:
     """Come together with the other workers.
+
+    Args:
+        facts: The cluster.
+        settings: The deadlines and the token.
+        gpus: The ids of the GPUs that this worker sees.
 
     Returns:
         The connection to the hub, and what it said when all had come.
@@ -50,7 +55,7 @@ def join(facts: ClusterFacts, settings: Settings) -> tuple[Wire, Message]:
     wire = _connect(facts, settings, address, fault, deadline)
     try:
         prove(wire, settings.token, address, fault)
-        wire.send({"join": _own_facts(facts)})
+        wire.send({"join": _own_facts(facts, gpus)})
         return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
         wire.close()
@@ -247,7 +252,7 @@ def _wait(wire: Wire, address: str, patience: float) -> Message:
                 return found
 
 
-def _own_facts(facts: ClusterFacts) -> dict[str, Any]:
+def _own_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
     known = facts.addresses[facts.index] if facts.index < len(facts.addresses) else None
     return {
         "index": facts.index,
@@ -256,6 +261,7 @@ def _own_facts(facts: ClusterFacts) -> dict[str, Any]:
         "pid": os.getpid(),
         "host": socket.gethostname(),
         "program": _program(),
+        "gpus": list(gpus),
         "versions": {
             "Python": ".".join(platform.python_version_tuple()[:2]),
             **{name: _version(name) for name in ("replicax", "jax", "jaxlib")},

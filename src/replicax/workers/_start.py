@@ -18,7 +18,7 @@ from replicax._jax_private import (
 )
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
-from replicax.workers import _group, _sockets, _wire
+from replicax.workers import _gpus, _group, _sockets, _wire
 from replicax.workers._group import Group
 from replicax.workers._join import join
 from replicax.workers._probe import own_host, require_reachable
@@ -55,7 +55,7 @@ def start(facts: ClusterFacts) -> Group:
             " same REPLICAX_TOKEN for all workers.",
             facts.coordinator,
         )
-    wire, go = join(facts, settings)
+    wire, go = join(facts, settings, _gpus.own_gpus())
     group = Group(facts, wire, go)
     group.start()
     _group.set_current(group)
@@ -64,6 +64,8 @@ def start(facts: ClusterFacts) -> Group:
             "The workers were started from program files with different texts; they must call the"
             " same functions in the same order."
         )
+    if not facts.is_connected:
+        _gpus.divide(go["members"], facts.index)
     _start_jax(group, go["service"])
     return group
 
