@@ -407,6 +407,15 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
     return True
 
 
+def disconnect_distributed() -> None:
+    """Leave the coordination service of `connect_distributed`; the devices of this process stay."""
+    state: Any = getattr(_distributed, "global_state", None)
+    if _own_clients and getattr(state, "client", None) is _own_clients[-1]:
+        state.client = None
+        with contextlib.suppress(Exception):  # the service may be gone
+            _own_clients[-1].shutdown()
+
+
 _own_clients: list[Any] = []  # those of `connect_distributed`
 
 _SHOWN_GPUS = "jax_cuda_visible_devices"

@@ -1,9 +1,11 @@
 """What the workers of the tests do; each returns what the test looks at."""
 
+import contextlib
 import json
 import os
 import resource
 import tempfile
+import time
 from pathlib import Path
 
 import jax
@@ -11,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
+from replicax.workers._group import required
 
 AGGREGATION, SYNCHRONIZATION = rx.VariableAggregation, rx.VariableSynchronization
 
@@ -595,3 +598,50 @@ def refused_checkpoints(folder):
     w.assign(jnp.full(STATE, 3.0))
     attempt(lambda: checkpoint.read(good if jax.process_index() else other))
     return words, float(w.numpy().mean())
+
+
+def left_alive(how, folder):
+    """Worker 1 fails and lives on until worker 0 has seen it; return what both see."""
+    noticed = Path(folder) / "noticed"
+    strategy = made()
+    with strategy.scope():
+        total = rx.Variable(0.0, aggregation=AGGREGATION.SUM)
+    index = strategy.cluster_resolver.task_id
+
+    @rx.function
+    def step():
+        strategy.run(lambda: total.assign(jnp.float32(1)))
+
+    step()
+    if index == 0:
+        began = time.monotonic()
+        error = _raised(step)
+        noticed.touch()
+        return error, time.monotonic() - began
+    if how == "raised":
+        with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
+            stack.callback(strategy.leave)
+            raise ValueError("a wrong turn")
+    elif how == "in a collective":
+        group = required()
+        with contextlib.suppress(ValueError), group.collective(how):
+            raise ValueError("a wrong turn")
+        strategy.leave()
+    else:
+        strategy.leave()
+    strategy.leave()  # once more does nothing
+    for _ in range(600):
+        if noticed.exists():
+            break
+        time.sleep(0.1)
+    time.sleep(2)  # the coordination service of JAX has ended by now
+    service = jax.distributed.is_initialized()
+    return _raised(step), float(total.read_value()), float(jnp.ones(3).sum()), service
+
+
+def _raised(f):
+    try:
+        f()
+    except rx.errors.ReplicaxError as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

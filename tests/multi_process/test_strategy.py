@@ -337,3 +337,23 @@ def test_what_one_worker_cannot_do_all_hear_and_nothing_is_half_done(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["good", "other"]
     value = rx.train.load_checkpoint(tmp_path / "good").get_tensor("w/.ATTRIBUTES/VARIABLE_VALUE")
     np.testing.assert_array_equal(value, np.ones((66, 104)))
+
+
+@pytest.mark.parametrize(
+    ("how", "cause"),
+    [
+        ("raised", "it raised ValueError: a wrong turn"),
+        pytest.param("in a collective", "`strategy.leave()`", marks=pytest.mark.slow),
+        pytest.param("done", "`strategy.leave()`", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_leaves_and_lives_on_keeps_nobody_waiting(tmp_path, how, cause):
+    first, second = run_in_processes(programs.left_alive, 2, args=(how, str(tmp_path)))
+
+    error, seconds = first
+    assert error.startswith("WorkerLostError: Worker 1 (")
+    assert cause in error
+    assert seconds < 30  # without it: a minute
+    after, total, own, is_connected = second
+    assert "has left its cluster" in after
+    assert (total, own, is_connected) == (2.0, 3.0, False)

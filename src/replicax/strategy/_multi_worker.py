@@ -4,6 +4,7 @@ InCluster: where a multi-worker strategy finds its workers and its devices.
 """
 
 import copy
+import sys
 from typing import Any
 
 import jax
@@ -24,6 +25,7 @@ from replicax.topology._workers import join_workers
 from replicax.values._cut import is_sharded
 from replicax.workers import _start
 from replicax.workers._group import Group
+from replicax.workers._group import current as current_group
 
 
 class InCluster:
@@ -72,6 +74,28 @@ class OnWorkers:
     def is_chief(self) -> bool:
         """Whether this process is the one of all workers that writes files."""
         return self._cluster.is_chief
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Tell the other workers that this one takes part in nothing any more.
+
+        A worker that ends tells them by itself. Call this where an error is caught and the process
+        lives on, such as a Ray actor or a notebook: otherwise the others wait for a minute before
+        they give this worker up. Variables can still be read afterwards; all that workers do
+        together is an error, in this process for good.
+
+        Args:
+            error: Why this worker cannot go on; by default the exception that is being handled.
+                The others raise a `WorkerLostError` with its text.
+
+        Example:
+            >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()
+            >>> try:
+            ...     total = strategy.reduce("SUM", strategy.run(lambda: 1.0), axis=None)
+            ... finally:
+            ...     strategy.leave()
+        """
+        if (group := current_group()) is not None and self._cluster.facts.num_workers > 1:
+            group.depart(error or sys.exc_info()[1])
 
     def _configured(self, config_proto: Any) -> Any:
         return self._cluster.configured(config_proto)

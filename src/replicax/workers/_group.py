@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from replicax._errors import ReplicaError, ReplicaxError
 from replicax._faults import fault_point
+from replicax._jax_private import disconnect_distributed
 from replicax.cluster._checks import WorkerLostError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _reports, _sockets, _wire
@@ -41,6 +42,11 @@ _FORKED = (
     "This process was forked from a worker, and is none itself: JAX and the connections to the"
     " other workers are its parent's. Start processes of your own with the method 'spawn', and"
     " let them compute with NumPy only."
+)
+
+_DEPARTED = (
+    "This process has left its cluster by `strategy.leave()`, and cannot take part in anything that"
+    " all workers do. It can still read its variables; to train again, start a new process."
 )
 
 
@@ -72,6 +78,7 @@ class Group:
         self._news = threading.Condition()
         self._ports: list[int] = []
         self._count = 0
+        self._completed = 0
         self._inside = False
         self._journal: deque[tuple[int, str, int]] = deque(maxlen=_SHOWN)
         self._chain = 0
@@ -137,6 +144,7 @@ class Group:
             fault_point("collective")
             yield
             fault_point("collected")
+            self._completed = self._count
         except Exception as error:
             self._explain(error)
             raise
@@ -212,8 +220,27 @@ class Group:
         if not self._is_leaving:
             fault_point("leave")
             self._is_leaving = True
-            self._wire.send({"bye": self._progress()})
+            # Others may wait in a collective that failed here after it had begun.
+            self._wire.send({"bye": {**self._progress(), "count": self._completed}})
             self._wire.close()
+
+    def depart(self, error: BaseException | None) -> None:
+        """Leave while the process lives on, and take part in nothing any more.
+
+        Args:
+            error: Why this worker cannot go on; None if it has done its work.
+        """
+        if self._is_leaving:
+            return
+        if error is not None:
+            self.tell(error)
+        self.leave()
+        with self._news:
+            self._report = self._report or Report("over", self.facts.index, _DEPARTED)
+            self._news.notify_all()
+        if not self.facts.is_connected:
+            # JAX would end this process when the coordination service ends with the last worker.
+            disconnect_distributed()
 
     def _ping(self) -> None:
         since: float | None = None
@@ -324,7 +351,7 @@ class Group:
 
     def _error(self) -> Exception:
         report = self._report or self._departed[0]
-        if report.kind in ("mismatch", "fork"):
+        if report.kind in ("mismatch", "fork", "over"):
             return ReplicaError(report.text)
         return WorkerLostError(report.text, report.index)
 

@@ -272,7 +272,8 @@ class Hub:
                 member.progress.note(ping)
                 self._give_up(
                     index,
-                    "it came to the end of its program, or called `sys.exit`, while others go on;"
+                    "it came to the end of its program, or called `sys.exit` or"
+                    " `strategy.leave()`, while others go on;"
                     " all workers must take the same number of steps",
                     quietly=True,
                 )
