@@ -42,6 +42,8 @@ NAMESPACES = (
     "replicax.distribute.coordinator",
     "replicax.distribute.experimental",
     "replicax.errors",
+    "replicax.integrations",
+    "replicax.integrations.ray",
     "replicax.io",
     "replicax.io.gfile",
     "replicax.metrics",

@@ -1,4 +1,16 @@
-"""The libraries that people bring: Keras and Flax NNX, each joined to the core by a few hooks.
+"""The libraries that people bring: Keras, Flax NNX and Ray Train, each joined to the core by a few hooks.
 
 May import everything below; nothing below imports it, or needs the libraries.
 """
+
+from typing import TYPE_CHECKING
+
+from replicax._lazy import on_demand
+
+if TYPE_CHECKING:
+    from replicax.integrations import ray
+
+__all__ = ["ray"]
+
+if not TYPE_CHECKING:
+    __getattr__ = on_demand(__name__, {"ray": "replicax.integrations.ray"})

@@ -1,0 +1,86 @@
+"""Ray Train with our backend: the page's own example, a worker that is killed, one that raises."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.clusters,
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="make test-clusters installs Ray"
+    ),
+]
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "ray.md").read_text()
+EXAMPLE = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
+INIT = 'ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": ENVIRONMENT})'
+FAULTS = {
+    "none": "pass",
+    "killed": "os.kill(os.getpid(), 9)",
+    "raised": 'raise ValueError("a wrong turn")',
+}
+
+
+def run_example(folder, fault):
+    """Run the page's example, in whose third step worker 1 fails once; return its result."""
+    variables = {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"}
+    marks = folder / "failed"
+    failing = textwrap.indent(
+        textwrap.dedent(f"""
+        if int(step) == 3 and ray.train.get_context().get_world_rank() == 1:
+            if not os.path.exists({str(marks)!r}):
+                open({str(marks)!r}, "w").close()
+                {FAULTS[fault]}
+        try:
+            train_step()
+        except rx.errors.WorkerLostError as error:
+            open({str(folder / "told")!r}, "w").write(str(error))
+            raise
+        """),
+        " " * 8,
+    )
+    text = EXAMPLE.replace('"/shared/runs"', repr(str(folder / "runs")))
+    text = text.replace("        train_step()\n", failing, 1)
+    text = text.replace("trainer = ", f"{INIT}\ntrainer = ").replace("print(", "METRICS = (", 1)
+    assert text.count(INIT) == 1
+    program = folder / "program.py"
+    program.write_text(
+        f"import json\nimport os\nENVIRONMENT = {variables}\n{text}\n"
+        f'open({str(folder / "metrics")!r}, "w").write(json.dumps(METRICS))\n'
+    )
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        env={**env, **variables},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((folder / "metrics").read_text())
+
+
+def test_the_example_trains(tmp_path):
+    metrics = run_example(tmp_path, "none")
+
+    assert (metrics["step"], metrics["weights"]) == (6, 6.0)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause"),
+    [("killed", "was killed, or crashed"), ("raised", "ValueError: a wrong turn")],
+)
+def test_the_run_goes_on_from_its_last_checkpoint(tmp_path, fault, cause):
+    metrics = run_example(tmp_path, fault)
+
+    assert (metrics["step"], metrics["weights"]) == (6, 6.0)
+    assert cause in (tmp_path / "told").read_text()
