@@ -201,7 +201,7 @@ $(VENV)-foreign/.done: pyproject.toml
 
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
-	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' -e '.[test]'
+	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' kubernetes kubernetes-validate kubeflow-trainer-api -e '.[test]'
 	touch $@
 
 $(VENV)-jax-%/.done: pyproject.toml

@@ -1,7 +1,7 @@
 """The command ``replicax``.
 
-``replicax launch`` starts processes and watches them, and ``replicax top`` shows them. They need
-nothing of JAX, whose import would take longer than all the rest, so they enter the package without
+``replicax launch`` starts processes and watches them, ``replicax top`` shows them, and
+``replicax manifest`` describes them to Kubernetes. They need nothing of JAX, whose import would take longer than all the rest, so they enter the package without
 the package's ``__init__``.
 The other verbs get everything.
 """
@@ -13,7 +13,7 @@ from types import ModuleType
 
 def entry() -> None:
     """What the installed command calls."""
-    if sys.argv[1:2] in (["launch"], ["top"]):
+    if sys.argv[1:2] in (["launch"], ["manifest"], ["top"]):
         _enter_without_init("replicax")
     from replicax.cli._main import entry as enter  # noqa: PLC0415 - from here on, not before
 

@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -29,27 +28,35 @@ FAULTS = {
     "raised": 'raise ValueError("a wrong turn")',
 }
 
+FAILING = """
+        if int(step) == 3 and ray.train.get_context().get_world_rank() == 1:
+            if not os.path.exists("{mark}"):
+                open("{mark}", "w").close()
+                {fault}
+        train_step()
+"""
+TELLING = """
+def train(config):
+    try:
+        _train(config)
+    except rx.errors.WorkerLostError as error:
+        with open("{told}", "w") as file:
+            file.write(str(error))
+        raise
+
+
+"""
+
 
 def run_example(folder, fault):
     """Run the page's example, in whose third step worker 1 fails once; return its result."""
     variables = {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"}
     marks = folder / "failed"
-    failing = textwrap.indent(
-        textwrap.dedent(f"""
-        if int(step) == 3 and ray.train.get_context().get_world_rank() == 1:
-            if not os.path.exists({str(marks)!r}):
-                open({str(marks)!r}, "w").close()
-                {FAULTS[fault]}
-        try:
-            train_step()
-        except rx.errors.WorkerLostError as error:
-            open({str(folder / "told")!r}, "w").write(str(error))
-            raise
-        """),
-        " " * 8,
-    )
     text = EXAMPLE.replace('"/shared/runs"', repr(str(folder / "runs")))
-    text = text.replace("        train_step()\n", failing, 1)
+    text = text.replace(
+        "        train_step()\n", FAILING.format(mark=marks, fault=FAULTS[fault]), 1
+    )
+    text = text.replace("def train(", TELLING.format(told=folder / "told") + "def _train(", 1)
     text = text.replace("trainer = ", f"{INIT}\ntrainer = ").replace("print(", "METRICS = (", 1)
     assert text.count(INIT) == 1
     program = folder / "program.py"

@@ -1,14 +1,18 @@
 """Workers that do not come together say who is missing, double, or of another kind."""
 
 import os
+import shutil
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.multi_process.gang import Gang
+from replicax.workers._wire import free_ports
+from tests.multi_process.gang import ROOT, Gang
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]
 
@@ -194,3 +198,53 @@ def _listening(pid):
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
                 yield fields[1]
+
+
+def can_have_own_hosts_file():
+    if not shutil.which("unshare") or os.getuid() != 0:
+        return False
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not can_have_own_hosts_file(), reason="needs root and mount namespaces")
+def test_names_that_do_not_resolve_yet_are_waited_for(tmp_path):
+    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
+    hosts.write_text("127.0.0.1 localhost\n")
+    resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+    script = f"mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf"
+    port = free_ports(1)[0]
+    env = {
+        **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "REPLICAX_CPU_DEVICES")},
+        "PYTHONPATH": str(ROOT / "src"),
+        "JAX_PLATFORMS": "cpu",
+        "REPLICAX_JOIN_TIMEOUT": "60",
+        "JAX_COORDINATOR_ADDRESS": f"train-0.train:{port}",
+        "JAX_NUM_PROCESSES": "2",
+    }
+    program = f"{sys.executable} {Path(__file__).with_name('summed.py')}"
+    outputs = [tmp_path / f"worker-{index}" for index in range(2)]
+    workers = []
+    try:
+        for index, output in enumerate(outputs):
+            with output.open("w") as file:
+                command = ["unshare", "-m", "sh", "-c", f"{script} && exec {program}"]
+                own = {**env, "JAX_PROCESS_ID": str(index)}
+                workers.append(subprocess.Popen(command, env=own, stdout=file, stderr=file))
+        waits = [
+            "waiting for the name of this worker, train-0.train, to resolve",
+            f"waiting for worker 0 (train-0.train:{port}: ",
+        ]
+        deadline = time.monotonic() + 50
+        while not all(w in o.read_text() for w, o in zip(waits, outputs, strict=True)):
+            assert time.monotonic() < deadline, [output.read_text() for output in outputs]
+            assert [worker.poll() for worker in workers] == [None, None]
+            time.sleep(0.1)
+        hosts.write_text("127.0.0.1 localhost train-0.train\n")
+        codes = [worker.wait(60) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+
+    assert codes == [0, 0], [output.read_text() for output in outputs]
+    assert all("SUM=2" in output.read_text() for output in outputs)

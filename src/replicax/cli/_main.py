@@ -11,6 +11,7 @@ from replicax._errors import ReplicaxError
 VERBS = {
     "doctor": "Look at what this machine, and the cluster, have for a training program.",
     "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
+    "manifest": "Print manifests for Kubernetes: a JobSet, a TrainJob, a Job, or plain pods.",
     "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
     "port": "Rewrite a program for TensorFlow as one for replicax, and mark what is left to do.",
     "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",

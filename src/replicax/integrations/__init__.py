@@ -1,4 +1,4 @@
-"""The libraries that people bring: Keras, Flax NNX and Ray Train, each joined to the core by a few hooks.
+"""The libraries that people bring: Keras, Flax NNX and Ray Train, each joined by a few hooks.
 
 May import everything below; nothing below imports it, or needs the libraries.
 """

@@ -27,6 +27,7 @@ from replicax.workers._wire import Message, Wire
 _log = logging.getLogger("replicax")
 
 _RETRY = 0.05
+_TELL_EVERY = 5.0
 _ANSWER_PATIENCE = 10.0
 _FEWEST_SECONDS = 15.0  # of silence; the hub speaks every 5
 
@@ -49,9 +50,10 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     address = settings.hub or facts.coordinator
     assert address is not None
     fault = ""
-    if facts.index == 0 and settings.hub is None:
-        fault = _begin_hub(hub_options(facts, settings, address, "worker 0"))
     deadline = time.monotonic() + settings.join_timeout
+    if facts.index == 0 and settings.hub is None:
+        _wait_for_name(address, deadline)
+        fault = _begin_hub(hub_options(facts, settings, address, "worker 0"))
     wire = _connect(facts, settings, address, fault, deadline)
     try:
         prove(wire, settings.token, address, fault)
@@ -60,6 +62,32 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     except BaseException:
         wire.close()
         raise
+
+
+def _wait_for_name(address: str, deadline: float) -> None:
+    """Wait until the host of an address has a number: names of pods come after the pods.
+
+    If it has none at the deadline, listening there says so.
+    """
+    host, port = _wire.split_address(address)
+    told = began = time.monotonic()
+    while True:
+        try:
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            return
+        except socket.gaierror as error:
+            now = time.monotonic()
+            if now > deadline:
+                return
+            if now - told > _TELL_EVERY:
+                told = now
+                _log.warning(
+                    "waiting for the name of this worker, %s, to resolve (%s), %.0f s",
+                    host,
+                    error.strerror,
+                    now - began,
+                )
+            time.sleep(_RETRY)
 
 
 def _begin_hub(options: HubOptions) -> str:
@@ -182,9 +210,10 @@ def _connect(
                     " Start worker 0, and check that its address can be reached from here;"
                     " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
                 ) from None
-            if now - told > 5:
+            if now - told > _TELL_EVERY:
                 told = now
-                _log.warning("waiting for worker 0 (%s), %.0f s", address, now - began)
+                why = f": {error.strerror}" if isinstance(error, socket.gaierror) else ""
+                _log.warning("waiting for worker 0 (%s%s), %.0f s", address, why, now - began)
             time.sleep(_RETRY)
 
 
