@@ -1,8 +1,8 @@
 """The command ``replicax``.
 
-``replicax launch`` starts processes and watches them, ``replicax top`` shows them, and
-``replicax manifest`` describes them to Kubernetes. They need nothing of JAX, whose import would take longer than all the rest, so they enter the package without
-the package's ``__init__``.
+``replicax launch`` starts processes and watches them, ``replicax top`` shows them, and ``replicax
+manifest`` describes them to Kubernetes. They need nothing of JAX, whose import would take longer
+than all the rest, so they enter the package without the package's ``__init__``.
 The other verbs get everything.
 """
 

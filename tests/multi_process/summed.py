@@ -13,6 +13,8 @@ def main(how):
     if how == "initialized":
         index = int(os.environ["INDEX"])
         jax.distributed.initialize(os.environ["ADDRESS"], 2, index)
+    if how == "gce":
+        del os.environ["TPU_SKIP_MDS_QUERY"]  # JAX sets it on machines without TPU chips
     if how == "tpu":
         resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
         rx.config.experimental_connect_to_cluster(resolver)
@@ -20,6 +22,12 @@ def main(how):
         strategy = rx.distribute.TPUStrategy(resolver)
     elif how == "slurm":
         resolver = rx.distribute.cluster_resolver.SlurmClusterResolver()
+        strategy = rx.distribute.MultiWorkerMirroredStrategy(resolver)
+    elif how == "kubernetes":
+        resolver = rx.distribute.cluster_resolver.KubernetesClusterResolver(
+            {"worker": ["app=train"]}, tf_server_port=int(os.environ["PORT"])
+        )
+        resolver.task_type, resolver.task_id = "worker", int(os.environ["INDEX"])
         strategy = rx.distribute.MultiWorkerMirroredStrategy(resolver)
     else:
         strategy = rx.distribute.MultiWorkerMirroredStrategy()

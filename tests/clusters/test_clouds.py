@@ -1,0 +1,97 @@
+"""Two workers find each other by the metadata of a TPU pod, and by the API of Kubernetes."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from contextlib import ExitStack
+
+import pytest
+
+from replicax.workers._wire import free_ports
+from tests.clusters.test_real import PYTHON, environment, started, sums
+from tests.multi_process.servers import Kubernetes, gce_metadata
+
+pytestmark = [pytest.mark.slow, pytest.mark.clusters]
+HOSTS = ["127.0.0.1", "127.0.0.2"]
+
+
+def test_gce_metadata_server():
+    port = str(free_ports(1)[0])
+    with ExitStack() as stack:
+        servers = [stack.enter_context(gce_metadata(index, HOSTS)) for index in range(2)]
+        workers = [
+            started(
+                [*PYTHON, "gce"],
+                environment(
+                    GCE_METADATA_IP=f"127.0.0.1:{server}",
+                    JAX_FORCE_TPU_INIT="1",
+                    JAX_COORDINATOR_PORT=port,
+                ),
+            )
+            for server in servers
+        ]
+        assert [sums(worker) for worker in workers] == [["2"], ["2"]]
+
+
+def can_mount():
+    if not shutil.which("unshare") or os.getuid() != 0:
+        return False
+    return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
+
+
+needs_kubernetes = pytest.mark.skipif(
+    importlib.util.find_spec("kubernetes") is None or not can_mount(),
+    reason="needs the Kubernetes client, root and mount namespaces",
+)
+
+
+def in_pod(index, folder, api, how):
+    """Start a worker with the files and names of a pod."""
+    names = folder / "hosts"
+    names.write_text("127.0.0.1 localhost train-0 train-0.pods train-0.train\n127.0.0.2 train-1\n")
+    secrets = "/run/secrets/kubernetes.io"
+    script = (
+        f"mount -t tmpfs tmpfs /run && mkdir -p {secrets} && cp -r {folder}/serviceaccount"
+        f' {secrets} && mount --bind {names} /etc/hosts && exec "$@"'
+    )
+    env = environment(
+        KUBERNETES_SERVICE_HOST="127.0.0.1",
+        KUBERNETES_SERVICE_PORT=str(api),
+        HOSTNAME=f"train-{index}",
+        **how,
+    )
+    program = [*PYTHON, "kubernetes" if "INDEX" in how else "environment"]
+    return started(["unshare", "-m", "sh", "-c", script, "sh", *program], env)
+
+
+@needs_kubernetes
+@pytest.mark.parametrize("jobset", [False, True], ids=["Job", "JobSet"])
+def test_indexed_job_is_found_as_jax_finds_it(tmp_path, jobset):
+    port = str(free_ports(1)[0])
+    with Kubernetes(tmp_path, HOSTS, jobset=jobset).serve() as api:
+        workers = [
+            in_pod(i, tmp_path, api, {"JOB_COMPLETION_INDEX": str(i), "JAX_COORDINATOR_PORT": port})
+            for i in range(2)
+        ]
+        assert [sums(worker) for worker in workers] == [["2"], ["2"]]
+
+
+@needs_kubernetes
+def test_resolver_lists_the_nodes_of_labelled_pods(tmp_path):
+    port = str(free_ports(1)[0])
+    with Kubernetes(tmp_path, HOSTS, jobset=False).serve() as api:
+        workers = [in_pod(i, tmp_path, api, {"INDEX": str(i), "PORT": port}) for i in range(2)]
+        assert [sums(worker) for worker in workers] == [["2"], ["2"]]
+
+
+@needs_kubernetes
+def test_resolver_fails_on_a_pending_pod(tmp_path):
+    cluster = Kubernetes(tmp_path, HOSTS, jobset=False)
+    cluster.phases[1] = "Pending"
+    with cluster.serve() as api:
+        worker = in_pod(0, tmp_path, api, {"INDEX": "0", "PORT": "7000"})
+        output, _ = worker.communicate(timeout=120)
+
+    assert worker.returncode == 1
+    assert "Pod 'train-1' is not running, its phase is 'Pending'" in output
