@@ -22,7 +22,13 @@ from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers._join import HubProcess, hub_options
 from replicax.workers._sessions import Guard
-from replicax.workers._settings import HUB_VARIABLE, TOKEN_FILE_VARIABLE, Settings, given_token
+from replicax.workers._settings import (
+    HUB_VARIABLE,
+    METRICS_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    Settings,
+    given_token,
+)
 from replicax.workers._wire import free_ports
 
 _SHOWN = 20
@@ -58,6 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host-index", type=int, default=0, metavar="I", help="which of them this is, from 0")
     add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
     add("--token-file", type=Path, metavar="F", help="what all machines know; needed with --hosts")
+    add("--metrics-port", type=int, metavar="P", help="serve metrics for Prometheus there")
     add("--log-dir", type=Path, metavar="DIR", help="keep the output of each worker there")
     add("--grace", type=float, default=15.0, metavar="S", help="seconds to end by themselves")
     add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
@@ -227,6 +234,8 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
         # have a cache of its own, and workers that must compile together would not.
         common[_PROGRAMS] = str(token.parent / "compiled")
         common.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if options.metrics_port is not None:
+        common[METRICS_VARIABLE] = str(options.metrics_port)
     if options.devices_per_worker:
         common["REPLICAX_CPU_DEVICES"] = str(options.devices_per_worker)
     return [

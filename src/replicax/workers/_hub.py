@@ -12,14 +12,20 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from replicax._lazy import LazyModule
 from replicax.workers import _reports, _watch, _wire
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
 from replicax.workers._sessions import Owner
 from replicax.workers._settings import HubOptions
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
+
+if TYPE_CHECKING:
+    from replicax.workers import _metrics
+else:
+    _metrics = LazyModule("replicax.workers._metrics")  # few runs serve metrics
 
 _TICK = 0.1
 _LINGER = 1.0  # seconds that the hub outlives its last worker
@@ -43,10 +49,17 @@ class Member:
 class Hub:
     """The state of one run, changed by messages and by time."""
 
-    def __init__(self, options: HubOptions, door: Door, keeper: Keeper | None = None) -> None:
+    def __init__(
+        self,
+        options: HubOptions,
+        door: Door,
+        keeper: Keeper | None = None,
+        metrics: "_metrics.Metrics | None" = None,
+    ) -> None:
         self._options = options
         self._door = door
         self._keeper = keeper
+        self._metrics = metrics
         self._members: dict[int, Member] = {}
         self._refused: list[str] = []
         self._hopeless = ""
@@ -76,6 +89,8 @@ class Hub:
             else:
                 self._call_roll()
             self._readers.tell(self._status)
+            if self._metrics:
+                self._metrics.note(self._status)
         self._door.close()
         self._readers.tell(self._status, at_once=True)
 
@@ -379,19 +394,23 @@ class Hub:
 def main() -> None:
     """Be the hub that standard input describes; say on standard output that it is there.
 
-    The last argument is the number of the socket that listens.
+    The last argument has the numbers of the sockets that listen: for workers, and for metrics if it
+    serves any.
     """
     options = HubOptions(**json.loads(sys.stdin.readline()))
     allow_visitors(options.size)
-    listener = socket.socket(fileno=int(sys.argv[-1]))
+    listener, *others = (socket.socket(fileno=int(n)) for n in sys.argv[-1].split(","))
     owner = Owner(options.owner)
     sys.stdout.write("here\n")
     sys.stdout.flush()
-    host = _wire.split_address(options.address)[0]
-    keeper = Keeper(host, options.size, listener, bind=options.bind, port=options.service_port)
-    hub = Hub(options, Door(listener, options.token), keeper)
+    host, port = _wire.split_address(options.address)[0], options.service_port
+    keeper = Keeper(host, options.size, listener, *others, bind=options.bind, port=port)
+    metrics = None
+    if others:  # a thread, so that it starts after the keeper has forked
+        metrics = _metrics.Metrics(others[0], options.token)
+    hub = Hub(options, Door(listener, options.token), keeper, metrics)
     if keeper.fault:
-        place = f"{options.bind or host}:{options.service_port or '(any port)'}"
+        place = f"{options.bind or host}:{port or '(any port)'}"
         hub.give_up_roll(_reports.no_service(place, keeper.fault))
 
     def told(story: str) -> None:

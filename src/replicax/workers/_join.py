@@ -21,7 +21,7 @@ from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
 from replicax.workers._sessions import bare_python
-from replicax.workers._settings import HubOptions, Settings
+from replicax.workers._settings import METRICS_VARIABLE, HubOptions, Settings
 from replicax.workers._wire import Message, Wire
 
 _log = logging.getLogger("replicax")
@@ -117,7 +117,21 @@ def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: st
         disk_timeout=settings.disk_timeout,
         bind=settings.bind,
         service_port=settings.service_port,
+        metrics_port=settings.metrics_port,
     )
+
+
+def _metrics_listener(options: HubOptions, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
+    """Open the port of the metrics, if there is to be one."""
+    if (port := options.metrics_port) is None:
+        return
+    host = options.bind or _wire.split_address(options.address)[0]
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        yield stack.enter_context(_wire.listen(f"{shown}:{port}"))
+    except OSError as error:
+        text = f"{METRICS_VARIABLE}={port} is no free port of it ({error.strerror})"
+        raise OSError(error.errno, text) from error
 
 
 class HubProcess:
@@ -132,15 +146,19 @@ class HubProcess:
     """
 
     def __init__(self, options: HubOptions) -> None:
-        with _wire.listen(_wire.bound_address(options.address, options.bind)) as listener:
+        with contextlib.ExitStack() as stack:
+            place = _wire.bound_address(options.address, options.bind)
+            listener = stack.enter_context(_wire.listen(place))
+            sockets = [listener, *_metrics_listener(options, stack)]
+            numbers = ",".join(str(s.fileno()) for s in sockets)
             self._process = subprocess.Popen(
-                [*bare_python("replicax.workers._hub"), str(listener.fileno())],
+                [*bare_python("replicax.workers._hub"), numbers],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # it outlives the worker that started it
                 env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
-                pass_fds=(listener.fileno(),),
+                pass_fds=[s.fileno() for s in sockets],
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -14,6 +14,7 @@ BIND_VARIABLE = "REPLICAX_BIND_ADDRESS"
 SERVICE_PORT_VARIABLE = "REPLICAX_SERVICE_PORT"
 TOKEN_VARIABLE = "REPLICAX_TOKEN"
 TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
+METRICS_VARIABLE = "REPLICAX_METRICS_PORT"
 
 _DEADLINES = {
     "REPLICAX_JOIN_TIMEOUT": 300.0,
@@ -37,6 +38,7 @@ class Settings:
         disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
         bind: The address at which the hub and JAX's service listen; None for that of worker 0.
         service_port: The port of JAX's coordination service; 0 for any free one.
+        metrics_port: Where the hub serves metrics; None if it does not.
     """
 
     hub: str | None
@@ -48,6 +50,7 @@ class Settings:
     disk_timeout: float
     bind: str | None = None
     service_port: int = 0
+    metrics_port: int | None = None
 
     @classmethod
     def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
@@ -67,8 +70,21 @@ class Settings:
             token is not None,
             *deadlines,
             bind=environment.get(BIND_VARIABLE, "").strip("[] ") or None,
-            service_port=_service_port(environment),
+            service_port=_port(SERVICE_PORT_VARIABLE, environment) or 0,
+            metrics_port=_port(METRICS_VARIABLE, environment),
         )
+
+
+def _port(name: str, environment: Mapping[str, str]) -> int | None:
+    """Return the port that a variable names; None if it is not set."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise ClusterError(
+            f"{name}={text!r} is not a port. Write a number from 1 to 65535, or unset it."
+        )
+    return int(text)
 
 
 @dataclass(frozen=True)
@@ -87,6 +103,7 @@ class HubOptions:
         disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
         bind: The host at which it and JAX's service listen; None for that of ``address``.
         service_port: The port of JAX's coordination service; 0 for any free one.
+        metrics_port: Where to serve metrics, at the same host; None for nowhere.
     """
 
     address: str
@@ -100,18 +117,7 @@ class HubOptions:
     disk_timeout: float
     bind: str | None = None
     service_port: int = 0
-
-
-def _service_port(environment: Mapping[str, str]) -> int:
-    text = environment.get(SERVICE_PORT_VARIABLE, "").strip()
-    if not text:
-        return 0
-    if not text.isdecimal() or not 0 < int(text) < 65_536:
-        raise ClusterError(
-            f"{SERVICE_PORT_VARIABLE}={text!r} is not a port. Write a number from 1 to 65535, for"
-            f" example {SERVICE_PORT_VARIABLE}=7001, or unset it."
-        )
-    return int(text)
+    metrics_port: int | None = None
 
 
 def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:

@@ -1,0 +1,138 @@
+"""Metrics of a run for Prometheus: plain HTTP, at a port of their own beside the hub's.
+
+The hub notes its status once a second; a thread answers requests with the last one. Whoever asks
+from another machine must send the token of the run.
+"""
+
+import hmac
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any, cast
+
+from replicax.workers._wire import Message
+
+_EVERY = 1.0  # seconds between two looks
+_PATIENCE = 5.0  # seconds that a client may take for its request
+_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+# For each metric of a worker: its type, its key in the hub's status, and what it is.
+_OF_WORKERS = {
+    "steps_total": ("counter", "steps", "Training steps that the worker has finished."),
+    "steps_per_second": ("gauge", "rate", "Steps per second, over the last ten seconds."),
+    "collectives_total": ("counter", "collectives", "Collectives that the worker has begun."),
+    "input_wait_seconds_total": ("counter", "waited", "Seconds of waiting for input."),
+    "input_wait_ratio": ("gauge", "waits", "Part of the last ten seconds spent so."),
+    "memory_bytes": ("gauge", "memory", "Resident memory of the worker's process."),
+    "device_memory_bytes": ("gauge", "device_memory", "Memory in use on its accelerators."),
+    "silent_seconds": ("gauge", "silent", "Seconds since the hub last heard from the worker."),
+}
+_STATES = ("here", "left", "lost")
+
+
+class Metrics:
+    """The server of one run's metrics.
+
+    Args:
+        listener: The socket at which it listens.
+        token: The token of the run.
+    """
+
+    def __init__(self, listener: socket.socket, token: str) -> None:
+        self._text = b""
+        self._noted = -_EVERY
+        self._server = _Server(listener, token, lambda: self._text)
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def note(self, status: Callable[[], Message]) -> None:
+        """Take in the status of the run, if the last one is old."""
+        now = time.monotonic()
+        if now - self._noted >= _EVERY:
+            self._noted = now
+            self._text = "".join(f"{line}\n" for line in lines(status())).encode()
+
+    def close(self) -> None:
+        """Answer no more."""
+        self._server.shutdown()
+
+
+def lines(status: Message) -> Iterator[str]:
+    """Yield the lines of Prometheus' text format for a status of the hub.
+
+    Example:
+        >>> from replicax.workers._metrics import lines
+        >>> status = {"size": 2, "seconds": 1.5, "workers": []}
+        >>> [line for line in lines(status) if line.startswith("replicax_workers_expected")]
+        ['replicax_workers_expected 2']
+    """
+    workers = status["workers"]
+    yield from _head("run_seconds", "gauge", "Seconds since the hub started.")
+    yield f"replicax_run_seconds {status['seconds']:.3f}"
+    yield from _head("workers_expected", "gauge", "Workers that the run has.")
+    yield f"replicax_workers_expected {status['size']}"
+    yield from _head("workers", "gauge", "Workers by state: here, left at their end, or lost.")
+    for state in _STATES:
+        count = sum(worker["state"] == state for worker in workers)
+        yield f'replicax_workers{{state="{state}"}} {count}'
+    for name, (kind, key, meaning) in _OF_WORKERS.items():
+        yield from _head(f"worker_{name}", kind, meaning)
+        for worker in workers:
+            labels = f'worker="{worker["index"]}",host="{_escaped(worker["host"])}"'
+            yield f"replicax_worker_{name}{{{labels}}} {float(worker.get(key, 0.0)):.17g}"
+
+
+def _head(name: str, kind: str, meaning: str) -> Iterator[str]:
+    yield f"# HELP replicax_{name} {meaning}"
+    yield f"# TYPE replicax_{name} {kind}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+class _Server(HTTPServer):
+    """One request at a time, with a short limit: nobody keeps the hub's machine busy."""
+
+    def __init__(self, listener: socket.socket, token: str, text: Callable[[], bytes]) -> None:
+        super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listener
+        self.token, self.text = token, text
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a client that goes away is no fault of the run."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _PATIENCE
+
+    def do_GET(self) -> None:
+        """Answer a request."""
+        server = cast("_Server", self.server)
+        if not self._may_ask(server.token):
+            self._answer(401, b"The token of the run is missing: Authorization: Bearer ...\n")
+        elif self.path.partition("?")[0] != "/metrics":
+            self._answer(404, b"There is only /metrics.\n")
+        else:
+            self._answer(200, server.text())
+
+    def _may_ask(self, token: str) -> bool:
+        if ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback:
+            return True
+        given = self.headers.get("Authorization", "")
+        return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+
+    def _answer(self, code: int, body: bytes) -> None:
+        self.send_response(code)
+        if code == 401:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", _TYPE)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no log."""
