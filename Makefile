@@ -125,9 +125,10 @@ test-workers: $(VENV)/.dev
 	python -m pytest -q -n $(PYTEST_WORKERS) --dist worksteal -m multi_process tests
 
 # The launchers of Debian, if apt-get is here and may install; tests of those that are missing are skipped.
-LAUNCHERS := openmpi-bin mpich slurm-wlm munge iproute2 iptables procps
+LAUNCHERS := openmpi-bin mpich slurm-wlm munge openssh-server iproute2 iptables procps
+LAUNCHER_COMMANDS := mpirun.openmpi mpirun.mpich srun munged sshd ip iptables sysctl
 test-clusters: $(VENV)-clusters/.done
-	command -v mpirun.mpich mpirun.openmpi srun ip iptables sysctl >/dev/null || \
+	for command in $(LAUNCHER_COMMANDS); do command -v $$command >/dev/null || exit 1; done || \
 	    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(LAUNCHERS); } || \
 	    echo "Cannot install $(LAUNCHERS): their tests will be skipped."
 	PATH=$(CURDIR)/$(VENV)-clusters/bin:$$PATH python -m pytest -q -rs -m clusters tests/clusters

@@ -4,12 +4,15 @@ import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
+import yaml
 
 from replicax.workers._wire import free_ports
-from tests.clusters.test_real import PYTHON, environment, started, sums
+from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, environment, started, sums
 from tests.multi_process.servers import Kubernetes, gce_metadata
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
@@ -32,6 +35,27 @@ def test_gce_metadata_server():
             for server in servers
         ]
         assert [sums(worker) for worker in workers] == [["2"], ["2"]]
+
+
+def test_sky_pilot_example(tmp_path):
+    example = yaml.safe_load((ROOT / "examples" / "clusters" / "sky.yaml").read_text())
+    (tmp_path / "train.py").write_text(PROGRAM.read_text().replace("sys.argv[1] if", "'' if"))
+    common = environment(
+        SKYPILOT_NUM_NODES=str(example["num_nodes"]),
+        SKYPILOT_NODE_IPS="\n".join(HOSTS),
+        SKYPILOT_TASK_ID=str(tmp_path),
+        REPLICAX_TOKEN="a secret",
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    )
+    workers = [
+        started(
+            ["sh", "-c", f"cd {tmp_path}\n{example['run']}"],
+            {**common, "SKYPILOT_NODE_RANK": str(index)},
+        )
+        for index in range(2)
+    ]
+
+    assert [sums(worker) for worker in workers] == [["2"], ["2"]]
 
 
 def can_mount():

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from replicax.cli import _ssh
 from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
 from replicax.cluster._checks import ClusterError, parse_address
@@ -62,6 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-restarts", type=int, default=0, metavar="R", help="start all again so often")
     add("--hosts", metavar="H1,H2", help="the machines; run this command on each of them")
     add("--host-index", type=int, default=0, metavar="I", help="which of them this is, from 0")
+    add("--ssh", action="store_true", help="start this command on all --hosts, by ssh")
+    add("--remote", action="store_true", help=argparse.SUPPRESS)  # at a host, by --ssh
     add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
     add("--token-file", type=Path, metavar="F", help="what all machines know; needed with --hosts")
     add("--metrics-port", type=int, metavar="P", help="serve metrics for Prometheus there")
@@ -83,10 +86,16 @@ def run(options: argparse.Namespace) -> int:
         ended the launcher.
     """
     _check(options)
+    if options.dry_run and options.ssh and not options.remote:
+        sys.stdout.writelines(f"{shlex.join(c)}\n" for c in _ssh.remote_commands(options))
+        return 0
     if options.dry_run:
         _show(_plans(options, 0, Path("TOKEN")))
         return 0
     try:
+        if options.ssh and not options.remote:
+            with _signals_as_interrupts():
+                return _ssh.launch(options, _given_token(options))
         with _signals_as_interrupts(), _guarded(options.grace) as (guard, folder):
             options.token = _token(options)
             with _reported(options) as reporter:
@@ -282,6 +291,7 @@ def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, st
 
 def _hosts(options: argparse.Namespace) -> list[str]:
     hosts: list[str] = options.hosts.split(",") if options.hosts else [_LOOPBACK]
+    hosts = [host.rpartition("@")[2] for host in hosts]  # --ssh takes user@host
     return [f"[{h}]" if ":" in h and not h.startswith("[") else h for h in hosts]
 
 
@@ -298,20 +308,25 @@ def _tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _token(options: argparse.Namespace) -> str:
-    """The secret of this run: a given one, or a new one."""
+def _given_token(options: argparse.Namespace) -> str | None:
     given = dict(os.environ)
     if options.token_file:
         given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
     token = given_token(given)
     if (path := given.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
         _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
+    return token
+
+
+def _token(options: argparse.Namespace) -> str:
+    """The secret of this run: a given one, or a new one."""
+    token = _ssh.token_of_starter() if options.remote else _given_token(options)
     if token is None and options.hosts:
         raise ClusterError(
             "The launchers of several machines need a secret in common, so that nobody else can"
             " join or end the run. Make one, with `python -c 'import secrets;"
             " print(secrets.token_hex())' > token`, copy it to each machine (`chmod 600 token`),"
-            " and add `--token-file token`; or set REPLICAX_TOKEN there."
+            " and add `--token-file token`; or set REPLICAX_TOKEN there; or let `--ssh` start all."
         )
     return token or secrets.token_hex(32)
 
@@ -361,6 +376,8 @@ def _check(options: argparse.Namespace) -> None:
         f"--workers {options.workers} cannot be divided evenly over {len(hosts)} hosts": (
             options.workers % len(hosts) != 0
         ),
+        "--ssh needs --hosts, and --host-index must not be given with it": options.ssh
+        and (not options.hosts or (bool(options.host_index) and not options.remote)),
         "--hosts needs --port, the same on all hosts": bool(options.hosts) and options.port is None,
         f"--host-index {options.host_index} is not one of 0 to {len(hosts) - 1}": (
             not 0 <= options.host_index < len(hosts)

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verb = importlib.import_module(f"replicax.cli._{chosen}")  # no other: one of them needs JAX
     verb.add_arguments(parsers[chosen])
     options = parser.parse_args(own)
-    options.rest = rest
+    options.own, options.rest = own[1:], rest
     try:
         status: int = verb.run(options)
     except (ReplicaxError, ImportError, FileNotFoundError) as error:
