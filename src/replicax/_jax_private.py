@@ -410,10 +410,11 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 def disconnect_distributed() -> None:
     """Leave the coordination service of `connect_distributed`; the devices of this process stay."""
     state: Any = getattr(_distributed, "global_state", None)
-    if _own_clients and getattr(state, "client", None) is _own_clients[-1]:
+    client: Any = getattr(state, "client", None)
+    if any(client is own for own in _own_clients):
         state.client = None
         with contextlib.suppress(Exception):  # the service may be gone
-            _own_clients[-1].shutdown()
+            client.shutdown()
 
 
 _own_clients: list[Any] = []  # those of `connect_distributed`
@@ -423,7 +424,7 @@ _SHOWN_GPUS = "jax_cuda_visible_devices"
 
 def cuda_is_possible() -> bool:
     """Whether JAX has its CUDA plugin, and may use it."""
-    platforms = jax.config.jax_platforms
+    platforms = jax.config.values.get("jax_platforms")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return False
     return any(importlib.util.find_spec(f"jax_cuda{n}_plugin") for n in (12, 13))

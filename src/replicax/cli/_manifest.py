@@ -72,8 +72,8 @@ def _check(options: argparse.Namespace) -> None:
 def _jobset(options: argparse.Namespace) -> list[Part]:
     # JobSet names pods <set>-<job>-<index of the job>-<index of the pod>, in a domain of its name.
     first = f"{options.name}-node-0-0.{options.name}"
-    job = {"name": "node", "replicas": 1, "template": {"spec": _job_spec(options, first)}}
-    job["template"]["spec"]["podFailurePolicy"] = _failure_policy("FailJob")
+    spec = {**_job_spec(options, first), "podFailurePolicy": _failure_policy("FailJob")}
+    job = {"name": "node", "replicas": 1, "template": {"spec": spec}}
     return [
         {
             "apiVersion": "jobset.x-k8s.io/v1alpha2",

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from replicax.integrations import ray
 
 __all__ = ["ray"]
+__dir__ = __all__.copy
 
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, {"ray": "replicax.integrations.ray"})

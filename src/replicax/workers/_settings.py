@@ -59,16 +59,19 @@ class Settings:
         Raises:
             ClusterError: If one of them makes no sense.
         """
-        deadlines = (deadline(name, environment) for name in _DEADLINES)
         hub = environment.get(HUB_VARIABLE) or None
         if hub is not None:
             parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
         token = given_token(environment)
+        join, ping, step, disk = (deadline(name, environment) for name in _DEADLINES)
         return cls(
             hub,
             token or _derived(facts),
             token is not None,
-            *deadlines,
+            join_timeout=join,
+            ping_timeout=ping,
+            step_timeout=step,
+            disk_timeout=disk,
             bind=environment.get(BIND_VARIABLE, "").strip("[] ") or None,
             service_port=_port(SERVICE_PORT_VARIABLE, environment) or 0,
             metrics_port=_port(METRICS_VARIABLE, environment),
