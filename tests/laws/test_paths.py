@@ -1,15 +1,20 @@
-"""A URL of another file system is refused wherever a path is taken; nothing is written locally."""
+"""A URL is never taken for a local name: each function uses it, or refuses it with words."""
 
+import importlib
 import os
 import pathlib
 import re
+import sys
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax.data._paths import local_path
+from tests.object_store import store
 
+__all__ = ["store"]
 pytestmark = pytest.mark.usefixtures("_empty_folder")
 
 
@@ -31,6 +36,11 @@ def module():
     return Doubled()
 
 
+def resume(path):
+    with rx.train.Resumable(path, every=1, v=rx.Variable(1.0)):
+        pass
+
+
 DATA = rx.data.Dataset.range(3)
 # Everything that takes a path, with a path to give it.
 TAKES = {
@@ -39,7 +49,7 @@ TAKES = {
     "Checkpoint.restore": lambda p: checkpoint().restore(p),
     "Checkpoint.read": lambda p: checkpoint().read(p),
     "CheckpointManager": lambda p: rx.train.CheckpointManager(checkpoint(), p, max_to_keep=1),
-    "Resumable": lambda p: rx.train.Resumable(p, every=1, v=rx.Variable(1.0)).__enter__(),
+    "Resumable": resume,
     "latest_checkpoint": rx.train.latest_checkpoint,
     "load_checkpoint": rx.train.load_checkpoint,
     "list_variables": rx.train.list_variables,
@@ -76,19 +86,74 @@ TAKES = {
 }
 
 
-@pytest.mark.parametrize("name", TAKES)
-@settings(
+SETTINGS = settings(
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+
+
+@pytest.mark.parametrize("name", TAKES)
+@SETTINGS
 @given(
-    scheme=st.sampled_from(["gs", "s3", "hdfs", "memory", "GS", "abfs+ssl", "r2"]),
+    url=st.sampled_from(
+        ["r2d2://bucket/x", "GSX://bucket/x", "abfs+ssl://b/x", "simplecache::memory://b/x", "a::b"]
+    ),
     kind=st.sampled_from([str, pathlib.PurePosixPath]),
 )
-def test_url_is_refused_and_writes_nothing(name, scheme, kind):
-    with pytest.raises(rx.errors.UnimplementedError, match=re.escape(scheme)):
-        TAKES[name](kind(f"{scheme}://bucket/run/ckpt"))
+def test_unknown_scheme_is_refused_and_writes_nothing(name, url, kind):
+    with pytest.raises(rx.errors.UnimplementedError, match=re.escape(url.split(":")[0])):
+        TAKES[name](kind(url))
 
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize(("scheme", "package"), [("gs", "gcsfs"), ("S3", "s3fs")])
+def test_missing_package_is_named_with_its_extra(name, scheme, package, monkeypatch):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.setattr(importlib.import_module("fsspec.registry"), "_registry", {})
+    with pytest.raises(ModuleNotFoundError, match=rf"replicax\[{scheme.lower()}\]"):
+        TAKES[name](f"{scheme}://bucket/run/ckpt")
+
+    assert os.listdir() == []
+
+
+def test_missing_fsspec_is_named_with_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(ModuleNotFoundError, match=r"replicax\[gs\]"):
+        rx.train.latest_checkpoint("gs://bucket/run")
+    with pytest.raises(ModuleNotFoundError, match="pip install 'fsspec'"):
+        rx.train.latest_checkpoint("memory://bucket/run")
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize("kind", [str, pathlib.PurePosixPath])
+def test_url_is_never_a_local_folder(name, kind, store):
+    try:
+        TAKES[name](kind("memory://bucket/run/ckpt"))
+    except (rx.errors.NotFoundError, rx.errors.InvalidArgumentError) as error:
+        assert "bucket/run/ckpt" in str(error)  # noqa: PT017 - many have nothing to read
+
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("name", TAKES)
+@pytest.mark.parametrize(
+    "url",
+    ["s3://key:hunter2@bucket/x", "memory://u:hunter2@b/x", "https://host/x?sig=hunter2"],
+)
+def test_secrets_in_a_url_are_refused_and_not_shown(name, url, caplog, capfd):
+    with pytest.raises(rx.errors.InvalidArgumentError) as caught:
+        TAKES[name](url)
+
+    assert "hunter2" not in str(caught.value) + caplog.text + "".join(capfd.readouterr())
+    assert os.listdir() == []
+
+
+@pytest.mark.parametrize("take", [local_path])
+def test_url_is_refused_where_only_local_files_are_taken(take):
+    with pytest.raises(rx.errors.UnimplementedError, match="local files only"):
+        take("gs://bucket/x")
+    assert take("file:///tmp/x") == "/tmp/x"
 
 
 def test_file_url_is_a_local_path(tmp_path):

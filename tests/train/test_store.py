@@ -332,7 +332,9 @@ def test_a_directory_is_free_again_when_its_managers_are_gone(tmp_path):
 def test_a_save_that_another_one_is_busy_with_is_not_swept_away(tmp_path):
     path = str(tmp_path / "ckpt")
     with _store.ExitStack() as stack:
-        _, folder = _store._begin(path, stack)  # another thread or process, in the middle of it
+        folder = _store.place_of(path).begin(
+            stack
+        )  # another thread or process, in the middle of it
         saved(path)
         assert os.path.isdir(os.path.join(path, folder))
     saved(path, 2.0)  # it has given up

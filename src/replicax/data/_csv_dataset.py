@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from replicax._types import TensorSpec
+from replicax.data import _storage
 from replicax.data._dataset import Dataset
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._functions import ElementFunction
@@ -283,9 +285,10 @@ class _Peek:
             raise InvalidArgumentError(
                 "Columns cannot be learnt from ZLIB files: give column_names and column_defaults."
             )
-        how: Any = {"mode": "rt", "encoding": self._encoding, "newline": ""}
-        with gzip.open(file, **how) if self._compression else open(file, **how) as content:
-            yield from csv.reader(content, **self._how)
+        with _storage.open_file(file) as raw:
+            binary: Any = gzip.open(raw) if self._compression else raw  # noqa: SIM115
+            with io.TextIOWrapper(binary, encoding=self._encoding, newline="") as content:
+                yield from csv.reader(content, **self._how)
 
 
 def _learnt(rows: Iterator[list[str]], places: Sequence[int], na_value: str) -> list[Any]:

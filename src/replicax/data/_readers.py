@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol, final
 import numpy as np
 
 from replicax._types import TensorSpec
+from replicax.data import _storage
 from replicax.data._blocks import Block, ColumnBlock
 from replicax.data._dataset import Dataset
 from replicax.data._errors import ArgumentTypeError, NotFoundError, StructureError
@@ -19,7 +20,7 @@ from replicax.data._node import AUTOTUNE, UNKNOWN_CARDINALITY, Node, SourceNode,
 from replicax.data._nodes._flat_map import FlatMapNode, InterleaveNode, InterleaveStream
 from replicax.data._nodes._prefetch import PrefetchStream
 from replicax.data._nodes._source import SlicesNode
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.data._records._tfrecord import (
     FixedLengthFormat,
     TextFormat,
@@ -145,9 +146,9 @@ class _FilesStream(Stream):
 
 
 def _check_exists(path: str) -> None:
-    if not os.path.exists(path):
+    if not _storage.exists(path):
         raise NotFoundError(
-            f"There is no file {path!r} (the current folder is {os.getcwd()!r})."
+            f"There is no file {path!r}{_storage.here(path)}."
             " Relative names count from there; `Dataset.list_files('folder/*')` finds what exists."
         )
 
@@ -289,7 +290,7 @@ def reader_of(
 
 def _path(name: Any) -> str:
     if isinstance(name, (str, bytes, os.PathLike)):
-        return local_path(name)
+        return user_path(name)
     raise ArgumentTypeError(
         f"A file name is a str, bytes or a path, got {name!r} of type {type(name).__name__}."
     )

@@ -9,14 +9,15 @@ import operator
 import os
 import re
 import secrets
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
 
 from replicax._types import TensorSpec
+from replicax.data import _storage
 from replicax.data._blocks import Block, RowBlock, as_structure, join
 from replicax.data._errors import DataLossError, InvalidArgumentError, NotFoundError, StructureError
 from replicax.data._leaves import common_shape, leaf_spec
@@ -44,7 +45,7 @@ def check_compression(compression: str | None, verb: str) -> None:
 
 def is_saved(path: str) -> bool:
     """Whether a folder holds elements that were saved."""
-    return os.path.exists(os.path.join(path, _LIST))
+    return _storage.exists(os.path.join(path, _LIST))
 
 
 def save_elements(node: Node, path: str, shard: Shard | None, run: Run | None = None) -> None:
@@ -65,13 +66,11 @@ def save_elements(node: Node, path: str, shard: Shard | None, run: Run | None = 
     except BaseException:
         saving.abandon()
         raise
-    part = os.path.join(path, f"{folder}.part")
-    with open(part, "w") as file:
-        json.dump(told, file)
     before = _read_list(path) if is_saved(path) else None
-    os.replace(part, os.path.join(path, _LIST))
+    _storage.put(os.path.join(path, _LIST), json.dumps(told).encode())
     if before is not None:
-        shutil.rmtree(os.path.join(path, before.folder), ignore_errors=True)
+        with suppress(OSError):
+            _storage.remove_tree(os.path.join(path, before.folder))
 
 
 def saved_parts(path: str, element_spec: Any) -> list["SavedNode"]:
@@ -114,7 +113,7 @@ class SavedNode(SourceNode):
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        if not os.path.exists(self.path):
+        if not _storage.exists(self.path):
             raise NotFoundError(
                 f"There is no file {self.path!r} any more, although its folder lists it: the"
                 " dataset was saved again, or the file was deleted. Call `Dataset.load` again."
@@ -126,7 +125,7 @@ class _Saving:
     """Files that are being written."""
 
     def __init__(self, folder: str, node: Node) -> None:
-        os.makedirs(folder, exist_ok=True)
+        _storage.make_folders(folder)
         self._folder = folder
         self._files: dict[int, writing] = {}
         self._counts: dict[int, int] = {}
@@ -166,7 +165,8 @@ class _Saving:
     def abandon(self) -> None:
         for file in self._files.values():
             file.abandon()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):
+            _storage.remove_tree(self._folder)
 
     def _write(self, number: int) -> None:
         blocks, self._waiting[number] = self._waiting[number], []
@@ -180,8 +180,9 @@ def _numbered(node: Node, shard: Shard | None, run: Run | None) -> Iterator[tupl
         parts = [part.random for part in walk(node) if part.random is not None]
         run = Run({seeds: seeds.begin() for seeds in parts})
     stream, index = node.open(run), 0
+    step = 1 if node.calls_user_code else _ROWS
     try:
-        while (block := stream.pull(1 if node.calls_user_code else _ROWS)) is not None:
+        while (block := stream.pull(step)) is not None:
             if shard is None:
                 yield 0, block
                 continue
@@ -271,14 +272,14 @@ class _SavedList:
 
 def _read_list(path: str) -> _SavedList:
     file = os.path.join(path, _LIST)
-    if os.path.exists(os.path.join(path, "dataset_spec.pb")) and not os.path.exists(file):
+    is_ours = _storage.exists(file)
+    if not is_ours and _storage.exists(os.path.join(path, "dataset_spec.pb")):
         raise DataLossError(
             f"{path!r} was saved by TensorFlow, in a format of its own. Read it there, write the"
             " elements with `tf.io.TFRecordWriter`, and use `rx.data.TFRecordDataset`."
         )
     try:
-        with open(file) as content:
-            return _SavedList.of(json.load(content))
+        return _SavedList.of(json.loads(_storage.read_bytes(file)))
     except FileNotFoundError:
         raise NotFoundError(
             f"There is no saved dataset in {path!r}: it has no file {_LIST!r}. `dataset.save(path)`"

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from replicax.data._paths import local_path
+from replicax.data._paths import is_url, user_path
 from replicax.integrations import _keras_private as private
 from replicax.integrations._keras_data import DatasetAdapter
 from replicax.integrations._keras_models import home_of
@@ -256,7 +256,7 @@ class _Backup:
         self.is_due = False
         self._manager = CheckpointManager(
             Checkpoint(model=fit.model, fit=fit),
-            local_path(callback.backup_dir),
+            user_path(callback.backup_dir),
             max_to_keep=2 if callback.double_checkpoint else 1,
         )
 
@@ -294,7 +294,10 @@ def _restoring(original: Any) -> Any:
 
 
 def _has_files(folder: Any) -> bool:
-    return os.path.isdir(folder) and bool(os.listdir(folder))
+    path = user_path(folder)
+    if is_url(path):  # Keras itself writes to local folders only
+        return False
+    return os.path.isdir(path) and bool(os.listdir(path))
 
 
 def _beginning(original: Any) -> Any:

@@ -4,6 +4,7 @@ Which writer is asked now, and at which step, is known here too.
 """
 
 import contextlib
+import io
 import itertools
 import os
 import socket
@@ -16,14 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._errors import InvalidArgumentError
 from replicax.data._leaves import Array
-from replicax.data._paths import local_path
+from replicax.data._paths import is_url, user_path
 from replicax.data._records._wire import write_field, write_varint
 from replicax.data._records._writer import TFRecordWriter
 
@@ -33,6 +34,7 @@ _FLOAT, _DOUBLE, _STRING = 1, 2, 7  # numbers of TensorFlow's dtypes
 _BUCKETS = 30
 _COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> PNG's type of colour
 _WHITE = 255
+_LARGEST_OBJECT = 16 << 20  # bytes of a file behind a URL, which is sent again with each flush
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,17 @@ class SummaryWriter:
     """
 
     def __init__(
-        self, open_file: Callable[[], TFRecordWriter] | None, queue: int, wait: float
+        self,
+        open_file: Callable[[], TFRecordWriter] | None,
+        queue: int,
+        wait: float,
+        *,
+        is_remote: bool = False,
     ) -> None:
         self._open = open_file
+        self._is_remote = is_remote
+        if is_remote and _before_exit is not None:
+            _before_exit(partial(_close_if_alive, weakref.ref(self)))
         self._queue = queue
         self._wait = wait
         self._records: TFRecordWriter | None = None
@@ -94,7 +104,8 @@ class SummaryWriter:
         try:
             yield self
         finally:
-            self.flush()
+            if not self._is_remote or self._is_late():
+                self.flush()
             state.reset(token)
 
     def set_as_default(self, step: Any = None) -> None:
@@ -131,9 +142,11 @@ class SummaryWriter:
                 weakref.finalize(self, self._records.close)  # at the end of the program, too
             self._records.write(event(time.time(), step, value))
             self._waiting += 1
-            late = time.monotonic() - self._flushed > self._wait
-        if late or self._waiting >= self._queue:
+        if self._is_late() or (self._waiting >= self._queue and not self._is_remote):
             self.flush()
+
+    def _is_late(self) -> bool:
+        return time.monotonic() - self._flushed > self._wait
 
     def flush(self) -> None:
         """Bring what is written so far to the file.
@@ -145,6 +158,9 @@ class SummaryWriter:
             self._waiting, self._flushed = 0, time.monotonic()
             if self._records is not None and not self._is_closed:
                 self._records.flush()
+                if isinstance(self._records, _RemoteRecords) and self._records.is_full:
+                    self._records.close()
+                    self._records = None
 
     def close(self) -> None:
         """Finish the file; nothing can be written after it.
@@ -172,8 +188,10 @@ def create_file_writer(
     The file is made with the first summary, and by the first of several workers only.
 
     Args:
-        logdir: The folder, which is made if it is not there.
-        max_queue: After how many summaries they are brought to the file; 10 if None.
+        logdir: The folder, which is made if it is not there. An object behind a URL is written
+            anew after ``flush_millis``, with `flush` and with `close`, and another one is begun
+            when it has 16 MiB.
+        max_queue: After how many summaries they are brought to a local file; 10 if None.
         flush_millis: After what time they are; two minutes if None.
         filename_suffix: The end of the file's name; ``".v2"`` if None.
         name: Accepted for TensorFlow's sake, as all that follow.
@@ -196,14 +214,57 @@ def create_file_writer(
     suffix = ".v2" if filename_suffix is None else filename_suffix
     queue = _MAX_QUEUE if max_queue is None else max_queue
     wait = (_FLUSH_MILLIS if flush_millis is None else flush_millis) / 1000
-    return SummaryWriter(partial(_open, Path(local_path(logdir)), suffix), queue, wait)
+    folder = user_path(logdir)
+    is_remote = is_url(folder)
+    return SummaryWriter(partial(_open, folder, suffix), queue, wait, is_remote=is_remote)
 
 
-def _open(folder: Path, suffix: str) -> TFRecordWriter:
-    folder.mkdir(parents=True, exist_ok=True)
+class _EventObject(io.BytesIO):
+    """A file behind a URL, of which all is sent whenever it is flushed: objects do not grow."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = path
+        self._sent = -1
+
+    def flush(self) -> None:
+        if not self.closed and self.tell() != self._sent:
+            _storage.put(self._path, self.getvalue())
+            self._sent = self.tell()
+
+    def close(self) -> None:
+        self.flush()
+        super().close()
+
+
+class _RemoteRecords(TFRecordWriter):
+    """Writes an event file behind a URL."""
+
+    def _opened(self, path: str | os.PathLike[str]) -> IO[bytes]:
+        return _EventObject(os.fspath(path))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another file should be begun."""
+        return self._file is not None and self._file.tell() >= _LARGEST_OBJECT
+
+
+def _close_if_alive(writer: "weakref.ref[SummaryWriter]") -> None:
+    alive = writer()
+    if alive is not None:
+        alive.close()
+
+
+# Libraries of object stores need threads, which Python stops before it calls `atexit`.
+_before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
+
+
+def _open(folder: str, suffix: str) -> TFRecordWriter:
+    _storage.make_folders(folder)
     now, host = time.time(), socket.gethostname()
     name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_file_numbers)}{suffix}"
-    records = TFRecordWriter(folder / name)
+    path = os.path.join(folder, name)
+    records = _RemoteRecords(path) if is_url(folder) else TFRecordWriter(path)
     records.write(header(now))
     return records
 

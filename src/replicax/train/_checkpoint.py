@@ -16,7 +16,7 @@ from replicax._jax_private import concrete
 from replicax._threads import new_thread
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.state._declaration import newcomers
 from replicax.state._held import held_array, variable_of
 from replicax.state._variable import Variable
@@ -105,14 +105,14 @@ class Checkpoint:
         """
         _refuse_in_replica("save")
         self.save_counter.assign_add(1)
-        path = f"{local_path(file_prefix)}-{int(self.save_counter.numpy())}"
+        path = f"{user_path(file_prefix)}-{int(self.save_counter.numpy())}"
         return self.write(path, options, block=block)
 
     def write(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
         """Save everything as one commit, under the very name; see `save`."""
         _refuse_in_replica("write")
         self.sync()
-        path = local_path(file_prefix)
+        path = user_path(file_prefix)
         content = self._content()
         group = _group.current()
         ticket = 0 if group is None else group.new_feed()
@@ -161,11 +161,11 @@ class Checkpoint:
         self.sync()
         if save_path is None:
             return LoadStatus(None, lambda: Match({}, [], []))
-        restoring = _Restoring(opened(local_path(save_path)), self)
+        restoring = _Restoring(opened(user_path(save_path)), self)
         match = restoring.settle()
         if match.unused:
             restoring.wait_for_newcomers()
-        return LoadStatus(local_path(save_path), restoring.settle)
+        return LoadStatus(user_path(save_path), restoring.settle)
 
     def contents(self) -> Contents:
         """What is saved, by name."""

@@ -19,18 +19,20 @@ import stat
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
 from replicax._faults import fault_point
 from replicax._lazy import LazyModule
+from replicax.data import _storage
 from replicax.data._errors import DataLossError, NotFoundError
+from replicax.data._paths import is_url, parent
 from replicax.workers._watch import disk
 
 _xxhash: Any = LazyModule("xxhash", extra="checkpoint")
@@ -38,9 +40,13 @@ MANIFEST = "checkpoint.json"
 FORMAT = 3
 # Names of our own: a folder that somebody gives us may have others.
 DATA = re.compile(r"data-[0-9a-f]{16}")
+RUN = secrets.token_hex(8)  # of this process
 BLOCK = 1 << 18
 THREADS = min(8, os.cpu_count() or 1)
 _SHARE = 64 * BLOCK  # of a long file for one thread
+_PAGE = 16 * BLOCK  # of a file behind a URL, for values that are smaller
+_PAGES = 8  # that are kept
+_REQUESTS = 16  # at a time
 _MAX_MANIFEST = 1 << 28
 _ALIGNMENT = 64  # of buffers that JAX takes as they are
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
@@ -188,15 +194,29 @@ def _step(folder: int, name: str, flags: int) -> int:
     return inner
 
 
-def put_manifest(path: str, body: dict[str, Any]) -> None:
-    """Put the manifest of a checkpoint in its place, in one step, for good."""
+def metadata_below(place: str, tree: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """Yield what Orbax says of arrays in its other files: their names, and their contents."""
+    for name in files_below(place):
+        if name.split("/")[0] not in tree or name.endswith(".zarray"):
+            with open(os.path.join(place, name), "rb") as file:
+                yield name, file.read()
+
+
+def manifest_bytes(body: dict[str, Any]) -> bytes:
+    """Return a manifest with its checksum, as it is written."""
     text = json.dumps(body, allow_nan=False)
-    whole = json.dumps({"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text})
+    whole = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
+    return json.dumps(whole).encode()
+
+
+def put_manifest(path: str, body: dict[str, Any]) -> None:
+    """Put the manifest of a local checkpoint in its place, in one step, for good."""
+    whole = manifest_bytes(body)
     final = os.path.join(path, MANIFEST)
     draft = f"{final}-{secrets.token_hex(8)}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
     try:
-        with os.fdopen(fd, "w") as file:
+        with os.fdopen(fd, "wb") as file:
             file.write(whole)
             file.flush()
             os.fsync(fd)
@@ -207,7 +227,7 @@ def put_manifest(path: str, body: dict[str, Any]) -> None:
         with suppress(FileNotFoundError):
             os.unlink(draft)
         raise
-    _newest[_folder_of(path)] = body["time"]
+    note_time(path, body["time"])
     sync_folder(path)
     sync_folder(os.path.dirname(path))
 
@@ -218,11 +238,16 @@ def time_after(path: str) -> int:
     Restarts find the newest checkpoint by its time. A clock that is set back, or is another
     machine's, must not make it an old one.
     """
-    return max(time.time_ns(), _newest.get(_folder_of(path), 0) + 1)
+    return max(time.time_ns(), _newest.get(_directory_of(path), 0) + 1)
 
 
-def _folder_of(path: str) -> str:
-    return os.path.dirname(os.path.realpath(path))
+def note_time(path: str, saved: int) -> None:
+    """Remember the time of a manifest that was put."""
+    _newest[_directory_of(path)] = saved
+
+
+def _directory_of(path: str) -> str:
+    return parent(path) if is_url(path) else os.path.dirname(os.path.realpath(path))
 
 
 _newest: dict[str, int] = {}  # by folder: the latest time of a manifest that was read or put
@@ -230,7 +255,24 @@ _newest: dict[str, int] = {}  # by folder: the latest time of a manifest that wa
 
 def is_stored(path: str) -> bool:
     """Whether there is a checkpoint of ours at ``path``."""
-    return os.path.isfile(os.path.join(path, MANIFEST))
+    return _storage.is_file(os.path.join(path, MANIFEST))
+
+
+def folder_of(path: str) -> str | None:
+    """Return the folder that the checkpoint at ``path`` has its arrays in; None without one.
+
+    Raises:
+        OSError: The store of a URL did not answer: there may be one.
+    """
+    try:
+        folder: str = manifest(path)["folder"]
+    except (NotFoundError, DataLossError):
+        return None
+    except OSError:
+        if is_url(path):
+            raise
+        return None
+    return folder
 
 
 def manifest(path: str) -> dict[str, Any]:
@@ -242,11 +284,12 @@ def manifest(path: str) -> dict[str, Any]:
     """
     name = os.path.join(path, MANIFEST)
     try:
-        with opened_below(path, MANIFEST) as fd:
-            if os.fstat(fd).st_size > _MAX_MANIFEST:
+        with _opened(path, MANIFEST) as file:
+            if file.size > _MAX_MANIFEST:
                 raise DataLossError(f"{name!r} is too long for the manifest of a checkpoint.")
-            with os.fdopen(os.dup(fd), "rb") as file:
-                data = file.read()
+            data = bytearray(file.size)
+            if file.read_into(memoryview(data), 0) < len(data):
+                raise DataLossError(f"{name!r} was changed while it was read.")
     except FileNotFoundError:
         raise NotFoundError(f"There is no checkpoint {path!r}: it has no file {name!r}.") from None
     with refused(name):
@@ -259,7 +302,7 @@ def manifest(path: str) -> dict[str, Any]:
             raise ValueError(f"its format is {body['format']}, this replicax reads {FORMAT}")
         if not DATA.fullmatch(body["folder"]):
             raise ValueError(f"its folder is {body['folder']!r}")
-        where, saved = _folder_of(path), int(body["time"])
+        where, saved = _directory_of(path), int(body["time"])
         _newest[where] = max(saved, _newest.get(where, 0))
         return body | {"sha256": whole["sha256"]}
 
@@ -271,6 +314,77 @@ def refused(name: str) -> Iterator[None]:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataLossError(f"{name!r} is damaged: {error}. Restore an older one.") from None
+
+
+class _LocalFile:
+    """An open file of this machine."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.size = os.fstat(fd).st_size
+
+    def read_into(self, view: memoryview, at: int) -> int:
+        """Fill memory from a place of the file on; return how many bytes there were."""
+        done = 0
+        while done < len(view) and (got := os.preadv(self._fd, [view[done:]], at + done)):
+            done += got
+        return done
+
+
+class _RemoteFile:
+    """A file behind a URL."""
+
+    def __init__(self, path: str) -> None:
+        found = _storage.status(path)
+        if found is None:
+            raise FileNotFoundError(path)
+        if found.is_folder:
+            raise DataLossError(f"{path!r} is not a file.")
+        self._path = path
+        self.size = found.size
+
+    def read_into(self, view: memoryview, at: int) -> int:
+        """Fill memory from a place of the file on; return how many bytes there were."""
+        data = _storage.read_range(self._path, at, at + len(view)) if len(view) else b""
+        view[: len(data)] = data
+        return len(data)
+
+
+@contextmanager
+def _opened(root: str, name: str) -> Iterator[_LocalFile | _RemoteFile]:
+    if is_url(root):
+        yield _RemoteFile(f"{root}/{name}")
+        return
+    with opened_below(root, name) as fd:
+        yield _LocalFile(fd)
+
+
+class _Pages:
+    """The last parts of files that were read, each fetched once for all threads.
+
+    Args:
+        fetch: Reads one; takes the name of a file and the number of the page.
+    """
+
+    def __init__(self, fetch: Callable[[str, int], np.ndarray]) -> None:
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[str, int], Future[np.ndarray]] = {}
+
+    def get(self, name: str, number: int) -> np.ndarray:
+        """Return one page."""
+        with self._lock:
+            found = self._kept.get((name, number))
+            page: Future[np.ndarray] = Future() if found is None else found
+            self._kept[name, number] = page
+            while len(self._kept) > _PAGES:
+                del self._kept[next(iter(self._kept))]
+        if found is None:
+            try:
+                page.set_result(self._fetch(name, number))
+            except BaseException as error:
+                page.set_exception(error)
+        return page.result()
 
 
 class CheckedFiles:
@@ -289,6 +403,8 @@ class CheckedFiles:
         self._root = root
         self._checksum: Callable[[Any], int] = zlib.crc32 if version == 2 else checksum
         self._own = threading.local()
+        self._is_remote = is_url(root)
+        self._pages = _Pages(self._page)
         self._known: dict[str, tuple[int, list[int] | str]] = {}
         for name, (size, sums) in known.items():
             if not _NAME.fullmatch(name):
@@ -309,9 +425,16 @@ class CheckedFiles:
         Raises:
             DataLossError: If one is not; it is named.
         """
-        for name in self._known:
-            with self._opened(name):
-                pass
+        if not self._is_remote:
+            for name in self._known:
+                self._verify(name)
+            return
+        with ThreadPoolExecutor(_REQUESTS) as pool:
+            list(pool.map(self._verify, self._known))
+
+    def _verify(self, name: str) -> None:
+        with self._opened(name):
+            disk.got_on()
 
     def read(self, name: str, at: int, into: np.ndarray) -> None:
         """Read a range of a file, and compare the blocks that it lies in with their checksums.
@@ -334,39 +457,75 @@ class CheckedFiles:
             list(pool.map(partial(self._read, name), cuts, shares))
 
     def _read(self, name: str, at: int, into: np.ndarray) -> None:
-        with self._opened(name) as fd:
+        if self._is_remote:
+            self._read_remote(name, at, into)
+            return
+        with self._opened(name) as file:
             size, sums = self._known[name]
             if isinstance(sums, str):
-                into[:] = self._block(fd, name, 0, size)[at : at + len(into)]
+                into[:] = self._block(file, name, 0, size)[at : at + len(into)]
                 return
             until = at + len(into)
             for number in range(at // BLOCK, -(-until // BLOCK)):
                 begin, end = number * BLOCK, min((number + 1) * BLOCK, size)
                 if at <= begin and end <= until:
-                    self._fill(fd, name, number, into[begin - at : end - at])
+                    self._fill(file, name, number, into[begin - at : end - at])
                     continue
                 low, high = max(at, begin), min(until, end)
-                block = self._block(fd, name, number, end - begin)
+                block = self._block(file, name, number, end - begin)
                 into[low - at : high - at] = block[low - begin : high - begin]
 
-    def _block(self, fd: int, name: str, number: int, size: int) -> np.ndarray:
+    def _read_remote(self, name: str, at: int, into: np.ndarray) -> None:
+        """Read by few requests: a large range by one, small values by the page they lie in."""
+        size, sums = self._known[name]
+        until = at + len(into)
+        if isinstance(sums, str) or (len(into) >= _PAGE and not at % BLOCK):
+            begin, end = 0 if isinstance(sums, str) else at, -(-until // BLOCK) * BLOCK
+            found = self._fetched(name, begin, size if isinstance(sums, str) else min(end, size))
+            into[:] = found[at - begin : until - begin]
+            return
+        for number in range(at // _PAGE, -(-until // _PAGE)):
+            page, begin = self._pages.get(name, number), number * _PAGE
+            low, high = max(at, begin), min(until, begin + len(page))
+            into[low - at : high - at] = page[low - begin : high - begin]
+
+    def _page(self, name: str, number: int) -> np.ndarray:
+        begin = number * _PAGE
+        return self._fetched(name, begin, min(begin + _PAGE, self._known[name][0]))
+
+    def _fetched(self, name: str, begin: int, end: int) -> np.ndarray:
+        """Read a range that begins and ends with blocks, by one request, and check each block."""
+        try:
+            data = _storage.read_range(f"{self._root}/{name}", begin, end) if end > begin else b""
+        except FileNotFoundError:
+            self._refuse(name, "missing")
+        if len(data) != end - begin:
+            self._refuse(name, "cut off")
+        disk.got_on()
+        found = np.frombuffer(data, np.uint8)
+        step = max(len(found), 1) if isinstance(self._known[name][1], str) else BLOCK
+        for place in range(0, len(found), step):
+            view = memoryview(found[place : place + step].data)
+            self._compare(name, (begin + place) // BLOCK, view)
+        return found
+
+    def _block(self, file: _LocalFile, name: str, number: int, size: int) -> np.ndarray:
         """One block, kept until another is asked for: small values that are neighbours share it."""
         last: tuple[str, int, np.ndarray] | None = getattr(self._own, "last", None)
         if last is None or last[:2] != (name, number):
             last = name, number, np.empty(size, np.uint8)
-            self._fill(fd, name, number, last[2])
+            self._fill(file, name, number, last[2])
             self._own.last = last
         return last[2]
 
-    def _fill(self, fd: int, name: str, number: int, into: np.ndarray) -> None:
-        view: Any = memoryview(into.data)
-        done, begin = 0, number * BLOCK
-        while done < len(view):
-            got = os.preadv(fd, [view[done:]], begin + done)
-            if not got:
-                self._refuse(name, "cut off")
-            done += got
+    def _fill(self, file: _LocalFile, name: str, number: int, into: np.ndarray) -> None:
+        view = memoryview(into.data)
+        if file.read_into(view, number * BLOCK) < len(view):
+            self._refuse(name, "cut off")
         disk.got_on()
+        self._compare(name, number, view)
+
+    def _compare(self, name: str, number: int, view: memoryview) -> None:
         sums = self._known[name][1]
         is_right = (
             hashlib.sha256(view).hexdigest() == sums
@@ -377,16 +536,16 @@ class CheckedFiles:
             self._refuse(name, "damaged")
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[int]:
+    def _opened(self, name: str) -> Iterator[Any]:
         try:
-            with opened_below(*self._inside(name)) as fd:
-                if os.fstat(fd).st_size != self._known[name][0]:
+            with _opened(*self._inside(name)) as file:
+                if file.size != self._known[name][0]:
                     self._refuse(name, "damaged: its size is another")
-                yield fd
+                yield file
         except FileNotFoundError:
             self._refuse(name, "missing")
 
-    def _refuse(self, name: str, how: str) -> None:
+    def _refuse(self, name: str, how: str) -> NoReturn:
         path, inner = self._inside(name)
         raise DataLossError(
             f"Checkpoint {path!r} is not whole: its file {inner!r} is {how}. Restore an older one."

@@ -10,13 +10,15 @@ from contextlib import suppress
 from typing import Any
 
 from replicax.data._errors import DataLossError, FailedPreconditionError, NotFoundError
-from replicax.data._paths import local_path
+from replicax.data._paths import absolute, is_url, user_path
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._files import is_locked
+from replicax.train._objects import take_directory
 from replicax.train._options import is_async
 from replicax.train._reader import log, stored_in
 from replicax.workers import _group
+from replicax.workers._watch import disk
 
 _HOUR = 3600 * 10**9
 
@@ -85,7 +87,9 @@ class CheckpointManager:
                 " `step_counter`: the variable that counts the steps."
             )
         self._checkpoint = checkpoint
-        self._directory = local_path(directory)
+        self._directory = user_path(directory)
+        if is_url(self._directory):
+            self._directory = absolute(self._directory)
         self._max_to_keep = max_to_keep
         self._every = keep_checkpoint_every_n_hours
         self._prefix = os.path.join(self._directory, checkpoint_name)
@@ -212,13 +216,23 @@ class CheckpointManager:
             return
         group, failure = _group.current(), ""
         if group is None or group.facts.index == 0:
-            with suppress(OSError):  # who saves will say it, with more words
-                failure = _claimed(self, self._directory)
+            try:
+                failure = self._claimed()
+            except OSError as error:
+                # Of a local folder, who saves will say it with more words.
+                failure = f"{error} Nothing was saved." if is_url(self._directory) else ""
         if group is not None:
             failure = group.agree("the directory of the checkpoints", failure)[0]
         if failure:
             raise FailedPreconditionError(failure)
         self._is_claimed = True
+
+    def _claimed(self) -> str:
+        if not is_url(self._directory):
+            return _claimed(self, self._directory)
+        with disk.at(f"taking over {self._directory!r}"):
+            take_directory(self._directory, f"{self._name}-")
+        return ""
 
     def _common(self) -> list[str]:
         """The checkpoints that the first worker sees: all must restore the same one."""

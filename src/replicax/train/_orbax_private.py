@@ -59,18 +59,19 @@ def chunk(name: str, ndim: int) -> str:
     return f"{name}/{'.'.join('0' * max(ndim, 1))}"
 
 
-def save(directory: str, tree: dict[str, Any], kind: type) -> None:
+def save(directory: str, tree: dict[str, Any], kind: type, *, metadata_only: bool = False) -> None:
     """Write arrays into a new directory, as this process alone.
 
     Args:
         directory: Where to write; its parent is there.
         tree: Arrays by name, each in ``parts`` that are written one after the other.
         kind: Their type.
+        metadata_only: Write all files but those that hold the bytes of the arrays.
 
     Raises:
         ImportError: If Orbax is not installed, or is a version that cannot be used.
     """
-    with _quiet(), _checkpointer(kind) as checkpointer:
+    with _quiet(), _checkpointer(kind, metadata_only=metadata_only) as checkpointer:
         checkpointer.save(directory, tree)
 
 
@@ -80,20 +81,22 @@ def _checked() -> None:
     CONTRACT.require(SAVING)
 
 
-def _checkpointer(kind: type) -> Any:
+def _checkpointer(kind: type, *, metadata_only: bool) -> Any:
     _ocp.Checkpointer  # noqa: B018 - says what to install, if Orbax is missing
     _checked()
     # Each worker writes its own, and Orbax must not wait for the others.
     process = jax.process_index()
     alone = _ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
-    registry = _ocp.type_handlers.create_type_handler_registry((kind, _handler()()))
+    registry = _ocp.type_handlers.create_type_handler_registry((kind, _handler(metadata_only)()))
     handler = _ocp.PyTreeCheckpointHandler(
         use_ocdbt=False, multiprocessing_options=alone, type_handler_registry=registry
     )
     return _ocp.Checkpointer(handler, multiprocessing_options=alone)
 
 
-async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[Any]:
+async def _describe(values: Any, infos: Any) -> list[tuple[Any, str]]:
+    """Write what zarr says of each array; return the arrays with their places."""
+    pairs = []
     for joined, info in zip(values, infos, strict=True):
         await info.await_path_creation()
         place = os.fspath(info.parent_dir / info.name)
@@ -108,6 +111,17 @@ async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[
             dtype=joined.dtype,
             shape=joined.shape,
         )
+        pairs.append((joined, place))
+    return pairs
+
+
+async def _serialize_metadata(_: Any, values: Any, infos: Any, args: Any = None) -> list[Any]:
+    await _describe(values, infos)
+    return []
+
+
+async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[Any]:
+    for joined, place in await _describe(values, infos):
         with open(chunk(place, len(joined.shape)), "xb") as file:
             for part in joined.parts:
                 for at in range(0, len(part), _AT_ONCE):
@@ -117,10 +131,11 @@ async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[
 
 
 @cache
-def _handler() -> Any:
+def _handler(metadata_only: bool) -> Any:  # noqa: FBT001 - of a cached function
     """Return Orbax's handler of NumPy arrays, with our way of writing them."""
     handler = _ocp.type_handlers.NumpyHandler
-    return type(handler.__name__, (handler,), {"serialize": _serialize})
+    serialize = _serialize_metadata if metadata_only else _serialize
+    return type(handler.__name__, (handler,), {"serialize": serialize})
 
 
 @contextlib.contextmanager

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from replicax.data._errors import DataLossError
-from replicax.data._paths import local_path
+from replicax.data import _storage
+from replicax.data._errors import DataLossError, NotFoundError
+from replicax.data._paths import absolute, is_url, user_path
 from replicax.train._files import is_stored
+from replicax.train._objects import names_in
 from replicax.train._stored import Stored, opened
 from replicax.train._tensor_bundle import is_bundle
 
@@ -72,8 +74,9 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
         ...
         replicax.data._errors.NotFoundError: There is no checkpoint '/no/such/folder'...
     """
-    path = local_path(ckpt_dir_or_file)
-    return CheckpointReader((latest_checkpoint(path) if os.path.isdir(path) else None) or path)
+    path = user_path(ckpt_dir_or_file)
+    is_folder = _storage.is_folder(path) or is_url(path)
+    return CheckpointReader((latest_checkpoint(path) if is_folder else None) or path)
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
@@ -102,7 +105,7 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
         >>> rx.train.latest_checkpoint(tempfile.mkdtemp()) is None
         True
     """
-    folder = local_path(checkpoint_dir)
+    folder = user_path(checkpoint_dir)
     newest = max(stored_in(folder), default=None)
     if newest is not None:
         return newest[1]
@@ -143,7 +146,7 @@ def get_checkpoint_state(
     """
     if latest_filename not in (None, _STATE_FILE):
         return None
-    found = sorted(stored_in(local_path(checkpoint_dir)))
+    found = sorted(stored_in(user_path(checkpoint_dir)))
     if not found:
         return None
     paths = [path for _, path in found]
@@ -214,26 +217,40 @@ def load_variable(ckpt_dir_or_file: str, name: str) -> Any:
 
 
 def stored_in(folder: str) -> Iterator[tuple[int, str]]:
-    """The checkpoints of ours that look whole: when each was saved, and its path."""
-    if not os.path.isdir(folder):
-        return
-    for name in sorted(os.listdir(folder)):
-        path = os.path.join(folder, name)
-        if is_stored(path):
-            try:
-                stored = Stored(path)
-                stored.verify()
-            except (DataLossError, OSError) as error:
+    """The checkpoints of ours that look whole: when each was saved, and its path.
+
+    Raises:
+        OSError: A store does not answer, or denies access. A run that took that for "there is no
+            checkpoint" would start again.
+    """
+    if is_url(folder):
+        folder = absolute(folder)
+        paths = [f"{folder}/{name}" for name in names_in(folder)]
+    else:
+        names = sorted(os.listdir(folder)) if os.path.isdir(folder) else []
+        paths = [path for name in names if is_stored(path := os.path.join(folder, name))]
+    for path in paths:
+        try:
+            stored = Stored(path)
+            stored.verify()
+        except (DataLossError, OSError) as error:
+            if not is_url(folder) or isinstance(error, DataLossError):
                 log.warning("%s It is passed over.", error)
-            else:
-                yield stored.time, path
+            elif not isinstance(error, NotFoundError):
+                raise
+        else:
+            yield stored.time, path
 
 
 def _tensorflows_newest(folder: str, note: str) -> str | None:
     try:
-        with open(os.path.join(folder, note), encoding="utf-8") as file:
-            found = _NEWEST.search(file.read(1 << 20))
-    except (OSError, UnicodeDecodeError):
+        with _storage.open_file(os.path.join(folder, note)) as file:
+            found = _NEWEST.search(file.read(1 << 20).decode())
+    except UnicodeDecodeError:
+        return None
+    except OSError as error:
+        if is_url(folder) and not isinstance(error, (FileNotFoundError, IsADirectoryError)):
+            raise
         return None
     if found is None:
         return None

@@ -18,7 +18,7 @@ import numpy as np
 from replicax._errors import TracingError
 from replicax._types import TensorSpec, TypeSpec
 from replicax.data._errors import DataLossError
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.functions._function import Function, function
 from replicax.functions._jaxpr._lift import Lifted, lift
 from replicax.state._cell import Cell
@@ -100,7 +100,7 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
     group = _group.current()
     ticket = 0 if group is None else group.new_feed()
     content = _store.Content([], arrays, {"saved_model": told})
-    _store.write(local_path(export_dir), content, ticket)
+    _store.write(user_path(export_dir), content, ticket)
 
 
 def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
@@ -127,7 +127,7 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
         >>> float(rx.saved_model.load(folder)(4.0))
         8.0
     """
-    stored = Stored(local_path(export_dir))
+    stored = Stored(user_path(export_dir))
     if "saved_model" not in stored.states:
         raise DataLossError(
             f"{export_dir!r} is a checkpoint without functions. Restore it with"
@@ -154,7 +154,7 @@ def contains_saved_model(export_dir: str) -> bool:
         >>> rx.saved_model.contains_saved_model("/no/such/folder")
         False
     """
-    path = local_path(export_dir)
+    path = user_path(export_dir)
     return is_stored(path) and "saved_model" in Stored(path).states
 
 

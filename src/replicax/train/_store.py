@@ -6,6 +6,8 @@ the checksums of every file, and a checksum of itself. Every worker writes what 
 file is put in its place, in one step of the file system: a save that was cut short has left no
 checkpoint, or the one that was there before. There is no pickle; nothing is read that
 ``checkpoint.json`` does not name, and links are not followed.
+
+`Folder` is such a place in a local file system, `replicax.train._objects.Objects` one behind a URL.
 """
 
 from __future__ import annotations
@@ -14,12 +16,8 @@ import hashlib
 import json
 import logging
 import os
-import re
-import secrets
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -30,24 +28,17 @@ import numpy as np
 
 from replicax._faults import fault_point
 from replicax.cluster._checks import WorkerLostError
-from replicax.train import _files, _orbax_private
-from replicax.train._files import (
-    DATA,
-    FORMAT,
-    MANIFEST,
-    CheckedFiles,
-    checksums,
-    manifest,
-    put_manifest,
-)
+from replicax.data import _storage
+from replicax.data._paths import absolute, is_url
+from replicax.train import _files
+from replicax.train._files import FORMAT, RUN, CheckedFiles, folder_of, manifest
+from replicax.train._folder import Folder
 from replicax.train._object_graph import ObjectNode
-from replicax.train._orbax_private import chunk
-from replicax.train._pieces import Packed, Value, packed, saved_arrays, shared_out
+from replicax.train._objects import Objects
+from replicax.train._pieces import Value, packed, saved_arrays, shared_out
 from replicax.workers import _group
 from replicax.workers._watch import disk
 
-_DRAFT = re.compile(re.escape(MANIFEST) + r"-[0-9a-f]{16}")
-_RUN = secrets.token_hex(8)  # of this process
 log = logging.getLogger("replicax")
 
 
@@ -81,18 +72,35 @@ def write(path: str, content: Content, ticket: int) -> None:
         OSError: If it cannot be written; a checkpoint that was there before is as it was.
     """
     team = _Team(path, ticket)
-    folder = ""
+    folder, at = "", place_of(path)
     with ExitStack() as stack:
         try:
             path, folder = team.each(lambda: _begin(path, stack) if team.is_first else None)[0]
-            _write(team, path, folder, content)
+            at = place_of(path)
+            _write(team, at, folder, content)
         except BaseException:
-            if team.is_first and folder and _folder(path) != folder:
-                _discard(path, folder)
+            if team.is_first and folder and folder_of(path) != folder:
+                at.discard(folder)
             raise
     if team.is_first:
         with disk.at(f"tidying {path!r} up"):
-            _sweep(path)
+            at.sweep()
+
+
+def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
+    path = absolute(path)
+    return path, place_of(path).begin(stack)
+
+
+def remove(path: str) -> None:
+    """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
+    with disk.at(f"removing the old checkpoint {path!r}"):
+        place_of(path).remove()
+
+
+def place_of(path: str) -> Folder | Objects:
+    """Return the place of a checkpoint, whatever file system it is in."""
+    return Objects(path) if is_url(path) else Folder(path)
 
 
 class _Team:
@@ -143,32 +151,11 @@ class _Team:
         return "This process" if self._group is None else self._group.describe(index)
 
 
-def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
-    """Make the folder for a new checkpoint, which is locked until that is whole."""
-    path = os.path.abspath(path)
-    folder = f"data-{secrets.token_hex(8)}"
-    place = os.path.join(path, folder)
-    try:
-        os.makedirs(place)
-        stack.enter_context(_files.locked(place))
-        fault_point("commit-begin")
-    except BaseException:
-        _discard(path, folder)
-        raise
-    return path, folder
-
-
-def _discard(path: str, folder: str) -> None:
-    """Remove what a save that failed has written."""
-    shutil.rmtree(os.path.join(path, folder), ignore_errors=True)
-    with suppress(OSError):  # if there is something else in it
-        os.rmdir(path)
-
-
-def _write(team: _Team, path: str, folder: str, content: Content) -> None:
+def _write(team: _Team, at: Folder | Objects, folder: str, content: Content) -> None:
+    path = at.path
     place = os.path.join(path, folder)
     values, entries = _described(content.arrays)
-    sees = team.each(lambda: os.path.isdir(place))
+    sees = team.each(lambda: at.sees(folder))
     tasks, lost = shared_out(values, [index for index, can in enumerate(sees) if can])
     if lost:
         raise OSError(
@@ -185,7 +172,9 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
 
     def write_own() -> str | None:
         if packs:
-            own.update(_write_own(place, f"arrays-{team.index}", *packs))
+            tree, rows = packs
+            files = at.save_arrays(folder, f"arrays-{team.index}", tree) if tree else {}
+            own.update({"pieces": rows, "files": files})
             fault_point("commit-write")
         return _noted(place, team.index, own) if own and not team.is_first else None
 
@@ -194,7 +183,7 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
     def commit() -> None:
         _tell_replaced(path)
         others = [_taken(place, index, digest) for index, digest in enumerate(told) if digest]
-        put_manifest(path, _body(place, [own, *others], entries, content))
+        at.put_manifest(_body(place, [own, *others], entries, content))
 
     team.each(lambda: commit() if team.is_first else None)
 
@@ -202,7 +191,7 @@ def _write(team: _Team, path: str, folder: str, content: Content) -> None:
 def _tell_replaced(path: str) -> None:
     """Name the checkpoint of another run whose place is taken."""
     with suppress(OSError):
-        if (old := manifest(path)).get("run") != _RUN:
+        if (old := manifest(path)).get("run") != RUN:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(old["time"] / 1e9))
             log.warning("Checkpoint %r, which another run saved at %s, is replaced.", path, when)
 
@@ -222,44 +211,20 @@ def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, d
     return values, entries
 
 
-def _write_own(
-    place: str, folder: str, tree: dict[str, Packed], rows: list[tuple[str, list[Any]]]
-) -> dict[str, Any]:
-    """Write what this worker has to; returns what the manifest says of it."""
-    files: dict[str, Any] = {}
-    if tree:
-        inner = os.path.join(place, folder)
-        _orbax_private.save(inner, tree, Packed)
-        with ThreadPoolExecutor(_files.THREADS) as pool:  # while the disk has its own to do
-            sums = {name: pool.submit(checksums, *joined.parts) for name, joined in tree.items()}
-            _files.settle(inner)
-        for name in _files.files_below(inner):
-            if name.split("/")[0] not in tree or name.endswith(".zarray"):  # what Orbax says of it
-                with open(os.path.join(inner, name), "rb") as file:
-                    data = file.read()
-                files[f"{folder}/{name}"] = [len(data), checksums(data)]
-        for name, joined in tree.items():
-            where = chunk(f"{folder}/{name}", len(joined.shape))
-            files[where] = [sum(part.nbytes for part in joined.parts), sums[name].result()]
-    return {"pieces": rows, "files": files}
-
-
 def _noted(place: str, index: int, own: dict[str, Any]) -> str:
     """Leave what a worker has written for the first one to read; returns its checksum."""
-    text = json.dumps(own)
-    with open(os.path.join(place, f"index-{index}"), "x") as file:
-        file.write(text)
-    return hashlib.sha256(text.encode()).hexdigest()
+    data = json.dumps(own).encode()
+    _storage.put(f"{place}/index-{index}", data)
+    return hashlib.sha256(data).hexdigest()
 
 
 def _taken(place: str, index: int, digest: str) -> dict[str, Any]:
-    name = os.path.join(place, f"index-{index}")
-    with open(name, "rb") as file:
-        text = file.read()
-    if hashlib.sha256(text).hexdigest() != digest:
+    name = f"{place}/index-{index}"
+    data = _storage.read_bytes(name)
+    if hashlib.sha256(data).hexdigest() != digest:
         raise OSError(f"{name!r} is not as worker {index} wrote it")
-    os.unlink(name)
-    own: dict[str, Any] = json.loads(text)
+    _storage.remove(name)
+    own: dict[str, Any] = json.loads(data)
     return own
 
 
@@ -273,7 +238,7 @@ def _body(
     body: dict[str, Any] = {
         "format": FORMAT,
         "time": _files.time_after(os.path.dirname(place)),
-        "run": _RUN,
+        "run": RUN,
         "folder": os.path.basename(place),
         "arrays": entries,
         "files": {name: sums for own in written for name, sums in own["files"].items()},
@@ -291,35 +256,3 @@ def _body(
         except ValueError as error:
             raise OSError(f"the workers save different objects: of {key!r}, {error}") from None
     return body
-
-
-def _sweep(path: str) -> None:
-    """Remove what earlier saves to the same place have left: names of our own, not in use."""
-    for name in os.listdir(path):
-        if DATA.fullmatch(name):
-            with _files.locked(os.path.join(path, name)) as is_ours:
-                # Whoever has written it has said so before he unlocked it.
-                if is_ours and name != _folder(path):
-                    shutil.rmtree(os.path.join(path, name), ignore_errors=True)
-        elif _DRAFT.fullmatch(name):
-            with suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, name))
-
-
-def remove(path: str) -> None:
-    """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
-    with disk.at(f"removing the old checkpoint {path!r}"):
-        with suppress(FileNotFoundError):  # somebody has removed it already
-            os.unlink(os.path.join(path, MANIFEST))
-            fault_point("prune")
-            _sweep(path)
-        with suppress(OSError):  # somebody else's files may be in it
-            os.rmdir(path)
-
-
-def _folder(path: str) -> str | None:
-    """The folder that the checkpoint at ``path`` has its arrays in."""
-    with suppress(OSError):
-        folder: str = manifest(path)["folder"]
-        return folder
-    return None

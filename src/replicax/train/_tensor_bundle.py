@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._errors import DataLossError, NotFoundError
 from replicax.data._records._wire import checksum, fields, masked, varint
 from replicax.train._object_graph import ObjectNode, TensorFlowNames
@@ -53,7 +53,7 @@ _DTYPES: dict[int, Any] = {
 
 def is_bundle(prefix: str) -> bool:
     """Whether ``prefix`` names a checkpoint that TensorFlow wrote."""
-    return os.path.isfile(f"{prefix}.index")
+    return _storage.is_file(f"{prefix}.index")
 
 
 @dataclass(frozen=True)
@@ -94,8 +94,7 @@ class TensorBundle:
         self._prefix = prefix
         index = f"{prefix}.index"
         try:
-            with open(index, "rb") as file:
-                table = file.read()
+            table = _storage.read_bytes(index)
         except FileNotFoundError:
             raise NotFoundError(
                 f"There is no checkpoint {prefix!r}: it would have a file {index!r}."
@@ -188,9 +187,9 @@ class TensorBundle:
     def _bytes(self, entry: Entry) -> bytes:
         path = f"{self._prefix}.data-{entry.shard:05d}-of-{self._num_shards:05d}"
         try:
-            with open(path, "rb") as file:
+            with _storage.open_file(path) as file:
                 file.seek(entry.offset)
-                data = file.read(entry.size)
+                data: bytes = file.read(entry.size)
         except FileNotFoundError:
             raise DataLossError(
                 f"Checkpoint {self._prefix!r} lacks its file {path!r}; copy it next to the index."

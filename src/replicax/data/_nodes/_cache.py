@@ -21,12 +21,14 @@ from typing import IO, Any, Self, final
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._blocks import Block, ColumnBlock, PlaceBlock, RowBlock, join
 from replicax.data._errors import DataLossError
 from replicax.data._leaves import Array
 from replicax.data._node import Node, PassingNode, Stream, walk
 from replicax.data._nodes._source import ArraySource, SourceStream
 from replicax.data._nodes._window import BlocksStream, Copies, copied
+from replicax.data._paths import is_url, parent
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
 
@@ -50,14 +52,19 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
     def __init__(self, path: str, part: str | None = None) -> None:
         self._path = path
         self._told = part
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+        _storage.make_folders(parent(path))
         self._part = f"{path}.{secrets.token_hex(8)}.part"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        self.file: IO[bytes] = os.fdopen(os.open(self._part, flags, 0o666), "wb")
+        self.file: IO[bytes] = self._opened()
         self.file.write(_MAGIC)
         self._checksum = zlib.crc32(_MAGIC)
         self._has_structure = False
+
+    def _opened(self) -> IO[bytes]:
+        if is_url(self._part):
+            return _storage.open_file(self._part, "wb")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        return os.fdopen(os.open(self._part, flags, 0o666), "wb")
 
     def add(self, block: Block) -> None:
         """Add one block; elements that differ in shape become blocks of one."""
@@ -74,16 +81,15 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
         if not self._has_structure:
             self._write_structure(None)
         self._write_frame(b"")
-        self.file.flush()
-        os.fsync(self.file.fileno())
+        if not is_url(self._part):
+            self.file.flush()
+            os.fsync(self.file.fileno())
         self.file.close()
-        os.replace(self._part, self._path)
+        _storage.replace(self._part, self._path)
 
     def abandon(self) -> None:
         """Throw the file away."""
-        self.file.close()
-        if os.path.lexists(self._part):
-            os.remove(self._part)
+        _storage.discard(self.file, self._part)
 
     def _write_structure(self, stored: Any) -> None:
         self._has_structure = True
@@ -100,7 +106,7 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
 def read_blocks(path: str, node: Node) -> Iterator[Block]:
     """The blocks of a file; ``node`` is what was kept."""
-    with open(path, "rb") as file:
+    with _storage.open_file(path) as file:
         frames = _frames(file, path)
         first = next(frames)
         try:
@@ -142,7 +148,8 @@ def _require_part(path: str, kept: str, wanted: str) -> None:
 
 def _frames(file: IO[bytes], path: str) -> Iterator[bytes]:
     """The contents of all frames, each checked before it is given."""
-    end = os.fstat(file.fileno()).st_size
+    end = file.seek(0, os.SEEK_END)
+    file.seek(0)
     if file.read(len(_MAGIC)) != _MAGIC:
         raise DataLossError(
             f"{path!r} is not a cache file of this version of replicax. Delete it, or choose"
@@ -295,7 +302,7 @@ class CacheNode(PassingNode):
     def open(self, run: Run) -> Stream:
         """Start a pass over the cache, or over the input."""
         if self.filename:
-            if os.path.exists(self.filename):
+            if self._is_filled():
                 return FileStream(self.filename, self.input)
             return _Filling(self.input.open(run.fixed()), _ToFile(self.filename, self.input))
         blocks = self.memory.blocks
@@ -306,7 +313,7 @@ class CacheNode(PassingNode):
         return Copies(BlocksStream(blocks))
 
     def _is_filled(self) -> bool:
-        return os.path.exists(self.filename) if self.filename else self.memory.blocks is not None
+        return _storage.exists(self.filename) if self.filename else self.memory.blocks is not None
 
 
 class _ToMemory:

@@ -7,6 +7,7 @@ from typing import IO, Any, NoReturn, Self
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._errors import (
     FailedPreconditionError,
     InvalidArgumentError,
@@ -15,7 +16,7 @@ from replicax.data._errors import (
     StructureError,
 )
 from replicax.data._leaves import Array, to_array
-from replicax.data._paths import local_path
+from replicax.data._paths import is_url, parent, user_path
 
 Path = str | bytes | os.PathLike[Any]
 
@@ -42,8 +43,7 @@ def read_file(filename: Any, name: str | None = None) -> bytes:
     del name
     path = _one(filename, "read_file")
     try:
-        with open(path, "rb") as file:
-            return file.read()
+        return _storage.read_bytes(path)
     except OSError as error:
         explain(error, path)
 
@@ -70,8 +70,8 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
             " for example with `rx.io.serialize_tensor(array)`."
         )
     try:
-        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        with open(path, "wb") as file:
+        _storage.make_folders(parent(path))
+        with _storage.open_file(path, "wb") as file:
             file.write(data.encode() if isinstance(data, str) else data)
     except OSError as error:
         explain(error, path)
@@ -93,10 +93,14 @@ def matching_files(pattern: Any, name: str | None = None) -> Array:
     """
     del name
     patterns = to_array(pattern).reshape(-1).tolist()
-    found = sorted(os.fsencode(path) for p in patterns for path in globbing.glob(local_path(p)))
+    found = sorted(os.fsencode(path) for p in patterns for path in _matching(user_path(p)))
     result = np.empty(len(found), object)
     result[:] = found
     return result
+
+
+def _matching(pattern: str) -> list[str]:
+    return _storage.glob(pattern) if is_url(pattern) else globbing.glob(pattern)
 
 
 class GFile:
@@ -202,7 +206,10 @@ class GFile:
         Returns:
             Its bytes.
         """
-        return int(on_paths(os.path.getsize, self.name))
+        found = on_paths(_storage.status, self.name)
+        if found is None:
+            raise NotFoundError(f"There is no file {self.name!r}.")
+        return int(found.size)
 
     def flush(self) -> None:
         """Bring what was written to the file."""
@@ -250,7 +257,7 @@ class GFile:
         if self._file is None:
             encoding = None if "b" in self.mode else "utf-8"
             try:
-                self._file = open(local_path(self.name), self.mode, encoding=encoding)  # noqa: SIM115
+                self._file = _storage.open_file(user_path(self.name), self.mode, encoding)
             except OSError as error:
                 explain(error, self.name)
         return self._file
@@ -264,20 +271,20 @@ def _one(filename: Any, verb: str) -> str:
             f"{verb}() takes the name of one file, got {filename!r:.60}. Call it for each, for"
             " example in `Dataset.map`."
         )
-    return local_path(filename)
+    return user_path(filename)
 
 
 def on_paths(function: Callable[..., Any], *paths: Path) -> Any:
     """What a function of names gives; errors have TensorFlow's names."""
     try:
-        return function(*map(local_path, paths))
+        return function(*map(user_path, paths))
     except OSError as error:
         explain(error, os.fsdecode(paths[0]))
 
 
 def explain(error: OSError, path: str) -> NoReturn:
     """The same with TensorFlow's name, if it has one for it."""
-    text = f"{path!r}: {error.strerror} (the current folder is {os.getcwd()!r})."
+    text = f"{path!r}: {error.strerror or error}{_storage.here(path)}."
     if isinstance(error, FileNotFoundError):
         raise NotFoundError(text) from None
     if isinstance(error, (IsADirectoryError, NotADirectoryError, FileExistsError)):

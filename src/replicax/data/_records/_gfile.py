@@ -1,14 +1,15 @@
-"""Files and folders of this machine, with the verbs of tf.io.gfile."""
+"""Files and folders, local or behind URLs, with the verbs of tf.io.gfile."""
 
 import glob as globbing
+import importlib.util
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from replicax.data._errors import AlreadyExistsError
-from replicax.data._paths import local_path
+from replicax.data import _storage
+from replicax.data._errors import AlreadyExistsError, NotFoundError
+from replicax.data._paths import is_url, user_path
 from replicax.data._records._file import Path, on_paths
 
 _ESCAPED = re.compile(r"\\(.)" if os.sep == "/" else r"(?!)")  # elsewhere it separates folders
@@ -50,7 +51,7 @@ def copy(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001
         b'x'
     """
     _check_free(src, dst, overwrite=overwrite)
-    on_paths(shutil.copyfile, src, dst)
+    on_paths(_storage.copy, src, dst)
 
 
 def exists(path: Path) -> bool:
@@ -66,20 +67,22 @@ def exists(path: Path) -> bool:
         >>> rx.io.gfile.exists("/no/such/file")
         False
     """
-    return os.path.exists(local_path(path))
+    return _storage.exists(user_path(path))
 
 
 def get_registered_schemes() -> list[str]:
-    """The beginnings of names that are understood: those of this machine's files.
+    """Return the schemes of paths that can be opened: local files, and what is installed.
 
     Returns:
-        A list.
+        The schemes, of which the empty one stands for local files. Other file systems of fsspec
+        work too, and are not listed.
 
     Example:
-        >>> rx.io.gfile.get_registered_schemes()
-        ['']
+        >>> "" in rx.io.gfile.get_registered_schemes()
+        True
     """
-    return [""]
+    packages = {"gs": "gcsfs", "memory": "fsspec", "s3": "s3fs"}
+    return ["", *(s for s, package in packages.items() if importlib.util.find_spec(package))]
 
 
 def matching(pattern: str) -> list[str]:
@@ -88,8 +91,10 @@ def matching(pattern: str) -> list[str]:
     Unlike a shell's, wildcards stand for a leading dot too; ``[^a]`` is ``[!a]``, and ``\\*`` is a
     star.
     """
-    meant = _ESCAPED.sub(lambda found: globbing.escape(found[1]), pattern)
-    return sorted(globbing.glob(meant.replace("[^", "[!"), include_hidden=True))
+    meant = _ESCAPED.sub(lambda found: globbing.escape(found[1]), pattern).replace("[^", "[!")
+    if is_url(meant):
+        return _storage.glob(meant)
+    return sorted(globbing.glob(meant, include_hidden=True))
 
 
 def glob(pattern: Path | Sequence[Path]) -> list[str]:
@@ -106,7 +111,7 @@ def glob(pattern: Path | Sequence[Path]) -> list[str]:
         []
     """
     patterns = [pattern] if isinstance(pattern, (str, bytes, os.PathLike)) else pattern
-    return [path for p in patterns for path in matching(local_path(p))]
+    return [path for p in patterns for path in matching(user_path(p))]
 
 
 def isdir(path: Path) -> bool:
@@ -123,7 +128,7 @@ def isdir(path: Path) -> bool:
         >>> rx.io.gfile.isdir(tempfile.mkdtemp())
         True
     """
-    return os.path.isdir(local_path(path))
+    return _storage.is_folder(user_path(path))
 
 
 def join(path: Any, *paths: Any) -> Any:
@@ -157,7 +162,7 @@ def listdir(path: Path) -> list[str]:
         >>> rx.io.gfile.listdir(tempfile.mkdtemp())
         []
     """
-    return [os.fsdecode(name) for name in on_paths(os.listdir, path)]
+    return list(on_paths(_storage.entries, path))
 
 
 def makedirs(path: Path) -> None:
@@ -170,7 +175,7 @@ def makedirs(path: Path) -> None:
         >>> import os, tempfile
         >>> rx.io.gfile.makedirs(os.path.join(tempfile.mkdtemp(), "a", "b"))
     """
-    on_paths(lambda p: os.makedirs(p, exist_ok=True), path)
+    on_paths(_storage.make_folders, path)
 
 
 def mkdir(path: Path) -> None:
@@ -183,8 +188,8 @@ def mkdir(path: Path) -> None:
         >>> import os, tempfile
         >>> rx.io.gfile.mkdir(os.path.join(tempfile.mkdtemp(), "a"))
     """
-    if not os.path.isdir(local_path(path)):
-        on_paths(os.mkdir, path)
+    if not isdir(path):
+        on_paths(_storage.make_folder, path)
 
 
 def remove(path: Path) -> None:
@@ -199,7 +204,7 @@ def remove(path: Path) -> None:
         >>> rx.io.write_file(path, "x")
         >>> rx.io.gfile.remove(path)
     """
-    on_paths(os.remove, path)
+    on_paths(_storage.remove, path)
 
 
 def rename(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001, FBT002
@@ -217,7 +222,7 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT0
         >>> rx.io.gfile.rename(path, path + "2")
     """
     _check_free(src, dst, overwrite=overwrite)
-    on_paths(os.replace, src, dst)
+    on_paths(_storage.replace, src, dst)
 
 
 def rmtree(path: Path) -> None:
@@ -230,7 +235,7 @@ def rmtree(path: Path) -> None:
         >>> import tempfile
         >>> rx.io.gfile.rmtree(tempfile.mkdtemp())
     """
-    on_paths(shutil.rmtree if os.path.isdir(local_path(path)) else os.remove, path)
+    on_paths(_storage.remove_tree if isdir(path) else _storage.remove, path)
 
 
 def stat(path: Path) -> FileStatistics:
@@ -249,8 +254,11 @@ def stat(path: Path) -> FileStatistics:
         >>> rx.io.gfile.stat(path).length
         4
     """
-    found = on_paths(os.stat, path)
-    return FileStatistics(found.st_size, found.st_mtime_ns, os.path.isdir(local_path(path)))
+    found = on_paths(_storage.status, path)
+    if found is None:
+        text = os.fsdecode(path)
+        raise NotFoundError(f"{text!r}: No such file or directory{_storage.here(text)}.")
+    return FileStatistics(found.size, on_paths(_storage.modified, path), found.is_folder)
 
 
 def walk(
@@ -273,11 +281,11 @@ def walk(
         >>> [(folders, files) for _, folders, files in rx.io.gfile.walk(tempfile.mkdtemp())]
         [([], [])]
     """
-    yield from os.walk(local_path(top), topdown, onerror)
+    yield from _storage.walk(user_path(top), topdown=topdown, onerror=onerror)
 
 
 def _check_free(src: Path, dst: Path, *, overwrite: bool) -> None:
-    if not overwrite and os.path.exists(local_path(src)) and os.path.exists(local_path(dst)):
+    if not overwrite and exists(src) and exists(dst):
         raise AlreadyExistsError(
             f"{os.fsdecode(dst)!r} exists already. Pass overwrite=True to replace it."
         )

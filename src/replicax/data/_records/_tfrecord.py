@@ -15,8 +15,10 @@ from typing import Any, final
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._errors import DataLossError, InvalidArgumentError
 from replicax.data._leaves import Array
+from replicax.data._paths import is_url
 from replicax.data._records._wire import checksums, masked
 
 _CHUNK = 1 << 20
@@ -37,7 +39,7 @@ def to_compression(value: Any, verb: str) -> str:
 
 def chunks(path: str, compression: str) -> Iterator[bytes]:
     """The content of a file, piece by piece."""
-    with open(path, "rb", buffering=0) as file:
+    with _storage.open_file(path) if is_url(path) else open(path, "rb", buffering=0) as file:
         raw = iter(lambda: file.read(_CHUNK), b"")
         yield from _decompressed(raw, path, compression) if compression else raw
 

@@ -7,8 +7,9 @@ from typing import IO, Any, Self
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._errors import InvalidArgumentError
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.data._records._tfrecord import to_compression
 from replicax.data._records._wire import checksums, masked
 
@@ -62,7 +63,8 @@ class TFRecordWriter:
     """Writes records of bytes to a TFRecord file; a context manager.
 
     Args:
-        path: The file, which is replaced if it exists.
+        path: The file, which is replaced if it exists. Behind a URL of an object store it appears
+            when the writer is closed.
         options: `TFRecordOptions`, or the name of a compression type.
 
     Example:
@@ -80,7 +82,7 @@ class TFRecordWriter:
     ) -> None:
         if not isinstance(options, TFRecordOptions):
             options = TFRecordOptions(options)
-        self._file: IO[bytes] | None = open(local_path(path), "wb")  # noqa: SIM115 - closed by close()
+        self._file: IO[bytes] | None = self._opened(path)
         self._compressor: Any = None
         if options.compression_type:
             window = 31 if options.compression_type == "GZIP" else 15
@@ -157,6 +159,9 @@ class TFRecordWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _opened(self, path: str | os.PathLike[str]) -> IO[bytes]:
+        return _storage.open_file(user_path(path), "wb")
 
     def _write_waiting(self) -> None:
         if self._file is None or not self._waiting:

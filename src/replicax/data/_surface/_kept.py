@@ -14,7 +14,7 @@ from replicax.data._node import INFINITE_CARDINALITY, Root
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._promised import PromisedNode
 from replicax.data._nodes._snapshot import SnapshotNode, files_of
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.data._saved import check_compression, save_elements, saved_parts
 from replicax.data._seeds import Seeds
 
@@ -60,7 +60,7 @@ class Kept(Root[T_co]):
             3
         """
         del name
-        return self._wrap(CacheNode(self.node, local_path(filename)))
+        return self._wrap(CacheNode(self.node, user_path(filename)))
 
     def save(
         self,
@@ -90,7 +90,7 @@ class Kept(Root[T_co]):
         if checkpoint_args is not None:
             _check_checkpoint_args(checkpoint_args)
         shard = None if shard_func is None else ElementFunction(shard_func, "save").call
-        save_elements(self.node, local_path(path), shard)
+        save_elements(self.node, user_path(path), shard)
 
     def snapshot(
         self,
@@ -144,9 +144,9 @@ class Kept(Root[T_co]):
             reader = ElementFunction(reader_func or _in_turn, "snapshot")
             key, seeds = int(fingerprint_of(self.node)), Seeds(None)
             return self._wrap(
-                SnapshotNode(self.node, local_path(path), shard, reader, seeds, self._wrap, key)
+                SnapshotNode(self.node, user_path(path), shard, reader, seeds, self._wrap, key)
             )
-        file = os.path.join(local_path(path), f"{int(fingerprint_of(self.node)):016x}")
+        file = os.path.join(user_path(path), f"{int(fingerprint_of(self.node)):016x}")
         return self._wrap(CacheNode(self.node, file))
 
     def fingerprint(self) -> np.uint64:
@@ -205,7 +205,7 @@ class Kept(Root[T_co]):
                 "load(wait=True) is not supported: what was saved is there when `save` returns."
                 " Call it then."
             )
-        parts = saved_parts(local_path(path), element_spec)
+        parts = saved_parts(user_path(path), element_spec)
         if len(parts) == 1 and reader_func is None:
             return cls._wrap(parts[0])
         files = cls._wrap(files_of(parts, cls._wrap))

@@ -10,6 +10,7 @@ from numpy.typing import DTypeLike
 
 from replicax._basics import T_co
 from replicax._types import TensorSpec, TypeSpec
+from replicax.data import _storage
 from replicax.data._errors import ArgumentTypeError, InvalidArgumentError, StructureError
 from replicax.data._leaves import own
 from replicax.data._node import Root, node_of, to_int
@@ -22,7 +23,7 @@ from replicax.data._nodes._choose import (
 from replicax.data._nodes._combine import ZipNode, require_known_alike
 from replicax.data._nodes._shuffle import ShuffleNode
 from replicax.data._nodes._source import GeneratorNode, RangeNode, SlicesNode, TensorsNode
-from replicax.data._paths import local_path
+from replicax.data._paths import user_path
 from replicax.data._records._gfile import matching
 from replicax.data._seeds import Seeds
 from replicax.data._structure import flatten, parts_like
@@ -226,11 +227,11 @@ class Sources(Root[T_co]):
         del name
         is_single = isinstance(file_pattern, (str, bytes, os.PathLike))
         given: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
-        patterns = [local_path(pattern) for pattern in given]
+        patterns = [user_path(pattern) for pattern in given]
         names = sorted(path for pattern in patterns for path in matching(pattern))
         if not names:
             raise InvalidArgumentError(
-                f"No files match {patterns} (the current folder is {os.getcwd()!r})."
+                f"No files match {patterns}{_storage.here(''.join(patterns[:1]))}."
             )
         node = SlicesNode.of(names)
         if shuffle is False:

@@ -1,0 +1,281 @@
+"""A checkpoint behind a URL, in a store that has neither renaming nor locks.
+
+An object appears when all of it has arrived, and that is the one step there is. So the objects of a
+save have a random folder, as in a local file system, and the manifest, put last, makes them a
+checkpoint. Nothing is decided by a listing, which may be late:
+
+* ``claim.json`` in the checkpoint names the folder of the save that has begun last, and those of
+  earlier saves that are still to be removed. A save whose claim was replaced does not commit.
+* ``checkpoint-index.json`` beside the checkpoints names all that were begun, and the run that owns
+  the directory. A reader looks at the manifest of each name, and believes only that.
+"""
+
+import json
+import os
+import secrets
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from replicax._faults import fault_point
+from replicax.data import _storage
+from replicax.data._errors import FailedPreconditionError, InvalidArgumentError, UnimplementedError
+from replicax.data._paths import parent
+from replicax.train import _files, _orbax_private
+from replicax.train._files import DATA, MANIFEST, RUN, checksums, folder_of, is_stored
+from replicax.train._orbax_private import chunk
+from replicax.train._pieces import Packed
+from replicax.workers._watch import disk
+
+CLAIM = "claim.json"
+INDEX = "checkpoint-index.json"
+_AT_ONCE = 8 << 20  # bytes between two signs of progress
+_AT_A_TIME = 16  # requests
+_owned: set[str] = set()  # the directories that this process has taken
+_lock = threading.RLock()
+
+
+class Objects:
+    """A checkpoint at a URL.
+
+    Args:
+        path: The URL.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._is_sent = False
+
+    def begin(self, stack: ExitStack) -> str:
+        """Claim the checkpoint for a new save."""
+        del stack  # nothing is locked
+        self._check_path()
+        folder = f"data-{secrets.token_hex(8)}"
+        old = self._claim()
+        left = {*old.get("left", ()), old.get("folder"), folder_of(self.path)} - {None}
+        self._index(is_begun=True)
+        self._put_claim(folder, sorted(left))
+        try:
+            fault_point("commit-begin")
+        except BaseException:
+            self.discard(folder)
+            raise
+        return folder
+
+    def discard(self, folder: str) -> None:
+        """Remove what a save that failed has written, unless it may have been committed."""
+        if self._is_sent:  # a request without an answer may still be carried out
+            return
+        with suppress(Exception):  # the error of the save is the one to tell
+            self._remove_folder(folder)
+            if self._claim().get("folder") == folder and folder_of(self.path) is None:
+                self._remove_object(CLAIM)
+                self._index(is_begun=False)
+
+    def sees(self, folder: str) -> bool:
+        """Whether this worker sees what the first one has begun."""
+        return bool(self._claim().get("folder") == folder)
+
+    def save_arrays(self, folder: str, name: str, tree: dict[str, Packed]) -> dict[str, Any]:
+        """Write arrays under a new name; return size and checksums of the objects, by name.
+
+        They are the files that Orbax writes into a local folder, so that a checkpoint may be
+        copied from one to the other.
+        """
+        place, files = f"{self.path}/{folder}", {}
+        with tempfile.TemporaryDirectory(prefix="replicax-") as local:
+            inner = os.path.join(local, name)
+            _orbax_private.save(inner, tree, Packed, metadata_only=True)
+            small = dict(_files.metadata_below(inner, tree))
+        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+            jobs = [pool.submit(_put, f"{place}/{name}/{x}", small[x]) for x in small]
+            for array, joined in tree.items():
+                where = chunk(f"{name}/{array}", len(joined.shape))
+                jobs.append(pool.submit(_upload, f"{place}/{where}", joined))
+                sums = checksums(*joined.parts)
+                files[where] = [sum(part.nbytes for part in joined.parts), sums]
+            for job in jobs:
+                job.result()
+        return files | {f"{name}/{x}": [len(d), checksums(d)] for x, d in small.items()}
+
+    def put_manifest(self, body: dict[str, Any]) -> None:
+        """Put the manifest, which makes the save a checkpoint.
+
+        Raises:
+            FailedPreconditionError: Another process has begun to save the same checkpoint.
+        """
+        self._check_claim(body["folder"], "Nothing was committed.")
+        fault_point("commit-manifest")
+        self._is_sent = True
+        _storage.put(f"{self.path}/{MANIFEST}", _files.manifest_bytes(body))
+        fault_point("committed")
+        _files.note_time(self.path, body["time"])
+        self._check_claim(body["folder"], "Both may have committed; one of them is kept.")
+
+    def sweep(self) -> None:
+        """Remove what earlier saves of the same checkpoint have left."""
+        claim, folder = self._claim(), folder_of(self.path)
+        if folder is None or claim.get("folder") != folder or not claim.get("left"):
+            return  # somebody else is saving, and will do it
+        for name in claim["left"]:
+            if name != folder:
+                self._remove_folder(name)
+        self._put_claim(folder, [])
+
+    def remove(self) -> None:
+        """Remove the checkpoint: its manifest first, so that it never looks whole when it is not.
+
+        Its name stays in the index until all is gone, for the next run to continue.
+        """
+        directory, claim = parent(self.path), self._claim()
+        _check_owner(directory, _read_index(directory))
+        folders = {*claim.get("left", ()), claim.get("folder"), folder_of(self.path)} - {None}
+        self._remove_object(MANIFEST)
+        fault_point("prune")
+        for folder in folders:
+            self._remove_folder(folder)
+        self._remove_object(CLAIM)
+        self._index(is_begun=False)
+
+    def _index(self, *, is_begun: bool) -> None:
+        directory, name = parent(self.path), os.path.basename(self.path)
+
+        def change(index: dict[str, Any]) -> None:
+            _check_owner(directory, index)
+            others = [other for other in index["names"] if other != name]
+            index["names"] = [*others, name] if is_begun else others
+
+        _change_index(directory, change)
+
+    def _check_path(self) -> None:
+        if parent(self.path) == self.path:
+            raise InvalidArgumentError(
+                f"{self.path!r} names a bucket, and no checkpoint in it. Write"
+                f" '{self.path.rpartition('-')[0] or self.path}/ckpt'."
+            )
+        if not _storage.puts_whole(self.path):
+            raise UnimplementedError(
+                f"{self.path!r}: checkpoints are not written to the file system"
+                f" {self.path.partition('://')[0]!r}, as a part of a file may be seen there while"
+                f" it is written. They are to {', '.join(sorted(_storage.WHOLE_PUTS))}, and to"
+                " local paths: mount the file system, or copy them there."
+            )
+
+    def _claim(self) -> dict[str, Any]:
+        found = _read_json(f"{self.path}/{CLAIM}")
+        names = [found.get("folder", ""), *found.get("left", ())]
+        # They are removed with all that is in them, so they must be names of our own.
+        return found if all(isinstance(n, str) and DATA.fullmatch(n) for n in names) else {}
+
+    def _put_claim(self, folder: str, left: list[str]) -> None:
+        told = {"run": RUN, "folder": folder, "left": left}
+        _put(f"{self.path}/{CLAIM}", json.dumps(told).encode())
+
+    def _check_claim(self, folder: str, what: str) -> None:
+        claim = self._claim()
+        if claim.get("folder") != folder:
+            raise FailedPreconditionError(
+                f"Another process (run {claim.get('run', 'unknown')!r}) has begun to save"
+                f" {self.path!r} while this one did. {what} Give each run a directory of its own."
+            )
+
+    def _remove_folder(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            _storage.remove_tree(f"{self.path}/{name}")
+        disk.got_on()
+
+    def _remove_object(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            _storage.remove(f"{self.path}/{name}")
+        disk.got_on()
+
+
+def names_in(directory: str) -> list[str]:
+    """Return the names in a directory that may be checkpoints: those listed and those begun."""
+    names = set(_read_index(directory)["names"])
+    with suppress(FileNotFoundError, NotADirectoryError):
+        names |= {name for name, is_folder in _storage.entries(directory).items() if is_folder}
+    return sorted(names)
+
+
+def take_directory(directory: str, prefix: str) -> None:
+    """Make this run the owner of a directory, and remove what dead saves have left in it.
+
+    A store cannot tell whether the owner before it is alive. If it is, its next save fails.
+
+    Args:
+        directory: The URL.
+        prefix: How the names of the run's checkpoints begin.
+    """
+    with _lock:
+        owner = {
+            "run": RUN,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        }
+        index = _change_index(directory, lambda index: index.update(owner=owner))
+        _owned.add(directory)
+    for name in index["names"]:
+        path = f"{directory}/{name}"
+        if name.startswith(prefix) and not is_stored(path):
+            Objects(path).remove()
+
+
+def _change_index(directory: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """Read the index of a directory, change it, and put it back if it is another one then."""
+    with _lock:
+        index = _read_index(directory)
+        before = json.dumps(index)
+        change(index)
+        index["names"] = sorted(set(index["names"]))
+        if json.dumps(index) != before:
+            _put(f"{directory}/{INDEX}", json.dumps(index).encode())
+        return index
+
+
+def _check_owner(directory: str, index: dict[str, Any]) -> None:
+    owner = index["owner"]
+    if directory in _owned and owner.get("run") not in (None, RUN):
+        raise FailedPreconditionError(
+            f"Another run took over {directory!r}: process {owner.get('pid')} of"
+            f" {owner.get('host')!r} at {owner.get('time')}. Two runs would remove and replace"
+            " each other's checkpoints. Give each a directory of its own, or end one of them."
+            " Nothing was saved or removed."
+        )
+
+
+def _read_index(directory: str) -> dict[str, Any]:
+    found = _read_json(f"{directory}/{INDEX}")
+    names, owner = found.get("names"), found.get("owner")
+    is_list = isinstance(names, list) and all(isinstance(n, str) and "/" not in n for n in names)
+    return {"names": names if is_list else [], "owner": owner if isinstance(owner, dict) else {}}
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    """Return the content of a small object; nothing if there is none, or it is damaged."""
+    try:
+        found = json.loads(_storage.read_bytes(path))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return {}
+    disk.got_on()
+    return found if isinstance(found, dict) else {}
+
+
+def _put(path: str, data: bytes) -> None:
+    _storage.put(path, data)
+    disk.got_on()
+
+
+def _upload(path: str, joined: Packed) -> None:
+    with _storage.uploading(path) as file:
+        for part in joined.parts:
+            view: Any = memoryview(part.data)
+            for at in range(0, len(view), _AT_ONCE):
+                file.write(view[at : at + _AT_ONCE])
+                disk.got_on()

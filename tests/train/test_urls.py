@@ -1,0 +1,101 @@
+"""Runs that resume, saved models and summaries behind URLs."""
+
+import numpy as np
+import pytest
+
+import replicax as rx
+from tests.object_store import new_process, store
+
+__all__ = ["store"]
+
+
+class StopError(Exception):
+    """The machine is taken away."""
+
+
+def train(folder, stop=None):
+    """Sum the numbers of a dataset, which goes on where an earlier call was stopped."""
+    total, seen = rx.Variable(0), []
+    data = iter(rx.data.Dataset.range(10))
+    with rx.train.Resumable(folder, every=2, total=total, data=data) as run:
+        for x in data:
+            total.assign_add(int(x))
+            seen.append(int(x))
+            run.step()
+            if len(seen) == stop:
+                raise StopError
+    return int(total), seen
+
+
+def test_resumable_goes_on_from_a_url(store):
+    with pytest.raises(StopError):
+        train("memory://bucket/run", stop=5)
+    new_process()
+    total, seen = train("memory://bucket/run")
+    assert (total, seen[0]) == (45, 4)
+    assert rx.train.latest_checkpoint("memory://bucket/run")
+
+
+def test_checkpoints_iterator_follows_a_url(store):
+    checkpoint = rx.train.Checkpoint(v=rx.Variable(1.0))
+    path = checkpoint.save("memory://bucket/run/ckpt")
+    found = rx.train.checkpoints_iterator("memory://bucket/run", timeout=0)
+    assert list(found) == [path]
+    assert rx.train.load_variable("memory://bucket/run", "v/.ATTRIBUTES/VARIABLE_VALUE") == 1.0
+
+
+def test_saved_model_is_loaded_from_a_url(store):
+    class Line:
+        def __init__(self):
+            self.slope = rx.Variable(3.0)
+
+        @rx.function(input_signature=[rx.TensorSpec([None], "float32")])
+        def __call__(self, x):
+            return self.slope * x
+
+    rx.saved_model.save(Line(), "memory://bucket/model")
+    assert rx.saved_model.contains_saved_model("memory://bucket/model")
+    assert not rx.saved_model.contains_saved_model("memory://bucket")
+    loaded = rx.saved_model.load("memory://bucket/model")
+    np.testing.assert_allclose(loaded(np.arange(3, dtype=np.float32)), [0, 3, 6])
+
+
+def events(store):
+    """The steps in all event files, in their order."""
+    names = sorted(n for n in store.names() if "tfevents" in n)
+    files = [f"memory://{n.lstrip('/')}" for n in names]
+    return [len(list(rx.data.TFRecordDataset(file))) - 1 for file in files]  # without the header
+
+
+def test_summaries_are_sent_when_they_are_flushed(store):
+    writer = rx.summary.create_file_writer("memory://bucket/logs")
+    for step in range(30):
+        with writer.as_default(step=step):
+            rx.summary.scalar("loss", 1.0)
+    assert [r for r in store.requests if "tfevents" in r[1]] == []  # not one request a step
+    writer.flush()
+    assert events(store) == [30]
+    with writer.as_default(step=30):
+        rx.summary.scalar("loss", 1.0)
+    writer.close()
+    assert events(store) == [31]
+
+
+def test_a_long_event_file_is_continued_in_another(store, monkeypatch):
+    monkeypatch.setattr("replicax.summary._writer._LARGEST_OBJECT", 1000)
+    writer = rx.summary.create_file_writer("memory://bucket/logs")
+    with writer.as_default():
+        for step in range(40):
+            rx.summary.scalar("loss", 1.0, step=step)
+            writer.flush()
+    writer.close()
+    assert len(events(store)) > 1
+    assert sum(events(store)) == 40
+    assert max(len(store.store[n].getvalue()) for n in store.names()) < 1200
+
+
+def test_late_summaries_are_sent_at_the_end_of_a_block(store):
+    writer = rx.summary.create_file_writer("memory://bucket/logs", flush_millis=0)
+    with writer.as_default(step=1):
+        rx.summary.scalar("loss", 1.0)
+    assert events(store) == [1]
