@@ -19,6 +19,7 @@
 #   make test-public SOURCES=DIR  public programs of keras-io, flax and equinox, which DIR has; a table
 #   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX
 #   make test-clusters  workers under Slurm, Open MPI, MPICH, torchrun and Ray, which it installs (as root)
+#   make test-stores  checkpoints and data behind gs:// and s3://, with emulators that it installs
 #   make docs       the documentation site, in docs/_build
 #   make bench      the speed tables, against TensorFlow and PyTorch where pip has them, with JSON and plots
 #   make bench-quick  a few points of them against benchmarks/curves.json; fails if far slower
@@ -47,7 +48,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 export JAX_PLATFORMS ?= cpu
 
 .PHONY: constraints demo dist test lint pytest pytest-core test-core test-slow test-workers chaos peers soak \
-    test-clusters test-foreign test-flax test-jax test-keras test-public test-newest test-nightly test-oldest test-with docs bench bench-quick clean
+    test-clusters test-stores test-foreign test-flax test-jax test-keras test-public test-newest test-nightly test-oldest test-with docs bench bench-quick clean
 
 demo: $(VENV)/.demo
 	python examples/digits.py
@@ -133,6 +134,9 @@ test-clusters: $(VENV)-clusters/.done
 	    echo "Cannot install $(LAUNCHERS): their tests will be skipped."
 	PATH=$(CURDIR)/$(VENV)-clusters/bin:$$PATH python -m pytest -q -rs -m clusters tests/clusters
 
+test-stores: $(VENV)-stores/.done
+	$(VENV)-stores/bin/python -m pytest -q -m stores tests/stores
+
 CHAOS ?= --faults 300
 chaos: $(VENV)/.dev
 	PYTHONPATH=$(CURDIR) python -m tests.chaos $(CHAOS)
@@ -203,6 +207,11 @@ $(VENV)-foreign/.done: pyproject.toml
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
 	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' kubernetes kubernetes-validate kubeflow-trainer-api -e '.[test]'
+	touch $@
+
+$(VENV)-stores/.done: pyproject.toml
+	$(PYTHON) -m venv $(VENV)-stores
+	$(VENV)-stores/bin/python $(PIP_INSTALL) -e '.[test,stores]'
 	touch $@
 
 $(VENV)-jax-%/.done: pyproject.toml

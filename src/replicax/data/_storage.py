@@ -50,7 +50,7 @@ def status(path: str) -> FileStatus | None:
     """
     try:
         if is_url(path):
-            info = _remote(path).info(path)
+            info = _ask(path, "info", path)
             return FileStatus(int(info.get("size") or 0), info["type"] == "directory")
         found = os.stat(path)
     except FileNotFoundError:
@@ -84,7 +84,7 @@ def modified(path: str) -> int:
     if not is_url(path):
         return os.stat(path).st_mtime_ns
     try:
-        return int(_remote(path).modified(path).timestamp() * 1e9)
+        return int(_ask(path, "modified", path).timestamp() * 1e9)
     except (NotImplementedError, FileNotFoundError, KeyError):  # of a folder nobody knows it
         return 0
 
@@ -98,10 +98,9 @@ def entries(folder: str) -> dict[str, bool]:
     if not is_url(folder):
         with os.scandir(folder) as found:
             return {entry.name: entry.is_dir() for entry in found}
-    files = _remote(folder)
-    top = files._strip_protocol(folder).strip("/")  # noqa: SLF001 - fsspec has no public name
+    top = _ask(folder, "_strip_protocol", folder).strip("/")
     result: dict[str, bool] = {}
-    for entry in files.ls(folder, detail=True):
+    for entry in _ask(folder, "ls", folder, detail=True):
         name = entry["name"].strip("/")
         if name != top:  # some stores keep an empty object in the place of a folder
             result[name.rpartition("/")[2]] = entry["type"] == "directory"
@@ -125,7 +124,7 @@ def open_file(path: str, mode: str = "rb", encoding: str | None = None) -> IO[An
             " Use 'r' or 'w', or write a local file and copy it."
         )
     if kind == "w":
-        binary = _remote(path).open(path, "wb", block_size=_WRITE)
+        binary = _ask(path, "open", path, "wb", block_size=_WRITE)
     else:
         binary = io.BufferedReader(_Ranges(path), _READ)
     return binary if "b" in mode else io.TextIOWrapper(binary, encoding=encoding)
@@ -162,13 +161,13 @@ def here(path: str) -> str:
 
 def read_range(path: str, start: int, stop: int) -> bytes:
     """Read a range of a file behind a URL."""
-    return bytes(_remote(path).cat_file(path, start=start, end=stop))
+    return bytes(_ask(path, "cat_file", path, start=start, end=stop))
 
 
 def read_bytes(path: str) -> bytes:
     """Read a whole file."""
     if is_url(path):
-        return bytes(_remote(path).cat_file(path))
+        return bytes(_ask(path, "cat_file", path))
     with open(path, "rb") as file:
         return file.read()
 
@@ -176,7 +175,7 @@ def read_bytes(path: str) -> bytes:
 def put(path: str, data: bytes) -> None:
     """Write a file that others see only when all of it is there."""
     if is_url(path):
-        _remote(path).pipe_file(path, data)
+        _ask(path, "pipe_file", path, data)
         return
     part = f"{path}.{secrets.token_hex(8)}.part"
     try:
@@ -208,13 +207,13 @@ def remove(path: str) -> None:
         raise FileNotFoundError(f"There is no file {path!r}.")
     if found.is_folder:
         raise IsADirectoryError(f"{path!r} is a folder.")
-    _remote(path).rm_file(path)
+    _ask(path, "rm_file", path)
 
 
 def remove_tree(path: str) -> None:
     """Delete a folder with everything in it."""
     if is_url(path):
-        _remote(path).rm(path, recursive=True)
+        _ask(path, "rm", path, recursive=True)
     else:
         shutil.rmtree(path)
 
@@ -224,7 +223,7 @@ def make_folders(path: str) -> None:
     if not is_url(path):
         os.makedirs(path or ".", exist_ok=True)
     elif path.partition("://")[0] not in OBJECT_STORES:
-        _remote(path).makedirs(path, exist_ok=True)
+        _ask(path, "makedirs", path, exist_ok=True)
 
 
 def make_folder(path: str) -> None:
@@ -242,7 +241,7 @@ def copy(source: str, target: str) -> None:
     elif is_url(source) and is_url(target) and _remote(source) is _remote(target):
         if not is_file(source):
             raise FileNotFoundError(f"There is no file {source!r}.")
-        _remote(source).cp_file(source, target)
+        _ask(source, "cp_file", source, target)
     else:
         with open_file(source) as reading, uploading(target) as writing:
             shutil.copyfileobj(reading, writing, _READ)
@@ -361,6 +360,20 @@ class _Ranges(io.RawIOBase):
         into[: len(data)] = data
         self._at = stop
         return len(data)
+
+
+def _ask(path: str, verb: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the file system of a URL.
+
+    Raises:
+        OSError: Whatever went wrong: each library has errors of its own.
+    """
+    try:
+        return getattr(_remote(path), verb)(*args, **kwargs)
+    except (OSError, NotImplementedError):
+        raise
+    except Exception as error:
+        raise OSError(f"{path!r}: {verb} failed: {type(error).__name__}: {error}") from error
 
 
 def _remote(path: str) -> Any:
