@@ -1,6 +1,7 @@
 """Emulators of S3 and of Google Cloud Storage on loopback, behind a proxy that makes faults."""
 
 import http.client
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.object_store import new_process
 from tests.stores.proxy import Proxy
 
 BUCKET = "bucket"
+# Or gcsfs asks Google's control plane, by gRPC, what kind of bucket it is; read at its import.
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 
 
 class Emulator:

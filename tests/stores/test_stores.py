@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sending a large body"),  # of aiohttp about gcsfs
 ]
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-SECONDS = 90
+SECONDS = 60
 
 
 def wait_for(check, text=lambda: ""):
