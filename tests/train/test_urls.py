@@ -1,5 +1,6 @@
 """Runs that resume, saved models and summaries behind URLs."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -34,6 +35,38 @@ def test_resumable_goes_on_from_a_url(store):
     total, seen = train("memory://bucket/run")
     assert (total, seen[0]) == (45, 4)
     assert rx.train.latest_checkpoint("memory://bucket/run")
+
+
+def fit(folder, stop_after=None):
+    """Train for three epochs, or until the machine is taken away; the weights, and the epochs."""
+    keras.utils.set_random_seed(1)
+    strategy = rx.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    seen = []
+
+    class Interruption(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            seen.append(epoch)
+            if epoch == stop_after:
+                raise StopError
+
+    x = np.arange(8, dtype=np.float32).reshape(4, 2) / 8
+    backup = keras.callbacks.BackupAndRestore(folder)
+    model.fit(x, x[:, :1], batch_size=2, epochs=3, verbose=0, callbacks=[backup, Interruption()])
+    return [w.tolist() for w in model.get_weights()], seen
+
+
+def test_backup_and_restore_goes_on_from_a_url(store, tmp_path):
+    whole, _ = fit(str(tmp_path / "backup"))
+    with pytest.raises(StopError):
+        fit("memory://bucket/backup", stop_after=2)
+    new_process()
+    assert rx.train.latest_checkpoint("memory://bucket/backup")
+    weights, seen = fit("memory://bucket/backup")
+    assert (weights, seen) == (whole, [2])
+    assert not rx.io.gfile.exists("memory://bucket/backup")  # as `fit` has ended
 
 
 def test_checkpoints_iterator_follows_a_url(store):

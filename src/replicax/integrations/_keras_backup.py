@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from replicax.data import _storage
 from replicax.data._paths import is_url, user_path
 from replicax.integrations import _keras_private as private
 from replicax.integrations._keras_data import DatasetAdapter
@@ -256,7 +257,7 @@ class _Backup:
         self.is_due = False
         self._manager = CheckpointManager(
             Checkpoint(model=fit.model, fit=fit),
-            user_path(callback.backup_dir),
+            callback.backup_dir,
             max_to_keep=2 if callback.double_checkpoint else 1,
         )
 
@@ -287,6 +288,8 @@ def _restoring(original: Any) -> Any:
         _backups[self] = backup = _Backup(self, fit)
         if backup.restore():
             self._current_epoch = fit.epoch
+        elif is_url(self.backup_dir):
+            return  # Keras itself has written nothing there
         elif self.model.built or _has_files(self.backup_dir):  # perhaps Keras itself wrote one
             original(self, logs)
 
@@ -294,10 +297,7 @@ def _restoring(original: Any) -> Any:
 
 
 def _has_files(folder: Any) -> bool:
-    path = user_path(folder)
-    if is_url(path):  # Keras itself writes to local folders only
-        return False
-    return os.path.isdir(path) and bool(os.listdir(path))
+    return os.path.isdir(folder) and bool(os.listdir(folder))
 
 
 def _beginning(original: Any) -> Any:
@@ -345,10 +345,36 @@ def _ending(original: Any) -> Any:
     def on_train_end(self: Any, logs: Any = None) -> None:
         backup = _backups.pop(self, None)
         group = _group.current()
-        if backup is None or group is None or group.facts.index == 0:
+        if backup is None:
             original(self, logs)
+        elif group is None or group.facts.index == 0:
+            _remove(self, lambda: original(self, logs))
 
     return on_train_end
+
+
+def _remove(callback: Any, original: Callable[[], None]) -> None:
+    """Remove the backups of a `fit` that has ended, if they are not to be kept."""
+    if not is_url(callback.backup_dir):
+        original()
+    elif callback.delete_checkpoint and _storage.exists(callback.backup_dir):
+        _storage.remove_tree(callback.backup_dir)
+
+
+def _with_url(original: Any) -> Any:
+    """Take a URL for the directory, for which Keras would ask for TensorFlow."""
+
+    def init(self: Any, backup_dir: Any, *args: Any, **kwargs: Any) -> None:
+        path = user_path(backup_dir) if backup_dir else backup_dir
+        if not backup_dir or not is_url(path):
+            original(self, path, *args, **kwargs)
+            return
+        original(self, "backup", *args, **kwargs)
+        for name, value in list(vars(self).items()):  # the paths of what Keras itself would write
+            if isinstance(value, str) and value.split(os.sep)[0] == "backup":
+                setattr(self, name, path + value.removeprefix("backup"))
+
+    return init
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
@@ -362,4 +388,5 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.BACKUP_EPOCH_END, _after_epoch),
     (private.BACKUP_SAVE, _saving),
     (private.BACKUP_END, _ending),
+    (private.BACKUP_INIT, _with_url),
 )

@@ -406,6 +406,11 @@ BACKUP_EPOCH_BEGIN = PrivatePart(f"{_BACKUP}on_epoch_begin", BACKUP, "self, epoc
 BACKUP_BATCH_END = PrivatePart(f"{_BACKUP}on_train_batch_end", BACKUP, "self, batch, logs=None")
 BACKUP_EPOCH_END = PrivatePart(f"{_BACKUP}on_epoch_end", BACKUP, "self, epoch, logs=None")
 BACKUP_SAVE = PrivatePart(f"{_BACKUP}_save_model", BACKUP, "self")
+BACKUP_INIT = PrivatePart(
+    f"{_BACKUP}__init__",
+    BACKUP,
+    "self, backup_dir, save_freq='epoch', double_checkpoint=False, delete_checkpoint=True",
+)
 BACKUP_END = PrivatePart(f"{_BACKUP}on_train_end", BACKUP, "self, logs=None")
 CURRENT_EPOCH = PrivatePart(f"{_BACKUP}_current_epoch", BACKUP)
 
