@@ -75,9 +75,7 @@ FAMILIES = {
         **_at(r, "collected", "kill", 14),
         "damage": r.choice(DAMAGES),
     },
-    "coordinator ends": lambda r: _struck(
-        r, *r.choice([("hub", ["KILL", "TERM", "INT"]), ("keeper", ["KILL"])])
-    ),
+    "coordinator ends": lambda r: _struck(r, *r.choice([("hub", ["KILL"]), ("keeper", ["KILL"])])),
     "network": lambda r: _struck(r, "net", ["reset", "down"]),
     SURVIVED: lambda r: {
         **_struck(r, "net", ["0.05", "0.5", "1", "2"]),

@@ -80,6 +80,7 @@ class Gang:
         pairs = zip(self.hosts, free_ports(size), strict=True)
         self.addresses = [f"{host.address}:{port}" for host, port in pairs]
         self.environment = QUICK | environment
+        self.options = ()  # of the launcher, if there is one
         self.workers = []
 
     def __enter__(self):
@@ -121,6 +122,31 @@ class Gang:
             )
         self.workers.append(Worker(process, output))
         return self.workers[-1]
+
+    def start_all(self, how, *arguments, program):
+        """Start all workers: each "alone", or "launched" by one `replicax launch`."""
+        if how == "alone":
+            for index in range(len(self.addresses)):
+                self.start(index, *arguments, program=program)
+            return
+        clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
+        paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"}
+        output = self.folder / "launcher.txt"
+        command = ["launch", "--workers", len(self.addresses), *self.options, "-m"]
+        with output.open("wb") as stream:
+            process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "replicax"),
+                    *map(str, (*command, f"tests.multi_process.{program}", *arguments)),
+                ],
+                env=clean | paths | self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                cwd=ROOT,
+            )
+        self.workers.append(Worker(process, output))
 
     def wait(self, *workers, seconds=60):
         """Wait for workers to end; all of them by default."""

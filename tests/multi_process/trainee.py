@@ -1,6 +1,6 @@
 """A program that trains, restartably: trainee FOLDER STEPS [several]; prints its final state.
 
-With TRAINEE_PAUSE=S it waits S seconds after each step.
+With TRAINEE_PAUSE=S it waits S seconds after each step; with TRAINEE_EVERY=N it commits after N.
 
 Every step sums up to a ledger that knows each example; dropout-like noise comes from a key that is
 part of the state, and the data are shuffled anew in each of several passes.
@@ -49,7 +49,8 @@ def main():
         step.assign_add(1)
 
     state = {"w": w, "key": key, "seen": seen, "step": step, "data": iterator}
-    with rx.train.Resumable(folder, every=3, **state) as run:
+    every = int(os.environ.get("TRAINEE_EVERY", "3"))
+    with rx.train.Resumable(folder, every=every, **state) as run:
         while int(step) < steps:
             train_step(next(iterator))
             run.step()

@@ -16,7 +16,7 @@ import pytest
 import replicax as rx
 from replicax.train._preemption import Notice
 from replicax.workers import _group
-from tests.multi_process.gang import Gang
+from tests.multi_process.gang import Gang, left_behind
 
 ROOT = pathlib.Path(__file__).parents[2]
 STEPS = 24
@@ -160,6 +160,40 @@ def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
     stopped = run(tmp_path / "cut", interrupt=True)
     assert [code for code, _ in stopped] == [143, 143]
     assert run(tmp_path / "cut", interrupt=False) == whole
+
+
+def wait_for(text, path, seconds=60):
+    """Wait until ``text`` stands in a file."""
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and text in path.read_text(errors="replace")):
+        assert time.monotonic() < deadline, path.read_text(errors="replace")
+        time.sleep(0.02)
+
+
+def step_saved(folder):
+    path = rx.train.latest_checkpoint(folder)
+    found = path and rx.train.load_checkpoint(path).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE")
+    return 0 if path is None else int(found)
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("how", ["alone", pytest.param("launched", marks=pytest.mark.slow)])
+def test_signal_to_all_processes_of_the_job_saves_the_last_step(tmp_path, how):
+    # As `scancel` with proctrack/linuxproc, systemd's KillMode=control-group and PBS do.
+    mark = f"TEST_JOB={tmp_path}"
+    slow = {"TRAINEE_PAUSE": "0.1", "TRAINEE_EVERY": "1000"}
+    with Gang(tmp_path, 2, TEST_JOB=str(tmp_path), **slow) as gang:
+        gang.start_all(how, tmp_path / "run", 1000, "several", program="trainee")
+        wait_for("at 10", gang.workers[0].output)
+        job = [pid for pid, _ in left_behind(mark, 0)]
+        for pid in job:
+            os.kill(pid, signal.SIGTERM)
+        codes = {worker.code for worker in gang.wait(seconds=60)}
+        assert left_behind(mark) == []
+
+    assert len(job) == {"alone": 4, "launched": 6}[how]  # with hub, keeper; launcher and guard
+    assert codes == {143}
+    assert step_saved(tmp_path / "run") >= 10
 
 
 class Table:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 from replicax.workers import _hub, _join, _watch, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
-from replicax.workers._sessions import bare_python
+from replicax.workers._sessions import NOTICES, bare_python
 from replicax.workers._wire import Door, Wire
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import ROOT
@@ -424,18 +425,29 @@ def test_a_hub_that_ends_at_once_is_a_fault(monkeypatch):
     assert HubProcess(options(2)).fault() == "its process ended at once"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_hub_that_is_told_to_end_says_so_and_ends(number):
+@pytest.mark.parametrize("number", sorted(NOTICES))
+def test_hub_and_keeper_outlive_signals_until_their_owner_ends_them(number):
     told = options(2)
     process = HubProcess(told)
     with worker(told.address, 0, 2) as a, worker(told.address, 1, 2) as b:
-        pid = heard(a, "go")["hub_pid"]
+        go = heard(a, "go")
         heard(b, "go")
-        os.kill(pid, number)
+        pids = [go["hub_pid"], *_children(go["hub_pid"])]
+        assert len(pids) == 2
+        for pid in pids:
+            os.kill(pid, number)
+        for wire in (a, b):
+            wire.send({"offer": "after", "value": 1})
+        assert [heard(wire, "answer") for wire in (a, b)] == ["after", "after"]
+        threading.Thread(target=process.end).start()
         for wire in (a, b):
             text = heard(wire, "report")["text"]
-            assert f"(pid {pid}) has ended: it was sent {number.name}" in text
+            assert f"(pid {pids[0]}) has ended: the test, which had started it, ends it" in text
     process.wait(30)
+
+
+def _children(pid):
+    return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def test_a_connection_is_read_beyond_1024_open_files():

@@ -2,7 +2,8 @@
 
 It takes the roll before JAX starts, has JAX's coordination service kept in another process (so
 that no worker is more important than another), hears every second how far each worker is, and tells
-all what became of one. It ends by itself when the last worker has left.
+all what became of one. It ends by itself when the last worker has left. Signals do not end it: a
+scheduler sends them to all processes of a job, and the workers need the hub to save together.
 """
 
 import json
@@ -18,7 +19,7 @@ from replicax._lazy import LazyModule
 from replicax.workers import _reports, _watch, _wire
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
-from replicax.workers._sessions import Owner
+from replicax.workers._sessions import Owner, ignore_notices
 from replicax.workers._settings import HubOptions
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
@@ -391,13 +392,22 @@ class Hub:
         return now - self._empty_since > (_PATIENCE if someone else _LINGER)
 
 
+def _first_line() -> bytes:
+    """Read the first line of standard input, and no byte of what follows: `Owner` reads that."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
 def main() -> None:
     """Be the hub that standard input describes; say on standard output that it is there.
 
     The last argument has the numbers of the sockets that listen: for workers, and for metrics if it
     serves any.
     """
-    options = HubOptions(**json.loads(sys.stdin.readline()))
+    ignore_notices()
+    options = HubOptions(**json.loads(_first_line()))
     allow_visitors(options.size)
     listener, *others = (socket.socket(fileno=int(n)) for n in sys.argv[-1].split(","))
     owner = Owner(options.owner)

@@ -20,7 +20,7 @@ from replicax._faults import fault_point
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
-from replicax.workers._sessions import bare_python
+from replicax.workers._sessions import Owner, bare_python, notices_held
 from replicax.workers._settings import METRICS_VARIABLE, HubOptions, Settings
 from replicax.workers._wire import Message, Wire
 
@@ -151,6 +151,7 @@ class HubProcess:
             listener = stack.enter_context(_wire.listen(place))
             sockets = [listener, *_metrics_listener(options, stack)]
             numbers = ",".join(str(s.fileno()) for s in sockets)
+            stack.enter_context(notices_held())
             self._process = subprocess.Popen(
                 [*bare_python("replicax.workers._hub"), numbers],
                 stdin=subprocess.PIPE,
@@ -177,14 +178,17 @@ class HubProcess:
 
     def tell_end(self, story: str) -> None:
         """Say that a worker has ended: if it has not come, nobody need wait for it."""
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or was let go
-            self._input.write(story.encode() + b"\n")
-            self._input.flush()
+        self._order(Owner.order(story))
 
     def end(self) -> None:
         """End it now, and wait until it has ended."""
-        self._process.terminate()
+        self._order(Owner.order())
         self.wait(_ANSWER_PATIENCE)
+
+    def _order(self, line: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or was let go
+            self._input.write(line)
+            self._input.flush()
 
     def wait(self, seconds: float | None) -> None:
         """Wait until it has ended by itself, and end it if it takes too long, if that is given."""

@@ -130,8 +130,7 @@ class Keeper:
 
 def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket) -> None:
     os.setsid()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the workers leave first
+    _sessions.ignore_notices()  # the workers leave first
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)

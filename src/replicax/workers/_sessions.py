@@ -13,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 _POLL = 0.05
+# What schedulers send to every process of a job when it is to end: Slurm, systemd, PBS.
+NOTICES = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
+_END = "end"
 _PROC = Path("/proc")
 # The package is entered without its ``__init__``, so that this starts without JAX's Python.
 _BARE = """
@@ -34,17 +36,38 @@ def bare_python(module: str) -> list[str]:
     return [sys.executable, "-P", "-c", _BARE, str(Path(__file__).parents[1]), module]
 
 
+@contextlib.contextmanager
+def notices_held() -> Iterator[None]:
+    """Start helper processes here: no notice reaches one before it calls `ignore_notices`.
+
+    A child inherits the signal mask. Notices to this process are delivered when the block ends.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def ignore_notices() -> None:
+    """Outlive a signal to all processes of the job: the workers need their helpers to save."""
+    for number in NOTICES:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
+
+
 class Guard:
     """The guard, seen from the process that it watches."""
 
     def __init__(self, grace: float) -> None:
         """Start it; it will give the sessions ``grace`` seconds to end by themselves."""
-        self._process = subprocess.Popen(
-            [*bare_python("replicax.workers._sessions"), str(grace)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        with notices_held():
+            self._process = subprocess.Popen(
+                [*bare_python("replicax.workers._sessions"), str(grace)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+            )
         assert self._process.stdin is not None
         self._input = self._process.stdin
 
@@ -73,29 +96,43 @@ class Guard:
 
 
 class Owner:
-    """Whoever started this process, and holds the other end of its standard input."""
+    """The starter of this process, which holds the other end of its standard input.
+
+    Signals do not end this process: schedulers send them to all processes of a job, and the
+    workers need it until they have saved. The owner sends a line in place of them.
+    """
 
     def __init__(self, who: str) -> None:
-        """Listen to it, and to signals; ``who`` it is, in words."""
+        """Listen to it; ``who`` it is, in words."""
         self._who = who
         self._why = ""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._note)
+        self._is_there = True
+        self._unread = b""
+
+    @staticmethod
+    def order(story: str = "") -> bytes:
+        """The line that tells of a worker that has ended, or by default to end now."""
+        return (f"ended {story}" if story else _END).encode() + b"\n"
 
     def why_end(self, tell: Callable[[str], None] | None) -> str:
-        """Why this process must end now; nothing if it need not.
+        """Return why this process must end now; nothing if it need not.
 
         Args:
-            tell: Told what the owner says; None if it may say and do what it likes by now.
+            tell: Called with what became of a worker; None if the owner itself may end by now.
         """
-        if not self._why and tell is not None and select.select([0], [], [], 0)[0]:
-            if not (story := sys.stdin.readline().strip()):
-                return f"{self._who}, which had started it, has ended"
-            tell(story)
+        while self._is_there and select.select([0], [], [], 0)[0]:
+            data = os.read(0, 1 << 16)
+            self._is_there = bool(data)
+            *lines, self._unread = (self._unread + data).split(b"\n")
+            for line in lines:
+                order, _, story = line.decode(errors="replace").partition(" ")
+                if order == _END:
+                    self._why = f"{self._who}, which had started it, ends it"
+                elif tell is not None:
+                    tell(story.strip())
+        if not self._is_there and tell is not None:
+            return self._why or f"{self._who}, which had started it, has ended"
         return self._why
-
-    def _note(self, number: int, _: Any) -> None:
-        self._why = f"it was sent {signal.Signals(number).name}"
 
 
 def send(number: int, sessions: Iterable[int]) -> None:
@@ -153,8 +190,7 @@ def _facts(pid: int) -> list[str]:
 
 def main() -> None:
     """Be the guard: take orders until standard input closes, then end what is left."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_notices()
     sessions: set[int] = set()
     folders: list[str] = []
     for line in sys.stdin.buffer:
