@@ -1,6 +1,7 @@
 """A program that trains, restartably: trainee FOLDER STEPS [several]; prints its final state.
 
 With TRAINEE_PAUSE=S it waits S seconds after each step; with TRAINEE_EVERY=N it commits after N.
+TRAINEE_FSYNC=S is a disk that takes S seconds for every fsync; TRAINEE_GRACE is `Resumable`'s.
 
 Every step sums up to a ledger that knows each example; dropout-like noise comes from a key that is
 part of the state, and the data are shuffled anew in each of several passes.
@@ -18,7 +19,13 @@ import numpy as np
 import replicax as rx
 
 
+def slow_fsync(descriptor, fsync=os.fsync):
+    time.sleep(float(os.environ.get("TRAINEE_FSYNC", "0")))
+    fsync(descriptor)
+
+
 def main():
+    os.fsync = slow_fsync
     folder, steps = sys.argv[1], int(sys.argv[2])
     pause = float(os.environ.get("TRAINEE_PAUSE", "0"))
     if sys.argv[3:] == ["several"]:
@@ -49,8 +56,9 @@ def main():
         step.assign_add(1)
 
     state = {"w": w, "key": key, "seen": seen, "step": step, "data": iterator}
+    grace = float(os.environ.get("TRAINEE_GRACE", "60"))
     every = int(os.environ.get("TRAINEE_EVERY", "3"))
-    with rx.train.Resumable(folder, every=every, **state) as run:
+    with rx.train.Resumable(folder, every=every, grace=grace, **state) as run:
         while int(step) < steps:
             train_step(next(iterator))
             run.step()

@@ -196,6 +196,38 @@ def test_signal_to_all_processes_of_the_job_saves_the_last_step(tmp_path, how):
     assert step_saved(tmp_path / "run") >= 10
 
 
+@pytest.mark.multi_process
+@pytest.mark.parametrize(
+    ("fsync", "grace", "ended", "told"),
+    [
+        (1.0, 60, "launcher", "but worker 0 is saving its last checkpoint: waiting for it"),
+        pytest.param(1.0, 60, "killed launcher", "", marks=pytest.mark.slow),
+        pytest.param(
+            *(1e6, 2, "launcher"),
+            "was killed by the launcher while it was saving its last checkpoint",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_launcher_waits_for_a_save_within_its_grace(tmp_path, fsync, grace, ended, told):
+    mark = f"TEST_JOB={tmp_path}"
+    slow = {"TRAINEE_PAUSE": "0.1", "TRAINEE_EVERY": "1000", "REPLICAX_CPU_DEVICES": "2"}
+    disk = {"TRAINEE_FSYNC": str(fsync), "TRAINEE_GRACE": str(grace), "TEST_JOB": str(tmp_path)}
+    with Gang(tmp_path, 1, **slow, **disk) as gang:
+        gang.options = ("--grace", "0.3")
+        gang.start_all("launched", tmp_path / "run", 1000, program="trainee")
+        launcher = gang.workers[0]
+        wait_for("at 10", launcher.output)
+        number = signal.SIGKILL if ended == "killed launcher" else signal.SIGTERM
+        launcher.process.send_signal(number)
+        gang.wait(seconds=60)
+        assert left_behind(mark, 30) == []
+
+    assert launcher.code == (-9 if number == signal.SIGKILL else 143)
+    assert told in launcher.text
+    assert (step_saved(tmp_path / "run") >= 10) == (fsync < 10)
+
+
 class Table:
     """What the hub does with questions, for workers in one process; answers come late to some."""
 

@@ -5,7 +5,6 @@ import json
 import math
 import os
 import resource
-import signal
 import socket
 import subprocess
 import sys

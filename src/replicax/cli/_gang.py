@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from replicax.workers import _sessions
+from replicax.workers import _leases, _sessions
 from replicax.workers._sessions import Guard
 
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
@@ -202,7 +202,7 @@ class GangPlan:
     environment: dict[str, str]
 
 
-@dataclass
+@dataclass(eq=False)
 class Worker:
     """A worker that was started.
 
@@ -256,6 +256,7 @@ class Gang:
         logs: Where each one's output goes.
         guard: What ends them if the launcher cannot.
         tell: Told of each one that has ended, in words.
+        leases: Where workers ask for time to save; see `replicax.workers._leases`.
     """
 
     def __init__(
@@ -264,7 +265,10 @@ class Gang:
         logs: Sequence[Log],
         guard: Guard,
         tell: Callable[[str], None] = lambda story: None,
+        leases: Path | None = None,
     ) -> None:
+        self._leases = leases
+        self._waited_for: set[int] = set()
         self._guard = guard
         self._tell = tell
         self._console = Console(sys.stdout)
@@ -286,7 +290,7 @@ class Gang:
                 deadline = now + grace
             if deadline is not None:
                 self._end_stopped()
-                if now > deadline:
+                if now > deadline and not self._is_saving(grace):
                     break
             time.sleep(_POLL)
         self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
@@ -298,7 +302,7 @@ class Gang:
         if grace:
             _sessions.send(number, [w.process.pid for w in self._running()])
             deadline = time.monotonic() + grace
-            while self._running() and time.monotonic() < deadline:
+            while self._running() and (time.monotonic() < deadline or self._is_saving(grace)):
                 time.sleep(_POLL)
         self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
 
@@ -330,6 +334,20 @@ class Gang:
                 self._tell(worker.story())
         return [w for w in self.workers if w.ended is None]
 
+    def _is_saving(self, grace: float) -> bool:
+        """Whether a worker has asked for more time than the launcher's; say so once for each."""
+        leases = {w: _leases.find(self._leases, w.process.pid) for w in self._running()}
+        held = {w: lease for w, lease in leases.items() if lease is not None and lease.left > 0}
+        for worker, lease in held.items():
+            if worker.plan.index not in self._waited_for:
+                self._waited_for.add(worker.plan.index)
+                _warn(
+                    f"--grace {grace:g} is over, but worker {worker.plan.index} is {lease.what}:"
+                    f" waiting for it, {lease.left:.0f} s at most (the grace period of its"
+                    " Resumable)."
+                )
+        return bool(held)
+
     def _end_stopped(self) -> None:
         for worker in self._running():
             if _sessions.is_stopped(worker.process.pid):
@@ -343,6 +361,8 @@ class Gang:
         self._console.finish()
 
     def _kill_one(self, worker: Worker, why: str) -> None:
+        if lease := _leases.find(self._leases, worker.process.pid):
+            why += f" while it was {lease.what}; `Resumable(grace=...)` gives it more seconds"
         worker.made_to_end = why
         _sessions.send(signal.SIGKILL, [worker.process.pid])
         try:

@@ -21,6 +21,7 @@ from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
 from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
+from replicax.workers import _leases
 from replicax.workers._join import HubProcess, hub_options
 from replicax.workers._sessions import Guard
 from replicax.workers._settings import (
@@ -169,16 +170,15 @@ def _attempt(
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
     code, story, is_over = 0, "", False
     try:
-        gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None)
+        gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None, folder)
         try:
             _require_hub(hub, gang, plans[0])
             culprit = gang.wait(options.grace)
         except KeyboardInterrupt as interrupt:
-            _say("ending all workers; a second signal ends them at once")
             _end(gang, options.grace, interrupt)
+            _wait_for_others(hub, options, has_failed=True)  # they need the hub to save
             raise
-        if hub is not None and options.hosts:
-            hub.wait(_OTHER_HOSTS if culprit else None)  # the workers of other machines need it
+        _wait_for_others(hub, options, has_failed=culprit is not None)
         if culprit:
             code, story = culprit.code, _story(culprit, gang.workers)
         is_over = True
@@ -201,10 +201,22 @@ def _note_run(options: argparse.Namespace, folder: Path, address: str) -> None:
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
+    _say("ending all workers; a second signal ends them at once")
     try:
         gang.end(grace, interrupt.args[0] if interrupt.args else signal.SIGINT)
     except KeyboardInterrupt:
         gang.end(0.0)
+    for worker in gang.workers:
+        if worker.made_to_end:
+            _say(f"{worker.story()}.")
+
+
+def _wait_for_others(
+    hub: HubProcess | None, options: argparse.Namespace, *, has_failed: bool
+) -> None:
+    """Keep the hub for the workers of other machines."""
+    if hub is not None and options.hosts:
+        hub.wait(_OTHER_HOSTS if has_failed else None)
 
 
 def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]:
@@ -235,6 +247,7 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
         HUB_VARIABLE: addresses[0],
         TOKEN_FILE_VARIABLE: str(token),
         "REPLICAX_RESTART": str(attempt),
+        _leases.VARIABLE: str(token.parent),
         "PYTHONUNBUFFERED": "1",
     }
     common.pop("REPLICAX_TOKEN", None)

@@ -24,7 +24,7 @@ from replicax.state._variable import Variable
 from replicax.train._checkpoint import Checkpoint, finish_all
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
-from replicax.workers import _group
+from replicax.workers import _group, _leases
 
 _RUNS = "checkpointed_runs"  # TensorFlow's name
 PREEMPTED = 128 + signal.SIGTERM
@@ -38,7 +38,8 @@ class Notice:
 
     Args:
         is_told: Says whether the machine will be taken away; by default SIGTERM says so.
-        grace: After how many seconds a step that does not end is given up.
+        grace: After how many seconds a step that does not end is given up; `replicax launch` waits
+            as long for it, and again for the save.
     """
 
     def __init__(self, is_told: Callable[[], bool] | None = None, *, grace: float = _GRACE) -> None:
@@ -46,7 +47,7 @@ class Notice:
         self._grace = grace
         self._signalled = False
         self._announced, self._reached = threading.Event(), threading.Event()
-        self._is_late = False
+        self._is_late = self._is_saving = False
         self._begun = 0
         self._stop_at: int | None = None
         self._holds = False
@@ -74,6 +75,8 @@ class Notice:
         """Between two steps: whether all workers save and end here. Otherwise a step begins."""
         is_due = self._is_at_the_end()
         if is_due:
+            _leases.take(self._grace, "saving its last checkpoint")
+            self._is_saving = True
             self._reached.set()
         return is_due
 
@@ -89,6 +92,9 @@ class Notice:
 
     def close(self) -> None:
         """Stop listening."""
+        if self._is_saving:
+            _leases.take(_LAST_RESORT, "ending, after its last checkpoint")
+            self._is_saving = False
         self._is_closed = True
         self._reached.set()
         self._announced.set()
@@ -109,6 +115,9 @@ class Notice:
     def _give_up(self) -> None:
         """End the program if the step does not."""
         self._announced.wait()
+        if self._is_closed:
+            return
+        _leases.take(self._grace + _LAST_RESORT, "finishing its step before it saves")
         if self._reached.wait(self._grace):
             return
         log.warning(
@@ -287,6 +296,7 @@ class Resumable:
         max_to_keep: How many are kept.
         grace: How many seconds the step may take in which SIGTERM comes. One that takes longer, as
             its input does not come, is given up: the program ends with the commits that there are.
+            `replicax launch` waits as long for the step, and again for the save.
         **objects: What a step changes: variables, models, optimizers, metrics, iterators.
 
     Example:

@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from replicax.workers import _leases
+
 _POLL = 0.05
 # What schedulers send to every process of a job when it is to end: Slurm, systemd, PBS.
 NOTICES = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
@@ -180,6 +182,12 @@ def _live(sessions: set[int]) -> bool:
     return bool(_strays(sessions))
 
 
+def _leased(sessions: set[int], folders: list[Path]) -> float:
+    """Return until when workers of these sessions have asked for time to save."""
+    leases = [_leases.find(folder, s) for folder in folders for s in sessions if _live({s})]
+    return max((lease.until for lease in leases if lease is not None), default=0.0)
+
+
 def _facts(pid: int) -> list[str]:
     """The state, parent, group and session of a process, as the kernel writes them."""
     try:
@@ -202,14 +210,14 @@ def main() -> None:
                 sessions.discard(int(what))
             case "remove":
                 folders.append(what)
-    _end(sessions, float(sys.argv[-1]))
+    _end(sessions, float(sys.argv[-1]), [Path(folder) for folder in folders])
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _end(sessions: set[int], grace: float) -> None:
+def _end(sessions: set[int], grace: float, folders: list[Path]) -> None:
     deadline = time.monotonic() + grace
     send(signal.SIGTERM, sessions)
-    while _live(sessions) and time.monotonic() < deadline:
+    while _live(sessions) and time.monotonic() < max(deadline, _leased(sessions, folders)):
         time.sleep(_POLL)
     send(signal.SIGKILL, sessions)
