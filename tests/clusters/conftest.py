@@ -1,4 +1,4 @@
-"""A Slurm cluster of one node on this machine, for the tests of this folder."""
+"""A Slurm cluster of two nodes on this machine, for the tests of this folder."""
 
 import os
 import shutil
@@ -7,6 +7,34 @@ import subprocess
 import time
 
 import pytest
+
+
+class Nodes(dict):
+    """The environment of clients; `start` and `kill` are for the daemon of one node."""
+
+    def __init__(self, environment, config):
+        super().__init__(environment)
+        self._config = config
+        self._daemons = {}
+
+    def start(self, name):
+        command = ["/usr/sbin/slurmd", "-D", "-f", self._config, "-N", name]
+        self._daemons[name] = _daemon(command, self)
+
+    def kill(self, name):
+        """Kill a node's daemon, as if its machine were gone."""
+        self._daemons[name].kill()
+        self._daemons.pop(name).wait(30)
+
+    def end(self):
+        for daemon in self._daemons.values():
+            daemon.terminate()
+            daemon.wait(30)
+
+
+def _daemon(command, environment):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+    return subprocess.Popen([*map(str, command)], env=environment, **quiet)
 
 
 @pytest.fixture(scope="session")
@@ -20,7 +48,8 @@ def slurm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("slurm")
     folder.chmod(0o755)
     host = socket.gethostname().partition(".")[0]
-    control, node = _free_port(), _free_port()
+    control = _free_port()
+    nodes = {host: _free_port(), "localhost": _free_port()}  # two names of this machine
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
@@ -30,58 +59,65 @@ def slurm(tmp_path_factory):
         f"""ClusterName=test
 SlurmctldHost={host}
 SlurmctldPort={control}
-SlurmdPort={node}
 AuthType=auth/munge
-AuthInfo=socket={socket_file}
+AuthInfo=socket={socket_file},cred_expire=5
 SlurmUser=root
 SlurmdUser=root
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.log
+SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 ReturnToService=2
 SlurmdParameters=config_overrides
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU
-NodeName={host} CPUs=8 State=UNKNOWN
+JobRequeue=1
+SlurmdTimeout=10
+KillWait=20
+UnkillableStepTimeout=60
+MinJobAge=600
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
+        + "".join(
+            f"NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8\n"
+            for name, port in nodes.items()
+        )
     )
-    for name in ("state", "spool"):
+    for name in ("state", *(f"spool-{node}" for node in nodes)):
         (folder / name).mkdir()
     environment = {**os.environ, "SLURM_CONF": str(config)}
     files = ("--key-file", key, "--socket", socket_file, "--pid-file", folder / "munge.pid")
     logs = ("--log-file", folder / "munge.log", "--seed-file", folder / "munge.seed")
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
     daemons = [
-        subprocess.Popen(command, env=environment, **quiet)
-        for command in (
-            ["/usr/sbin/munged", "--foreground", "--force", *map(str, files + logs)],
-            ["/usr/sbin/slurmctld", "-D", "-f", str(config)],
-            ["/usr/sbin/slurmd", "-D", "-f", str(config)],
-        )
+        _daemon(["/usr/sbin/munged", "--foreground", "--force", *files, *logs], environment),
+        _daemon(["/usr/sbin/slurmctld", "-D", "-f", config], environment),
     ]
+    cluster = Nodes(environment, config)
     try:
-        _wait_until_idle(environment, folder)
-        yield environment
+        for name in nodes:
+            cluster.start(name)
+        wait_until_idle(environment, folder)
+        yield cluster
     finally:
+        cluster.end()
         for daemon in reversed(daemons):
             daemon.terminate()
         for daemon in daemons:
             daemon.wait(30)
 
 
-def _wait_until_idle(environment, folder):
+def wait_until_idle(environment, folder):
+    """Wait until all nodes can take jobs."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         asked = subprocess.run(
-            ["sinfo", "-h", "-o", "%T"], env=environment, capture_output=True, text=True
+            ["sinfo", "-h", "-N", "-o", "%T"], env=environment, capture_output=True, text=True
         )
-        if asked.stdout.strip() == "idle":
+        if asked.stdout.split() == ["idle"] * 2:
             return
         time.sleep(0.5)
     logs = [path.read_text()[-2000:] for path in folder.glob("*.log")]

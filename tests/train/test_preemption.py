@@ -14,8 +14,10 @@ import time
 import pytest
 
 import replicax as rx
+from replicax.cluster import _requeue
 from replicax.train._preemption import Notice
 from replicax.workers import _group
+from tests.fresh_process import run_fresh
 from tests.multi_process.gang import Gang, left_behind
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -109,7 +111,7 @@ def saved_at(folder):
 def test_the_end_is_bounded_and_what_is_saved_is_whole(tmp_path, where, commits):
     process = told(where, tmp_path)
     assert any(line == "now\n" for line in process.stdout)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGUSR2)  # as submitit
     time.sleep(0.1)
     process.send_signal(signal.SIGTERM)  # twice is once
 
@@ -150,7 +152,7 @@ def test_workers_save_at_one_step_when_one_is_told_to_end(tmp_path):
                 deadline = time.monotonic() + 60
                 while "at 10" not in gang.workers[0].text and time.monotonic() < deadline:
                     time.sleep(0.02)
-                gang.workers[1].process.send_signal(signal.SIGTERM)
+                gang.workers[1].process.send_signal(signal.SIGUSR1)  # as Slurm's --signal
             return [(w.code, final(w.text)) for w in gang.wait(seconds=120)]
 
     whole = run(tmp_path / "whole", interrupt=False)
@@ -226,6 +228,59 @@ def test_launcher_waits_for_a_save_within_its_grace(tmp_path, fsync, grace, ende
     assert launcher.code == (-9 if number == signal.SIGKILL else 143)
     assert told in launcher.text
     assert (step_saved(tmp_path / "run") >= 10) == (fsync < 10)
+
+
+OTHERS_HANDLERS = """
+    import faulthandler, os, signal
+    import replicax as rx
+
+    faulthandler.register(signal.SIGUSR1)  # Python's own table of handlers does not know it
+    signal.signal(signal.SIGUSR2, lambda *_: print("mine", flush=True))
+    folder = os.environ["FOLDER"]
+    step = rx.Variable(0)
+    with rx.train.Resumable(folder, every=100, step=step) as run:
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            os.kill(os.getpid(), number)
+            run.step()
+    print("done", flush=True)
+"""
+
+
+def test_signals_that_the_program_handles_stay_its_own(tmp_path):
+    done = run_fresh(OTHERS_HANDLERS, FOLDER=str(tmp_path))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "mine\ndone\n"
+    assert "most recent call first" in done.stderr  # faulthandler's stacks
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+def test_launcher_hands_warnings_on_and_does_not_restart(tmp_path):
+    slow = {"TRAINEE_PAUSE": "0.1", "TRAINEE_EVERY": "1000"}
+    with Gang(tmp_path, 2, **slow) as gang:
+        gang.options = ("--max-restarts", "2")
+        gang.start_all("launched", tmp_path / "run", 1000, "several", program="trainee")
+        launcher = gang.workers[0]
+        wait_for("at 10", launcher.output)
+        launcher.process.send_signal(signal.SIGUSR1)
+        gang.wait(seconds=60)
+
+    assert launcher.code == 143
+    assert "restart 1 of" not in launcher.text
+    assert step_saved(tmp_path / "run") >= 10
+
+
+@pytest.mark.parametrize(
+    ("given", "fault"),
+    [
+        ({"REPLICAX_REQUEUE": "yes"}, "REPLICAX_REQUEUE='yes': write 1"),
+        ({"REPLICAX_REQUEUE": "1"}, "SLURM_JOB_ID is not set"),
+    ],
+)
+def test_requeue_that_cannot_be_is_refused_at_the_start(given, fault):
+    with pytest.raises(rx.errors.ClusterError, match=fault):
+        _requeue.is_asked(given)
 
 
 class Table:

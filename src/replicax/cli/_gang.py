@@ -306,6 +306,12 @@ class Gang:
                 time.sleep(_POLL)
         self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
 
+    def notify(self, number: int) -> None:
+        """Send a signal to the workers, not to their helpers, which may die of it."""
+        for worker in self.workers:
+            if worker.process.returncode is None:
+                worker.process.send_signal(number)
+
     def _start(self, plan: GangPlan, log: Log) -> None:
         process = subprocess.Popen(
             plan.command,

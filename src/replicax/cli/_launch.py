@@ -94,10 +94,11 @@ def run(options: argparse.Namespace) -> int:
         _show(_plans(options, 0, Path("TOKEN")))
         return 0
     try:
+        options.warning = _Warning()
         if options.ssh and not options.remote:
-            with _signals_as_interrupts():
+            with _signals_as_interrupts(options.warning):
                 return _ssh.launch(options, _given_token(options))
-        with _signals_as_interrupts(), _guarded(options.grace) as (guard, folder):
+        with _signals_as_interrupts(options.warning), _guarded(options.grace) as (guard, folder):
             options.token = _token(options)
             with _reported(options) as reporter:
                 return _attempts(options, guard, folder, reporter)
@@ -147,7 +148,7 @@ def _attempts(
     while True:
         began = time.monotonic()
         code = _attempt(options, attempt, guard, folder, reporter)
-        if code == 0 or attempt == options.max_restarts:
+        if code == 0 or attempt == options.max_restarts or options.warning.number:
             return code
         attempt += 1
         failures = failures + 1 if time.monotonic() - began < _QUICK_FAILURE else 0
@@ -172,6 +173,7 @@ def _attempt(
     try:
         gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None, folder)
         try:
+            options.warning.pass_on(gang)
             _require_hub(hub, gang, plans[0])
             culprit = gang.wait(options.grace)
         except KeyboardInterrupt as interrupt:
@@ -448,17 +450,42 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
+class _Warning:
+    """SIGUSR1 or SIGUSR2, with which Slurm announces the end: the workers decide what it means.
+
+    Those that save end by themselves then. The launcher does not start them again.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._gang: Gang | None = None
+
+    def pass_on(self, gang: Gang) -> None:
+        """Hand it to these workers when it comes, or now if it has come."""
+        self._gang = gang
+        if self.number:
+            gang.notify(self.number)
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Handle the signal."""
+        self.number = number
+        if self._gang is not None:
+            self._gang.notify(number)
+
+
 @contextmanager
-def _signals_as_interrupts() -> Iterator[None]:
+def _signals_as_interrupts(warning: _Warning) -> Iterator[None]:
     """Treat SIGTERM and a closed terminal like Ctrl-C; the same signal is handed to the workers."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
-    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    warnings = (signal.SIGUSR1, signal.SIGUSR2)
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {n: signal.getsignal(n) for n in (*ends, *warnings)}
     for number, handler in before.items():
         if handler is not signal.SIG_IGN:  # as `nohup` sets it
-            signal.signal(number, interrupt)
+            signal.signal(number, warning if number in warnings else interrupt)
     try:
         yield
     finally:

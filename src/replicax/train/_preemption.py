@@ -1,10 +1,10 @@
 """Preemption: a machine that will be taken away -> one checkpoint of all workers, and the end.
 
-All workers save between the same two steps. Whoever is told (SIGTERM, by default) tells the others
-through a thread beside the training; then each holds its next step until it is known how many steps
-any of them has begun. That is where all save: a step that one worker has begun needs the others,
-and nobody can begin a later one meanwhile. A step that does not end, as its input does not come,
-is given up after some time: the program ends with the commits that there are.
+All workers save between the same two steps. Whoever is told (by SIGTERM, SIGUSR1 or SIGUSR2) tells
+the others through a thread beside the training; then each holds its next step until it is known how
+many steps any of them has begun. That is where all save: a step that one worker has begun needs the
+others, and nobody can begin a later one meanwhile. A step that does not end, as its input does not
+come, is given up after some time: the program ends with the commits that there are.
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from replicax._errors import ReplicaxError
+from replicax.cluster import _requeue
 from replicax.state._variable import Variable
 from replicax.train._checkpoint import Checkpoint, finish_all
 from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
 from replicax.workers import _group, _leases
 
+# SIGUSR1 and SIGUSR2 are what Slurm sends ahead of the end: `--signal=USR1@90`, submitit's USR2.
+_WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
+_OTHERWISE = -1  # no signal, but the program itself said that the run is to end
 _RUNS = "checkpointed_runs"  # TensorFlow's name
 PREEMPTED = 128 + signal.SIGTERM
 _ASK_EVERY = 0.25  # seconds between two questions to the other workers
@@ -37,7 +42,8 @@ class Notice:
     """Whether this run is to end, and after which step.
 
     Args:
-        is_told: Says whether the machine will be taken away; by default SIGTERM says so.
+        is_told: Says whether the machine will be taken away; by default SIGTERM says so, and
+            SIGUSR1 and SIGUSR2 if nothing else handles them.
         grace: After how many seconds a step that does not end is given up; `replicax launch` waits
             as long for it, and again for the save.
     """
@@ -45,7 +51,8 @@ class Notice:
     def __init__(self, is_told: Callable[[], bool] | None = None, *, grace: float = _GRACE) -> None:
         self._is_told = is_told
         self._grace = grace
-        self._signalled = False
+        self._signalled = 0  # the number of the signal that announced the end
+        self._requeues = _requeue.is_asked()
         self._announced, self._reached = threading.Event(), threading.Event()
         self._is_late = self._is_saving = False
         self._begun = 0
@@ -53,9 +60,10 @@ class Notice:
         self._holds = False
         self._is_closed = False
         self._changed = threading.Condition()
-        self._before: Any = None
+        self._before: dict[int, Any] = {}
         if is_told is None and threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, self._on_signal)
+            for number in (signal.SIGTERM, *filter(_may_handle, _WARNINGS)):
+                self._before[number] = signal.signal(number, self._on_signal)
             self._clock = threading.Thread(
                 target=self._give_up, name="replicax-preemption-clock", daemon=True
             )
@@ -83,7 +91,7 @@ class Notice:
     def _is_at_the_end(self) -> bool:
         with self._changed:
             if self._thread is None:
-                return self._signalled
+                return bool(self._signalled)
             self._changed.wait_for(lambda: not self._holds)
             if self._stop_at is not None and self._begun >= self._stop_at:
                 return True
@@ -100,16 +108,40 @@ class Notice:
         self._announced.set()
         if self._thread is not None:
             self._thread.join(timeout=5.0)
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
-            self._before = None
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._on_signal:
+                signal.signal(number, handler)
+
+    def finish(self) -> None:
+        """After the save, which is in place on all workers: requeue the job if that was asked for.
+
+        A handler of submitit's is called, which requeues in its own way.
+        """
+        group = _group.current()
+        handler = self._before.get(self._signalled)
+        if self._signalled in _WARNINGS and callable(handler):
+            handler(self._signalled, None)
+        elif self._requeues and (group is None or group.facts.index == 0):
+            self._requeue()
+
+    def _requeue(self) -> None:
+        if self._signalled not in _WARNINGS and not _requeue.has_timed_out():
+            log.warning(
+                "Slurm job %s is not requeued: SIGTERM may be `scancel`. Slurm itself requeues a"
+                " job that it preempts; `--signal=USR1@90` announces the end of its time.",
+                _requeue.job(),
+            )
+        elif fault := _requeue.requeue():
+            log.error("Slurm job %s could not be requeued: %s", _requeue.job(), fault)
+        else:
+            log.warning("Slurm job %s is requeued.", _requeue.job())
 
     def _on_signal(self, number: int, frame: Any) -> None:
         if self._is_late and not self._reached.is_set():
             _exit()
         if not self._signalled:
-            self._signalled = True
-            log.warning("SIGTERM: saving after this step, then ending.")
+            self._signalled = number
+            log.warning("%s: saving after this step, then ending.", signal.Signals(number).name)
             self._announced.set()
 
     def _give_up(self) -> None:
@@ -121,8 +153,8 @@ class Notice:
         if self._reached.wait(self._grace):
             return
         log.warning(
-            "The step in which SIGTERM came has not ended in %g s. The program ends with the"
-            " commits that there are; the steps since the last one will be done again.",
+            "The step in which the end was announced has not ended in %g s. The program ends with"
+            " the commits that there are; the steps since the last one will be done again.",
             self._grace,
         )
         self._is_late = True
@@ -133,8 +165,9 @@ class Notice:
             finish_all()
             os._exit(PREEMPTED)
 
-    def _is_noticed(self) -> bool:
-        return self._signalled or (self._is_told is not None and bool(self._is_told()))
+    def _noticed(self) -> int:
+        is_told = self._is_told is not None and bool(self._is_told())
+        return self._signalled or (_OTHERWISE if is_told else 0)
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
         def of_all(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
@@ -144,11 +177,13 @@ class Notice:
 
         asked = 0
         try:
-            while not any(of_all(asked, self._is_noticed(), lambda: self._is_closed)):
+            while not any(seen := of_all(asked, self._noticed(), lambda: self._is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
                     raise _group.Cancelled
+            # One reason for all: a warning of Slurm's counts more than what may have followed it.
+            self._signalled = min(filter(None, seen), key=lambda n: (n not in _WARNINGS, n))
             self._announced.set()
             with self._changed:
                 self._holds = True
@@ -171,8 +206,8 @@ class TerminationConfig:
     """How `PreemptionCheckpointHandler` learns that the run is to end, and what it does then.
 
     Args:
-        termination_watcher_fn: Returns True when the machine will be taken away; by default SIGTERM
-            says so.
+        termination_watcher_fn: Returns True when the machine will be taken away; by default
+            SIGTERM, SIGUSR1 and SIGUSR2 say so.
         exit_fn: Called after the save; by default the process ends with code 143, which
             `replicax launch` knows.
         grace_period: Accepted for TensorFlow's sake: the save is made at once, which is never too
@@ -254,6 +289,7 @@ class PreemptionCheckpointHandler:
             self._config.save_fn(*args, **kwargs)
         else:
             self._manager.save(check_interval=False)
+        self._notice.finish()
         self.close()
         (self._config.exit_fn or _exit)()
 
@@ -282,13 +318,33 @@ def _exit() -> None:
     sys.exit(PREEMPTED)
 
 
+def _may_handle(number: signal.Signals) -> bool:
+    """Whether nothing else handles a signal, such as `faulthandler`; or submitit, which we call."""
+    handler = signal.getsignal(number)
+    if handler is not signal.SIG_DFL:
+        return str(getattr(handler, "__module__", "")).partition(".")[0] == "submitit"
+    try:
+        status = Path("/proc/self/status").read_text()
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return True
+    return not int(caught.split()[1], 16) >> (number - 1) & 1
+
+
 class Resumable:
     """Makes a training loop restartable: one commit of everything, found again at the start.
 
     Model, optimizer, random state, counters, metrics and the position in the data are saved
     together, between two steps; a run that is killed at any moment and started again goes on from
     the last commit as if nothing had happened. SIGTERM saves once more, at one step on all workers,
-    and ends the program with code 143, which `replicax launch` knows.
+    and ends the program with code 143, which `replicax launch` knows; so do SIGUSR1 and SIGUSR2,
+    which Slurm sends ahead of the end, if the program does not handle them. With
+    ``REPLICAX_REQUEUE=1`` they requeue the Slurm job, too.
+
+    Attributes:
+        restored: The commit that was found at the start, or None.
+        restarts: How often Slurm (``SLURM_RESTART_COUNT``) and the launcher have started this run
+            again.
 
     Args:
         directory: Where the commits are.
@@ -333,6 +389,11 @@ class Resumable:
         self._since = 0
         self._manager = CheckpointManager(Checkpoint(**objects), directory, max_to_keep)
         self.restored = self._manager.restore_or_initialize()
+        self.restarts = _requeue.restarts()
+        if self.restarts:
+            log.warning(
+                "restart %d: %s", self.restarts, self.restored or "no commit yet, from the start"
+            )
         self._notice = Notice(grace=grace)
         self._notice.is_due()  # the first step begins
 
@@ -344,6 +405,7 @@ class Resumable:
             self._since = 0
             self._manager.save(block=is_due)
         if is_due:
+            self._notice.finish()  # while a second signal still does no harm
             self.close()
             _exit()
 
