@@ -565,6 +565,89 @@ def test_two_machines_start_again_when_a_worker_of_one_of_them_fails(toy):
         assert f"[worker {index}] total 4.0 of worker {index}" in said[index // 2][0]
 
 
+@contextlib.contextmanager
+def two_launchers(tmp_path, restarts, *program, **variables):
+    """Launchers of one worker each, as if on two hosts."""
+    ports = free_ports(1)
+    env = environment() | {"REPLICAX_TOKEN": "known to both", **variables}
+    hosts = ("--workers", "2", "--hosts", "127.0.0.1,127.0.0.2", "--port", str(ports[0]))
+    launchers, outputs = [], []
+    for index in range(2):
+        outputs.append(tmp_path / f"launcher{index}.txt")
+        words = (*hosts, "--host-index", str(index), "--max-restarts", str(restarts[index]))
+        with outputs[-1].open("w") as output:
+            launchers.append(
+                subprocess.Popen(
+                    command(*words, *program), env=env, stdout=output, stderr=subprocess.STDOUT
+                )
+            )
+    try:
+        yield launchers, [path.read_text for path in outputs]
+    finally:
+        for launcher in launchers:
+            launcher.kill()
+            launcher.wait()
+
+
+@pytest.mark.multi_process
+@pytest.mark.parametrize("restarts", [(2, 0), pytest.param((0, 2), marks=slow)])
+def test_launchers_of_two_hosts_restart_together_or_not_at_all(toy, tmp_path, restarts):
+    with two_launchers(tmp_path, restarts, toy, "raises") as (launchers, texts):
+        codes = [launcher.wait(60) for launcher in launchers]
+
+    assert codes == [1, 1]
+    eager, other = restarts.index(2), restarts.index(0)
+    told = f"the launcher of host {other} (127.0.0.{other + 1}) has ended for good, with code 1"
+    assert f"Not starting the workers again: {told}." in texts[eager]()
+    assert "starting all workers again" not in texts[0]() + texts[1]()
+
+
+@slow
+@pytest.mark.multi_process
+def test_launchers_of_two_hosts_restart_together(toy, tmp_path):
+    with two_launchers(tmp_path, (1, 2), toy, "once") as (launchers, texts):
+        codes = [launcher.wait(120) for launcher in launchers]
+
+    assert codes == [0, 0]
+    assert all(text().count("starting all workers again") == 1 for text in texts)
+
+
+def test_program_that_fails_on_another_host_is_not_waited_for(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import json, os, sys
+        if json.loads(os.environ["TF_CONFIG"])["task"]["index"] == 1:
+            sys.exit(3)
+        import replicax as rx
+        rx.distribute.MultiWorkerMirroredStrategy()
+        """,
+    )
+    with two_launchers(tmp_path, (0, 0), program) as (launchers, texts):
+        codes = [launcher.wait(60) for launcher in launchers]
+
+    assert codes == [1, 3]
+    assert re.search(r"RollCallError: .* before all workers had come", texts[0]())
+
+
+@slow
+@pytest.mark.multi_process
+def test_host_that_is_gone_costs_one_join_timeout(toy, tmp_path):
+    given = {"REPLICAX_JOIN_TIMEOUT": "15"}
+    with two_launchers(tmp_path, (3, 3), toy, "sleeps", **given) as (launchers, texts):
+        deadline = time.monotonic() + 60
+        while not all("asleep" in text() for text in texts):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        launchers[1].kill()
+        for child in _children(launchers[0].pid):  # what the loss of the other does to a training
+            os.kill(child, signal.SIGKILL)
+        launchers[0].wait(90)
+
+    assert texts[0]().count("starting all workers again") == 1
+    assert "the launcher of host 1 (127.0.0.2) did not come" in texts[0]()
+
+
 @pytest.mark.parametrize("host", ["::1", "[::1]"])
 def test_a_host_of_the_newer_internet_needs_no_brackets(host, capsys):
     arguments = ["--workers", "1", "--hosts", host, "--port", "7000", "--dry-run", "train.py"]

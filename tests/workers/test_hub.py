@@ -449,6 +449,47 @@ def _children(pid):
     return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+@contextlib.contextmanager
+def launcher(address, host):
+    with stranger(address) as sock:
+        wire = Wire(sock)
+        prove(wire, TOKEN, address, role="launcher")
+        wire.send({"launcher": host})
+        yield wire
+
+
+@pytest.mark.parametrize(
+    ("other", "again", "why"),
+    [
+        ("again", True, ""),
+        ("over", False, "the launcher of host 1 (b) has ended for good, with code 3"),
+        ("lost", True, ""),  # it may be started again
+        ("absent", False, "the launcher of host 1 (b) did not come"),
+    ],
+)
+def test_launchers_are_told_what_all_of_them_do(other, again, why):
+    with (
+        hub(2, hosts=("a", "b")) as address,
+        launcher(address, 0) as a,
+        worker(address, 0, 2) as w,
+    ):
+        if other != "absent":
+            with launcher(address, 1) as b:
+                b.send({"ended": "worker 1 exited with code 3"})
+                heard(w, "refused")  # so that the hub knows the second launcher, too
+                if other != "lost":
+                    b.send({"again": other == "again", "code": 3})
+                a.send({"again": True, "code": 1})
+                if other == "lost":
+                    b.close()
+                answer = a.receive_within(30)
+        else:
+            a.send({"again": True, "code": 1})
+            answer = a.receive_within(30)
+
+    assert answer == {"all": again, "why": why}
+
+
 def test_a_connection_is_read_beyond_1024_open_files():
     if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1300:
         pytest.skip("this system allows fewer open files")

@@ -11,14 +11,16 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
 from replicax.cli import _ssh
 from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
+from replicax.cli._seat import Seat
 from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _leases
@@ -147,8 +149,9 @@ def _attempts(
     failures, attempt = 0, 0
     while True:
         began = time.monotonic()
+        options.may_restart = attempt < options.max_restarts
         code = _attempt(options, attempt, guard, folder, reporter)
-        if code == 0 or attempt == options.max_restarts or options.warning.number:
+        if code == 0 or not options.may_restart:
             return code
         attempt += 1
         failures = failures + 1 if time.monotonic() - began < _QUICK_FAILURE else 0
@@ -164,34 +167,64 @@ def _attempt(
     _write_token(options.token, folder)
     plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
-    hub = _start_hub(plans[0]) if options.host_index == 0 and options.workers > 1 else None
+    is_first = options.host_index == 0 and options.workers > 1
+    hub = _start_hub(plans[0], _hosts(options)) if is_first else None
     address = plans[0].environment[HUB_VARIABLE]
     _note_run(options, folder, address)
     if reporter is not None:
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
     code, story, is_over = 0, "", False
+    seat = _seat(options, address)
     try:
-        gang = Gang(plans, logs, guard, hub.tell_end if hub else lambda story: None, folder)
+        gang = Gang(plans, logs, guard, _teller(hub, seat), folder)
         try:
             options.warning.pass_on(gang)
             _require_hub(hub, gang, plans[0])
             culprit = gang.wait(options.grace)
         except KeyboardInterrupt as interrupt:
             _end(gang, options.grace, interrupt)
+            options.may_restart = False
+            _agree(seat, options, 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
             _wait_for_others(hub, options, has_failed=True)  # they need the hub to save
             raise
-        _wait_for_others(hub, options, has_failed=culprit is not None)
         if culprit:
             code, story = culprit.code, _story(culprit, gang.workers)
+        story += _agree(seat, options, code)
+        _wait_for_others(hub, options, has_failed=culprit is not None)
         is_over = True
     finally:
-        if hub is not None:
-            hub.end()
+        for part in (seat, hub):
+            if part is not None:
+                part.end()
         if reporter is not None:
             reporter.end(code if is_over else None, story)
     if story:
         _say(story)
     return code
+
+
+def _seat(options: argparse.Namespace, address: str) -> Seat | None:
+    """Take part in what the launchers of several hosts decide."""
+    several = len(_hosts(options)) > 1
+    return Seat(address, options.token, options.host_index) if several else None
+
+
+def _teller(hub: HubProcess | None, seat: Seat | None) -> Callable[[str], None]:
+    """Return what tells the hub, on this host or another, of a worker that has ended."""
+    if hub is not None:
+        return hub.tell_end
+    return seat.tell_end if seat is not None else lambda story: None
+
+
+def _agree(seat: Seat | None, options: argparse.Namespace, code: int) -> str:
+    """Decide with the launchers of the other hosts whether to restart; return what to say of it."""
+    options.may_restart = bool(code and options.may_restart and not options.warning.number)
+    if seat is None:
+        return ""
+    would = options.may_restart
+    why = seat.decide(code, again=would)
+    options.may_restart = not why
+    return f"\nNot starting the workers again: {why}." if would and why else ""
 
 
 def _note_run(options: argparse.Namespace, folder: Path, address: str) -> None:
@@ -358,14 +391,15 @@ def _write_token(token: str, folder: Path) -> None:
             file.write(token)
 
 
-def _start_hub(plan: GangPlan) -> HubProcess:
+def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
     config = json.loads(plan.environment["TF_CONFIG"])
     facts = ClusterFacts.of_processes(
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
     )
     settings = Settings.read(facts, plan.environment)
+    told = hub_options(facts, settings, plan.address, "the launcher")
     try:
-        return HubProcess(hub_options(facts, settings, plan.address, "the launcher"))
+        return HubProcess(replace(told, hosts=tuple(hosts) if len(hosts) > 1 else ()))
     except OSError as error:
         raise _no_hub(plan, error.strerror or str(error)) from error
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax._lazy import LazyModule
 from replicax.workers import _reports, _watch, _wire
+from replicax.workers._council import Council
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
 from replicax.workers._sessions import Owner, ignore_notices
@@ -73,6 +74,7 @@ class Hub:
         self._gone: dict[int, Message] = {}  # what is known of those that are
         self._news: list[str] = []
         self._readers = _watch.Readers(door)
+        self._council = Council(options.hosts, self._will_not_come)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
@@ -137,6 +139,8 @@ class Hub:
             self._door.prove(visitor, message)
         elif visitor.reads:
             raise _wire.WireError("a reader says nothing")
+        elif visitor.launches:
+            self._council.take(visitor, message)
         elif visitor.index is None:
             self._join(visitor, _reports.checked_facts(message.get("join")))
         elif visitor.index in self._members:
@@ -144,6 +148,7 @@ class Hub:
 
     def _left(self, visitor: Visitor, why: str) -> None:
         self._door.show_out(visitor)
+        self._council.leave(visitor)
         index = visitor.index
         if index is None or index not in self._members:
             return
@@ -167,6 +172,11 @@ class Hub:
         self._members[facts["index"]] = Member(visitor, facts)
         if len(self._members) == self._options.size:
             self._start()
+
+    def _will_not_come(self, story: str) -> None:
+        """Know that workers of another host will not come."""
+        if not self._started:
+            self.give_up_roll(_reports.ended_early(story))
 
     def give_up_roll(self, why: str) -> None:
         """Tell all who are there, and all who come, that the roll cannot become whole."""
@@ -219,6 +229,8 @@ class Hub:
 
     def _fail(self, why: str) -> None:
         for visitor in list(self._door.visitors.values()):
+            if visitor.host is not None:
+                continue  # launchers have to agree on what follows
             if visitor.trusted:
                 visitor.wire.send({"refused": why})
             self._door.show_out(visitor)
@@ -387,6 +399,8 @@ class Hub:
         is_over = self._is_broken and not self._members  # one that was given up may stay for ever
         if not self._started or (someone and not is_over):
             self._empty_since = None
+            return False
+        if self._council.is_waiting() and not self._is_ending:
             return False
         self._empty_since = self._empty_since or now
         return now - self._empty_since > (_PATIENCE if someone else _LINGER)

@@ -107,6 +107,7 @@ class HubOptions:
         bind: The host at which it and JAX's service listen; None for that of ``address``.
         service_port: The port of JAX's coordination service; 0 for any free one.
         metrics_port: Where to serve metrics, at the same host; None for nowhere.
+        hosts: The hosts whose launchers agree on restarts, if there are several.
     """
 
     address: str
@@ -121,6 +122,7 @@ class HubOptions:
     bind: str | None = None
     service_port: int = 0
     metrics_port: int | None = None
+    hosts: tuple[str, ...] = ()
 
 
 def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:

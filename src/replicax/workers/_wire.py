@@ -214,6 +214,7 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+ROLES = ("worker", "reader", "launcher")
 MOST_STRANGERS = 64
 MOST_READERS = 8
 PROVE_WITHIN = 10.0  # seconds
@@ -229,6 +230,8 @@ class Visitor:
     peer: str = ""
     trusted: bool = False
     reads: bool = False  # it only listens
+    launches: bool = False  # it is a launcher, of ``host`` once it has said so
+    host: int | None = None
     unsent: bytes = b""  # what such a one has not taken in yet
     index: int | None = None
     since: float = field(default_factory=time.monotonic)
@@ -264,12 +267,13 @@ class Door:
             WireError: If it is wrong.
         """
         theirs, mine = str(message.get("nonce")), visitor.challenge
-        role = "reader" if message.get("role") == "reader" else "worker"
+        role = str(message.get("role")) if message.get("role") in ROLES else "worker"
         if not is_proof(message.get("proof"), self._token, role, mine, theirs):
             visitor.wire.send({"refused": "token"})
             self.turned_away = [*self.turned_away[-9:], visitor.peer]
             raise WireError("a wrong proof")
         visitor.trusted, visitor.reads = True, role == "reader"
+        visitor.launches = role == "launcher"
         visitor.wire.send({"proof": proof(self._token, "hub", theirs, mine)})
         if not visitor.reads:
             visitor.wire.lines.longest = LONGEST_LINE
@@ -338,7 +342,8 @@ class Door:
             time.sleep(0.05)  # somebody else has taken all that this machine has
 
     def _waiting(self) -> list[Visitor]:
-        return [v for v in self.visitors.values() if v.index is None and not v.reads]
+        nobody = (v for v in self.visitors.values() if v.index is None and v.host is None)
+        return [v for v in nobody if not v.reads]
 
 
 def allow_visitors(workers: int) -> None:

@@ -1,0 +1,90 @@
+"""Seat: a launcher's place in the council of all launchers; see `replicax.workers._council`."""
+
+import contextlib
+import socket
+import threading
+
+from replicax.cluster._checks import RollCallError
+from replicax.workers import _wire
+from replicax.workers._council import PATIENCE
+from replicax.workers._join import prove
+from replicax.workers._wire import Message, Wire
+
+_RETRY = 0.1
+_LAST_WORD = 10.0  # seconds in which one that failed looks for the hub, so that nobody waits for it
+
+
+class Seat:
+    """A launcher's connection to the hub of its attempt.
+
+    Args:
+        address: Where the hub is, or will be.
+        token: What proves that one may take part.
+        host: Which host this is.
+    """
+
+    def __init__(self, address: str, token: str, host: int) -> None:
+        self._address = address
+        self._token = token
+        self._host = host
+        self._wire: Wire | None = None
+        self._unsent: list[Message] = []
+        self._is_over, self._is_there = threading.Event(), threading.Event()
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._connect, name="replicax-seat", daemon=True)
+        self._thread.start()
+
+    def tell_end(self, story: str) -> None:
+        """Say that a worker of this host has ended: if it has not come, nobody need wait for it."""
+        self._send({"ended": story})
+
+    def decide(self, code: int, *, again: bool) -> str:
+        """Agree with the other launchers on a restart.
+
+        Args:
+            code: The exit code of this host's workers.
+            again: Whether this launcher would start them again.
+
+        Returns:
+            Why they are not started again, or nothing.
+        """
+        is_told = self._send({"again": again, "code": code})
+        if code:
+            self._is_there.wait(_LAST_WORD)
+        if not again:
+            return "this launcher has ended"
+        if self._wire is None:
+            return f"no hub was at {self._address}: the launcher of host 0 did not come"
+        with contextlib.suppress(_wire.WireError):
+            while is_told and (message := self._wire.receive_within(PATIENCE)) is not None:
+                if "all" in message:
+                    return "" if message["all"] else str(message.get("why"))
+        return ""  # the hub is lost, and its host may come back
+
+    def end(self) -> None:
+        """Close the connection."""
+        self._is_over.set()
+        self._thread.join()
+        if self._wire is not None:
+            self._wire.close()
+
+    def _send(self, message: Message) -> bool:
+        with self._lock:
+            if self._wire is None:
+                self._unsent.append(message)
+                return True
+        return self._wire.send(message)
+
+    def _connect(self) -> None:
+        """Find the hub, which may start later than this launcher."""
+        while not self._is_over.is_set():
+            with contextlib.suppress(OSError, RollCallError):
+                wire = Wire(socket.create_connection(_wire.split_address(self._address), timeout=2))
+                prove(wire, self._token, self._address, role="launcher")
+                with self._lock:
+                    for message in ({"launcher": self._host}, *self._unsent):
+                        wire.send(message)
+                    self._wire = wire
+                self._is_there.set()
+                return
+            self._is_over.wait(_RETRY)
