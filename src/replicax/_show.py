@@ -82,7 +82,8 @@ class Sheet:
     Attributes:
         title: What it is about.
         facts: A name and a value in each row.
-        columns: The heads of the table; those that begin with ``>`` are over numbers.
+        columns: The heads of the table; those that begin with ``>`` are over numbers, and those
+            with ``~`` over texts that are cut to one line where there is no room.
         rows: Its rows.
         notes: Sentences below it.
     """
@@ -99,10 +100,14 @@ class Sheet:
         for name, value in self.facts:
             yield _text.Text(f"  {short(name):<{width}}  ") + _text.Text(short(value), "cyan")
         if self.columns:
-            table = _table.Table(box=None, header_style="bold", pad_edge=True)
+            # Columns share what is left of a narrow terminal only in a table of all its width.
+            is_cut = any(column.startswith("~") for column in self.columns)
+            table = _table.Table(box=None, header_style="bold", pad_edge=True, expand=is_cut)
             for column in self.columns:
                 if column.startswith(">"):
                     table.add_column(column[1:], justify="right", no_wrap=True)
+                elif column.startswith("~"):
+                    table.add_column(column[1:], overflow="ellipsis", no_wrap=True, ratio=1)
                 else:
                     table.add_column(column, overflow="fold")
             for row in self._shown():
@@ -141,7 +146,7 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in HTML; columns that begin with ``>`` hold numbers."""
     kinds = [' class="number"' if c.startswith(">") else "" for c in columns]
     head = "".join(
-        f"<th{k}>{escaped(c.removeprefix('>'))}</th>" for c, k in zip(columns, kinds, strict=True)
+        f"<th{k}>{escaped(c.lstrip('>~'))}</th>" for c, k in zip(columns, kinds, strict=True)
     )
     body = "".join(
         "<tr>"

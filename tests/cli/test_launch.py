@@ -109,7 +109,8 @@ def test_workers_start_and_their_lines_say_whose_they_are(toy, tmp_path):
     for index in range(2):
         line = f"total 2.0 of worker {index}"
         assert f"[worker {index}] {line}" in done.stdout
-        assert line in (logs / f"worker-{index}.log").read_text()
+        log = (logs / f"worker-{index}.log").read_text()
+        assert re.search(rf"^\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d[+-]\d{{4}} {line}$", log, re.M)
     assert "[Gloo]" not in done.stdout
 
 
@@ -400,6 +401,22 @@ def test_workers_do_not_wait_for_one_that_has_ended_before_it_came(tmp_path, cod
     for index in (0, 2):
         assert re.search(rf"\[worker {index}\] .*{story}", told)
         assert re.search(rf"worker {index} \(.*\) exited with code 1", said)
+
+
+def test_no_folder_for_temporary_files_is_told(tmp_path):
+    program = written(tmp_path, "print('here')")
+
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", *command("--workers", "2", program)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("replicax launch: There is no folder for temporary files that")
+    assert "Set TMPDIR to one" in done.stderr
 
 
 def test_a_log_folder_that_is_a_file_is_refused_before_anything_starts(tmp_path):

@@ -1,5 +1,7 @@
 """A run is looked at while it goes on, and told of on a page when it is over."""
 
+import io
+import itertools
 import json
 import os
 import subprocess
@@ -10,12 +12,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 import replicax
 from replicax._show import page
 from replicax.cli._main import main
 from replicax.cli._report import Reporter, Samples
 from replicax.cli._top import launched, table
+from replicax.workers import _runs
+from replicax.workers._join import HubProcess, statuses
+from tests.workers.test_hub import options
 
 # Steps until it is told to stop; the first attempt of worker 1 fails with a name that is markup.
 PROGRAM = """
@@ -128,20 +134,71 @@ def test_without_a_run_it_says_how_to_name_one(tmp_path, monkeypatch, capsys):
     assert "its token is needed" in capsys.readouterr().err
 
 
+def noted(tmp_path, name, pid):
+    folder = tmp_path / f"replicax-launch-{name}"
+    _runs.write_token("t", folder)
+    _runs.note(folder, "127.0.0.1:1", "train.py", _runs.BY_LAUNCHER, pid)
+    return folder / "run.json"
+
+
 def test_several_runs_are_listed_to_choose_from(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    for pid in (11, 12):
-        folder = tmp_path / f"replicax-launch-{pid}"
-        folder.mkdir()
-        (folder / "token").write_text("t")
-        told = {"address": "127.0.0.1:1", "program": "train.py", "pid": pid}
-        (folder / "run.json").write_text(json.dumps(told))
+    for name, pid in (("a", os.getpid()), ("b", os.getppid())):
+        noted(tmp_path, name, pid)
     (tmp_path / "replicax-launch-damaged").mkdir()
     (tmp_path / "replicax-launch-damaged" / "run.json").write_text("[]")
 
     assert [r.address for r in launched()] == ["127.0.0.1:1"] * 2
     assert main(["top"]) == 2
-    assert "replicax top 12" in capsys.readouterr().err
+    assert f"replicax top {os.getpid()}" in capsys.readouterr().err
+
+
+def test_dead_launchers_are_not_listed(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    noted(tmp_path, "ended", ended.pid)
+    ended.communicate()
+    reused = noted(tmp_path, "another process has its number now", os.getpid())
+    reused.write_text(json.dumps(json.loads(reused.read_text()) | {"birth": "1"}))
+
+    assert launched() == []
+
+
+def test_run_without_a_launcher_is_found_until_it_ends(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    told = options(2, program="train.py")
+    hub = HubProcess(told)
+    assert not hub.fault()
+    deadline = time.monotonic() + 30
+    while not (runs := launched()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    (run,) = runs
+    assert (run.address, run.token) == (told.address, told.token)
+    assert run.name.startswith("train.py, with the hub pid ")
+    (status,) = itertools.islice(statuses(run.address, run.token), 1)
+    assert status["size"] == 2
+    hub.end()
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_worker_takes_one_line_of_a_terminal_of_80_columns():
+    worker = STATUS["workers"][0] | {
+        "host": "compute-node-0123.cluster.example.org",
+        "pid": 1234567,
+        "steps": 123_456.0,
+        "memory": 12_345_678_901.0,
+        "doing": "call 123456 of train_step (program 0123456789ab), which is rather long",
+    }
+    workers = [worker | {"index": index} for index in range(5)]
+    out = io.StringIO()
+    Console(file=out, width=80).print(table(STATUS | {"workers": workers, "news": []}, "run"))
+
+    *_, head = [i for i, line in enumerate(out.getvalue().splitlines()) if "steps/s" in line]
+    rows = out.getvalue().splitlines()[head + 1 :]
+    assert len(rows) == 5
+    assert all(f in row for row in rows for f in ("1234567, ", "123456 ", "11.50 GiB"))
 
 
 def test_a_report_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, capsys):

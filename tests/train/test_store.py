@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from replicax.train import _store
 from replicax.workers._watch import disk
 from tests.multi_process import saver
 from tests.multi_process.gang import Gang
+from tests.multi_process.hosts import LOOPBACK, can_make_hosts
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
@@ -523,3 +525,21 @@ def test_orbax_reads_what_it_wrote(large):
     (array,) = [x for name, x in found.items() if name != "small"]
     np.testing.assert_array_equal(array, np.arange(5 << 20, dtype="f4"))
     assert np.arange(5.0, dtype="f4").tobytes() in np.asarray(found["small"]).tobytes()
+
+
+@pytest.mark.slow
+@pytest.mark.multi_process
+@pytest.mark.skipif(not can_make_hosts(), reason="namespaces cannot be made here")
+def test_folder_that_a_worker_does_not_see_is_told_at_the_first_save(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    mount = f'mount -t tmpfs none {folder} && exec "$@"'
+    elsewhere = replace(LOOPBACK, enter=["unshare", "--mount", "sh", "-c", mount, "sh"])
+    with Gang(tmp_path, 2, hosts=[LOOPBACK, elsewhere], TRAINEE_EVERY="1") as gang:
+        for index in range(2):
+            gang.start(index, folder, 3, "several", program="trainee")
+        workers = gang.wait(seconds=120)
+
+    assert [worker.code for worker in workers] == [0, 0]
+    for worker in workers:
+        assert worker.text.count("does not see that folder, and cannot restore") == 1

@@ -433,6 +433,9 @@ def test_hub_and_keeper_outlive_signals_until_their_owner_ends_them(number):
         heard(b, "go")
         pids = [go["hub_pid"], *_children(go["hub_pid"])]
         assert len(pids) == 2
+        names = [Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0") for pid in pids]
+        assert names[0] == f"replicax hub at {told.address}"
+        assert names[1].startswith("replicax keeper of JAX's coordination service")
         for pid in pids:
             os.kill(pid, number)
         for wire in (a, b):

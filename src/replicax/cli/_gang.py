@@ -78,11 +78,12 @@ class Console:
 
 
 class Log:
-    """A file that keeps what one worker writes; nobody else on the machine may read it."""
+    """A file that keeps what one worker writes, and when; nobody else may read it."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
+        self._is_at_start = True
         if path is not None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
             descriptor = os.open(path, flags, 0o600)
@@ -93,10 +94,16 @@ class Log:
         """Add to the file."""
         try:
             if self._file is not None:
-                self._file.write(data)
+                self._file.write(self._stamped(data))
         except OSError as error:
             self.close()
             _warn(f"{self._path} cannot be written any more: {error.strerror}. Its worker goes on.")
+
+    def _stamped(self, data: bytes) -> bytes:
+        """Return the data with the time before each new line; not before the rest of one."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z ").encode() if self._is_at_start else b""
+        self._is_at_start = data.endswith((b"\n", b"\r"))
+        return stamp + data
 
     def close(self) -> None:
         """Add no more."""

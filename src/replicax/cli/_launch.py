@@ -7,9 +7,7 @@ import os
 import secrets
 import shlex
 import signal
-import stat
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,8 +21,9 @@ from replicax.cli._report import Reporter
 from replicax.cli._seat import Seat
 from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
-from replicax.workers import _leases
+from replicax.workers import _leases, _runs
 from replicax.workers._join import HubProcess, hub_options
+from replicax.workers._runs import FOLDER, TOKEN_FILE
 from replicax.workers._sessions import Guard
 from replicax.workers._settings import (
     HUB_VARIABLE,
@@ -47,8 +46,6 @@ _QUICK_FAILURE = 3.0  # seconds; if workers fail sooner, restarts wait longer ea
 _LONGEST_PAUSE = 30.0
 _OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
 _LOOPBACK = "127.0.0.1"
-# What a launcher keeps while it runs, among the temporary files: `replicax top` looks there.
-FOLDER, RUN_FILE, TOKEN_FILE = "replicax-launch-", "run.json", "token"
 _PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 _GPUS = "CUDA_VISIBLE_DEVICES"
 # Memory of more than 32 MiB comes anew from the kernel every time. With this, glibc asks for large
@@ -114,7 +111,7 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
     guard = Guard(grace)
     try:
         # The guard knows of the folder before it is there.
-        folder = Path(tempfile.gettempdir()) / f"{FOLDER}{secrets.token_hex(8)}"
+        folder = _runs.temporary_folder() / f"{FOLDER}{secrets.token_hex(8)}"
         guard.remove_later(folder)
         yield guard, folder
     finally:
@@ -164,13 +161,13 @@ def _attempts(
 def _attempt(
     options: argparse.Namespace, attempt: int, guard: Guard, folder: Path, reporter: Reporter | None
 ) -> int:
-    _write_token(options.token, folder)
+    _runs.write_token(options.token, folder)
     plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
     is_first = options.host_index == 0 and options.workers > 1
     hub = _start_hub(plans[0], _hosts(options)) if is_first else None
     address = plans[0].environment[HUB_VARIABLE]
-    _note_run(options, folder, address)
+    _runs.note(folder, address, options.program, _runs.BY_LAUNCHER, os.getpid())
     if reporter is not None:
         reporter.begin(address, (folder / TOKEN_FILE).read_text())
     code, story, is_over = 0, "", False
@@ -225,14 +222,6 @@ def _agree(seat: Seat | None, options: argparse.Namespace, code: int) -> str:
     why = seat.decide(code, again=would)
     options.may_restart = not why
     return f"\nNot starting the workers again: {why}." if would and why else ""
-
-
-def _note_run(options: argparse.Namespace, folder: Path, address: str) -> None:
-    """Say in the launcher's own folder where the hub is, for `replicax top`."""
-    told = {"address": address, "program": options.program, "pid": os.getpid()}
-    draft = folder / f"{RUN_FILE}.draft"
-    draft.write_text(json.dumps(told))
-    draft.replace(folder / RUN_FILE)
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
@@ -377,18 +366,6 @@ def _token(options: argparse.Namespace) -> str:
             " and add `--token-file token`; or set REPLICAX_TOKEN there; or let `--ssh` start all."
         )
     return token or secrets.token_hex(32)
-
-
-def _write_token(token: str, folder: Path) -> None:
-    """Keep the secret where only the workers find it; again, if somebody has tidied up."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    facts = folder.lstat()
-    if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
-        raise ClusterError(f"{folder} is not the launcher's own any more. Start it again.")
-    with contextlib.suppress(FileExistsError):
-        name = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with open(name, "w") as file:
-            file.write(token)
 
 
 def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:

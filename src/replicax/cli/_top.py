@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.live import Live
 
 from replicax._show import Sheet, short, show_bytes
-from replicax.cli._launch import FOLDER, RUN_FILE, TOKEN_FILE
 from replicax.cluster._checks import ClusterError
+from replicax.workers import _sessions
 from replicax.workers._join import statuses
+from replicax.workers._runs import FOLDER, RUN_FILE, TOKEN_FILE
 from replicax.workers._settings import TOKEN_FILE_VARIABLE, given_token
 from replicax.workers._wire import Message
 
@@ -32,8 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "run",
         nargs="?",
-        help="the process number of its launcher, or HOST:PORT of worker 0; not needed if one run"
-        " was launched on this machine",
+        help="the process number of its launcher or of worker 0, or HOST:PORT of worker 0; not"
+        " needed if there is one run on this machine",
     )
     add("--token-file", type=Path, metavar="F", help="the token of the run, with HOST:PORT")
     add("--once", action="store_true", help="print the table once")
@@ -120,8 +121,8 @@ def table(status: Message, name: str) -> Sheet:
         ("since", f"{float(status['seconds']):.0f} s"),
     )
     columns = (
-        *("worker", "machine, pid", "state", ">step", ">steps/s", ">input wait", ">memory"),
-        *(">silent for", "in"),
+        *("worker", "~pid, machine", ">step", ">steps/s", ">input wait", ">memory", ">silent"),
+        "~doing",
     )
     return Sheet(name, facts, columns, rows, tuple(str(text) for text in status["news"]))
 
@@ -133,14 +134,13 @@ def _row(w: Message) -> tuple[str, ...]:
     held += [f"{show_bytes(devices)} on devices"] if devices else []
     return (
         str(w["index"]),
-        f"{w['host'] or w['address']}, {w['pid']}",
-        str(w["state"]),
+        f"{w['pid']}, {w['host'] or w['address']}",
         f"{w.get('steps', 0):.0f}",
         f"{w.get('rate', 0):.2f}",
         f"{100 * w.get('waits', 0):.0f} %",
         ", ".join(held),
         f"{w['silent']:.1f} s",
-        short(w["doing"], 30),
+        short(w["doing"], 100) if w["state"] == "here" else str(w["state"]),
     )
 
 
@@ -154,7 +154,7 @@ def _chosen(options: argparse.Namespace) -> LaunchedRun:
         return runs[0]
     if not runs:
         raise ClusterError(
-            "There is no run of `replicax launch` on this machine"
+            "There is no run of several workers on this machine"
             + (f" with the process number {options.run}" if options.run else "")
             + ". For a run elsewhere, give the address of its worker 0 and the token:"
             " `replicax top HOST:PORT --token-file F`, or set REPLICAX_TOKEN."
@@ -177,7 +177,7 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def launched() -> list[LaunchedRun]:
-    """The runs that launchers of this user have going on this machine."""
+    """Return the runs of this user whose launcher, or worker 0, is a process of this machine."""
     folders = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER}*"))
     return [found for folder in folders if (found := _of_folder(folder))]
 
@@ -188,7 +188,9 @@ def _of_folder(folder: Path) -> LaunchedRun | None:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return None
         told = json.loads((folder / RUN_FILE).read_text())
-        name = f"{told['program']}, launched by pid {int(told['pid'])}"
+        if _sessions.birth(int(told["pid"])) != told["birth"]:
+            return None  # it was killed, and could not remove its folder
+        name = f"{told['program']}, {told['how']} pid {int(told['pid'])}"
         token = (folder / TOKEN_FILE).read_text().strip()
         return LaunchedRun(name, str(told["address"]), token, folder)
     except (OSError, ValueError, KeyError, TypeError):

@@ -163,6 +163,7 @@ def _write(team: _Team, at: Folder | Objects, folder: str, content: Content) -> 
             f" parts of {lost[0]!r} and {len(lost) - 1} other values, and does not see that folder"
             " of the first worker's. Save to a directory that all workers share."
         )
+    _tell_unshared(team, path, sees)
     own: dict[str, Any] = {}
     packs: list[Any] = []
 
@@ -186,6 +187,24 @@ def _write(team: _Team, at: Folder | Objects, folder: str, content: Content) -> 
         at.put_manifest(_body(place, [own, *others], entries, content))
 
     team.each(lambda: commit() if team.is_first else None)
+
+
+def _tell_unshared(team: _Team, path: str, sees: list[bool]) -> None:
+    """Warn at the first save, not when a restart finds nothing to restore."""
+    folder = os.path.dirname(path)
+    if all(sees) or not (team.is_first or not sees[team.index]) or folder in _told_of:
+        return
+    _told_of.add(folder)
+    log.warning(
+        "Checkpoint %r is on the machine of %s only: %s does not see that folder, and cannot"
+        " restore the checkpoint after a restart. Save to a directory that all workers share.",
+        path,
+        team.describe(0),
+        team.describe(sees.index(False)),
+    )
+
+
+_told_of: set[str] = set()
 
 
 def _tell_replaced(path: str) -> None:

@@ -6,21 +6,25 @@ all what became of one. It ends by itself when the last worker has left. Signals
 scheduler sends them to all processes of a job, and the workers need the hub to save together.
 """
 
+import contextlib
 import json
 import os
+import secrets
+import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from replicax._lazy import LazyModule
-from replicax.workers import _reports, _watch, _wire
+from replicax.cluster._checks import ClusterError
+from replicax.workers import _reports, _runs, _watch, _wire
 from replicax.workers._council import Council
 from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
-from replicax.workers._sessions import Owner, ignore_notices
+from replicax.workers._sessions import Owner, ignore_notices, name_process
 from replicax.workers._settings import HubOptions
 from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 
@@ -406,6 +410,22 @@ class Hub:
         return now - self._empty_since > (_PATIENCE if someone else _LINGER)
 
 
+@contextlib.contextmanager
+def _noted(options: HubOptions) -> Iterator[None]:
+    """Let `replicax top` find the run; one that was launched is found by its launcher."""
+    if not options.program:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ClusterError):  # no folder can be written: then it cannot
+            folder = _runs.temporary_folder() / f"{_runs.FOLDER}{secrets.token_hex(8)}"
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            _runs.sweep()
+            _runs.write_token(options.token, folder)
+            _runs.note(folder, options.address, options.program, _runs.BY_HUB, os.getpid())
+        yield
+
+
 def _first_line() -> bytes:
     """Read the first line of standard input, and no byte of what follows: `Owner` reads that."""
     line = b""
@@ -427,6 +447,7 @@ def main() -> None:
     owner = Owner(options.owner)
     sys.stdout.write("here\n")
     sys.stdout.flush()
+    name_process(f"replicax hub at {options.address}")
     host, port = _wire.split_address(options.address)[0], options.service_port
     keeper = Keeper(host, options.size, listener, *others, bind=options.bind, port=port)
     metrics = None
@@ -440,6 +461,7 @@ def main() -> None:
     def told(story: str) -> None:
         hub.give_up_roll(_reports.ended_early(story))
 
-    hub.serve(lambda: owner.why_end(None if hub.has_started else told))
+    with _noted(options):
+        hub.serve(lambda: owner.why_end(None if hub.has_started else told))
     if hub.is_deserted():
         keeper.end()

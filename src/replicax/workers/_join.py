@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,8 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     deadline = time.monotonic() + settings.join_timeout
     if facts.index == 0 and settings.hub is None:
         _wait_for_name(address, deadline)
-        fault = _begin_hub(hub_options(facts, settings, address, "worker 0"))
+        told = hub_options(facts, settings, address, "worker 0")
+        fault = _begin_hub(replace(told, program=Path(sys.argv[0]).name or "python"))
     wire = _connect(facts, settings, address, fault, deadline)
     try:
         prove(wire, settings.token, address, fault)

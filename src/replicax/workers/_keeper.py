@@ -131,6 +131,7 @@ class Keeper:
 def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket) -> None:
     os.setsid()
     _sessions.ignore_notices()  # the workers leave first
+    _sessions.name_process(f"replicax keeper of JAX's coordination service, for hub {os.getppid()}")
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(quiet, descriptor)

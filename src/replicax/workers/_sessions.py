@@ -6,6 +6,7 @@ standard input closes, because the starter has ended in whatever way, the guard 
 """
 
 import contextlib
+import ctypes
 import os
 import select
 import shutil
@@ -164,6 +165,30 @@ def is_running(pid: int) -> bool:
     return True
 
 
+def birth(pid: int) -> str:
+    """Return when a process started, as the system counts; nothing if it does not run.
+
+    A process number is used again, the pair of both is not. Where the system does not say it, the
+    number counts.
+    """
+    if not is_running(pid):
+        return ""
+    return _facts(pid)[19] if _PROC.is_dir() else "running"
+
+
+def name_process(title: str) -> None:
+    """Have `ps` show this process as ``title``; on Linux only.
+
+    The title is written over the command line, whose memory the kernel shows; Python has a copy.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        # The fields 48 and 49 of proc(5); the first two come before what `_facts` returns.
+        begin, end = (int(word) for word in _facts(os.getpid())[45:47])
+        text = title.encode()[: end - begin - 1].ljust(end - begin, b"\0")
+        if 0 < begin < end:
+            ctypes.memmove(begin, text, end - begin)
+
+
 def _strays(sessions: set[int]) -> list[int]:
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
@@ -199,6 +224,8 @@ def _facts(pid: int) -> list[str]:
 def main() -> None:
     """Be the guard: take orders until standard input closes, then end what is left."""
     ignore_notices()
+    grace = float(sys.argv[-1])
+    name_process(f"replicax guard of {os.getppid()}")
     sessions: set[int] = set()
     folders: list[str] = []
     for line in sys.stdin.buffer:
@@ -210,7 +237,7 @@ def main() -> None:
                 sessions.discard(int(what))
             case "remove":
                 folders.append(what)
-    _end(sessions, float(sys.argv[-1]), [Path(folder) for folder in folders])
+    _end(sessions, grace, [Path(folder) for folder in folders])
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -108,6 +108,7 @@ class HubOptions:
         service_port: The port of JAX's coordination service; 0 for any free one.
         metrics_port: Where to serve metrics, at the same host; None for nowhere.
         hosts: The hosts whose launchers agree on restarts, if there are several.
+        program: What is run, if no launcher tells `replicax top` of it.
     """
 
     address: str
@@ -123,6 +124,7 @@ class HubOptions:
     service_port: int = 0
     metrics_port: int | None = None
     hosts: tuple[str, ...] = ()
+    program: str = ""
 
 
 def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:

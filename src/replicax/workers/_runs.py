@@ -1,0 +1,80 @@
+"""Runs: where the hub of a run is, in a folder of this user's that `replicax top` looks into."""
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+
+from replicax.cluster._checks import ClusterError
+from replicax.workers import _sessions
+
+FOLDER, RUN_FILE, TOKEN_FILE = "replicax-launch-", "run.json", "token"
+BY_LAUNCHER, BY_HUB = "launched by", "with the hub"
+
+
+def temporary_folder() -> Path:
+    """Return the folder of temporary files.
+
+    Raises:
+        ClusterError: If there is none that can be written.
+    """
+    try:
+        return Path(tempfile.gettempdir())
+    except OSError as error:
+        tried = ", ".join(dict.fromkeys(tempfile._candidate_tempdir_list()))  # type: ignore[attr-defined]  # noqa: SLF001
+        raise ClusterError(
+            f"There is no folder for temporary files that can be written: tried {tried}. Set"
+            " TMPDIR to one, or free some space."
+        ) from error
+
+
+def note(folder: Path, address: str, program: str, how: str, pid: int) -> None:
+    """Say where the hub is.
+
+    Args:
+        folder: This run's own.
+        address: Where the hub listens.
+        program: What is run.
+        how: What the process is to the run, in words that its number follows.
+        pid: The process that is there as long as the run.
+    """
+    birth = _sessions.birth(pid)
+    told = {"address": address, "program": program, "how": how, "pid": pid, "birth": birth}
+    draft = folder / f"{RUN_FILE}.draft"
+    draft.write_text(json.dumps(told))
+    draft.replace(folder / RUN_FILE)
+
+
+def sweep() -> None:
+    """Remove the folders of hubs that were killed; a launcher's guard removes its own."""
+    for folder in temporary_folder().glob(f"{FOLDER}*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            told = json.loads((folder / RUN_FILE).read_text())
+            is_ours = folder.lstat().st_uid == os.getuid() and told["how"] == BY_HUB
+            if is_ours and _sessions.birth(int(told["pid"])) != told["birth"]:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_token(token: str, folder: Path) -> None:
+    """Keep the secret where only this user finds it; again, if somebody has tidied up.
+
+    Raises:
+        ClusterError: If the folder is somebody else's, or cannot be written.
+    """
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        facts = folder.lstat()
+        if facts.st_uid != os.getuid() or stat.S_IMODE(facts.st_mode) & 0o077:
+            raise ClusterError(f"{folder} is not the launcher's own any more. Start it again.")
+        with contextlib.suppress(FileExistsError):
+            name = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with open(name, "w") as file:
+                file.write(token)
+    except OSError as error:
+        raise ClusterError(
+            f"{folder} cannot be written: {error.strerror}. Set TMPDIR to a folder that can, or"
+            " free some space."
+        ) from error
