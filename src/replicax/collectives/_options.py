@@ -15,7 +15,7 @@ import jax
 from replicax._types import ReduceOp
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import DistributedValues, InBody, Mirrored, mirrored
+from replicax.values._per_replica import Distributed, InBody, Mirrored, mirrored
 from replicax.values._placement import is_array, on_device, replicate
 from replicax.values._reduce import IndexedSlices, is_slices, reduce_slices
 
@@ -198,7 +198,7 @@ def common_topology(pairs: Pairs) -> Topology:
 
 def topology_of(x: Any) -> Topology | None:
     """Where a variable, a distributed value or a list of devices lives; None for one device."""
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         found = x.topology
         if found is not None or not all(map(is_array, x.values)):
             return found

@@ -12,7 +12,7 @@ from replicax.state._held import variable_of
 from replicax.state._placed import Placed
 from replicax.topology._devices import short_name
 from replicax.train._object_graph import is_variable, parts_of
-from replicax.values._per_replica import DistributedValues
+from replicax.values._per_replica import Distributed
 from replicax.values._placement import is_traced
 
 _MOST_DRAWN, _MOST_COLUMNS = 40, 16
@@ -176,7 +176,7 @@ def _placed(way: str, x: Any) -> list[Placed] | None:
         own = getattr(x, "path", None) or variable.name.removesuffix(":0")
         name = own if isinstance(own, str) and own not in _PLAIN_NAMES else way or own
         return [Placed.of_cell(variable.whole.cell, str(name))]
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         values = enumerate(x.values)
         return [p for i, v in values for p in _placed(f"{way}/replica {i}".lstrip("/"), v) or ()]
     if is_variable(x):  # of a library, with a value that no strategy has

@@ -32,7 +32,7 @@ from replicax.state._levels import is_transformed
 from replicax.state._variable import Variable
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
-    DistributedValues,
+    Distributed,
     Form,
     InBody,
     Joined,
@@ -49,7 +49,7 @@ from replicax.values._placement import check_count, first, is_array, is_traced, 
 from replicax.values._structures import closed, has_records, opened, record_type
 
 
-def _form(value: DistributedValues) -> Form:
+def _form(value: Distributed) -> Form:
     """How the code that runs now sees the components."""
     frame, held = current(), value.held
     level = frame.level
@@ -67,7 +67,7 @@ def _form(value: DistributedValues) -> Form:
     if inside is not None and cell.per_replica:
         assert cell.topology is not None
         return InBody(seen, cell.topology, inside.across)
-    if isinstance(seen, DistributedValues):
+    if isinstance(seen, Distributed):
         return seen.held
     assert cell.topology is not None
     return Joined(seen, cell.topology)
@@ -79,7 +79,7 @@ def _is_of_trace(held: Form) -> bool:
     return isinstance(held, InBody) or is_traced(held.array)
 
 
-def _cell(value: DistributedValues, inside: Any) -> Cell | None:
+def _cell(value: Distributed, inside: Any) -> Cell | None:
     """The cell that makes the value an input; None for what can only be a constant.
 
     Raises:
@@ -131,7 +131,7 @@ class Captured(Cell):
         self.value = value
 
 
-def _component(value: DistributedValues) -> Any:
+def _component(value: Distributed) -> Any:
     """What the replica that runs sees of a value."""
     replica = current().replica
     if replica is None:
@@ -157,7 +157,7 @@ def own_value(x: Any) -> Any:
     """What a replica returned, as its own value: its component, or of an assignment the value."""
     if isinstance(x, Variable) and x.is_written:
         return x.read_value()
-    return x.component if isinstance(x, DistributedValues) else x
+    return x.component if isinstance(x, Distributed) else x
 
 
 def _is_replica() -> bool:
@@ -360,16 +360,14 @@ def _part(
     x = value_of(x)  # a snapshot, as every result is
     if is_array(x):
         return _plain, x, False
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         return _distributed(x, topology)
     if isinstance(x, _NUMBERS) and not is_kept(x):
         return _plain, jnp.asarray(x), False
     return _Static(x), None, False
 
 
-def _distributed(
-    x: DistributedValues, topology: Callable[[], Topology | None]
-) -> tuple[Any, Any, bool]:
+def _distributed(x: Distributed, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
     form = x.form
     kind = type(x)
     if isinstance(form, Joined):

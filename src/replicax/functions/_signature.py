@@ -16,7 +16,7 @@ from replicax.functions._keys import Identity, python_words, static_key, structu
 from replicax.functions._modes import Ragged, Text
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
-    DistributedValues,
+    Distributed,
     Joined,
     PerReplica,
     Pieces,
@@ -143,7 +143,7 @@ def _same(x: Any) -> Any:
 def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
     if is_array(x):
         return (x.shape, x.dtype, getattr(x, "weak_type", False)), x, _same  # keys have none
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         return _distributed(x)
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in NUMERIC:
         return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), private(x), _same
@@ -154,7 +154,7 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
     return static_key(x), None, None
 
 
-def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
+def _distributed(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
     form, kind = x.form, type(x)
     if isinstance(form, Joined):
         array, topology = form.array, form.topology
@@ -167,7 +167,7 @@ def _distributed(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
     return _plain_or_rows(x)
 
 
-def _plain_or_rows(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
+def _plain_or_rows(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
     """The same for components that are no arrays, differ, or are elsewhere."""
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
@@ -184,7 +184,7 @@ def _plain_or_rows(x: DistributedValues) -> tuple[Any, Any, Rebuild | None]:
 
 
 def _stacked(
-    array: jax.Array, place: Topology, kind: type[DistributedValues]
+    array: jax.Array, place: Topology, kind: type[Distributed]
 ) -> tuple[Any, Any, Rebuild | None]:
     key = ("stacked", array.shape, array.dtype, place, kind)
     return key, array, lambda a: kind.of(Stacked(a, place))
@@ -215,7 +215,7 @@ def _fit(spec: Any, x: Any, name: str) -> Any:
     if not isinstance(spec, TypeSpec):
         return x
     if isinstance(spec, PerReplicaSpec):
-        values = x.values if isinstance(x, DistributedValues) else (x,)
+        values = x.values if isinstance(x, Distributed) else (x,)
         for part, value in zip(spec.value_specs, values, strict=False):
             _fit(part, value, name)
         return x

@@ -387,7 +387,7 @@ def install() -> None:
         kind._can_update = property(lambda v: _is_of_level(v) or can_update.fget(v))
     kind.__rx_variable__ = held_by
     # A variable with an array of its own is data, as NNX's functional code passes it.
-    kind.__rx_opaque__ = lambda v: type(slot.__get__(v)) is Variable
+    kind.__rx_opaque__ = lambda v: isinstance(slot.__get__(v), Variable)
     nnx.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
     keep_whole(nnx.Pytree, nnx.Variable)
 

@@ -205,7 +205,7 @@ def held_by(v: Any) -> Variable | None:
         x = slot.__get__(v)
     except AttributeError:
         return None
-    if type(x) is Variable:
+    if isinstance(x, Variable):
         return x
     frame = current()
     if (frame.level is None and not frame.tapes) or not is_known(x):
@@ -253,7 +253,7 @@ def adopted(v: Any, strategy: Any) -> Variable:
             entered(strategy=strategy, replica=None, level=None, body=None, tapes=()),
         ):
             x = slot.__get__(v)
-            if type(x) is Variable:  # another replica was faster
+            if isinstance(x, Variable):  # another replica was faster
                 return x
             held = _variable(v, x)
             slot.__set__(v, held)

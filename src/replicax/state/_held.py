@@ -29,7 +29,7 @@ from replicax.state._cell import Cell, changing, on_host
 from replicax.state._creation import told
 from replicax.state._levels import level, refuse_in_foreign_trace
 from replicax.state._variable import Variable, live_variables
-from replicax.values._per_replica import DistributedValues
+from replicax.values._per_replica import Distributed
 from replicax.values._reduce import agree
 from replicax.workers._group import required
 
@@ -194,9 +194,9 @@ def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str
     """
     alike = _alike.setdefault(function, set())
     for name, x in arguments:
-        if isinstance(x, jax.Array | np.ndarray) and not isinstance(x, DistributedValues):
+        if isinstance(x, jax.Array | np.ndarray) and not isinstance(x, Distributed):
             alike.add(name)
-        elif isinstance(x, DistributedValues) and name in alike:
+        elif isinstance(x, Distributed) and name in alike:
             values = [on_host(p) for p in x.values]
             if not agree(values):
                 raise DivergenceError(

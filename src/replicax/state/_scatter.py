@@ -15,7 +15,7 @@ from replicax.context._current import current
 from replicax.data._errors import InvalidArgumentError
 from replicax.state._declaration import check_dtype
 from replicax.state._update import Update
-from replicax.values._per_replica import DistributedValues, PerReplica
+from replicax.values._per_replica import Distributed, PerReplica
 from replicax.values._placement import is_traced, private
 from replicax.values._reduce import IndexedSlices
 
@@ -139,7 +139,7 @@ class SparseUpdates(_ArrayToCheckers):
 
     def _assign_part(self, key: Any, shape: tuple[int, ...], value: Any, name: Any = None) -> Self:
         """Replace the part that ``self[key]`` is."""
-        if isinstance(value, DistributedValues) and current().replica is not None:
+        if isinstance(value, Distributed) and current().replica is not None:
             value = value.component
         if not isinstance(value, PerReplica):
             array = jnp.asarray(private(value))

@@ -43,14 +43,13 @@ from replicax.state._update import Update
 from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
-from replicax.values._per_replica import DistributedValues, InBody, PerReplica
+from replicax.values._per_replica import Distributed, DistributedValues, InBody, PerReplica
 from replicax.values._pieces import from_first
 from replicax.values._placement import is_settled, is_traced, private
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-@final
 class Variable(SparseUpdates, metaclass=CreatedOnce):
     """A value that outlives the functions that read and write it.
 
@@ -125,6 +124,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         cell.trainable = self._trainable
         self._policy: Policy = policy_for(cell, strategy, aggregation, several=several)
+        if topology is not None and strategy.wraps_single:
+            self.__class__ = DistributedVariable
         live_variables.add(self)
         where = level()
         if traced is not None and isinstance(where, TraceLevel):
@@ -283,7 +284,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return written
 
     def _checked(self, value: Any, verb: str) -> Any:
-        if isinstance(value, DistributedValues) and current().replica is not None:
+        if isinstance(value, Distributed) and current().replica is not None:
             value = value.component
         if isinstance(value, PerReplica):
             for part in _components(value):
@@ -314,13 +315,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     @property
     def components(self) -> tuple[Variable, ...]:
-        """Each replica's copy, as a variable; the variable itself if there is one copy."""
-        topology = self.topology
-        if topology is None or topology.num_replicas == 1:
-            return (self,)
-        if self._components is None:
-            self._components = tuple(_component(self, i) for i in range(len(topology.own)))
-        return self._components
+        """Each replica's copy, as a variable; the variable itself if it is not distributed."""
+        return (self,)
 
     @property
     def whole(self) -> Variable:
@@ -328,13 +324,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._whole
 
     def __repr__(self) -> str:
-        topology = self.topology
-        if self.cell.sharded:  # its value may be a collective away
-            return f"{self._head()}, in {self.cell.topology.num_replicas} parts>"  # type: ignore[union-attr]
-        if topology is None or isinstance(self._policy, ComponentPolicy):
-            return self._row()
-        kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
-        return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
+        return self._row()
 
     def _repr_html_(self) -> str:
         placed = Placed.of_cell(self.cell, self.name)
@@ -367,6 +357,34 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             return getattr(self._policy.read(), name)
 
 
+@final
+class DistributedVariable(Variable, DistributedValues[Variable]):
+    """A variable with a copy for each replica of a strategy; a call of `Variable` makes it.
+
+    The strategies that TensorFlow's variables are no distributed values of (one device, and the
+    default) have plain ones.
+    """
+
+    @property
+    def values(self) -> tuple[Variable, ...]:
+        """The copies of this process's replicas, as variables."""
+        return self.components
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        """Each replica's copy, as a variable."""
+        if self._components is None:
+            own = self._strategy.devices_or_default.own
+            self._components = tuple(_component(self, i) for i in range(len(own)))
+        return self._components
+
+    def __repr__(self) -> str:
+        if self.cell.sharded:  # its value may be a collective away
+            return f"{self._head()}, in {self.cell.topology.num_replicas} parts>"  # type: ignore[union-attr]
+        kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
+        return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
+
+
 def policy_for(
     cell: Cell, strategy: Any, aggregation: VariableAggregation, *, several: bool
 ) -> Policy:
@@ -380,7 +398,8 @@ def policy_for(
 def _component(whole: Variable, replica: int) -> Variable:
     part: Variable = object.__new__(Variable)
     vars(part).update(vars(whole))
-    part._policy = ComponentPolicy(whole.cell, replica)  # noqa: SLF001
+    if not isinstance(whole._policy, PlainPolicy):  # noqa: SLF001 - else the only copy
+        part._policy = ComponentPolicy(whole.cell, replica)  # noqa: SLF001
     part._whole = whole  # noqa: SLF001
     return part
 
@@ -396,4 +415,5 @@ identify(Variable, lambda variable: variable._policy)  # noqa: SLF001 - of what 
 
 @cache
 def _known_to_jax() -> None:  # with the first: to try whether JAX takes them slowed the import
-    accept_as_array(Variable, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())
+    for kind in (Variable, DistributedVariable):
+        accept_as_array(kind, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

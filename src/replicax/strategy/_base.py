@@ -27,7 +27,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
 from replicax.values._per_replica import (
     AnyArray,
-    DistributedValues,
+    Distributed,
     PerReplica,
     SomeArray,
     is_distributed,
@@ -338,7 +338,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
             value = of_each_worker(value, topology, f"reduce({op.name})", once=once)
         if isinstance(value, PerReplica):
             return reduce_value(op, value, axis, topology)
-        if isinstance(value, DistributedValues):
+        if isinstance(value, Distributed):
             value = value.values[0]
         value = value_of(value)
         if axis is None:
@@ -368,7 +368,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
 
 
 def _parts(x: Any) -> tuple[Any, ...]:
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         return x.values
     variable = variable_of(x)
     return (x,) if variable is None else variable.components

@@ -32,7 +32,7 @@ from replicax.state._levels import Storage, level
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology, partition_spec
 from replicax.values._per_replica import (
-    DistributedValues,
+    Distributed,
     Joined,
     PerReplica,
     is_distributed,
@@ -370,7 +370,7 @@ def _placed(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
 
 
 def _shape(tensor: Any) -> tuple[int, ...]:
-    if isinstance(tensor, DistributedValues):
+    if isinstance(tensor, Distributed):
         raise PlacementError(
             "A per-replica value has a part on each replica already. Annotate each replica's part,"
             " inside the function that `strategy.run` calls."

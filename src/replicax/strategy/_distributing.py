@@ -26,7 +26,7 @@ from replicax.input._options import InputContext, InputOptions
 from replicax.state._held import variable_of
 from replicax.state._levels import level
 from replicax.topology._mesh import Topology
-from replicax.values._per_replica import DistributedValues, PerReplica, SomeArray, in_body, pieces
+from replicax.values._per_replica import Distributed, PerReplica, SomeArray, in_body, pieces
 from replicax.values._placement import as_array
 from replicax.values._reduce import is_slices
 
@@ -34,7 +34,7 @@ from replicax.values._reduce import is_slices
 def is_plain(value: Any) -> bool:
     """Whether each worker has a value of its own in this place: no strategy knows of it."""
     value = value.values if is_slices(value) else value
-    if isinstance(value, DistributedValues):
+    if isinstance(value, Distributed):
         return False
     variable = variable_of(value)
     return variable is None or variable.topology is None

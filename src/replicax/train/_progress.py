@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from replicax._lazy import LazyModule
-from replicax.values._per_replica import DistributedValues
+from replicax.values._per_replica import Distributed
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar as TypeVarWithDefault
@@ -147,9 +147,9 @@ def _length(iterable: Any) -> int | None:
 
 def _rows(element: Any) -> int | None:
     """The rows of the first array in an element; None where there is no such thing."""
-    leaves = jax.tree.leaves(element, is_leaf=lambda x: isinstance(x, DistributedValues))
+    leaves = jax.tree.leaves(element, is_leaf=lambda x: isinstance(x, Distributed))
     first: Any = leaves[0] if leaves else None
-    parts: tuple[Any, ...] = first.values if isinstance(first, DistributedValues) else (first,)
+    parts: tuple[Any, ...] = first.values if isinstance(first, Distributed) else (first,)
     shapes = [np.shape(part) for part in parts if hasattr(part, "shape")]
     if not shapes or not all(shapes):
         return None

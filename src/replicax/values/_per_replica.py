@@ -105,12 +105,13 @@ class Joined:
 Form = Pieces | Stacked | InBody | Joined
 
 
-class DistributedValues(StandIn, Generic[T_co]):
+class DistributedValues(Generic[T_co]):
     """A value with one component for each replica.
 
     Made by `Strategy.run`, by a distributed dataset, or by
     `Strategy.experimental_distribute_values_from_function`; taken by `Strategy.run`,
-    `Strategy.reduce` and `Strategy.gather`. It is a pytree whose leaves are the components.
+    `Strategy.reduce` and `Strategy.gather`. It is a pytree whose leaves are the components. A
+    variable that was made in the scope of a strategy is one too; its components are variables.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -119,9 +120,23 @@ class DistributedValues(StandIn, Generic[T_co]):
         True
         >>> [int(i) for i in ids.values]
         [0, 1]
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> isinstance(v, rx.distribute.DistributedValues), [c.name for c in v.values]
+        (True, ['Variable:0', 'Variable/replica_1:0'])
     """
 
-    # Without `__slots__`: one of these classes is a `jax.Array` too, whose layout excludes them.
+    # Without `__slots__`: one of the classes is a `jax.Array` too, whose layout excludes them.
+
+    @property
+    def values(self) -> tuple[T_co, ...]:
+        """The components of this process's replicas, in the order of the replicas."""
+        raise NotImplementedError
+
+
+class Distributed(StandIn, DistributedValues[T_co]):
+    """A distributed value that is no variable: what a run takes and gives."""
+
     held: Form  # how the components are held; only ``values`` asks
     captured: Any  # what makes it an input of compiled code that closes over it, once there is
 
@@ -206,7 +221,7 @@ def seen_by(**surroundings: Callable[..., Any]) -> None:
     _surroundings.update(surroundings)
 
 
-class PerReplica(DistributedValues[T_co]):
+class PerReplica(Distributed[T_co]):
     """One value for each replica; they may differ.
 
     Example:
@@ -218,7 +233,7 @@ class PerReplica(DistributedValues[T_co]):
     """
 
 
-class Mirrored(DistributedValues[T_co]):
+class Mirrored(Distributed[T_co]):
     """One value for each replica, the same on all.
 
     Example:
@@ -271,7 +286,7 @@ class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
 # What a run gives for an array: one for each replica, or itself where there is one replica.
 SomeArray = PerReplica[jax.Array] | jax.Array
 # What stands for one array in the verbs that combine replicas' values.
-AnyArray = DistributedValues[jax.Array] | jax.Array
+AnyArray = Distributed[jax.Array] | jax.Array
 
 
 def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:
@@ -304,7 +319,7 @@ def mirrored(array: jax.Array, topology: Topology) -> Mirrored:
 
 def is_distributed(x: Any) -> bool:
     """Whether ``x`` has one component for each replica."""
-    return isinstance(x, DistributedValues)
+    return isinstance(x, Distributed)
 
 
 _holders: list[type] = []
@@ -317,7 +332,7 @@ def keep_whole(*kinds: type) -> None:
 
 def is_opaque(x: Any) -> bool:
     """Whether ``x`` is one thing here: a distributed value, or an object that holds variables."""
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         return True
     # Not isinstance: the classes of a library may answer that in Python, for every array.
     return bool(_holders) and issubclass(type(x), tuple(_holders)) and bool(x.__rx_opaque__())
@@ -331,7 +346,7 @@ def plain(x: Any) -> Any:
     return x.component if isinstance(x, MirroredResult) else x
 
 
-def num_components(value: DistributedValues) -> int:
+def num_components(value: Distributed) -> int:
     """How many replicas the value has a component for."""
     form = value.form
     return len(form.values) if isinstance(form, Pieces) else len(form.topology.own)
@@ -347,16 +362,16 @@ def is_ragged(x: Any) -> bool:
 
 def is_text(x: Any) -> bool:
     """Whether ``x`` is an array of strings, or has one for each replica: no device holds those."""
-    if isinstance(x, DistributedValues):
+    if isinstance(x, Distributed):
         return isinstance(x.form, Pieces) and any(map(is_text, x.form.values))
     return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
 
 
-def _is_one(value: DistributedValues) -> bool:
+def _is_one(value: Distributed) -> bool:
     return isinstance(value, Mirrored) or _surroundings["is_replica"]()
 
 
-def as_one(value: DistributedValues) -> Any:
+def as_one(value: Distributed) -> Any:
     """The array that a mirrored value is, across replicas.
 
     Raises:
@@ -369,7 +384,7 @@ def as_one(value: DistributedValues) -> Any:
     return form.one if isinstance(form, Joined) else form.values[0]
 
 
-def _not_one(value: DistributedValues) -> str:
+def _not_one(value: Distributed) -> str:
     return (
         f"A {type(value).__name__} has one value for each replica and cannot be used as one array"
         " here. Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
@@ -378,7 +393,7 @@ def _not_one(value: DistributedValues) -> str:
     )
 
 
-def _leaves(value: DistributedValues) -> tuple[tuple[Any, ...], Any]:
+def _leaves(value: Distributed) -> tuple[tuple[Any, ...], Any]:
     form = value.form
     # Inside compiled code the leaf is this replica's piece: what a function of the leaves makes of
     # it is a piece again, and costs no communication.
@@ -393,7 +408,7 @@ class _Local:
     across: Across
 
 
-def _register(kind: type[DistributedValues]) -> None:
+def _register(kind: type[Distributed]) -> None:
     def rebuilt(where: Any, leaves: Sequence[Any]) -> Any:
         if isinstance(where, _Local):
             return kind.of(InBody(leaves[0], where.topology, where.across))
@@ -436,10 +451,10 @@ def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 _register(PerReplica)
 _register(Mirrored)
-stands_for(DistributedValues, lambda value: value.component)
+stands_for(Distributed, lambda value: value.component)
 # Objects are equal to themselves; in a replica function their components are compared.
-DistributedValues.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
-DistributedValues.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]
+Distributed.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
+Distributed.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]
 _forward(MirroredResult, jax.Array)
 
 

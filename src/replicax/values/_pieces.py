@@ -23,7 +23,7 @@ from jax.sharding import AbstractMesh, PartitionSpec, use_abstract_mesh
 from replicax._types import ReduceOp
 from replicax.topology._mesh import REPLICA_AXIS, Topology, together
 from replicax.values._per_replica import (
-    DistributedValues,
+    Distributed,
     Form,
     InBody,
     Joined,
@@ -127,7 +127,7 @@ def _known_stack(form: Form, topology: Topology) -> jax.Array | None:
 
 def local_piece(value: Any) -> Any:
     """This replica's component, inside compiled code; anything else as it is."""
-    if not isinstance(value, DistributedValues):
+    if not isinstance(value, Distributed):
         return value
     form = value.form
     if isinstance(form, InBody):

@@ -23,7 +23,7 @@ from replicax._types import TensorSpec, TypeSpec
 from replicax.data._ahead import leaf_specs
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
-    DistributedValues,
+    Distributed,
     Stacked,
     is_distributed,
     is_opaque,
@@ -196,7 +196,7 @@ class PerReplicaSpec(TypeSpec):
         """Whether a per-replica value, or the spec of one, has components that fit these."""
         if isinstance(spec_or_value, PerReplicaSpec):
             parts = spec_or_value.value_specs
-        elif isinstance(spec_or_value, DistributedValues):
+        elif isinstance(spec_or_value, Distributed):
             parts = spec_or_value.values
         else:
             return False
@@ -215,7 +215,7 @@ class PerReplicaSpec(TypeSpec):
         return f"PerReplicaSpec{self.value_specs!r}"
 
 
-def component_specs(value: DistributedValues) -> tuple[Any, ...]:
+def component_specs(value: Distributed) -> tuple[Any, ...]:
     """The spec of each component; arrays that differ in shape give specs that differ."""
     form = value.form
     if isinstance(form, Stacked):
@@ -227,7 +227,7 @@ def component_specs(value: DistributedValues) -> tuple[Any, ...]:
     )
 
 
-leaf_specs[DistributedValues] = lambda value: PerReplicaSpec(*component_specs(value))
+leaf_specs[Distributed] = lambda value: PerReplicaSpec(*component_specs(value))
 
 
 def _is_nest_leaf(x: Any) -> bool:
