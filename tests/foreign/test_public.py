@@ -36,6 +36,9 @@ def test_public_program_is_unchanged(program):
     if verdict.verdict == "not run":
         pytest.skip(verdict.reason)
 
+    if verdict.verdict == "not distributed":
+        pytest.skip(f"no step runs on all replicas: {verdict.reason}")
+
     assert verdict.verdict in compare.GOOD, verdict.reason
 
 
@@ -73,3 +76,25 @@ def test_difference_is_relative_to_the_largest(got, expected, difference):
     found = compare.difference(np.array(got), np.array(expected))
 
     np.testing.assert_allclose(found, difference)
+
+
+PLAIN_PROGRAM = "import jax.numpy as jnp\nprint(jnp.arange(4.0).sum())\n"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "verdict"),
+    [
+        (PLAIN_PROGRAM, "not distributed"),
+        (
+            f"import jax\n{PLAIN_PROGRAM}print(jax.jit(lambda x: x.sum())(jnp.ones(4)))\n",
+            "unchanged",
+        ),
+    ],
+)
+def test_program_without_steps_is_not_distributed(source, verdict, tmp_path):
+    faulthandler.cancel_dump_traceback_later()
+    (tmp_path / "a.py").write_text(source)
+    found = compare.Comparison(Program("flax", tmp_path, "a.py"), replicas=2, timeout=200)
+
+    assert found.verdict().verdict == verdict

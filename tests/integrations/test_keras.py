@@ -544,3 +544,36 @@ def test_fit_of_a_model_that_was_frozen_after_compile_is_refused_by_keras():
 
     with pytest.raises(ValueError, match="trainable variables list that the optimizer was built"):
         model.fit(x, x[:, :1], verbose=0)
+
+
+@pytest.mark.parametrize("how", ["eager", "function", "datasets"])
+def test_keras_seed_seeds_replicax(how):
+    draw = {
+        "eager": lambda: rx.random.normal([3]),
+        "function": rx.function(lambda: rx.random.normal([3])),
+        "datasets": lambda: np.array(list(rx.data.Dataset.range(20).shuffle(20))),
+    }[how]
+
+    def drawn(seed):
+        keras.utils.set_random_seed(seed)
+        return [np.asarray(draw()).tolist() for _ in range(2)]
+
+    first = drawn(1)
+
+    assert drawn(1) == first
+    assert drawn(2) != first
+    assert first[0] != first[1]
+
+
+def test_keras_seed_before_the_import_of_replicax_counts():
+    program = """
+import keras
+keras.utils.set_random_seed(1)
+import replicax as rx
+first = rx.random.normal([3])
+keras.utils.set_random_seed(1)
+print(bool((first == rx.random.normal([3])).all()))
+"""
+    ended = run_fresh(program, KERAS_BACKEND="jax")
+
+    assert ended.stdout.strip() == "True", ended.stderr

@@ -45,11 +45,12 @@ class _Scope(NamedTuple):
 
 _FREE = _Scope(lambda: secrets.randbits(62), None, 0)
 _global = _FREE
+_followers: list[Callable[[int], None]] = []
 _function: ContextVar[_Scope | None] = ContextVar("replicax_data_seed", default=None)
 
 
 def set_global_seed(seed: int | None) -> None:
-    """Seed every random transformation that is made from now on, as `rx.random.set_seed` does.
+    """Seed every random transformation that is made from now on, and `rx.random`.
 
     Args:
         seed: The seed; None for the operating system's randomness, as before the first call.
@@ -60,6 +61,15 @@ def set_global_seed(seed: int | None) -> None:
         return
     generator = _generator(seed)
     _global = _Scope(lambda: _draw_from(generator), seed, 0)
+    for restart in _followers:
+        restart(seed)
+
+
+def follow_global_seed(restart: Callable[[int], None]) -> None:
+    """Call ``restart`` with the global seed whenever one is set, and now if one was set before."""
+    _followers.append(restart)
+    if _global.under is not None:
+        restart(_global.under)
 
 
 def set_seed_source(source: SeedSource | None) -> SeedSource | None:

@@ -24,6 +24,7 @@ from replicax._errors import ScopeError
 from replicax._jax_private import accept_as_array, concrete
 from replicax._types import TensorSpec, VariableAggregation, VariableSynchronization
 from replicax.context._current import attributes, current, entered, get_strategy
+from replicax.data._seeds import set_global_seed
 from replicax.integrations import (
     _keras_backend,
     _keras_backup,
@@ -193,6 +194,19 @@ def _carried_seed(original: Any) -> Any:
     return global_seed_generator
 
 
+def _seeding_all(original: Any) -> Any:
+    """Seed `rx.random` and the datasets too, as Keras seeds TensorFlow on every backend."""
+    seed_before = CONTRACT.get(private.GET_SEED)()
+    if seed_before is not None:
+        set_global_seed(seed_before)
+
+    def set_random_seed(seed: int) -> None:
+        original(seed)
+        set_global_seed(seed)
+
+    return set_random_seed
+
+
 def _built_once(original: Any) -> Any:
     """Eager replicas build a layer once for all; each would track weights of its own."""
 
@@ -252,6 +266,7 @@ def _synchronizable(original: Any) -> Any:
 REPLACEMENTS = (
     (private.NEXT_SEED, _drawn_apart),
     (private.GLOBAL_SEED, _carried_seed),
+    (private.SET_SEED, _seeding_all),
     (private.MAYBE_BUILD, _built_once),
     (private.NORMALIZATION, _synchronizable),
     *_keras_backend.REPLACEMENTS,

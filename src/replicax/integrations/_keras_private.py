@@ -234,6 +234,8 @@ TENSOR_LAYOUT = PrivatePart(
 
 # Layers.
 NEXT_SEED = PrivatePart("random.seed_generator:SeedGenerator.next", SEEDS, "self, ordered=True")
+SET_SEED = PrivatePart("utils.rng_utils:set_random_seed", SEEDS, "seed")
+GET_SEED = PrivatePart("utils.rng_utils:get_random_seed", SEEDS, "")
 GLOBAL_SEED = PrivatePart("random.seed_generator:global_seed_generator", SEEDS, "")
 MAYBE_BUILD = PrivatePart("layers.layer:Layer._maybe_build", BUILDING, "self, call_spec")
 LAYER_LOSSES = PrivatePart("layers.layer:Layer._losses", LOSSES)

@@ -9,7 +9,7 @@ import numpy as np
 from replicax._jax_private import concrete
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered, get_replica_context
-from replicax.data._seeds import set_global_seed
+from replicax.data._seeds import follow_global_seed, set_global_seed
 from replicax.random._stateless import (
     categorical_of,
     gamma_of,
@@ -38,11 +38,17 @@ def set_seed(seed: int) -> None:
         True
     """
     set_global_seed(seed)
+
+
+def _restart(seed: int) -> None:
     start = np.asarray([seed % 2**32, 0], np.uint32)
     if _source or current().level is not None:
         _state().assign(start)
     else:  # nothing of JAX is touched: a strategy of several workers may be made after it
         _start[:] = [start]
+
+
+follow_global_seed(_restart)
 
 
 def uniform(

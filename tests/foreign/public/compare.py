@@ -152,8 +152,8 @@ class Verdict:
     Attributes:
         program: Its name.
         how: How the replicas run it.
-        verdict: "unchanged", "explained", "differs", "fails", "not distributed" or
-            "not run".
+        verdict: "unchanged", "explained", "differs", "fails", "not run", or "not distributed": the
+            numbers are equal, but the program ran in a scope without a step on all replicas.
         difference: The largest relative difference of compared numbers.
         compared: How many arrays were compared.
         reason: Why, for every verdict but "unchanged".
@@ -241,13 +241,12 @@ class Comparison:
             return dataclasses.replace(by_steps, how="steps by strategy.run")
         return self._in_scope(alone, f"by strategy.run {by_steps.verdict}: {by_steps.reason}")
 
-    def _in_scope(self, alone: Run, *reasons: str) -> Verdict:
+    def _in_scope(self, alone: Run, why: str = "the program jits no function") -> Verdict:
+        """Judge a program whose steps no replica ran: equal numbers say that a scope is harmless."""
         found = self._compare(alone)
-        reason = "; ".join(filter(None, [found.reason, *reasons]))
-        if found.verdict != "not distributed":
-            return dataclasses.replace(found, how="scope", reason=reason)
-        # A program without a model of the library leaves nothing to a strategy.
-        return dataclasses.replace(found, how="scope, no model", verdict="unchanged", reason=reason)
+        reason = "; ".join(filter(None, [found.reason, why]))
+        verdict = "not distributed" if found.verdict in GOOD else found.verdict
+        return dataclasses.replace(found, how="scope only", verdict=verdict, reason=reason)
 
     def _compare(self, alone: Run, *options: str) -> Verdict:
         together = self._run(self.replicas, *options)
