@@ -145,9 +145,10 @@ def uploading(path: str) -> Iterator[IO[bytes]]:
 def discard(file: IO[bytes], path: str) -> None:
     """Give up a file that is being written."""
     with contextlib.suppress(Exception):
-        if is_url(path) and hasattr(file, "discard"):
-            file.discard()  # closing would complete the upload
-            file.closed = True  # type: ignore[misc]
+        remote: Any = file
+        if is_url(path) and hasattr(remote, "discard"):
+            remote.discard()  # closing would complete the upload
+            remote.closed = True
         else:
             file.close()
     with contextlib.suppress(Exception):
