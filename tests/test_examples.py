@@ -4,6 +4,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,10 @@ def test_the_table_names_every_example():
     for path in EXAMPLES:
         name = path.relative_to(FOLDER).parts[0]
         assert f"[{name}]({name})" in table
+
+
+def test_the_page_about_slurm_shows_the_script_of_the_example():
+    script = (FOLDER / "slurm" / "train.sbatch").read_text()
+    page = (FOLDER.parent / "docs" / "slurm.md").read_text()
+
+    assert textwrap.indent(script, "    ") in page

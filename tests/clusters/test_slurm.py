@@ -103,6 +103,16 @@ def test_slurm_announces_the_end_of_the_time_limit(slurm, folder):
     assert job.starts()[1][1] > 0
 
 
+def test_time_limit_without_a_warning_saves_and_requeues(slurm, folder):
+    # SIGTERM comes at the end of the minute, and SIGKILL after KillWait.
+    with Job(slurm, folder, "--time=1", "--signal=CONT@1") as job:
+        job.wait_for("restart 1, from step", seconds=400)
+
+    assert "SIGTERM: saving after this step, then ending." in job.text()
+    assert f"Slurm job {job.id} is requeued." in job.text()
+    assert job.starts()[1][1] > 0
+
+
 def test_cancelled_job_saves_and_is_not_requeued(slurm, folder):
     with Job(slurm, folder, RUN_DIRECTORY=str(folder / "run")) as job:
         job.wait_for("from step 0")

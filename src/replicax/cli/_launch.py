@@ -18,7 +18,7 @@ from types import FrameType
 from replicax.cli import _ssh
 from replicax.cli._gang import Gang, GangPlan, Log, Worker
 from replicax.cli._report import Reporter
-from replicax.cli._seat import Seat
+from replicax.cli._seat import CouncilSeat
 from replicax.cluster._checks import ClusterError, parse_address
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _leases, _runs
@@ -200,20 +200,20 @@ def _attempt(
     return code
 
 
-def _seat(options: argparse.Namespace, address: str) -> Seat | None:
+def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
     """Take part in what the launchers of several hosts decide."""
     several = len(_hosts(options)) > 1
-    return Seat(address, options.token, options.host_index) if several else None
+    return CouncilSeat(address, options.token, options.host_index) if several else None
 
 
-def _teller(hub: HubProcess | None, seat: Seat | None) -> Callable[[str], None]:
+def _teller(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
     """Return what tells the hub, on this host or another, of a worker that has ended."""
     if hub is not None:
         return hub.tell_end
     return seat.tell_end if seat is not None else lambda story: None
 
 
-def _agree(seat: Seat | None, options: argparse.Namespace, code: int) -> str:
+def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
     """Decide with the launchers of the other hosts whether to restart; return what to say of it."""
     options.may_restart = bool(code and options.may_restart and not options.warning.number)
     if seat is None:

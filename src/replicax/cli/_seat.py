@@ -14,7 +14,7 @@ _RETRY = 0.1
 _LAST_WORD = 10.0  # seconds in which one that failed looks for the hub, so that nobody waits for it
 
 
-class Seat:
+class CouncilSeat:
     """A launcher's connection to the hub of its attempt.
 
     Args:
