@@ -4,6 +4,7 @@
 """
 
 import ast
+import contextlib
 import faulthandler
 import os
 import sys
@@ -12,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.foreign.public import compare, cuts
+from replicax.distribute import PerReplica
+from tests.foreign.public import compare, cuts, recording
 from tests.foreign.public.programs import Program, discover, statements
 
 SOURCES = os.environ.get("PUBLIC_SOURCES")
@@ -76,6 +78,14 @@ def test_difference_is_relative_to_the_largest(got, expected, difference):
     found = compare.difference(np.array(got), np.array(expected))
 
     np.testing.assert_allclose(found, difference)
+
+
+def test_printed_replicas_count_once():
+    recorder = recording.Recorder()
+    with contextlib.redirect_stdout(recording.Printed(recorder)):
+        sys.stdout.write(f"{[PerReplica([1.5, 2.5]), PerReplica([3.5, 4.5])]}\n5.5\n6.5\n")
+
+    assert [a[0] for a in recorder.arrays.values()] == [1.5, 3.5, 5.5, 6.5]
 
 
 PLAIN_PROGRAM = "import jax.numpy as jnp\nprint(jnp.arange(4.0).sum())\n"

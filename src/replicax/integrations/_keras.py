@@ -153,9 +153,13 @@ def _drawn_apart(original: Any) -> Any:
 
     def draw(self: Any, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002 - Keras's signature
         replica = replicas()
+        held = None
+        if replica is not None or isinstance(current().level, TraceLevel):
+            held = _held(self.state)
+        if held is not None:  # what is drawn may be the initial value of a variable
+            held.cell.draws = True
         if replica is None:
             return original(self, ordered)
-        held = _held(self.state)
         if held is None or held.topology is not None or isinstance(current().level, TraceLevel):
             seed = original(self, ordered)
         else:  # one state for all threads, which must step once

@@ -277,4 +277,5 @@ def _variable(v: Any, x: jax.Array) -> Variable:
         return held.assign(x)
     held = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
     held.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
+    held.cell.draws = issubclass(kind, nnx.RngState)
     return held

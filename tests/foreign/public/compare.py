@@ -242,7 +242,7 @@ class Comparison:
         return self._in_scope(alone, f"by strategy.run {by_steps.verdict}: {by_steps.reason}")
 
     def _in_scope(self, alone: Run, why: str = "the program jits no function") -> Verdict:
-        """Judge a program whose steps no replica ran: equal numbers say that a scope is harmless."""
+        """Judge a program none of whose steps ran on replicas."""
         found = self._compare(alone)
         reason = "; ".join(filter(None, [found.reason, why]))
         verdict = "not distributed" if found.verdict in GOOD else found.verdict

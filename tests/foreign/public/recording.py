@@ -18,6 +18,7 @@ _LINES = 400  # of the output
 # Printed lines that show times, which are no results.
 _TIME = re.compile(r"\btime|second|elapsed|\bms\b|\d+m?s/|it/s|per sec", re.IGNORECASE)
 _DECIMAL = re.compile(r"[-+]?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+|nan|inf)")
+_OTHER_REPLICA = re.compile(r"^  [1-9]\d*: ")  # a component of a per-replica value that is shown
 _OWN = {"BatchNorm", "Dropout"}
 _SKIPPED_NAMES = re.compile(r"time|start|\bend\b|elapsed|duration|^_", re.IGNORECASE)
 
@@ -123,11 +124,12 @@ def _sample(leaf: object) -> np.ndarray | None:
 
 
 class Printed(io.TextIOBase):
-    """Standard output that keeps the decimal numbers of its lines."""
+    """Standard output that keeps the decimal numbers of its lines; of replicas, the first one's."""
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
         self._line = ""
+        self._is_distributed = self._is_other = False
 
     def write(self, text: str) -> int:
         """Take output."""
@@ -138,7 +140,11 @@ class Printed(io.TextIOBase):
         return len(text)
 
     def _take(self, line: str) -> None:
-        if _TIME.search(line):
+        if line.startswith("}"):
+            self._is_distributed = self._is_other = False
+        self._is_other |= self._is_distributed and _OTHER_REPLICA.match(line) is not None
+        self._is_distributed |= line.endswith("PerReplica:{")
+        if self._is_other or _TIME.search(line):
             return
         numbers = [float(number) for number in _DECIMAL.findall(line)]
         if numbers and self._recorder.counts.get("printed", 0) < _LINES:
