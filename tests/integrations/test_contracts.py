@@ -1,7 +1,6 @@
 """Contracts with Keras and Flax: what replicax needs of them, and what a changed library loses."""
 
 import faulthandler
-import functools
 import json
 import os
 import subprocess
@@ -30,7 +29,6 @@ PARTS = [
     for part in contract.parts
 ]
 CHECKED_BY_US = ("VARIABLES", "SAVED_MODEL", "RESTORED_SLOTS")
-FUNCTIONS = [param for param in PARTS if param.values[1].parameters is not None]
 
 
 def titles(library: str) -> dict[LibraryFeature, str]:
@@ -129,24 +127,6 @@ def test_unknown_argument_is_passed_through_or_refused(is_transparent, monkeypat
 # A changed library, in fresh processes.
 
 
-@functools.cache
-def results(library, kind, is_all):
-    """What programs say after one part was changed, for each part; all run in one process."""
-    contract, names = CONTRACTS[library], titles(library)
-    jobs, keys, seen = [], [], set()
-    for part in contract.parts:
-        if part.feature in seen and not is_all:
-            continue
-        if part.parameters is None and kind != "renamed":
-            continue
-        seen.add(part.feature)
-        use = names[part.feature]
-        rest = [name for name in REST[library] if name != use]
-        jobs.append((library, [part.place], kind, [use, *rest]))
-        keys.append(part)
-    return dict(zip(keys, run(jobs), strict=True))
-
-
 def run(jobs):
     # The first test of a kind waits for the programs of all: longer than a test may take.
     faulthandler.cancel_dump_traceback_later()
@@ -179,44 +159,45 @@ def test_new_optional_parameters_everywhere_change_nothing(library):
     assert {name: told for name, told in found.items() if told != "works"} == {}
 
 
-def first_of_features(params):
-    """Leave one part of each feature among the tests that are not slow."""
+def changes(library, kind, *, every):
+    """Yield a job for one part of each feature, or for every part."""
     seen = set()
-    for param in params:
-        feature = param.values[1].feature
-        marks = [pytest.mark.slow] if feature in seen else []
-        seen.add(feature)
-        yield pytest.param(*param.values, id=param.id, marks=marks)
+    for part in CONTRACTS[library].parts:
+        is_function = part.parameters is not None
+        if (every or part.feature not in seen) and (is_function or kind == "renamed"):
+            seen.add(part.feature)
+            use = titles(library)[part.feature]
+            rest = [name for name in REST[library][: None if every else 1] if name != use]
+            yield part, (library, [part.place], kind, [use, *rest])
 
 
-@pytest.mark.parametrize(
-    ("kind", "library", "part"),
-    [
-        pytest.param(kind, *param.values, id=f"{kind}-{param.id}", marks=param.marks)
-        for kind, params in [("required", FUNCTIONS), ("renamed", PARTS)]
-        for param in first_of_features(params)
-    ],
-)
-def test_changed_part_loses_its_feature_alone(kind, library, part, request):
-    contract, use = CONTRACTS[library], titles(library)[part.feature]
-    is_slow = request.node.get_closest_marker("slow") is not None
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["required", "renamed"])
+@pytest.mark.parametrize("library", CONTRACTS)
+def test_changed_part_loses_its_feature_alone(library, kind, every, subtests):
+    parts, jobs = zip(*changes(library, kind, every=every), strict=True)
 
-    found = results(library, kind, is_slow)[part]
+    # One process for all of them: what takes the time is to import the libraries.
+    for part, found in zip(parts, run(jobs), strict=True):
+        with subtests.test(part.place):
+            check_loss(CONTRACTS[library], library, part, found)
 
+
+def check_loss(contract, library, part, found):
     # Two features may need the same place.
     sharing = {p.feature for p in contract.parts if p.place == part.place}
-    assert found["lost"] == sorted(feature.name for feature in sharing), found
-    told = found[use]
+    assert found.pop("lost") == sorted(feature.name for feature in sharing), found
+    lost = {titles(library)[feature] for feature in sharing}
+    use = titles(library)[part.feature]
     if part.feature.when is never and use not in CHECKED_BY_US:
-        assert told == "works"
+        assert found[use] == "works"
     else:
-        assert told.startswith("refused: "), told
-        (named,) = [feature for feature in sharing if feature.name in told]
-        assert f"{contract.library} {contract.version}" in told
-        assert part.name in told
-        assert named.instead in told
-        assert f"Install {contract.library} {contract.tested}" in told
+        assert found[use].startswith("refused: "), found[use]
+        (named,) = [feature for feature in sharing if feature.name in found[use]]
+        assert f"{contract.library} {contract.version}" in found[use]
+        assert part.name in found[use]
+        assert named.instead in found[use]
+        assert f"Install {contract.library} {contract.tested}" in found[use]
     if part.feature is not contract.storage:
-        lost = {titles(library)[feature] for feature in sharing}
-        rest = {name: found[name] for name in REST[library] if name not in lost}
+        rest = {name: told for name, told in found.items() if name not in lost}
         assert {name: told for name, told in rest.items() if told != "works"} == {}
