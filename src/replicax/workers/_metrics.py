@@ -1,9 +1,11 @@
 """Metrics of a run for Prometheus: plain HTTP, at a port of their own beside the hub's.
 
 The hub notes its status once a second; a thread answers requests with the last one. Whoever asks
-from another machine must send the token of the run.
+from another machine must send a digest of the run's token: the token itself, with which one could
+join the run, never travels.
 """
 
+import hashlib
 import hmac
 import ipaddress
 import socket
@@ -44,7 +46,7 @@ class Metrics:
     def __init__(self, listener: socket.socket, token: str) -> None:
         self._text = b""
         self._noted = -_EVERY
-        self._server = _Server(listener, token, lambda: self._text)
+        self._server = _Server(listener, bearer(token), lambda: self._text)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def note(self, status: Callable[[], Message]) -> None:
@@ -57,6 +59,17 @@ class Metrics:
     def close(self) -> None:
         """Answer no more."""
         self._server.shutdown()
+
+
+def bearer(token: str) -> str:
+    """Return what those who ask from other machines must send, for a run with this token.
+
+    Example:
+        >>> from replicax.workers._metrics import bearer
+        >>> bearer("secret")[:12]  # printf 'replicax metrics %s' secret | sha256sum
+        'cd10f8786f76'
+    """
+    return hashlib.sha256(f"replicax metrics {token}".encode()).hexdigest()
 
 
 def lines(status: Message) -> Iterator[str]:
@@ -96,11 +109,11 @@ def _escaped(text: str) -> str:
 class _Server(HTTPServer):
     """One request at a time, with a short limit: nobody keeps the hub's machine busy."""
 
-    def __init__(self, listener: socket.socket, token: str, text: Callable[[], bytes]) -> None:
+    def __init__(self, listener: socket.socket, bearer: str, text: Callable[[], bytes]) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
-        self.token, self.text = token, text
+        self.bearer, self.text = bearer, text
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing: a client that goes away is no fault of the run."""
@@ -112,18 +125,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer a request."""
         server = cast("_Server", self.server)
-        if not self._may_ask(server.token):
-            self._answer(401, b"The token of the run is missing: Authorization: Bearer ...\n")
+        if not self._may_ask(server.bearer):
+            self._answer(401, b"The digest of the run's token is missing, or another one's.\n")
         elif self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"There is only /metrics.\n")
         else:
             self._answer(200, server.text())
 
-    def _may_ask(self, token: str) -> bool:
+    def _may_ask(self, bearer: str) -> bool:
         if ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback:
             return True
         given = self.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {token}".encode())
+        return hmac.compare_digest(given.encode(), f"Bearer {bearer}".encode())
 
     def _answer(self, code: int, body: bytes) -> None:
         self.send_response(code)
