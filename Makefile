@@ -206,7 +206,7 @@ $(VENV)-foreign/.done: pyproject.toml
 
 $(VENV)-clusters/.done: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-clusters
-	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' kubernetes kubernetes-validate kubeflow-trainer-api -e '.[test]'
+	$(VENV)-clusters/bin/python $(PIP_INSTALL) $(TORCH) 'ray[train]' kubernetes kubernetes-validate kubeflow-trainer-api submitit -e '.[test]'
 	touch $@
 
 $(VENV)-stores/.done: pyproject.toml

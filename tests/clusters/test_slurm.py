@@ -4,6 +4,7 @@ Slurm signals every process of a job here (proctrack/linuxproc), the coordinator
 """
 
 import contextlib
+import importlib.util
 import os
 import re
 import signal
@@ -183,3 +184,40 @@ def _processes(node, job):
             if all(mark in environ for mark in marks):
                 found.append(int(path.name))
     return found
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("submitit") is None, reason="make test-clusters installs submitit"
+)
+def test_submitit_requeues_after_the_save(slurm, folder, monkeypatch):
+    from tests.multi_process import under_submitit  # noqa: PLC0415 - it is not always there
+
+    for name, value in environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
+    paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("TEST_PATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    executor = under_submitit.submitit.SlurmExecutor(folder=folder / "logs")
+    executor.update_parameters(nodes=1, ntasks_per_node=2, time=10)
+    job = executor.submit(under_submitit.Training(), str(folder / "run"))
+
+    def text():
+        return "".join(p.read_text() for p in (folder / "logs").glob("*_log.*"))
+
+    def wait_for(word):
+        deadline = time.monotonic() + 120
+        while word not in text():
+            assert time.monotonic() < deadline, text()
+            time.sleep(0.2)
+
+    try:
+        wait_for("from step 0")
+        time.sleep(2)
+        subprocess.run(["scancel", "--signal=USR2", job.job_id], check=True)
+        wait_for("restart 1, from step")
+    finally:
+        job.cancel()
+
+    assert "SIGUSR2: saving after this step, then ending." in text()
+    assert "Caught signal SIGUSR2" in text()  # submitit's own handler, which has requeued the job
+    assert "restart 1, from step 0" not in text()
