@@ -125,7 +125,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         cell.trainable = self._trainable
         self._policy: Policy = policy_for(cell, strategy, aggregation, several=several)
         if topology is not None and strategy.wraps_single:
-            self.__class__ = DistributedVariable
+            object.__setattr__(self, "__class__", DistributedVariable)
         live_variables.add(self)
         where = level()
         if traced is not None and isinstance(where, TraceLevel):
