@@ -278,3 +278,21 @@ def test_numbers_of_workers_that_do_not_share_the_store_are_not_mixed(store):
     assert at.sees(folder)
     store.store.clear()
     assert not at.sees(folder)
+
+
+def test_a_save_whose_claim_was_replaced_does_not_commit(store):
+    path = f"{FOLDER}/best"
+    rx.train.Checkpoint(v=rx.Variable(1.0)).write(path)
+
+    def act(number, work):
+        result = work()
+        if store.requests[-1][1].endswith("small/0"):
+            store.fault = None
+            _objects.Objects(path).begin(None)  # of another process
+        return result
+
+    with faulty(store, act), pytest.raises(OSError, match="has begun to save"):
+        rx.train.Checkpoint(v=rx.Variable(2.0)).write(path)
+    v = rx.Variable(0.0)
+    rx.train.Checkpoint(v=v).read(path)
+    assert float(v) == 1.0
