@@ -214,7 +214,7 @@ def test_shapes_with_names_are_left_to_xla():
 
 
 @given(st.data())
-@settings(max_examples=10)
+@settings(max_examples=4)
 def test_programs_of_jax_are_lowered_as_without_replicax(data):
     window, strides, padding, x, _ = data.draw(pools())
     how = {"window": window, "strides": strides, "padding": padding}

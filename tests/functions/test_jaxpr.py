@@ -316,7 +316,7 @@ STEPS = st.tuples(
 
 
 @given(st.lists(STEPS, min_size=1, max_size=4))
-@settings(max_examples=60)
+@settings(max_examples=25)
 def test_random_programs_are_equal_where_they_are_said_to_be(steps):
     def fn(same, own):
         values = [same, own]

@@ -79,7 +79,7 @@ WAYS = {
 
 
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     way=st.sampled_from(sorted(WAYS)),
     replicas=st.sampled_from([1, 2, 3]),
