@@ -74,7 +74,7 @@ def test_unblocked_steps_end_with_devices_from_our_variable(devices):
 
 
 @two_cores
-@pytest.mark.parametrize("devices", [2])
+@pytest.mark.parametrize("devices", [8])
 def test_unblocked_steps_end_with_devices_from_an_xla_flag(devices):
     flag = f"--xla_force_host_platform_device_count={devices}"
 
@@ -84,7 +84,7 @@ def test_unblocked_steps_end_with_devices_from_an_xla_flag(devices):
 
 
 @two_cores
-@pytest.mark.parametrize("devices", [2])
+@pytest.mark.parametrize("devices", [8])
 def test_unblocked_steps_end_with_devices_asked_of_jax_after_the_import(devices):
     result = run(_IMPORT + _BY_JAX.format(devices=devices) + _STEPS)
 
@@ -92,7 +92,7 @@ def test_unblocked_steps_end_with_devices_asked_of_jax_after_the_import(devices)
 
 
 @two_cores
-@pytest.mark.parametrize("devices", [2])
+@pytest.mark.parametrize("devices", [8])
 def test_unblocked_steps_end_with_devices_from_rx_config(devices):
     result = run(_IMPORT + _BY_CONFIG.format(devices=devices) + _STEPS)
 
