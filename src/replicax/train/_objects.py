@@ -273,6 +273,15 @@ def _put(path: str, data: bytes) -> None:
 
 
 def _upload(path: str, joined: Packed) -> None:
+    try:
+        _send(path, joined)
+    except FileNotFoundError:
+        # The session of an upload whose last answer was lost may be gone when gcsfs asks again. The
+        # name is this save's own, so that sending all of it twice does no harm.
+        _send(path, joined)
+
+
+def _send(path: str, joined: Packed) -> None:
     with _storage.uploading(path) as file:
         for part in joined.parts:
             view: Any = memoryview(part.data)
