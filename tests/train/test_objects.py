@@ -215,10 +215,10 @@ def test_two_processes_that_save_one_checkpoint_do_not_both_commit(store):
 
 def test_large_and_small_arrays_are_read_in_parts(store):
     large = rx.Variable(np.arange(6 << 20, dtype=np.float32))
-    small = [rx.Variable(np.full(1000, i, np.float32)) for i in range(1500)]
+    small = [rx.Variable(np.full(8001, i, np.float32)) for i in range(200)]
     path = rx.train.Checkpoint(large=large, small=small).save(f"{FOLDER}/ckpt")
     fresh = rx.Variable(np.zeros(6 << 20, np.float32))
-    others = [rx.Variable(np.zeros(1000, np.float32)) for _ in small]
+    others = [rx.Variable(np.zeros(8001, np.float32)) for _ in small]
 
     rx.train.Checkpoint(large=fresh, small=others).restore(path).assert_consumed()
 
