@@ -1,10 +1,9 @@
 """The program of `examples/slurm` as a job of submitit's."""
 
+import importlib
 import runpy
 import sys
 from pathlib import Path
-
-import submitit
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "slurm" / "train.py"
 
@@ -17,4 +16,6 @@ class Training:
         runpy.run_path(str(PROGRAM), run_name="__main__")
 
     def checkpoint(self, directory):
-        return submitit.helpers.DelayedSubmission(Training(), directory)
+        # Imported here: only the environment of the tests of clusters has submitit.
+        helpers = importlib.import_module("submitit.helpers")
+        return helpers.DelayedSubmission(Training(), directory)

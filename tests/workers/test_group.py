@@ -1,5 +1,6 @@
 """What one worker tells the others of itself."""
 
+import contextlib
 import io
 import socket
 import sys
@@ -63,3 +64,39 @@ def test_a_worker_whose_errors_nobody_reads_hears_on(pair, monkeypatch, stream):
     group._take({"answer": "a question", "values": [1]})
 
     assert group._answers == {"a question": [1]}
+
+
+def begin_and_end(group, *endings):
+    """Enter a collective for each ending; end it by that exception, if there is one."""
+    for ending in endings:
+        with contextlib.suppress(StopIteration, KeyError), group.collective("a step"):
+            if ending is not None:
+                raise ending
+
+
+@pytest.mark.parametrize(
+    ("endings", "at_exit", "by_leave"),
+    [
+        ([None, None], 2, 2),
+        ([None, StopIteration], 2, 2),  # the end of the data: all workers reach it
+        ([None, KeyError], 2, 1),  # others may wait in it, unless they raise the same
+    ],
+)
+def test_a_worker_that_goes_says_which_collective_was_its_last(pair, endings, at_exit, by_leave):
+    # One that is late takes part in all that this worker has begun, and raises what it raises.
+    group, other = pair
+    begin_and_end(group, *endings)
+    assert group._completed == by_leave
+
+    group.leave()
+
+    assert other.receive_within(10)["bye"]["count"] == at_exit
+
+
+def test_leave_ends_the_wait_for_a_collective_that_failed_here(pair):
+    group, other = pair
+    begin_and_end(group, None, KeyError)
+
+    group.depart(None)
+
+    assert other.receive_within(10)["bye"]["count"] == 1

@@ -14,18 +14,24 @@ import secrets
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from replicax.workers import _group
 
-_backend: Any = None
-with contextlib.suppress(ImportError):
-    _backend = importlib.import_module("ray.train.backend")
-_Backend: Any = getattr(_backend, "Backend", object)
-_BackendConfig: Any = getattr(_backend, "BackendConfig", object)
+if TYPE_CHECKING:  # with a base of any type, checkers would accept every attribute
+
+    class _Backend: ...
+
+    class _BackendConfig: ...
+else:
+    _backend = None
+    with contextlib.suppress(ImportError):
+        _backend = importlib.import_module("ray.train.backend")
+    _Backend = getattr(_backend, "Backend", object)
+    _BackendConfig = getattr(_backend, "BackendConfig", object)
 
 
-class Config(_BackendConfig):  # type: ignore[misc]
+class Config(_BackendConfig):
     """Has Ray Train's workers find each other, so that a multi-worker strategy spans them.
 
     Give it to ``ray.train.v2.api.data_parallel_trainer.DataParallelTrainer`` as
@@ -49,7 +55,7 @@ class Config(_BackendConfig):  # type: ignore[misc]
         return leaving
 
 
-class ReplicaxBackend(_Backend):  # type: ignore[misc]
+class ReplicaxBackend(_Backend):
     """Tells every worker of a group, through Ray, where they meet, and a secret."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:

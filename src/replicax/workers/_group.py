@@ -145,6 +145,9 @@ class Group:
             yield
             fault_point("collected")
             self._completed = self._count
+        except StopIteration:  # the end of the data, which all workers reach together
+            self._completed = self._count
+            raise
         except Exception as error:
             self._explain(error)
             raise
@@ -217,11 +220,15 @@ class Group:
 
     def leave(self) -> None:
         """Say goodbye; called when the process ends."""
+        # A collective that raised here may raise the same on all workers: let the others see that.
+        self._say_goodbye(self._count)
+
+    def _say_goodbye(self, last: int) -> None:
+        """Tell the others that this worker takes part in no collective after number ``last``."""
         if not self._is_leaving:
             fault_point("leave")
             self._is_leaving = True
-            # Others may wait in a collective that failed here after it had begun.
-            self._wire.send({"bye": {**self._progress(), "count": self._completed}})
+            self._wire.send({"bye": {**self._progress(), "count": last}})
             self._wire.close()
 
     def depart(self, error: BaseException | None) -> None:
@@ -234,7 +241,8 @@ class Group:
             return
         if error is not None:
             self.tell(error)
-        self.leave()
+        # Others may wait in a collective that failed here, with an error that was caught.
+        self._say_goodbye(self._completed)
         with self._news:
             self._report = self._report or Report("over", self.facts.index, _DEPARTED)
             self._news.notify_all()
