@@ -201,20 +201,20 @@ def _attempt(
 
 
 def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
-    """Take part in what the launchers of several hosts decide."""
+    """Join the decision of all launchers whether to restart."""
     several = len(_hosts(options)) > 1
     return CouncilSeat(address, options.token, options.host_index) if several else None
 
 
 def _teller(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
-    """Return what tells the hub, on this host or another, of a worker that has ended."""
+    """Return a callback that reports an ended worker to the hub, on this host or another."""
     if hub is not None:
         return hub.tell_end
     return seat.tell_end if seat is not None else lambda story: None
 
 
 def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
-    """Decide with the launchers of the other hosts whether to restart; return what to say of it."""
+    """Decide with the other launchers whether to restart; return the message to print."""
     options.may_restart = bool(code and options.may_restart and not options.warning.number)
     if seat is None:
         return ""
@@ -311,7 +311,7 @@ def _ranks(index: int, local: int, workers: int, local_workers: int) -> dict[str
 
 
 def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, str]:
-    """Return the variable that shows a worker its own GPUs only, if the user says how many."""
+    """Return the variable that shows a worker its own GPUs only, if the user gave their number."""
     if count is None:
         return {}
     shown = common.get(_GPUS)
@@ -462,9 +462,9 @@ def _say(text: str) -> None:
 
 
 class _Warning:
-    """SIGUSR1 or SIGUSR2, with which Slurm announces the end: the workers decide what it means.
+    """SIGUSR1 or SIGUSR2, with which Slurm announces the end: the workers handle it.
 
-    Those that save end by themselves then. The launcher does not start them again.
+    Workers that save then exit. The launcher does not start them again.
     """
 
     def __init__(self) -> None:

@@ -214,7 +214,7 @@ def _resources(options: argparse.Namespace) -> Part:
 
 
 def _failure_policy(action: str) -> Part:
-    """Tell preemptions, which cost no restart, from failures."""
+    """Return rules that separate preemptions, which cost no restart, from failures."""
     return {
         "rules": [
             {

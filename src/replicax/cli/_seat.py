@@ -35,7 +35,7 @@ class CouncilSeat:
         self._thread.start()
 
     def tell_end(self, story: str) -> None:
-        """Say that a worker of this host has ended: if it has not come, nobody need wait for it."""
+        """Report that a worker of this host has ended, so that nobody waits for it to join."""
         self._send({"ended": story})
 
     def decide(self, code: int, *, again: bool) -> str:

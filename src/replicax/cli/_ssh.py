@@ -82,7 +82,7 @@ class Fleet:
     Args:
         commands: How each is started.
         hosts: Their names, for messages.
-        token: What is told to each first.
+        token: The secret of the run, sent to each host first.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], hosts: list[str], token: str) -> None:
@@ -185,7 +185,7 @@ def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def token_of_starter() -> str:
-    """At a host: read the token, and from then on do what the starter says.
+    """On a remote host: read the token, then obey the messages of the starting process.
 
     A line is the number of a signal for this process. The end of the input is SIGTERM.
     """

@@ -36,14 +36,14 @@ WHOLE_PUTS = {*OBJECT_STORES, "memory"}
 
 
 class FileStatus(NamedTuple):
-    """What is known of a file or folder without opening it."""
+    """The size and kind of a file or folder."""
 
     size: int
     is_folder: bool
 
 
 def status(path: str) -> FileStatus | None:
-    """Return what is at a path; None if there is nothing.
+    """Return the status of a path; None if it does not exist.
 
     Raises:
         OSError: The file system did not answer, or denied access: that is not "nothing".

@@ -1,9 +1,9 @@
 """A backend of Ray Train: Ray starts the workers, and replicax connects them.
 
-Config: what a trainer of Ray's takes as its ``backend_config``.
+Config: the ``backend_config`` of a Ray trainer.
 
 Unlike Ray's ``JaxTrainer``, it does not call ``jax.distributed.initialize``, whose service ends all
-processes when one is lost. A worker that fails tells the others at once, and Ray starts all again.
+processes when one is lost. A worker that fails notifies the others, and Ray restarts all of them.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ class Config(_BackendConfig):
 
 
 class ReplicaxBackend(_Backend):
-    """Tells every worker of a group, through Ray, where they meet, and a secret."""
+    """Sends the cluster's addresses and a secret to every worker of a group, through Ray."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
         """Describe the cluster to the workers; Ray calls it for every new group of them."""
@@ -86,7 +86,7 @@ def describe(addresses: list[str], index: int, token: str) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Tell the other workers when the training function fails: Ray's process lives on."""
+    """Notify the other workers if the training function fails: Ray's process keeps running."""
     try:
         yield
     except BaseException as error:

@@ -76,12 +76,12 @@ class OnWorkers:
         return self._cluster.is_chief
 
     def leave(self, error: BaseException | None = None) -> None:
-        """Tell the other workers that this one takes part in nothing any more.
+        """Notify the other workers that this one leaves the run.
 
-        A worker that ends tells them by itself. Call this where an error is caught and the process
-        lives on, such as a Ray actor or a notebook: otherwise the others wait for a minute before
-        they give this worker up. Variables can still be read afterwards; all that workers do
-        together is an error, in this process for good.
+        A worker that exits does this automatically. Call it if an error is caught and the process
+        keeps running, as in a Ray actor or a notebook: otherwise the others wait for a minute until
+        they declare this worker lost. Variables can still be read afterwards, but every collective
+        of this process raises an error.
 
         Args:
             error: Why this worker cannot go on; by default the exception that is being handled.

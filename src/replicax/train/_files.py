@@ -195,7 +195,7 @@ def _step(folder: int, name: str, flags: int) -> int:
 
 
 def metadata_below(place: str, tree: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield what Orbax says of arrays in its other files: their names, and their contents."""
+    """Yield the names and contents of the metadata files that Orbax wrote for the arrays."""
     for name in files_below(place):
         if name.split("/")[0] not in tree or name.endswith(".zarray"):
             with open(os.path.join(place, name), "rb") as file:

@@ -41,13 +41,13 @@ class Folder:
         return folder
 
     def discard(self, folder: str) -> None:
-        """Remove what a save that failed has written."""
+        """Remove the files of a failed save."""
         shutil.rmtree(os.path.join(self.path, folder), ignore_errors=True)
         with suppress(OSError):  # if there is something else in it
             os.rmdir(self.path)
 
     def sees(self, folder: str) -> bool:
-        """Whether this worker sees what the first one has begun."""
+        """Whether this worker sees the folder that the first worker created."""
         return os.path.isdir(os.path.join(self.path, folder))
 
     def save_arrays(self, folder: str, name: str, tree: dict[str, Packed]) -> dict[str, Any]:
@@ -70,11 +70,11 @@ class Folder:
         _files.put_manifest(self.path, body)
 
     def sweep(self) -> None:
-        """Remove what earlier saves to the same place have left: names of our own, not in use."""
+        """Remove unused files and folders that earlier saves left in this checkpoint."""
         for name in os.listdir(self.path):
             if DATA.fullmatch(name):
                 with _files.locked(os.path.join(self.path, name)) as is_ours:
-                    # Whoever has written it has said so before he unlocked it.
+                    # A writer puts its manifest before it releases the lock.
                     if is_ours and name != folder_of(self.path):
                         shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
             elif _DRAFT.fullmatch(name):

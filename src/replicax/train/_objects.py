@@ -68,17 +68,17 @@ class Objects:
         return folder
 
     def discard(self, folder: str) -> None:
-        """Remove what a save that failed has written, unless it may have been committed."""
+        """Remove the objects of a failed save, unless it may have been committed."""
         if self._is_sent:  # a request without an answer may still be carried out
             return
-        with suppress(Exception):  # the error of the save is the one to tell
+        with suppress(Exception):  # report the error of the save, not this one
             self._remove_folder(folder)
             if self._claim().get("folder") == folder and folder_of(self.path) is None:
                 self._remove_object(CLAIM)
                 self._index(is_begun=False)
 
     def sees(self, folder: str) -> bool:
-        """Whether this worker sees what the first one has begun."""
+        """Whether this worker sees the claim that the first worker wrote."""
         return bool(self._claim().get("folder") == folder)
 
     def save_arrays(self, folder: str, name: str, tree: dict[str, Packed]) -> dict[str, Any]:
@@ -118,7 +118,7 @@ class Objects:
         self._check_claim(body["folder"], "Both may have committed; one of them is kept.")
 
     def sweep(self) -> None:
-        """Remove what earlier saves of the same checkpoint have left."""
+        """Remove the objects that earlier saves of this checkpoint left."""
         claim, folder = self._claim(), folder_of(self.path)
         if folder is None or claim.get("folder") != folder or not claim.get("left"):
             return  # somebody else is saving, and will do it
@@ -206,7 +206,7 @@ def names_in(directory: str) -> list[str]:
 def take_directory(directory: str, prefix: str) -> None:
     """Make this run the owner of a directory, and remove what dead saves have left in it.
 
-    A store cannot tell whether the owner before it is alive. If it is, its next save fails.
+    A store cannot report whether the previous owner is alive. If it is, its next save fails.
 
     Args:
         directory: The URL.

@@ -95,7 +95,7 @@ def _checkpointer(kind: type, *, metadata_only: bool) -> Any:
 
 
 async def _describe(values: Any, infos: Any) -> list[tuple[Any, str]]:
-    """Write what zarr says of each array; return the arrays with their places."""
+    """Write the zarr metadata of each array; return the arrays and their paths."""
     pairs = []
     for joined, info in zip(values, infos, strict=True):
         await info.await_path_creation()

@@ -135,7 +135,7 @@ class DistributedValues(Generic[T_co]):
 
 
 class Distributed(StandIn, DistributedValues[T_co]):
-    """A distributed value that is no variable: what a run takes and gives."""
+    """A distributed value other than a variable: an argument or result of `Strategy.run`."""
 
     held: Form  # how the components are held; only ``values`` asks
     captured: Any  # what makes it an input of compiled code that closes over it, once there is

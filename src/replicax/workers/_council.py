@@ -37,7 +37,7 @@ class Council:
         """Hear a launcher.
 
         Raises:
-            WireError: If it says what no launcher says.
+            WireError: If the message is not one of a launcher.
         """
         match message:
             case {"launcher": int(host)} if 0 <= host < len(self.hosts):

@@ -59,7 +59,7 @@ def divide(members: Sequence[dict[str, Any]], index: int) -> None:
     """Have JAX use this worker's part of the GPUs that it shares with others.
 
     Args:
-        members: What the workers said of themselves at the roll-call, in their order.
+        members: The facts that the workers sent at the roll call, in their order.
         index: Which of them this process is.
 
     Raises:

@@ -224,7 +224,7 @@ class Group:
         self._say_goodbye(self._count)
 
     def _say_goodbye(self, last: int) -> None:
-        """Tell the others that this worker takes part in no collective after number ``last``."""
+        """Notify the others that ``last`` is the last collective of this worker."""
         if not self._is_leaving:
             fault_point("leave")
             self._is_leaving = True

@@ -38,7 +38,7 @@ _LINGER = 1.0  # seconds that the hub outlives its last worker
 _PATIENCE = 10.0  # seconds that one which was given up has to end by itself
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
-_TOLD = ("address", "pid", "host", "gpus")  # what every worker is told of the others
+_TOLD = ("address", "pid", "host", "gpus")  # the facts about a worker that all others receive
 AFTER_REFUSAL = 30.0  # seconds that the roll-call goes on after a worker was refused
 
 

@@ -16,11 +16,11 @@ VARIABLE = "REPLICAX_LEASES"
 
 @dataclass(frozen=True)
 class Lease:
-    """What a worker needs time for.
+    """A worker's request for time to finish.
 
     Attributes:
         until: When it must have ended, by the monotonic clock, which all processes share.
-        what: What it does until then, in words.
+        what: The reason, in words.
     """
 
     until: float

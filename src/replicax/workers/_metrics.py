@@ -1,4 +1,4 @@
-"""Metrics of a run for Prometheus: plain HTTP, at a port of their own beside the hub's.
+"""Metrics of a run for Prometheus: plain HTTP, on a separate port of the hub.
 
 The hub notes its status once a second; a thread answers requests with the last one. Whoever asks
 from another machine must send a digest of the run's token: the token itself, with which one could
@@ -116,7 +116,7 @@ class _Server(HTTPServer):
         self.bearer, self.text = bearer, text
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing: a client that goes away is no fault of the run."""
+        """Log nothing: a client that disconnects is not an error of the run."""
 
 
 class _Handler(BaseHTTPRequestHandler):
