@@ -11,7 +11,7 @@ from replicax.data._node import Node, walk
 from replicax.data._nodes._batch import BatchingNode
 from replicax.data._nodes._cache import CacheNode
 from replicax.data._nodes._combine import ConcatenateNode, ZipNode
-from replicax.data._nodes._flat_map import NestingNode
+from replicax.data._nodes._flat_map import NestedDatasetNode
 from replicax.data._nodes._map import MapNode
 from replicax.data._nodes._select import SHARD_HINT, ShardNode
 from replicax.data._options import AutoShardPolicy
@@ -142,7 +142,7 @@ def _fewest_files(node: Node) -> int | None:
 
 def _reads_named_files(node: Node) -> bool:
     """Whether a node reads a file for each name that comes in: ``interleave(TFRecordDataset)``."""
-    if not isinstance(node, NestingNode):
+    if not isinstance(node, NestedDatasetNode):
         return False
     try:
         inner = node.first_inner()

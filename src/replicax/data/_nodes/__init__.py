@@ -1,5 +1,7 @@
-"""One transformation or source per file; each is a node and the stream it opens into.
+"""The node types of the dataset graph: sources and transformations.
 
-Layer: above `_node`, `_blocks`, `_seeds`; below `_dataset`. A node knows no other node's file,
-except the few that are made of another (`_readers` interleaves, `_enumerate` zips).
+Each type is a `Node` and the `Stream` that its `open` returns.
+
+Layer: above `_node`, `_blocks`, `_seeds`; below `_dataset`. A module imports another one only to
+build on its nodes or streams: `_flat_map`, for example, reads through the branches of `_choose`.
 """

@@ -1,9 +1,4 @@
-"""Consecutive elements as one element with a leading axis, padded to one shape if need be.
-
-Consecutive elements as one element with a leading axis: batch.
-
-Batches of elements with different lengths, padded to a common shape.
-"""
+"""Nodes that stack consecutive elements along a new leading axis: batch and padded_batch."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -21,13 +16,13 @@ from replicax.data._nodes._map import MapNode
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, map_leaves, parts_like, require_dense
 
-_BATCHES_AHEAD = 16
-_BYTES_AHEAD = 1 << 17  # small batches are cut from one larger block of about this size
+_BATCHES_AHEAD = 16  # batches whose indices are read at once from a random-access source
+_BYTES_AHEAD = 1 << 17  # small batches are sliced from one larger block of about this size
 
 
 @dataclass(frozen=True, eq=False)
 class BatchingNode(UnaryNode):
-    """A node that makes one element out of ``size``; the last batch may be smaller."""
+    """A node that combines `size` elements into one; the last batch may be smaller."""
 
     size: int
     drop_remainder: bool
@@ -35,12 +30,12 @@ class BatchingNode(UnaryNode):
 
     @property
     def batching(self) -> Batching:
-        """How this node itself makes batches."""
+        """The batch size, static if the remainder is dropped."""
         return Batching(self.size, self.drop_remainder)
 
     @property
-    def keeps_borders(self) -> bool:
-        """Whether a batch that fails takes as many elements as others; if not, the next begins."""
+    def skips_failed_batch(self) -> bool:
+        """Whether an element that raises also discards the elements after it in its batch."""
         return False
 
     @property
@@ -49,15 +44,16 @@ class BatchingNode(UnaryNode):
         return self.batches_of(self.input.cardinality)
 
     def batches_of(self, count: int) -> int:
-        """How many batches ``count`` elements make; negative counts stay as they are."""
+        """Return the number of batches of `count` elements; negative constants are unchanged."""
         if count < 0:
             return count
         return count // self.size if self.drop_remainder else (count + self.size - 1) // self.size
 
     def gather(self, stream: Stream, most: int, left: Block | None = None) -> Block | None:
-        """Rows for at least one batch, as far as there are any: those left, then up to ``most``.
+        """Return `left` and further rows of `stream`, at most `most`, for at least one batch.
 
-        An element that fails is raised, and what was gathered for its batch is gone with it.
+        Return fewer rows at the end of the input, or None without rows for a batch. If an element
+        raises, the rows gathered for its batch are lost.
         """
         blocks = [] if left is None else [left]
         count = 0 if left is None else len(left)
@@ -65,7 +61,7 @@ class BatchingNode(UnaryNode):
             try:
                 block = stream.pull(most - count)
             except Exception:
-                if self.keeps_borders:
+                if self.skips_failed_batch:
                     pass_over(stream, self.size - count - 1)
                 raise
             if block is None:
@@ -81,21 +77,22 @@ class BatchingNode(UnaryNode):
 @final
 @dataclass(frozen=True, eq=False)
 class BatchNode(BatchingNode):
-    """Elements stacked."""
+    """Elements of equal shape, stacked."""
 
     @property
-    def keeps_borders(self) -> bool:
-        """After a `map`, as in TensorFlow, which fuses the two."""
+    def skips_failed_batch(self) -> bool:
+        """True after `map`, as in TensorFlow, which fuses the two."""
         return isinstance(self.input, MapNode)
 
     @property
     def element_spec(self) -> Any:
-        """The input's with a leading axis."""
+        """The input's spec with a leading axis."""
         leading = self.size if self.drop_remainder else None
         return add_axis(self.input.element_spec, leading)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
+        # Only the outermost batch goes to the consumer's memory; an inner one is copied again.
         return _BatchStream(self.input.open(replace(run, new=None)), self, run.new)
 
 
@@ -106,11 +103,11 @@ class _BatchStream(Stream):
         self._new = new
         self._size = node.size
         self._node = node
-        # Reading ahead in places is cheap, and fewer calls go through the pipeline.
+        # Indices are cheap to read ahead, and larger pulls mean fewer calls through the pipeline.
         self._rows_ahead = node.size * (_BATCHES_AHEAD if node.input.gives_places else 1)
         self._batch_bytes = 0
         self._block: Block | None = None
-        self._used = 0  # rows of the block that are in batches already
+        self._used = 0  # rows of the block that have been returned in batches
 
     def pull(self, limit: int) -> Block | None:
         size = self._size
@@ -127,7 +124,7 @@ class _BatchStream(Stream):
             self._used = stop
         try:
             return self._cut(block, start, stop)
-        except InvalidArgumentError:  # elements of one batch differ: alone, the others are good
+        except InvalidArgumentError:  # shapes differ in some batch; return one at a time
             self._used = min(start + size, stop)
             return self._cut(block, start, self._used)
 
@@ -178,14 +175,14 @@ class _BatchStream(Stream):
 
 
 def ends_in_batches(node: Node) -> bool:
-    """Whether batches come out as they were made, and no function has seen them."""
+    """Whether elements are batches that no user function has received."""
     while isinstance(node, PassingNode):
         node = node.input
     return isinstance(node, BatchNode)
 
 
 def add_axis(spec: Any, size: int | None) -> Any:
-    """Every leaf of a spec with one more axis in front."""
+    """Return `spec` with a leading axis of `size` added to every leaf."""
     return map_leaves(lambda leaf: _add_axis(leaf, size), spec)
 
 
@@ -201,10 +198,10 @@ def _add_axis(leaf: TypeSpec, size: int | None) -> TensorSpec:
 @final
 @dataclass(frozen=True, eq=False)
 class PaddedBatchNode(BatchingNode):
-    """Elements, each padded at the end of every axis.
+    """Stacked elements, each padded at the end of every axis.
 
-    ``shapes`` and ``values`` are nested like elements, or None for the longest of each batch and
-    for zeros.
+    `shapes` has the structure of elements, or is None to pad to the longest element of a batch;
+    `values` likewise, or None for zeros and empty strings.
     """
 
     shapes: Any
@@ -212,7 +209,7 @@ class PaddedBatchNode(BatchingNode):
 
     @property
     def element_spec(self) -> Any:
-        """The padded shapes with a leading axis."""
+        """The specs of padded elements with a leading axis."""
         leading = self.size if self.drop_remainder else None
         structure, specs = flatten(self.input.element_spec)
         if self.shapes is not None:
@@ -221,12 +218,12 @@ class PaddedBatchNode(BatchingNode):
         return add_axis(structure.unflatten(specs), leading)
 
     def check(self) -> None:
-        """Check shapes and values against the spec of elements."""
+        """Raise if shapes or values do not fit the spec of elements."""
         structure, specs = flatten(self.input.element_spec)
         values = _padding_values(structure, self.values)
         shapes = [spec.shape for spec in flatten(self.element_spec)[1]]
         for spec, value, shape in zip(specs, values, shapes, strict=True):
-            _fill(value, spec.dtype)
+            _padding_value(value, spec.dtype)
             if spec.shape is not None and shape is not None:
                 _require_room(spec.shape, shape[1:], self.shapes)
 
@@ -264,7 +261,7 @@ class _PaddedBatchStream(Stream):
 
 
 def _require_room(given: Shape, padded: Shape, wanted: Any) -> None:
-    """Check that elements of a shape can be padded to another."""
+    """Raise if elements of shape `given` cannot be padded to `padded`."""
     if len(given) != len(padded):
         raise InvalidArgumentError(
             f"padded_shapes={wanted!r} has {len(padded)} axes for a part that has {len(given)}:"
@@ -279,7 +276,7 @@ def _require_room(given: Shape, padded: Shape, wanted: Any) -> None:
 
 
 def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
-    """The shape for each leaf; lists and tuples of numbers are shapes, -1 and None are open."""
+    """Return one shape for each leaf of `structure`; a size of -1 or None becomes None."""
     if structure.kind == "leaf":
         return [_to_shape(shapes)]
     try:
@@ -343,27 +340,27 @@ def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
             " padding only adds. Cut it in a `map`, or use None for the longest of each batch."
         )
     dtype = arrays[0].dtype
-    result = np.full((len(arrays), *target), _fill(value, dtype), dtype)
+    result = np.full((len(arrays), *target), _padding_value(value, dtype), dtype)
     for place, array in enumerate(arrays):
         inside: tuple[Any, ...] = (place, *(slice(size) for size in array.shape))
         result[inside] = array
     return result
 
 
-def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
-    """What to fill with, in the dtype of the part; it must be that value there too."""
+def _padding_value(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return the padding value in `dtype`; raise if the conversion would change it."""
     if value is None:
         return b"" if dtype.kind == "O" else 0
-    given = to_array(value)
-    if given.ndim or (given.dtype.kind == "O") != (dtype.kind == "O"):
+    array = to_array(value)
+    if array.ndim or (array.dtype.kind == "O") != (dtype.kind == "O"):
         fits = False
-    elif dtype.kind == "O" or np.can_cast(given.dtype, dtype, "same_kind"):
+    elif dtype.kind == "O" or np.can_cast(array.dtype, dtype, "same_kind"):
         fits = True
     else:
-        fits = bool((given.astype(dtype).astype(given.dtype) == given).all())
+        fits = bool((array.astype(dtype).astype(array.dtype) == array).all())
     if not fits:
         raise StructureError(
             f"padding_values has {value!r} for a part of dtype {dtype}, which cannot hold it. Give"
             " a value of that dtype, or None for zero or an empty string."
         )
-    return given[()] if dtype.kind == "O" else given.astype(dtype)[()]
+    return array[()] if dtype.kind == "O" else array.astype(dtype)[()]

@@ -1,11 +1,11 @@
-"""Elements kept after the first complete pass: in memory, or in a file.
+"""The cache node, which stores the elements of a complete pass in memory or in a file.
 
-The file of a cache: blocks of columns, each array in NumPy's own format; no pickles.
-
-A file appears under its name only when it is complete, by renaming. It is a row of frames: the
-length of the content, the content, and a checksum of all frames so far, so that no frame can be
-changed, lost or exchanged unnoticed. The first frame says how elements are built, and for a cache
-which part of the data they are; an empty one ends the file.
+The file format, which `Dataset.save` shares: a magic string, then frames. A frame is the length of
+its content, the content, and a CRC-32 of all bytes up to here except earlier checksums; the running
+checksum detects modified, missing and reordered frames. The first frame is JSON: the structure of
+elements and, for a cache, a description of the part of the data that it contains. Each further
+frame is a block of columns in NumPy's array format (no pickles), and an empty frame ends the file.
+A file is written under a temporary name and renamed when it is complete.
 """
 
 import io
@@ -27,7 +27,7 @@ from replicax.data._errors import DataLossError
 from replicax.data._leaves import Array
 from replicax.data._node import Node, PassingNode, Stream, walk
 from replicax.data._nodes._source import ArraySource, SourceStream
-from replicax.data._nodes._window import BlocksStream, Copies, copied
+from replicax.data._nodes._window import BlocksStream, CopyingStream, copy_row
 from replicax.data._paths import is_url, parent
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
@@ -35,39 +35,39 @@ from replicax.data._structure import Structure, flatten, from_json, to_json
 _MAGIC = b"replicax-cache-2\n"
 _SIZE = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
-_HEADER = struct.Struct("<QI")  # rows of the block, arrays of the block
+_HEADER = struct.Struct("<QI")  # number of rows and number of arrays in the block
 
 
 class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
-    """A file that is being written beside its final name.
+    """A cache file that is written under a temporary name until `commit`.
 
-    The name until then cannot be foreseen, and nothing that stands there already is opened: nobody
-    can make us write elsewhere.
+    The temporary name is random and opened exclusively, without following links, so another user
+    of the folder cannot redirect the write to a different file.
 
     Args:
-        path: The final name.
-        part: Which part of the data is written, in words, for readers to compare.
+        path: The final path.
+        part: A description of the part of the data in the file, which readers compare.
     """
 
     def __init__(self, path: str, part: str | None = None) -> None:
         self._path = path
-        self._told = part
+        self._description = part
         _storage.make_folders(parent(path))
-        self._part = f"{path}.{secrets.token_hex(8)}.part"
-        self.file: IO[bytes] = self._opened()
+        self._temp_path = f"{path}.{secrets.token_hex(8)}.part"
+        self.file: IO[bytes] = self._create_file()
         self.file.write(_MAGIC)
         self._checksum = zlib.crc32(_MAGIC)
         self._has_structure = False
 
-    def _opened(self) -> IO[bytes]:
-        if is_url(self._part):
-            return _storage.open_file(self._part, "wb")
+    def _create_file(self) -> IO[bytes]:
+        if is_url(self._temp_path):
+            return _storage.open_file(self._temp_path, "wb")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
         flags |= getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        return os.fdopen(os.open(self._part, flags, 0o666), "wb")
+        return os.fdopen(os.open(self._temp_path, flags, 0o666), "wb")
 
     def add(self, block: Block) -> None:
-        """Add one block; elements that differ in shape become blocks of one."""
+        """Write one block; elements that differ in shape are written as blocks of one row."""
         if not self._has_structure:
             self._write_structure(to_json(block.structure))
         if block.is_columnar():
@@ -77,24 +77,27 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
             self._write_frame(_content(RowBlock(block.structure, [row]).columns(), 1))
 
     def commit(self) -> None:
-        """Give the file its name."""
+        """Finish the file and rename it to its final path."""
         if not self._has_structure:
             self._write_structure(None)
         self._write_frame(b"")
-        if not is_url(self._part):
+        if not is_url(self._temp_path):
+            # Sync before the rename: after a crash, the final name must not refer to partial data.
             self.file.flush()
             os.fsync(self.file.fileno())
         self.file.close()
-        _storage.replace(self._part, self._path)
+        _storage.replace(self._temp_path, self._path)
 
     def abandon(self) -> None:
-        """Throw the file away."""
-        _storage.discard(self.file, self._part)
+        """Delete the temporary file."""
+        _storage.discard(self.file, self._temp_path)
 
     def _write_structure(self, stored: Any) -> None:
         self._has_structure = True
-        told = stored if self._told is None else {"part": self._told, "structure": stored}
-        self._write_frame(json.dumps(told).encode())
+        header = stored
+        if self._description is not None:
+            header = {"part": self._description, "structure": stored}
+        self._write_frame(json.dumps(header).encode())
 
     def _write_frame(self, content: bytes) -> None:
         size = _SIZE.pack(len(content))
@@ -105,17 +108,17 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
 
 def read_blocks(path: str, node: Node) -> Iterator[Block]:
-    """The blocks of a file; ``node`` is what was kept."""
+    """Yield the blocks of the file at `path`; raise if it was not written from `node`."""
     with _storage.open_file(path) as file:
         frames = _frames(file, path)
         first = next(frames)
         try:
-            told = json.loads(first)
-            if told is not None and "part" in told:
-                _require_part(path, told["part"], part_of(node))
-                told = told["structure"]
-            # Types of named tuples cannot be stored; the pipeline itself knows them.
-            structure = from_json(told) or flatten(node.element_spec)[0]
+            header = json.loads(first)
+            if header is not None and "part" in header:
+                _check_part(path, header["part"], describe_part(node))
+                header = header["structure"]
+            # JSON cannot represent named tuple types; take them from the pipeline.
+            structure = from_json(header) or flatten(node.element_spec)[0]
             for content in frames:
                 rows, columns = _columns(io.BytesIO(content))
                 if len(columns) != structure.num_leaves:
@@ -132,22 +135,22 @@ def read_blocks(path: str, node: Node) -> Iterator[Block]:
             ) from error
 
 
-def part_of(node: Node) -> str:
-    """Which part of the data a graph reads, in words."""
+def describe_part(node: Node) -> str:
+    """Describe the part of the data that the graph of `node` reads."""
     return " of ".join(part.part for part in walk(node) if part.part)
 
 
-def _require_part(path: str, kept: str, wanted: str) -> None:
-    if kept != wanted:
+def _check_part(path: str, stored: str, wanted: str) -> None:
+    if stored != wanted:
         raise DataLossError(
-            f"The cache file {path!r} holds {kept:.200}, but this dataset is {wanted:.200}: it was"
-            " written by another pipeline, or by another worker. Delete it, or choose a name for"
-            " each."
+            f"The cache file {path!r} holds {stored:.200}, but this dataset is {wanted:.200}: it"
+            " was written by another pipeline, or by another worker. Delete it, or choose a name"
+            " for each."
         )
 
 
 def _frames(file: IO[bytes], path: str) -> Iterator[bytes]:
-    """The contents of all frames, each checked before it is given."""
+    """Yield the content of each frame after its checksum has been verified."""
     end = file.seek(0, os.SEEK_END)
     file.seek(0)
     if file.read(len(_MAGIC)) != _MAGIC:
@@ -177,7 +180,7 @@ def _frames(file: IO[bytes], path: str) -> Iterator[bytes]:
 
 
 def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:
-    if rows == 1:  # may be one of many shapes; rows join with anything
+    if rows == 1:  # shapes may differ between blocks, and only row blocks join with any shape
         return RowBlock(structure, [tuple(column[0] for column in columns)])
     return ColumnBlock(structure, columns, rows)
 
@@ -199,7 +202,7 @@ def _content(columns: list[Array], rows: int) -> bytes:
 
 
 def _save(file: IO[bytes], array: Array) -> None:
-    # ml_dtypes (bfloat16 and kin) have no name in NumPy's format: keep their bytes and the name.
+    # NumPy's format cannot name ml_dtypes such as bfloat16: store their bytes and the name.
     is_native = array.dtype.kind != "V" and array.dtype.isbuiltin == 1
     name = b"" if is_native else array.dtype.name.encode()
     file.write(struct.pack("<B", len(name)) + name)
@@ -244,14 +247,14 @@ def _read(file: IO[bytes], size: int, path: str, end: int) -> bytes:
 
 
 class CacheMemory:
-    """What a cache in memory holds, shared by all passes."""
+    """The elements of an in-memory cache, shared by all passes; `blocks` is None until filled."""
 
     def __init__(self) -> None:
         self.blocks: list[Block] | None = None
         self.lock = threading.Lock()
 
     def fill(self, blocks: list[Block]) -> None:
-        """Keep a complete pass, as one source of arrays if elements are alike."""
+        """Store a complete pass, as one array source if all elements have the same shapes."""
         whole = join(blocks) if blocks else None
         if isinstance(whole, ColumnBlock):
             source = ArraySource(whole.structure, whole.columns())
@@ -264,67 +267,70 @@ class CacheMemory:
 @final
 @dataclass(frozen=True, eq=False)
 class CacheNode(PassingNode):
-    """The input once, then what was kept.
+    """The input in the first complete pass, and its stored elements in later ones.
 
-    The input is always read in its first order, whichever pass fills the cache: so a restored
-    iterator finds the same elements in a cache that a new process has to fill again.
+    The cache is always filled in the order of the first pass, whichever pass fills it, so a
+    restored iterator finds the same elements in a cache that a new process has to fill again.
     """
 
     filename: str
     memory: CacheMemory = field(default_factory=CacheMemory)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """A cache of another input, which holds nothing yet."""
+        """Return an empty cache over another input."""
         (node,) = inputs
         return replace(self, input=node, memory=CacheMemory())
 
     def of_worker(self, worker: int, workers: int) -> "CacheNode":
-        """The cache of one of several workers that read different data: each has its own file."""
+        """Return the cache of one of several workers that read different data: one file each."""
         if workers == 1 or not self.filename:
             return self
         return replace(self, filename=f"{self.filename}.{worker}-of-{workers}")
 
     @property
     def gives_places(self) -> bool:
-        """Only once it is filled, and not always."""
+        """False: only some filled caches are random-access sources."""
         return False
 
     @property
     def calls_user_code(self) -> bool:
-        """Not once it is filled."""
+        """Whether reading calls user code: never once the cache is filled."""
         return not self._is_filled() and self.input.calls_user_code
 
     @property
     def peeked(self) -> Node:
-        """The cache if it is filled, else the input."""
+        """The cache if it is filled, otherwise the input."""
         return self if self._is_filled() else self.input.peeked
 
     def open(self, run: Run) -> Stream:
-        """Start a pass over the cache, or over the input."""
+        """Start a pass over the stored elements, or over the input to store them."""
         if self.filename:
             if self._is_filled():
                 return FileStream(self.filename, self.input)
-            return _Filling(self.input.open(run.fixed()), _ToFile(self.filename, self.input))
+            target = _FileTarget(self.filename, self.input)
+            return _FillingStream(self.input.open(run.fixed()), target)
         blocks = self.memory.blocks
         if blocks is None:
-            return _Filling(self.input.open(run.fixed()), _ToMemory(self.memory))
+            return _FillingStream(self.input.open(run.fixed()), _MemoryTarget(self.memory))
         if len(blocks) == 1 and isinstance(blocks[0], PlaceBlock):
             return SourceStream(blocks[0].source, len(blocks[0]))
-        return Copies(BlocksStream(blocks))
+        return CopyingStream(BlocksStream(blocks))
 
     def _is_filled(self) -> bool:
         return _storage.exists(self.filename) if self.filename else self.memory.blocks is not None
 
 
-class _ToMemory:
+class _MemoryTarget:
+    """Collects a pass in memory."""
+
     def __init__(self, memory: CacheMemory) -> None:
         self._memory = memory
         self._blocks: list[Block] = []
 
     def add(self, block: Block) -> Block:
         if isinstance(block, RowBlock):
-            # The consumer may write into what it was given; rows kept must be copies.
-            self._blocks.append(RowBlock(block.structure, [copied(row) for row in block.rows()]))
+            # The consumer may modify the rows that it receives: store copies.
+            self._blocks.append(RowBlock(block.structure, [copy_row(row) for row in block.rows()]))
             return block
         columns = block.columns()
         copies = [column.copy() for column in columns]
@@ -338,9 +344,11 @@ class _ToMemory:
         self._blocks = []
 
 
-class _ToFile:
+class _FileTarget:
+    """Writes a pass to a file."""
+
     def __init__(self, path: str, node: Node) -> None:
-        self._file = writing(path, part_of(node))
+        self._file = writing(path, describe_part(node))
 
     def add(self, block: Block) -> Block:
         if not isinstance(block, RowBlock):
@@ -356,10 +364,10 @@ class _ToFile:
 
 
 @final
-class _Filling(Stream):
-    """The input, kept on the side; only a complete pass counts."""
+class _FillingStream(Stream):
+    """The input, copied to `target`, which is committed only at the end of a complete pass."""
 
-    def __init__(self, stream: Stream, target: _ToMemory | _ToFile) -> None:
+    def __init__(self, stream: Stream, target: _MemoryTarget | _FileTarget) -> None:
         self._stream = stream
         self._target = target
         self._is_done = False
@@ -382,6 +390,8 @@ class _Filling(Stream):
 
 @final
 class FileStream(Stream):
+    """A pass over the blocks of a file that was written from `node`."""
+
     def __init__(self, path: str, node: Node) -> None:
         self._path = path
         self._node = node

@@ -1,4 +1,4 @@
-"""One of several datasets for each element: chosen by a dataset of numbers, or at random."""
+"""Nodes that pick the next element from one of several datasets, and random-number sources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,34 +20,34 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
-from replicax.data._nodes._combine import ManyNode, common_spec
+from replicax.data._nodes._combine import NaryNode, common_spec
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF
 
-_DRAWS = 1024
+_DRAWS = 1024  # random numbers drawn at once, and the most choices read ahead
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class ChooseNode(ManyNode):
-    """The first branch gives numbers; each says which of the others gives the next element."""
+class ChooseNode(NaryNode):
+    """The elements of branches 1 to n, in the order that the indices in branch 0 select."""
 
     stop_on_empty_dataset: bool
 
     @property
     def element_spec(self) -> Any:
-        """What all branches have in common."""
+        """The spec that covers all branches but the first."""
         return common_spec(self.branches[1:])
 
     @property
     def batching(self) -> Batching | None:
-        """That of all branches but the first, if they agree."""
+        """The batching of all branches but the first if they agree, otherwise None."""
         first, *others = (node.batching for node in self.branches[1:])
         return first if all(other == first for other in others) else None
 
     @property
     def cardinality(self) -> int:
-        """Not known before the choices are, unless one that has no end is left in the end."""
+        """Infinite if the choices and enough of the branches are, otherwise unknown."""
         choices, *sizes = (node.cardinality == INFINITE_CARDINALITY for node in self.branches)
         is_endless = all(sizes) if self.stop_on_empty_dataset else any(sizes)
         return INFINITE_CARDINALITY if choices and is_endless else UNKNOWN_CARDINALITY
@@ -60,7 +60,7 @@ class ChooseNode(ManyNode):
 
 @final
 class _ChooseStream(Stream):
-    """As many choices at a time as the streams, asked once each, have elements for."""
+    """A pass that reads several choices at a time and pulls from each chosen branch once."""
 
     def __init__(self, choices: Stream, streams: Sequence[Stream], *, stop_on_empty: bool) -> None:
         self._choices = Buffered(choices)
@@ -68,33 +68,33 @@ class _ChooseStream(Stream):
         self._stop_on_empty = stop_on_empty
         self._is_done = False
         self._due = Due()
-        self._reach = 1  # of the choices, which grows where the streams keep up
+        self._lookahead = 1  # choices to read at once; doubles while the branches have the elements
 
     def pull(self, limit: int) -> Block | None:
         self._due.settle()
         while not self._is_done:
-            choice = self._more(min(limit, self._reach))
+            choice = self._next_choices(min(limit, self._lookahead))
             if choice is None:
                 self._is_done = True
                 break
-            block = self._one(choice) if limit == 1 else self._chosen(choice)
+            block = self._pull_one(choice) if limit == 1 else self._pull_chosen(choice)
             if block is not None:
                 return block
         return None
 
-    def _one(self, choice: Block) -> Block | None:
+    def _pull_one(self, choice: Block) -> Block | None:
         number = int(choice.elements()[0])
         streams = self._branches.streams
         if not 0 <= number < len(streams):
-            raise self._refusal(number)
+            raise self._invalid_choice(number)
         stream = streams[number]
         block = None if stream is None else stream.pull(1)
         if block is None and stream is not None:
             self._end(number)
         return block
 
-    def _more(self, wanted: int) -> Block | None:
-        """The next choices; where few come at a time, several times."""
+    def _next_choices(self, wanted: int) -> Block | None:
+        """Return up to `wanted` choices, pulling repeatedly if they arrive in small blocks."""
         if wanted == 1:
             return self._choices.pull(1)
         blocks: list[Block] = []
@@ -107,32 +107,32 @@ class _ChooseStream(Stream):
         self._choices.close()
         self._branches.close()
 
-    def _chosen(self, choice: Block) -> Block | None:
-        """The elements for these choices, up to the first that a stream has none for yet."""
+    def _pull_chosen(self, choice: Block) -> Block | None:
+        """Return the elements for the leading choices that the branches can serve now."""
         numbers = np.asarray(choice.elements(), np.int64)
         is_wrong = (numbers < 0) | (numbers >= len(self._branches.streams))
         end = int(np.argmax(is_wrong)) if is_wrong.any() else len(numbers)
-        answer = self._branches.ask(numbers[:end])
-        error, count = answer.error, answer.count
+        selection = self._branches.select(numbers[:end])
+        error, count = selection.error, selection.count
         if count == end < len(numbers):
-            error = self._refusal(int(numbers[end]))
-        if answer.ended is not None:  # it is passed over from here on
-            self._end(answer.ended)
+            error = self._invalid_choice(int(numbers[end]))
+        if selection.ended is not None:  # later choices of it are ignored
+            self._end(selection.ended)
         used = count + (error is not None)
-        self._reach = min(max(2 * used, 1), _DRAWS)
+        self._lookahead = min(max(2 * used, 1), _DRAWS)
         if used < len(numbers):
             self._choices.push_back(choice.slice(used, len(numbers)))
         if error is not None:
             self._due.put(error)
-            if answer.block is None:
+            if selection.block is None:
                 self._due.settle()
-        return answer.block
+        return selection.block
 
     def _end(self, number: int) -> None:
         self._branches.end(number)
         self._is_done = self._stop_on_empty or not any(self._branches.streams)
 
-    def _refusal(self, number: int) -> InvalidArgumentError:
+    def _invalid_choice(self, number: int) -> InvalidArgumentError:
         count = len(self._branches.streams)
         return InvalidArgumentError(
             f"choose_from_datasets() got the choice {number}, but there are {count} datasets,"
@@ -142,7 +142,7 @@ class _ChooseStream(Stream):
 
 @final
 class Branch(Buffered):
-    """One of several streams: what was given back to it, and then what it has, asked once."""
+    """A stream with push-back that pulls from its input at most once per pull."""
 
     def __init__(self, stream: Stream) -> None:
         super().__init__(stream)
@@ -150,34 +150,34 @@ class Branch(Buffered):
         self._has_more = True
 
     def pull(self, limit: int) -> Block | None:
-        """The next 1 to ``limit`` elements."""
-        kept = super().pull(limit) if self._left is not None else None
-        if kept is not None and len(kept) == limit:
-            return kept
+        """Return the next 1 to `limit` elements; defer an error behind pushed-back rows."""
+        pushed_back = super().pull(limit) if self._left is not None else None
+        if pushed_back is not None and len(pushed_back) == limit:
+            return pushed_back
         self._due.settle()
-        fresh: Block | None = None
+        pulled: Block | None = None
         if self._has_more:
             try:
-                fresh = self.stream.pull(limit - (0 if kept is None else len(kept)))
-                self._has_more = fresh is not None
+                pulled = self.stream.pull(limit - (0 if pushed_back is None else len(pushed_back)))
+                self._has_more = pulled is not None
             except Exception as error:
-                if kept is None:
+                if pushed_back is None:
                     raise
                 self._due.put(error)
-        blocks = [block for block in (kept, fresh) if block is not None]
+        blocks = [block for block in (pushed_back, pulled) if block is not None]
         return join(blocks) if blocks else None
 
 
 @final
 @dataclass(frozen=True)
-class Answer:
-    """What branches have for a list of choices.
+class Selection:
+    """The elements that the branches have for a list of choices.
 
     Attributes:
-        block: The elements of the first choices, in their order, if there are any.
-        count: Of how many choices, those of branches that have ended before included.
-        error: What the branch of the next choice raised.
-        ended: That branch, if it has no more elements.
+        block: The elements of the first `count` choices, in order; None if there are none.
+        count: The number of choices used, including those of branches that have ended.
+        error: The error that the branch of the next choice raised, if any.
+        ended: The index of that branch, if it has no more elements.
     """
 
     block: Block | None
@@ -188,15 +188,17 @@ class Answer:
 
 @final
 class Branches:
-    """Several streams, in each of which elements come in order; None where there is none."""
+    """Several streams, read by index; None in place of a stream that has ended."""
 
     def __init__(self, streams: list[Branch | None]) -> None:
         self.streams = streams
 
-    def ask(self, numbers: Array) -> Answer:
-        """The elements for these choices, from every stream at once."""
+    def select(self, numbers: Array) -> Selection:
+        """Return the elements for as many `numbers` as one pull per branch can serve."""
         blocks: dict[int, Block] = {}
         end = len(numbers)
+        # Branches in the order of their first choice: a branch that fails or ends shortens the
+        # result to the choices before it, and later branches are not pulled from.
         for number in dict.fromkeys(numbers.tolist()):
             stream = self.streams[number]
             places = np.flatnonzero(numbers[:end] == number)
@@ -209,36 +211,36 @@ class Branches:
                 block, error = None, failed
             if block is None:
                 found = self._in_order(numbers[:first], blocks)
-                return Answer(found, first, error, number if error is None else None)
+                return Selection(found, first, error, number if error is None else None)
             blocks[number] = block
             if len(block) < len(places):
                 end = int(places[len(block)])
-        return Answer(self._in_order(numbers[:end], blocks), end)
+        return Selection(self._in_order(numbers[:end], blocks), end)
 
     def end(self, number: int) -> None:
-        """Close a stream that has no more elements."""
+        """Close and remove a stream that has no more elements."""
         stream, self.streams[number] = self.streams[number], None
         if stream is not None:
             stream.close()
 
     def close(self) -> None:
-        """Close all."""
+        """Close all streams."""
         for stream in self.streams:
             if stream is not None:
                 stream.close()
 
     def _in_order(self, numbers: Array, blocks: dict[int, Block]) -> Block | None:
-        """The elements as they were chosen; what streams gave too many goes back to them."""
+        """Join `blocks` in the order of `numbers`; push surplus rows back to their branches."""
         parts: list[Block] = []
         places = []
         for number, block in blocks.items():
-            own = np.flatnonzero(numbers == number)
+            chosen = np.flatnonzero(numbers == number)
             stream = self.streams[number]
-            if len(own) < len(block) and stream is not None:
-                stream.push_back(block.slice(len(own), len(block)))
-            if len(own):
-                parts.append(block.slice(0, len(own)) if len(own) < len(block) else block)
-                places.append(own)
+            if len(chosen) < len(block) and stream is not None:
+                stream.push_back(block.slice(len(chosen), len(block)))
+            if len(chosen):
+                parts.append(block.slice(0, len(chosen)) if len(chosen) < len(block) else block)
+                places.append(chosen)
         if not parts:
             return None
         structure = parts[0].structure
@@ -248,23 +250,23 @@ class Branches:
 
 @dataclass(frozen=True, eq=False)
 class _DrawingNode(SourceNode):
-    """Random numbers, without end."""
+    """An infinite source of random int64 scalars."""
 
     @property
     def element_spec(self) -> TensorSpec:
-        """One int64."""
+        """An int64 scalar."""
         return TensorSpec((), np.int64)
 
     @property
     def cardinality(self) -> int:
-        """Without end."""
+        """Infinite."""
         return INFINITE_CARDINALITY
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class RandomChoiceNode(_DrawingNode):
-    """Numbers drawn with the given weights, without end."""
+    """An infinite source of indices drawn with the given weights."""
 
     weights: tuple[float, ...]
     seeds: Seeds
@@ -282,7 +284,7 @@ class RandomChoiceNode(_DrawingNode):
 @final
 @dataclass(frozen=True, eq=False)
 class WeighedChoiceNode(UnaryNode):
-    """A number for each element of the input, drawn with the weights that the element is."""
+    """An index for each element of the input, which is the vector of weights of the draw."""
 
     seeds: Seeds
     num_choices: int
@@ -294,7 +296,7 @@ class WeighedChoiceNode(UnaryNode):
 
     @property
     def element_spec(self) -> TensorSpec:
-        """One int64."""
+        """An int64 scalar."""
         return TensorSpec((), np.int64)
 
     def open(self, run: Run) -> Stream:
@@ -315,7 +317,7 @@ class _WeighedChoiceStream(Stream):
         if block is None:
             return None
         weights = np.asarray(block.elements()[0], np.float64)
-        if weights.shape == (1, self._num_choices):  # which TensorFlow takes too
+        if weights.shape == (1, self._num_choices):  # a shape that TensorFlow accepts too
             weights = weights[0]
         is_right = weights.shape == (self._num_choices,) and (weights >= 0).all()
         if not is_right or not weights.sum() > 0:
@@ -334,7 +336,7 @@ class _WeighedChoiceStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class RandomNode(_DrawingNode):
-    """Numbers of 32 random bits, without end."""
+    """An infinite source of random 32-bit integers."""
 
     seeds: Seeds
 
@@ -354,7 +356,7 @@ class _RandomStream(Stream):
         self._generator = generator
 
     def pull(self, limit: int) -> Block | None:
-        count = min(limit, _DRAWS)  # one draw for each number, however many are drawn at once
+        count = min(limit, _DRAWS)  # the sequence does not depend on how many are drawn at once
         return ColumnBlock(LEAF, [self._generator.integers(1 << 32, size=count)], count)
 
 

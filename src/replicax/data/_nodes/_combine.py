@@ -1,4 +1,4 @@
-"""Transformations over several inputs in step or in turn: zip, concatenate."""
+"""Nodes with several inputs: zip and concatenate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -22,7 +22,7 @@ from replicax.data._structure import Structure, flatten, tuple_of
 
 
 @dataclass(frozen=True, eq=False)
-class ManyNode(Node):
+class NaryNode(Node):
     """A node with any number of inputs."""
 
     branches: tuple[Node, ...]
@@ -33,34 +33,34 @@ class ManyNode(Node):
         return self.branches
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same transformation over other branches."""
+        """Return the same transformation over other branches."""
         return replace(self, branches=inputs)
 
     @property
     def batching(self) -> Batching | None:
-        """That of all branches, if they agree."""
+        """The batching of the branches if all agree, otherwise None."""
         first, *others = (node.batching for node in self.branches)
         return first if all(other == first for other in others) else None
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class ZipNode(ManyNode):
-    """Elements of all branches side by side, until the shortest ends.
+class ZipNode(NaryNode):
+    """One element of each branch, combined into a structure, until the shortest branch ends.
 
-    ``nesting`` says how the branches are nested in an element; its leaves are the branches.
+    The leaves of `nesting` are the branches, in order.
     """
 
     nesting: Structure
 
     @property
     def element_spec(self) -> Any:
-        """The specs, nested like the branches."""
+        """The branches' specs in the structure of `nesting`."""
         return self.nesting.unflatten([node.element_spec for node in self.branches])
 
     @property
     def cardinality(self) -> int:
-        """As many as the shortest branch has."""
+        """The smallest cardinality of the branches."""
         sizes = [node.cardinality for node in self.branches]
         finite = [size for size in sizes if size != INFINITE_CARDINALITY]
         if not finite:
@@ -86,7 +86,7 @@ class _ZipStream(Stream):
             try:
                 block = stream.pull(limit)
             except Exception:
-                self._pass_over_one(blocks)
+                self._skip_failed(blocks)
                 raise
             if block is None:
                 return None
@@ -96,7 +96,7 @@ class _ZipStream(Stream):
             if len(block) > limit:
                 stream.push_back(block.slice(limit, len(block)))
                 blocks[position] = block.slice(0, limit)
-        return self._side_by_side(blocks, limit)
+        return self._combine(blocks, limit)
 
     def skip(self, count: int) -> int:
         return min(stream.skip(count) for stream in self._streams)
@@ -105,15 +105,15 @@ class _ZipStream(Stream):
         for stream in self._streams:
             stream.close()
 
-    def _pass_over_one(self, blocks: Sequence[Block]) -> None:
-        """Leave out the element of every branch that goes with one that failed."""
+    def _skip_failed(self, blocks: Sequence[Block]) -> None:
+        """Skip one element in every branch except the one that raised, to keep them aligned."""
         for place, stream in enumerate(self._streams):
             if place < len(blocks):
                 stream.push_back(blocks[place].slice(1, len(blocks[place])))
             elif place > len(blocks):
                 pass_over(stream, 1)
 
-    def _side_by_side(self, blocks: Sequence[Block], size: int) -> Block:
+    def _combine(self, blocks: Sequence[Block], size: int) -> Block:
         if self._structure is None:
             self._structure = _nest(self._nesting, [block.structure for block in blocks])
         if any(isinstance(block, RowBlock) for block in blocks):
@@ -132,31 +132,32 @@ def _nest(nesting: Structure, parts: Sequence[Structure]) -> Structure:
 
 @final
 @dataclass(frozen=True, eq=False)
-class ConcatenateNode(ManyNode):
-    """The branches one after the other."""
+class ConcatenateNode(NaryNode):
+    """The elements of each branch in turn."""
 
     @classmethod
     def of(cls, first: Node, second: Node) -> "ConcatenateNode":
-        """Check that elements are built alike, if that is known before they are read.
+        """Return the concatenation; raise if both specs are known and their structures differ.
 
-        A chain of them is one node of many branches, so that long ones are not deep.
+        Chained concatenations become one node with many branches to keep the graph shallow.
         """
         left = first.branches if isinstance(first, cls) else (first,)
         right = second.branches if isinstance(second, cls) else (second,)
         if left[0].is_spec_known and right[0].is_spec_known:
             require_alike(left[0].element_spec, right[0].element_spec, "concatenate")
-        if len(left) > 1 and len(right) > 1:  # joined again and again, they would be very many
+        # Flattening both would double the branches with each `d = d.concatenate(d)`.
+        if len(left) > 1 and len(right) > 1:
             return cls((first, second))
         return cls((*left, *right))
 
     @property
     def element_spec(self) -> Any:
-        """What all have in common."""
+        """The spec that covers all branches."""
         return common_spec(self.branches)
 
     @property
     def cardinality(self) -> int:
-        """As many as all branches together."""
+        """The sum of the branches' cardinalities."""
         sizes = [node.cardinality for node in self.branches]
         if INFINITE_CARDINALITY in sizes:
             return INFINITE_CARDINALITY
@@ -176,7 +177,7 @@ class _ConcatenateStream(Stream):
         self._stream: Stream | None = None
         self._structure: Structure | None = None
         self._first: Any = None  # the spec of the first element
-        self._checked = -1  # the branch whose first element was seen last
+        self._checked = -1  # the last branch whose first element was checked
 
     def pull(self, limit: int) -> Block | None:
         while (stream := self._current()) is not None:
@@ -220,7 +221,7 @@ class _ConcatenateStream(Stream):
 
 
 def common_spec(nodes: Sequence[Node]) -> Any:
-    """What is known of the elements of all nodes, which are built alike."""
+    """Return the spec that covers the elements of all `nodes`, which have the same structure."""
     structure, specs = flatten(nodes[0].element_spec)
     for node in nodes[1:]:
         other = structure.leaves_of(node.element_spec)
@@ -229,14 +230,14 @@ def common_spec(nodes: Sequence[Node]) -> Any:
 
 
 def require_known_alike(nodes: Sequence[Node], verb: str) -> None:
-    """Check that elements are built alike, as far as that is known before they are read."""
+    """Raise if the specs of `nodes` that are known without reading differ in structure."""
     known = [node.element_spec for node in nodes if node.is_spec_known]
     for spec in known[1:]:
         require_alike(known[0], spec, verb)
 
 
 def require_alike(first: Any, second: Any, verb: str) -> None:
-    """Check that elements of two specs are nested alike, with the same dtypes."""
+    """Raise unless two specs have the same structure and dtypes."""
     problem = _difference(first, second)
     if problem:
         raise StructureError(
@@ -258,7 +259,7 @@ def _difference(first: Any, second: Any) -> str:
 
 
 def joined(left: Any, right: Any) -> Any:
-    """What two specs have in common."""
+    """Return the spec that covers two leaf specs."""
     if isinstance(left, TensorSpec) and isinstance(right, TensorSpec):
         return TensorSpec(common_shape(left.shape, right.shape), left.dtype)
     return left

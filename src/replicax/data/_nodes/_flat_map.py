@@ -1,4 +1,4 @@
-"""A dataset for each element, one after the other or in turn: flat_map and interleave."""
+"""Nodes that map each element to a dataset and flatten the result: flat_map and interleave."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -19,26 +19,27 @@ from replicax.data._seeds import Run, Seeds, is_in_function, nested_seeds
 from replicax.data._structure import Structure, map_leaves
 from replicax.data._trace import TraceOutcome, Verdict
 
-# A stream, and whether nobody notices if it is read for several turns at once.
+# Opens the dataset of an element: returns its stream, and whether elements of several turns may be
+# read from it at once: not if that would call user code earlier than requested.
 OpenInner = Callable[[Any, int], tuple[Stream, bool]]
 
-_READ_AHEAD = 1024
+_READ_AHEAD = 1024  # elements to buffer for each dataset that is read in its own thread
 
 
 @dataclass(frozen=True, eq=False)
-class MakingNode(UnaryNode):
-    """A node whose function makes datasets; the first one shows what elements look like."""
+class DatasetFunctionNode(UnaryNode):
+    """A node whose function returns datasets; its spec is traced or inferred from the first one."""
 
     known_inner: Known = field(default_factory=Known, kw_only=True)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same functions over another input, whose datasets may have other shapes."""
+        """Return the node over another input, without the inferred spec."""
         (node,) = inputs
         return replace(self, input=node, known_inner=self.known_inner.elsewhere())
 
     @property
     def is_spec_known(self) -> bool:
-        """Whether the function can be traced; otherwise once the first dataset was asked for."""
+        """Whether the function can be traced, or the spec of the first dataset is already known."""
         inner = self.known_inner.value
         return self.is_spec_sure or (isinstance(inner, Node) and inner.is_spec_known)
 
@@ -49,18 +50,18 @@ class MakingNode(UnaryNode):
 
     @property
     def outcome(self) -> TraceOutcome:
-        """The outcome of tracing the function: the spec of the dataset that it makes."""
-        return self.known_inner.traced(self.attempt)
+        """The outcome of tracing the function; the result is the spec of the returned dataset."""
+        return self.known_inner.traced(self.trace_spec)
 
     @abstractmethod
-    def attempt(self) -> TraceOutcome:
-        """Trace the function."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace the function and return the outcome."""
 
-    def spec_by(self, first_inner: Callable[[], Node]) -> Any:
-        """The spec of elements, traced or that of the first dataset.
+    def infer_spec(self, first_inner: Callable[[], Node]) -> Any:
+        """Return the traced spec of elements, or the spec of the first dataset.
 
         Args:
-            first_inner: Makes the first dataset.
+            first_inner: Returns the graph of the first dataset; called only if tracing failed.
         """
         outcome = self.outcome
         if outcome.verdict is Verdict.PROVED:
@@ -71,47 +72,47 @@ class MakingNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes: the functions."""
+        """True: the functions."""
         return True
 
 
 @dataclass(frozen=True, eq=False)
-class NestingNode(MakingNode):
+class NestedDatasetNode(DatasetFunctionNode):
     """A node whose function returns a dataset for each element."""
 
     function: ElementFunction
     seeds: Seeds
-    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if it is known
+    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if declared
 
     @property
     def random(self) -> Seeds:
-        """The source of seeds for random datasets that the function makes."""
+        """The seeds for random datasets created in the function."""
         return self.seeds
 
     @property
     def element_spec(self) -> Any:
-        """That of the inner datasets."""
-        return self.spec_by(self.first_inner)
+        """The spec of the elements of the inner datasets."""
+        return self.infer_spec(self.first_inner)
 
-    def attempt(self) -> TraceOutcome:
-        """Trace the function."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace the function; raise if it is proved to return no dataset."""
         if self.declared is not None:
             return TraceOutcome(Verdict.PROVED, DatasetSpec(self.declared))
-        return of_dataset(traced_on(self.input, self.function), self.function.name)
+        return require_dataset(traced_on(self.input, self.function), self.function.name)
 
     @property
     def cardinality(self) -> int:
-        """Not known before all inner datasets are made."""
+        """Unknown until all inner datasets are created, unless the input is empty."""
         return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
 
     def checked(self) -> Self:
-        """Check that the function makes datasets, if it can be traced."""
+        """Return the node; raise if tracing proves that the function returns no dataset."""
         if not is_in_function():
             _ = self.outcome
         return self
 
     def first_inner(self) -> Node:
-        """The graph that the function makes for the first element; it is called once for this."""
+        """Return the graph of the first element's dataset, calling the function at most once."""
 
         def learn() -> Node:
             structure, leaves = first_element(self.input, self.function.name)
@@ -121,11 +122,11 @@ class NestingNode(MakingNode):
         return inner
 
     def inner(self, element: Any, index: int, run: Run) -> Node:
-        """The graph that the function makes for one element."""
-        return made_inside(self.function, element, index, run.at(index), self.seeds)
+        """Return the graph of the dataset that the function returns for `element`."""
+        return call_for_dataset(self.function, element, index, run.at(index), self.seeds)
 
     def opener(self, run: Run, *, in_threads: bool = False) -> OpenInner:
-        """How to open the dataset of an element, to be read ahead in a thread of its own or not."""
+        """Return a function that opens an element's dataset, in its own thread if `in_threads`."""
 
         def open_inner(element: Any, index: int) -> tuple[Stream, bool]:
             node = self.inner(element, index, run)
@@ -138,8 +139,8 @@ class NestingNode(MakingNode):
         return open_inner
 
 
-def of_dataset(outcome: TraceOutcome, verb: str) -> TraceOutcome:
-    """Check that a traced function returns a dataset."""
+def require_dataset(outcome: TraceOutcome, verb: str) -> TraceOutcome:
+    """Return `outcome`; raise if it proves that the function returns no dataset."""
     if outcome.verdict is Verdict.PROVED and not isinstance(outcome.result, DatasetSpec):
         raise StructureError(
             f"The function given to {verb}() must return a Dataset, but it returns a value of the"
@@ -149,10 +150,10 @@ def of_dataset(outcome: TraceOutcome, verb: str) -> TraceOutcome:
     return outcome
 
 
-def made_inside(
+def call_for_dataset(
     function: ElementFunction, element: Any, index: int, run: Run, seeds: Seeds
 ) -> Node:
-    """The graph of the dataset that a function returns, made with seeds that replay alike."""
+    """Call `function` on `element` with replayable seeds; return the graph of its dataset."""
     with nested_seeds(run, seeds):
         result = function.call(element, index)
     node = getattr(result, "node", None)
@@ -167,8 +168,8 @@ def made_inside(
 
 @final
 @dataclass(frozen=True, eq=False)
-class FlatMapNode(NestingNode):
-    """The inner datasets one after the other."""
+class FlatMapNode(NestedDatasetNode):
+    """The elements of each inner dataset in turn."""
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -177,8 +178,8 @@ class FlatMapNode(NestingNode):
 
 @final
 @dataclass(frozen=True, eq=False)
-class InterleaveNode(NestingNode):
-    """``block`` elements from each of ``cycle`` inner datasets in turn."""
+class InterleaveNode(NestedDatasetNode):
+    """`block` elements from each of `cycle` open inner datasets, cyclically."""
 
     cycle: int
     block: int
@@ -187,7 +188,7 @@ class InterleaveNode(NestingNode):
 
     @property
     def peeked(self) -> Node:
-        """Without threads."""
+        """The same elements, read without threads."""
         return replace(self, input=self.input.peeked, num_parallel_calls=None)
 
     def open(self, run: Run) -> Stream:
@@ -205,11 +206,11 @@ class InterleaveNode(NestingNode):
 
 @final
 class InterleaveStream(Stream):
-    """Inner streams in turn; a slot whose stream has ended is filled at its next turn.
+    """A round robin over slots with inner streams; an empty slot is refilled at its next turn.
 
-    An element that fails is one of a slot's turn, or it is not, as in TensorFlow's two ways. Where
-    no user's function would notice, the streams are asked for the elements of several turns at
-    once.
+    An element that raises counts towards its slot's turn if `counts_errors`: TensorFlow counts it
+    in its parallel implementation and not in its sequential one. Streams that call no user code
+    are read for several turns at once.
     """
 
     def __init__(
@@ -226,9 +227,9 @@ class InterleaveStream(Stream):
         self._block = block
         self._counts_errors = counts_errors
         self._branches = Branches([None] * cycle)
-        self._asks_once = [False] * cycle
+        self._can_read_turns = [False] * cycle
         self._slot = 0
-        self._left = block  # elements that the current slot may still give in this turn
+        self._left = block  # elements left in the current slot's turn
         self._index = 0
         self._is_input_done = False
         self._structure: Structure | None = None
@@ -237,7 +238,7 @@ class InterleaveStream(Stream):
     def pull(self, limit: int) -> Block | None:
         self._due.settle()
         while (inner := self._current()) is not None:
-            block = self._of_turns(limit) if limit > self._left else self._of_one(inner, limit)
+            block = self._pull_turns(limit) if limit > self._left else self._pull_slot(inner, limit)
             if block is not None:
                 self._structure = self._structure or block.structure
                 return as_structure(block, self._structure)
@@ -247,49 +248,49 @@ class InterleaveStream(Stream):
         self._branches.close()
         self._stream.close()
 
-    def _of_one(self, inner: Stream, limit: int) -> Block | None:
+    def _pull_slot(self, inner: Stream, limit: int) -> Block | None:
         try:
             block = inner.pull(min(limit, self._left))
         except Exception:
-            self._used(1 if self._counts_errors else 0)
+            self._advance(1 if self._counts_errors else 0)
             raise
         if block is None:
             self._end()
         else:
-            self._used(len(block))
+            self._advance(len(block))
         return block
 
-    def _of_turns(self, limit: int) -> Block | None:
-        numbers = self._turns(limit)
-        answer = self._branches.ask(numbers)
-        self._used(answer.count)
-        while answer.count < len(numbers) and self._slot != numbers[answer.count]:
+    def _pull_turns(self, limit: int) -> Block | None:
+        numbers = self._slots_of_turns(limit)
+        selection = self._branches.select(numbers)
+        self._advance(selection.count)
+        while selection.count < len(numbers) and self._slot != numbers[selection.count]:
             self._next_slot()
-        if answer.ended is not None:
+        if selection.ended is not None:
             self._end()
-        if answer.error is not None:
-            self._used(1 if self._counts_errors else 0)
-            self._due.put(answer.error)
-            if answer.block is None:
+        if selection.error is not None:
+            self._advance(1 if self._counts_errors else 0)
+            self._due.put(selection.error)
+            if selection.block is None:
                 self._due.settle()
-        return answer.block
+        return selection.block
 
-    def _turns(self, limit: int) -> Array:
-        """The slots of the next elements, as far as their streams are open and can be asked."""
-        slots = len(self._asks_once)
+    def _slots_of_turns(self, limit: int) -> Array:
+        """Return the slots of the next elements, up to one that must be read turn by turn."""
+        slots = len(self._can_read_turns)
         slot = self._slot
         numbers = [slot] * self._left
-        while len(numbers) < limit and self._asks_once[self._slot]:
+        while len(numbers) < limit and self._can_read_turns[self._slot]:
             slot = (slot + 1) % slots
             if self._branches.streams[slot] is None and self._is_input_done:
                 continue
-            if not self._asks_once[slot]:
+            if not self._can_read_turns[slot]:
                 break
             numbers += [slot] * min(self._block, limit - len(numbers))
         return np.array(numbers)
 
     def _current(self) -> Stream | None:
-        """The stream whose turn it is, or None when all have ended."""
+        """Return the stream of the next non-empty slot, or None when all have ended."""
         streams = self._branches.streams
         for _ in range(len(streams)):
             if streams[self._slot] is None and not self._is_input_done:
@@ -305,16 +306,17 @@ class InterleaveStream(Stream):
             self._is_input_done = True
             return
         self._index += 1
-        stream, asks_once = self._open(block.elements()[0], self._index - 1)
+        stream, can_read_turns = self._open(block.elements()[0], self._index - 1)
         self._branches.streams[self._slot] = Branch(stream)
-        self._asks_once[self._slot] = asks_once
+        self._can_read_turns[self._slot] = can_read_turns
 
     def _end(self) -> None:
         self._branches.end(self._slot)
-        self._asks_once[self._slot] = False
+        self._can_read_turns[self._slot] = False
         self._next_slot()
 
-    def _used(self, count: int) -> None:
+    def _advance(self, count: int) -> None:
+        """Move on by `count` elements, passing over empty slots."""
         while count >= self._left:
             count -= self._left
             self._next_slot()
@@ -323,5 +325,5 @@ class InterleaveStream(Stream):
         self._left -= count
 
     def _next_slot(self) -> None:
-        self._slot = (self._slot + 1) % len(self._asks_once)
+        self._slot = (self._slot + 1) % len(self._can_read_turns)
         self._left = self._block

@@ -1,4 +1,4 @@
-"""Elements gathered by a key; each full group becomes a dataset of its own: group_by_window."""
+"""The node of group_by_window, and the buckets of bucket_by_sequence_length."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from replicax.data._known import first_element, opened, traced_on
 from replicax.data._leaves import DatasetSpec, leaf_spec
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, Stream, to_int
 from replicax.data._nodes._batch import padded_shapes
-from replicax.data._nodes._flat_map import MakingNode, made_inside, of_dataset
+from replicax.data._nodes._flat_map import DatasetFunctionNode, call_for_dataset, require_dataset
 from replicax.data._nodes._window import BlockNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure, flatten
@@ -24,24 +24,24 @@ from replicax.data._trace import TraceOutcome, Verdict, traced
 
 @final
 @dataclass(frozen=True, eq=False)
-class GroupByWindowNode(MakingNode):
-    """What a function makes of ``window_size(key)`` elements with the same key, group by group."""
+class GroupByWindowNode(DatasetFunctionNode):
+    """The elements of the datasets that `reduce` returns, one for each full group of a key."""
 
     key: ElementFunction
     reduce: ElementFunction
     window_size: ElementFunction
     seeds: Seeds
     wrap: Callable[[Node], Any]
-    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if it is known
+    declared: Any = field(default=None, kw_only=True)  # the spec of elements, if declared
 
     @property
     def random(self) -> Seeds:
-        """The source of seeds for random datasets that the function makes."""
+        """The seeds for random datasets created in `reduce`."""
         return self.seeds
 
     @property
     def element_spec(self) -> Any:
-        """That of the dataset that the function makes of the first element."""
+        """The traced spec, or the spec of the dataset made from the first element."""
 
         def learn() -> Node:
             structure, leaves = first_element(self.input, self.reduce.name)
@@ -49,20 +49,20 @@ class GroupByWindowNode(MakingNode):
             key = self.key_of(block.elements()[0], 0)
             return self.inner(key, BlockNode(block, self.input.element_spec), 0, Run())
 
-        return self.spec_by(learn)
+        return self.infer_spec(learn)
 
-    def attempt(self) -> TraceOutcome:
-        """Trace the function that makes datasets of groups."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace `reduce`; the result is the spec of the dataset that it returns."""
         if self.declared is not None:
             return TraceOutcome(Verdict.PROVED, DatasetSpec(self.declared))
         if not self.input.is_spec_sure:
             return TraceOutcome(Verdict.UNPROVED)
         window = DatasetSpec(self.input.element_spec)
         outcome = traced(self.reduce.function, TensorSpec((), np.int64), window)
-        return of_dataset(outcome, self.reduce.name)
+        return require_dataset(outcome, self.reduce.name)
 
     def check(self) -> None:
-        """Check the results of functions that can be traced."""
+        """Trace the functions; raise if `key` returns no int or `reduce` no dataset."""
         keys = traced_on(self.input, self.key)
         if keys.verdict is Verdict.PROVED:
             spec = keys.result
@@ -72,21 +72,21 @@ class GroupByWindowNode(MakingNode):
                     f"The key_func must return one int, but it returns a value of the spec {spec}."
                     " Convert it, as in `np.int64(x)`."
                 )
-        _ = self.outcome
+        _ = self.outcome  # raises if `reduce` returns no dataset
 
     @property
     def cardinality(self) -> int:
-        """Not known before the keys are, unless there are groups without end."""
+        """Unknown until the keys are, unless the input is infinite."""
         is_endless = self.input.cardinality == INFINITE_CARDINALITY
         return INFINITE_CARDINALITY if is_endless else UNKNOWN_CARDINALITY
 
     def key_of(self, element: Any, index: int) -> int:
-        """The key of an element."""
-        return _whole(self.key.call(element, index), "key_func")
+        """Return the key of `element`."""
+        return _to_int_result(self.key.call(element, index), "key_func")
 
     def size_of(self, key: int) -> int:
-        """How many elements make a group."""
-        size = _whole(self.window_size.call(np.int64(key), key), "window_size_func")
+        """Return the number of elements in a group with `key`."""
+        size = _to_int_result(self.window_size.call(np.int64(key), key), "window_size_func")
         if size < 1:
             raise InvalidArgumentError(
                 f"group_by_window() got the window size {size} for the key {key}; a group has at"
@@ -95,9 +95,9 @@ class GroupByWindowNode(MakingNode):
         return size
 
     def inner(self, key: int, group: Node, index: int, run: Run) -> Node:
-        """The graph that the function makes for a group."""
+        """Return the graph of the dataset that `reduce` returns for `group`."""
         element = (np.int64(key), self.wrap(group))
-        return made_inside(self.reduce, element, index, run.at(index), self.seeds)
+        return call_for_dataset(self.reduce, element, index, run.at(index), self.seeds)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -169,14 +169,14 @@ class _GroupStream(Stream):
 
 @dataclass(frozen=True)
 class Buckets:
-    """Ranges of lengths, and how many elements of each make a batch."""
+    """Ranges of sequence lengths, each with its batch size."""
 
     bounds: tuple[int, ...]
     sizes: tuple[int, ...]
 
     @classmethod
     def of(cls, bounds: Sequence[int], sizes: Sequence[int]) -> "Buckets":
-        """Check that there is a size for each bucket."""
+        """Return the buckets; raise unless there is a batch size for each."""
         if len(sizes) != len(bounds) + 1:
             raise InvalidArgumentError(
                 f"bucket_by_sequence_length() got {len(bounds)} boundaries, which make"
@@ -190,14 +190,14 @@ class Buckets:
         )
 
     def number(self, length: Any) -> int:
-        """The first bucket that a length belongs to."""
-        size = _whole(length, "element_length_func")
+        """Return the index of the first bucket that contains `length`."""
+        size = _to_int_result(length, "element_length_func")
         pairs = zip((None, *self.bounds), (*self.bounds, None), strict=True)
         fits = ((a is None or a <= size) and (b is None or size < b) for a, b in pairs)
         return next(number for number, fit in enumerate(fits) if fit)
 
     def filled(self, bucket: int, shapes: Any, spec: Any) -> Any:
-        """Shapes in which the longest length of a bucket stands for open axes."""
+        """Return the padded shapes, with unknown sizes set to the longest length of `bucket`."""
         if bucket == len(self.bounds):
             raise InvalidArgumentError(
                 f"bucket_by_sequence_length(pad_to_bucket_boundary=True): an element is at least"
@@ -210,8 +210,8 @@ class Buckets:
         return structure.unflatten([tuple(most if n is None else n for n in s) for s in known])
 
 
-def _whole(value: Any, name: str) -> int:
-    """An int that a function has returned."""
+def _to_int_result(value: Any, name: str) -> int:
+    """Return `value` as an int; raise if the function `name` returned anything else."""
     try:
         return operator.index(value[()] if isinstance(value, np.ndarray) else value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Elements that are looked at in turn: take_while, scan, unique, resampling."""
+"""Nodes that process elements sequentially: take_while, scan, unique, rejection_resample."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from replicax.data._node import (
     Stream,
     UnaryNode,
 )
-from replicax.data._nodes._map import AskingNode
+from replicax.data._nodes._map import PredicateNode
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF, Structure, flatten, tuple_of
 from replicax.data._trace import TraceOutcome, Verdict, traced
 
-_SMOOTHING = 10  # of each class are thought to be seen before the first element, as in TensorFlow
+_SMOOTHING = 10  # initial count of each class in the estimated distribution, as in TensorFlow
 _TINY = float(np.finfo(np.float32).tiny)
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class TakeWhileNode(AskingNode):
-    """The elements before the first for which the function is false."""
+class TakeWhileNode(PredicateNode):
+    """The elements before the first one for which the predicate is false."""
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -44,17 +44,17 @@ class TakeWhileNode(AskingNode):
 class _TakeWhileStream(Stream):
     def __init__(self, stream: Stream, node: TakeWhileNode) -> None:
         self._stream = stream
-        self._answer = node.answer
+        self._predicate = node.evaluate
         self._index = 0
         self._is_done = False
 
     def pull(self, limit: int) -> Block | None:
-        # One at a time: what comes after the end must not be looked at.
+        # One at a time: elements after the end must not be read from the input.
         block = None if self._is_done else self._stream.pull(1)
         if block is None:
             return None
         self._index += 1
-        self._is_done = not self._answer(block.elements()[0], self._index - 1)
+        self._is_done = not self._predicate(block.elements()[0], self._index - 1)
         return None if self._is_done else block
 
     def close(self) -> None:
@@ -62,29 +62,29 @@ class _TakeWhileStream(Stream):
 
 
 @dataclass(frozen=True, eq=False)
-class _LearningNode(UnaryNode):
-    """A node whose function shows what it returns on the first element."""
+class _FunctionNode(UnaryNode):
+    """A node whose spec is traced, or else inferred by calling its function on one element."""
 
     function: ElementFunction
     known_spec: Known = field(default_factory=Known, kw_only=True)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same function over another input, whose results may have other shapes."""
+        """Return the node over another input, without the inferred spec."""
         (node,) = inputs
         return replace(self, input=node, known_spec=self.known_spec.elsewhere())
 
     @property
     def outcome(self) -> TraceOutcome:
         """The outcome of tracing the function."""
-        return self.known_spec.traced(self.attempt)
+        return self.known_spec.traced(self.trace_spec)
 
     @abstractmethod
-    def attempt(self) -> TraceOutcome:
-        """Trace the function; the result is the spec of elements."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace the function and return an outcome whose result is the spec of elements."""
 
     @property
     def is_spec_known(self) -> bool:
-        """Whether the function can be traced; otherwise once it was asked for."""
+        """Whether the function can be traced, or the spec has already been inferred."""
         return self.known_spec.value is not None or self.is_spec_sure
 
     @property
@@ -94,25 +94,25 @@ class _LearningNode(UnaryNode):
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes: the function."""
+        """True: the function."""
         return True
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class ScanNode(_LearningNode):
-    """The second results of a function whose first result is its state for the next element."""
+class ScanNode(_FunctionNode):
+    """The outputs of a function that also carries a state from one element to the next."""
 
     state: tuple[Any, ...]
     nesting: Structure
 
     @property
     def element_spec(self) -> Any:
-        """Learnt from the first element; a state that grows leaves all sizes open."""
+        """The traced spec of outputs, or one inferred from the first element."""
         return self.known_spec.get(self._learn)
 
-    def attempt(self) -> TraceOutcome:
-        """Trace the function with a state whose sizes hold for every element."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace the function; relax the sizes of the state until they hold for every step."""
         if not self.input.is_spec_sure:
             return TraceOutcome(Verdict.UNPROVED)
         state = self.nesting.unflatten([leaf_spec(leaf) for leaf in self.state])
@@ -121,7 +121,7 @@ class ScanNode(_LearningNode):
             if outcome.verdict is not Verdict.PROVED:
                 return outcome
             if type(outcome.result) is not tuple or len(outcome.result) != 2:
-                raise _no_pair(f"it returns a value of the spec {outcome.result}")
+                raise _pair_error(f"it returns a value of the spec {outcome.result}")
             following = widened(state, outcome.result[0], "scan")
             if following == state:
                 return TraceOutcome(Verdict.PROVED, outcome.result[1])
@@ -135,6 +135,8 @@ class ScanNode(_LearningNode):
         state, output = self.step(self.state, structure.unflatten(leaves), 0)
         nesting, results = flatten(output)
         specs: list[Any] = [leaf_spec(to_leaf(result)) for result in results]
+        # The sizes of one result hold for all only if inputs and state have fixed shapes and the
+        # function does not branch on values.
         given = structure.leaves_of(self.input.element_spec)
         is_sure = all(None not in (getattr(spec, "shape", None) or ()) for spec in given)
         is_sure = is_sure and outcome.verdict is not Verdict.VALUE
@@ -143,10 +145,10 @@ class ScanNode(_LearningNode):
         return nesting.unflatten(specs)
 
     def step(self, state: Sequence[Any], element: Any, index: int) -> tuple[tuple[Any, ...], Any]:
-        """The next state, and what the function gives for an element."""
+        """Call the function on `state` and `element`; return the next state and the output."""
         result = self.function.call((self.nesting.unflatten(state), element), index)
         if type(result) is not tuple or len(result) != 2:
-            raise _no_pair(f"for element {index} it returned {result!r:.100}")
+            raise _pair_error(f"for element {index} it returned {result!r:.100}")
         try:
             leaves = tuple(own(to_leaf(leaf)) for leaf in self.nesting.leaves_of(result[0]))
         except StructureError as error:
@@ -168,7 +170,7 @@ class ScanNode(_LearningNode):
         return _ScanStream(self.input.open(run), self)
 
 
-def _no_pair(what: str) -> StructureError:
+def _pair_error(what: str) -> StructureError:
     return StructureError(
         "The function given to scan() must return a pair, the next state and what it gives for the"
         f" element, but {what}."
@@ -176,7 +178,7 @@ def _no_pair(what: str) -> StructureError:
 
 
 def widened(state: Any, following: Any, verb: str) -> Any:
-    """The spec that holds for a state and for the next one."""
+    """Return the spec that covers both a state and the next one; raise if dtypes differ."""
     structure, leaves = flatten(state)
     try:
         next_leaves = structure.leaves_of(following)
@@ -210,7 +212,7 @@ class _ScanStream(Stream):
         if block is None:
             return None
         self._index += 1
-        state = tuple(own(leaf) for leaf in self._state)  # which the function may write into
+        state = tuple(own(leaf) for leaf in self._state)  # the function may modify its argument
         self._state, output = self._node.step(state, block.elements()[0], self._index - 1)
         if self._structure is None:
             self._structure = flatten(output)[0]
@@ -224,18 +226,18 @@ class _ScanStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class UniqueNode(PassingNode):
-    """Each element at its first appearance."""
+    """The distinct elements, each at its first occurrence."""
 
-    keeps_batches = False  # its elements are single values
+    keeps_batches = False  # elements are single values
 
     @property
     def cardinality(self) -> int:
-        """Not known before looking."""
+        """Unknown until all elements are read."""
         return UNKNOWN_CARDINALITY
 
     @property
     def gives_places(self) -> bool:
-        """No: elements are looked at."""
+        """False: elements have been read to compare them."""
         return False
 
     def open(self, run: Run) -> Stream:
@@ -244,7 +246,7 @@ class UniqueNode(PassingNode):
 
 
 def require_comparable(structure: Structure, specs: Sequence[Any]) -> None:
-    """Whether elements can be told apart by value: one part, of ints or strings."""
+    """Raise unless elements are a single leaf of dtype int32, int64 or string."""
     if structure.num_leaves != 1:
         raise InvalidArgumentError(
             f"unique() needs elements of one part, but these are {structure}. Keep one with `map`."
@@ -283,8 +285,8 @@ class _UniqueStream(Stream):
 
 @final
 @dataclass(frozen=True, eq=False)
-class ResampleNode(_LearningNode):
-    """Pairs of a class and an element; elements are left out so that classes come as wanted."""
+class ResampleNode(_FunctionNode):
+    """Pairs of a class and an element, after rejection sampling to a target distribution."""
 
     target: tuple[float, ...]
     initial: tuple[float, ...] | None
@@ -297,13 +299,13 @@ class ResampleNode(_LearningNode):
 
     @property
     def cardinality(self) -> int:
-        """Not known before the draws."""
+        """Unknown unless empty or infinite: it depends on the draws."""
         size = self.input.cardinality
         return size if size in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
     @property
     def element_spec(self) -> Any:
-        """A class, and an element."""
+        """A pair of the spec of a class and the input's spec."""
 
         def learn() -> Any:
             if self.is_spec_sure:
@@ -314,8 +316,8 @@ class ResampleNode(_LearningNode):
 
         return self.known_spec.get(learn)
 
-    def attempt(self) -> TraceOutcome:
-        """Trace the function that gives classes."""
+    def trace_spec(self) -> TraceOutcome:
+        """Trace the class function; the result is the spec of pairs."""
         outcome = traced_on(self.input, self.function)
         if outcome.verdict is not Verdict.PROVED:
             return outcome
@@ -340,7 +342,7 @@ class _ResampleStream(Stream):
             self._index += 1
             label = to_leaf(self._node.function.call(block.elements()[0], self._index - 1))
             draw = self._generator.random()
-            if draw < self._acceptance(self._class(label)):
+            if draw < self._acceptance(self._class_index(label)):
                 structure = tuple_of((LEAF, block.structure))
                 return RowBlock(structure, [(label, *block.rows()[0])])
         return None
@@ -348,7 +350,7 @@ class _ResampleStream(Stream):
     def close(self) -> None:
         self._stream.close()
 
-    def _class(self, label: Any) -> int:
+    def _class_index(self, label: Any) -> int:
         count = len(self._seen)
         if np.ndim(label) or not isinstance(label, np.integer) or not 0 <= label < count:
             raise InvalidArgumentError(
@@ -359,6 +361,7 @@ class _ResampleStream(Stream):
         return int(label)
 
     def _acceptance(self, label: int) -> float:
+        """Return the probability with which an element of class `label` is kept."""
         if self._node.initial is None:
             self._seen[label] += 1
             initial = self._seen / self._seen.sum()

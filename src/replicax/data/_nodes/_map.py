@@ -1,4 +1,4 @@
-"""A function of each element: map and filter."""
+"""Nodes that call a function on each element: map and filter."""
 
 import os
 import time
@@ -27,24 +27,24 @@ from replicax.data._nodes._prefetch import Calls
 from replicax.data._seeds import Run, is_in_function
 from replicax.data._trace import TraceOutcome, Verdict
 
-_MOST_ROWS = 1024  # rows given to a function at once
-_SLOW_CALL = 3e-4  # seconds; from here on AUTOTUNE thinks threads worth their cost
-_ROWS_AHEAD = 256
-_BYTES_AHEAD = 1 << 17
+_MOST_ROWS = 1024  # the most elements processed in one pull
+_SLOW_CALL = 3e-4  # seconds per call from which AUTOTUNE uses threads
+_ROWS_AHEAD = 256  # the most elements to read ahead
+_BYTES_AHEAD = 1 << 17  # and about how many bytes
 _BOOLS = (bool, np.bool_)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class MapNode(UnaryNode):
-    """The function's results in the order of the elements."""
+    """The results of a function of each element, in order."""
 
     function: ElementFunction
     num_parallel_calls: int | None = None
     known_spec: Known = field(default_factory=Known)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same function over another input, whose results may have other shapes."""
+        """Return the node over another input, without the inferred spec."""
         (node,) = inputs
         return replace(self, input=node, known_spec=self.known_spec.elsewhere())
 
@@ -55,12 +55,12 @@ class MapNode(UnaryNode):
 
     @property
     def element_spec(self) -> Any:
-        """TraceOutcome, or learnt by calling the function on the first element."""
+        """The traced spec of results, or one inferred by a call on the first element."""
         return self.known_spec.get(lambda: mapped_spec(self.input, self.function, self.outcome))
 
     @property
     def is_spec_known(self) -> bool:
-        """Whether the function can be traced; otherwise once it was asked for."""
+        """Whether the function can be traced, or the spec has already been inferred."""
         return self.known_spec.value is not None or self.is_spec_sure
 
     @property
@@ -70,12 +70,12 @@ class MapNode(UnaryNode):
 
     @property
     def peeked(self) -> Node:
-        """Without threads."""
+        """The same elements, computed without threads."""
         return replace(self, input=self.input.peeked, num_parallel_calls=None)
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes, unless the user allows blocks."""
+        """True unless the function is vectorized and the input calls no user code."""
         return not self.function.vectorize or self.input.calls_user_code
 
     def open(self, run: Run) -> Stream:
@@ -88,15 +88,16 @@ class MapNode(UnaryNode):
 
 
 class _Elements:
-    """The elements of a stream, one by one, read ahead where no user's function would notice."""
+    """The elements of a stream, read ahead in blocks unless that would call user code early."""
 
     def __init__(self, stream: Stream, *, reads_ahead: bool) -> None:
         self._stream = stream
-        self._ahead = 0 if reads_ahead else 1  # how many to read at once; 0 if not known yet
+        # Elements to read at once; 0 until the first block shows how large they are.
+        self._ahead = 0 if reads_ahead else 1
         self._ready: deque[Any] = deque()
 
-    def take(self, limit: int) -> list[Any]:
-        """The next 1 to ``limit`` elements; none at the end."""
+    def read(self, limit: int) -> list[Any]:
+        """Return the next 1 to `limit` elements, or an empty list at the end."""
         ready = self._ready
         if not ready:
             block = self._stream.pull(max(limit, self._ahead))
@@ -113,11 +114,11 @@ class _Elements:
         return [ready.popleft() for _ in range(min(limit, len(ready)))]
 
     def put_back(self, elements: list[Any]) -> None:
-        """Give back what was not used."""
+        """Return unused elements; the next `read` starts with them."""
         self._ready.extendleft(reversed(elements))
 
     def skip(self, count: int) -> int:
-        """Pass over elements."""
+        """Skip up to `count` elements; return how many were skipped."""
         done = min(count, len(self._ready))
         for _ in range(done):
             self._ready.popleft()
@@ -133,7 +134,7 @@ class _MapStream(Stream):
     def __init__(self, elements: _Elements, function: ElementFunction, workers: int | None) -> None:
         self._elements = elements
         self._function = function
-        self._decides = workers == AUTOTUNE
+        self._is_autotuned = workers == AUTOTUNE
         self._calls: Calls | None = None
         if workers is not None and workers > 1:
             self._calls = Calls(function.row, workers)
@@ -145,8 +146,8 @@ class _MapStream(Stream):
             self._due.settle()
         if self._calls is not None:
             rows = self._call_in_threads(self._calls, min(limit, _MOST_ROWS))
-        elif self._decides:
-            rows = self._call_and_decide(limit)
+        elif self._is_autotuned:
+            rows = self._call_and_autotune(limit)
         else:
             rows = self._call_here(limit)
         if not rows:
@@ -172,7 +173,7 @@ class _MapStream(Stream):
         self._end_threads()
 
     def _call_here(self, limit: int) -> list[Row]:
-        elements = self._elements.take(limit if limit < _MOST_ROWS else _MOST_ROWS)
+        elements = self._elements.read(limit if limit < _MOST_ROWS else _MOST_ROWS)
         rows: list[Row] = []
         try:
             self._function.add_rows(rows, elements, self._index)
@@ -183,20 +184,21 @@ class _MapStream(Stream):
         self._index += len(rows)
         return rows
 
-    def _call_and_decide(self, limit: int) -> list[Row]:
+    def _call_and_autotune(self, limit: int) -> list[Row]:
+        """Time the first calls on this thread, and switch to threads if they are slow."""
         began = time.perf_counter()
         rows = self._call_here(limit)
         is_slow = time.perf_counter() - began > _SLOW_CALL * len(rows)
         if is_slow and rows:
             self._calls = Calls(self._function.row, _cores())
-        self._decides = False
+        self._is_autotuned = False
         return rows
 
     def _call_in_threads(self, calls: Calls, limit: int) -> list[Row]:
         while (room := calls.room(limit)) > 0:
             try:
-                elements = self._elements.take(room)
-            except Exception as error:  # in its place among those that wait
+                elements = self._elements.read(room)
+            except Exception as error:  # delivered in order, between the results
                 calls.fail(error)
                 continue
             if not elements:
@@ -233,47 +235,49 @@ class _BlockMapStream(Stream):
 
 
 @dataclass(frozen=True, eq=False)
-class AskingNode(UnaryNode):
-    """A node that asks a function which elements to give."""
+class PredicateNode(UnaryNode):
+    """A node that selects elements with a user's predicate."""
 
     predicate: ElementFunction
 
     @classmethod
     def of(cls, node: Node, predicate: ElementFunction) -> Self:
-        """Check that the function returns one bool, if it can be traced."""
-        if is_in_function():  # which makes a dataset for each element: elements show it soon
+        """Return the node; raise if tracing proves that the predicate returns no bool."""
+        if is_in_function():  # tracing for every outer element is slow; `evaluate` checks anyway
             return cls(node, predicate)
         outcome = traced_on(node, predicate)
         is_bool = TensorSpec((), np.bool_).is_compatible_with(outcome.result)
         if outcome.verdict is Verdict.PROVED and not is_bool:
-            raise _no_bool(predicate.name, f"it returns a value of the spec {outcome.result}")
+            raise _bool_error(predicate.name, f"it returns a value of the spec {outcome.result}")
         return cls(node, predicate)
 
-    def answer(self, element: Any, index: int) -> bool:
-        """Whether the function is true for an element."""
-        answer = self.predicate.call(element, index)
-        if type(answer) in _BOOLS:
-            return bool(answer)
-        found: Any = to_leaf(answer)
-        if not isinstance(found, np.bool_):
-            raise _no_bool(self.predicate.name, f"for element {index} it returned {answer!r:.100}")
-        return bool(found)
+    def evaluate(self, element: Any, index: int) -> bool:
+        """Return whether the predicate holds for `element`; raise if it returns no bool."""
+        result = self.predicate.call(element, index)
+        if type(result) in _BOOLS:
+            return bool(result)
+        leaf: Any = to_leaf(result)
+        if not isinstance(leaf, np.bool_):
+            raise _bool_error(
+                self.predicate.name, f"for element {index} it returned {result!r:.100}"
+            )
+        return bool(leaf)
 
     @property
     def cardinality(self) -> int:
-        """Not known before looking at every element."""
+        """Unknown until every element is tested, unless the input is empty."""
         return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes: the function."""
+        """True: the predicate."""
         return True
 
 
 @final
 @dataclass(frozen=True, eq=False)
-class FilterNode(AskingNode):
-    """The elements for which the function is true."""
+class FilterNode(PredicateNode):
+    """The elements for which the predicate is true."""
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
@@ -284,38 +288,38 @@ class FilterNode(AskingNode):
 class _FilterStream(Stream):
     def __init__(self, stream: Stream, node: FilterNode) -> None:
         self._stream = Buffered(stream)
-        self._answer = node.answer
+        self._predicate = node.evaluate
         self._index = 0
         self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
         self._due.settle()
         while (block := self._stream.pull(min(limit, _MOST_ROWS))) is not None:
-            kept = self._keep(block)
-            if len(kept):
-                return kept
+            selected = self._select(block)
+            if len(selected):
+                return selected
         return None
 
     def close(self) -> None:
         self._stream.close()
 
-    def _keep(self, block: Block) -> Block:
-        kept: list[int] = []
+    def _select(self, block: Block) -> Block:
+        places: list[int] = []
         for place, element in enumerate(block.elements()):
             self._index += 1
             try:
-                if self._answer(element, self._index - 1):
-                    kept.append(place)
+                if self._predicate(element, self._index - 1):
+                    places.append(place)
             except Exception as error:
                 self._stream.push_back(block.slice(place + 1, len(block)))
-                if not kept:
+                if not places:
                     raise
                 self._due.put(error)
                 break
-        return block if len(kept) == len(block) else block.take(np.array(kept, np.int64))
+        return block if len(places) == len(block) else block.take(np.array(places, np.int64))
 
 
-def _no_bool(verb: str, what: str) -> InvalidArgumentError:
+def _bool_error(verb: str, what: str) -> InvalidArgumentError:
     return InvalidArgumentError(
         f"The function given to {verb}() must return one bool, but {what}. Compare numbers, as in"
         " `x % 2 == 1`, and reduce an array with `.all()` or `.any()`."
@@ -327,6 +331,6 @@ def _cores() -> int:
 
 
 def _bytes_of(block: Block) -> int:
-    """About how large one element is."""
+    """Estimate the size of one element in bytes."""
     row = block.rows()[0]
     return max(64, sum(getattr(leaf, "nbytes", None) or len(leaf) for leaf in row))

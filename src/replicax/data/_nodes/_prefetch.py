@@ -1,4 +1,4 @@
-"""Threads that end with their stream: reading ahead, and calls of a function."""
+"""The prefetch node, and the worker threads of a parallel map. Both end with their stream."""
 
 import threading
 import time
@@ -16,25 +16,25 @@ from replicax.data._seeds import Run
 
 _AUTOTUNE_SIZE = 8
 _JOIN_SECONDS = 1.0
-_QUICK_CALL = 3e-5  # seconds; up to here one thread makes the calls as fast as several
-_SLOW_PULL = 1e-3  # seconds that one thread may take before others help
+_QUICK_CALL = 3e-5  # seconds per call below which one thread is as fast as several
+_SLOW_PULL = 1e-3  # seconds to wait for one thread before waking others
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class PrefetchNode(PassingNode):
-    """Up to ``buffer_size`` elements are made before they are asked for."""
+    """The input, with up to `buffer_size` elements produced ahead in a thread."""
 
     buffer_size: int
 
     @property
     def gives_places(self) -> bool:
-        """The thread fetches."""
+        """False: the thread has read the elements."""
         return False
 
     @property
     def peeked(self) -> Node:
-        """Without a thread."""
+        """The input, read without a thread."""
         return self.input.peeked
 
     def open(self, run: Run) -> Stream:
@@ -47,9 +47,9 @@ class PrefetchNode(PassingNode):
 
 
 class _Shared:
-    """What thread and consumer share; it must not refer to the consumer's stream.
+    """The buffer between the thread and the consumer; it must not refer to the consumer's stream.
 
-    Otherwise the thread would keep that stream alive, and garbage collection could not end it.
+    Otherwise the thread would keep that stream alive, and garbage collection could not stop it.
     """
 
     def __init__(self, stream: Stream, capacity: int, step: int) -> None:
@@ -64,26 +64,26 @@ class _Shared:
         self.last = Due()
 
     def room(self) -> int:
-        """Wait for room; how many elements, 0 when stopped."""
+        """Wait until the buffer has room; return for how many elements, or 0 when stopped."""
         with self.changed:
             self.changed.wait_for(lambda: self.is_stopped or self.count < self.capacity)
             return 0 if self.is_stopped else min(self.step, self.capacity - self.count)
 
     def put(self, item: Block | Exception) -> None:
-        """Add a block, or the error of an element."""
+        """Append a block, or the error that an element raised."""
         with self.changed:
             self.ready.append(item)
             self.count += 1 if isinstance(item, Exception) else len(item)
             self.changed.notify_all()
 
-    def make_room(self, count: int) -> None:
-        """Say that elements have been handed out."""
+    def release(self, count: int) -> None:
+        """Free the room of `count` elements that the consumer has received."""
         with self.changed:
             self.count -= count
             self.changed.notify_all()
 
     def finish(self, error: BaseException | None) -> None:
-        """No more blocks: the input has ended, or its thread has."""
+        """Mark the end of the input, or the `error` that ended the thread."""
         with self.changed:
             self.is_done = True
             if error is not None:
@@ -91,7 +91,7 @@ class _Shared:
             self.changed.notify_all()
 
     def stop(self) -> None:
-        """Ask the thread to end."""
+        """Request the thread to stop, and drop the buffered blocks."""
         with self.changed:
             self.is_stopped = True
             self.ready.clear()
@@ -100,7 +100,7 @@ class _Shared:
 
 @final
 class PrefetchStream(Stream):
-    """The input's elements, made in a thread, ``step`` at a time."""
+    """The elements of a stream, produced in a thread, `step` at a time."""
 
     def __init__(self, stream: Stream, capacity: int, *, step: int) -> None:
         self._shared = _Shared(stream, capacity, step)
@@ -109,27 +109,27 @@ class PrefetchStream(Stream):
         self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
-        """Wait for a block."""
+        """Return the next block, waiting for it if necessary."""
         if self._thread is None:
             self._start()
-        block = self._left if self._left is not None else self._take()
+        block = self._left if self._left is not None else self._next_block()
         self._left = None
         if block is None:
             return None
         if len(block) > limit:
             self._left = block.slice(limit, len(block))
             block = block.slice(0, limit)
-        self._shared.make_room(len(block))
+        self._shared.release(len(block))
         return block
 
     def skip(self, count: int) -> int:
-        """Before the thread starts the input skips by itself."""
+        """Skip in the input if the thread has not started, otherwise read and drop."""
         if self._thread is None:
             return self._shared.stream.skip(count)
         return super().skip(count)
 
     def close(self) -> None:
-        """End the thread, which closes the input."""
+        """Stop the thread, which closes the input."""
         self._shared.stop()
         if self._thread is None:
             self._shared.stream.close()
@@ -144,7 +144,7 @@ class PrefetchStream(Stream):
         self._thread = new_thread(_read_ahead, shared, name="replicax-prefetch", stop=shared.stop)
         self._thread.start()
 
-    def _take(self) -> Block | None:
+    def _next_block(self) -> Block | None:
         shared = self._shared
         with shared.changed:
             shared.changed.wait_for(lambda: shared.ready or shared.is_done)
@@ -155,8 +155,8 @@ class PrefetchStream(Stream):
             shared.last.settle()
             return None
         self._due.put(item)
-        del item
-        shared.make_room(1)
+        del item  # the traceback would refer to this frame, and the frame to the error
+        shared.release(1)
         self._due.settle()
         return None
 
@@ -172,7 +172,7 @@ def _read_ahead(shared: _Shared) -> None:
             if item is None:
                 break
             shared.put(item)
-            del item  # or this frame would keep one batch more alive than was asked for
+            del item  # otherwise this frame would keep an extra batch alive
     except BaseException as caught:
         error = caught
     shared.stream.close()
@@ -181,92 +181,96 @@ def _read_ahead(shared: _Shared) -> None:
 
 @final
 class Calls:
-    """Calls of a function in threads, which know this object and not the stream that it serves.
+    """Ordered calls of a function in worker threads.
 
-    Each thread takes one element after the other, so that a call may wait for others; no element
-    costs a lock. While calls are quick one thread is woken for all of them, and the others only if
-    they take long after all.
+    The threads refer to this object and not to the stream that uses it, so that dropping the
+    stream stops them. Threads take one element at a time, so that calls may wait for each other,
+    and exchange elements and results through atomic operations of deque and dict, without a lock.
+    While calls are quick, only one thread is woken; the others follow if it takes too long.
     """
 
-    def __init__(self, function: Callable[[Any, int], Row], most_threads: int) -> None:
+    def __init__(self, function: Callable[[Any, int], Row], max_threads: int) -> None:
         self._function = function
-        self._most_threads = most_threads
+        self._max_threads = max_threads
         self._num_threads = 0
-        self._todo: deque[tuple[int, Any, int]] = deque()  # number, element, and index for messages
+        self._todo: deque[tuple[int, Any, int]] = deque()  # ticket, element, index in messages
         self._done: dict[int, Row | BaseException] = {}
-        self._added = 0  # elements that came in, and results that were given out
-        self._given = 0
+        self._added = 0  # elements added so far
+        self._delivered = 0  # results delivered so far
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._arrived: SimpleQueue[None] = SimpleQueue()
         self._awaited = -1
         self._is_quick = False
 
     def __len__(self) -> int:
-        return self._added - self._given
+        return self._added - self._delivered
 
     def room(self, wanted: int) -> int:
-        """How many elements to add now; quick calls are not worth waking a thread for each."""
+        """Return how many elements to add now: enough for `wanted` results and all threads."""
+        # Quick calls need no queue for the other threads: waking them costs more than the calls.
         if self._is_quick and len(self) >= wanted:
             return 0
-        return max(wanted, self._most_threads) - len(self)
+        return max(wanted, self._max_threads) - len(self)
 
     def add(self, elements: Sequence[Any], index: int) -> None:
-        """Elements to call the function on, the first of which has that number for messages."""
+        """Queue `elements`; `index` is the position of the first one in error messages."""
         numbers = range(self._added, self._added + len(elements))
         self._todo.extend(zip(numbers, elements, range(index, index + len(elements)), strict=True))
         self._added += len(elements)
-        self._call_for(1 if self._is_quick else len(elements))
+        self._wake_threads(1 if self._is_quick else len(elements))
 
     def fail(self, error: Exception) -> None:
-        """In the place of an element: what making it raised."""
+        """Queue the error that reading an element raised, in that element's position."""
         self._done[self._added] = error
         self._added += 1
 
     def next(self, limit: int) -> tuple[list[Row], BaseException | None]:
-        """The results of the next elements, in their order, and the error that comes after them."""
+        """Return up to `limit` results in order, and the error that follows them, if any."""
         done, rows = self._done, list[Row]()
-        end = min(self._given + limit, self._added)
+        end = min(self._delivered + limit, self._added)
         if self._is_quick:
             self._wait_for(end - 1, _SLOW_PULL)
-        while self._given < end:
-            if self._given not in done:
-                self._call_for(len(self._todo))
-                self._wait_for(self._given)
-            result = done.pop(self._given)
-            self._given += 1
+        while self._delivered < end:
+            if self._delivered not in done:
+                self._wake_threads(len(self._todo))
+                self._wait_for(self._delivered)
+            result = done.pop(self._delivered)
+            self._delivered += 1
             if isinstance(result, BaseException):
                 return rows, result
             rows.append(result)
         return rows, None
 
     def stop(self) -> None:
-        """Let the threads end."""
+        """Drop queued elements and stop the threads."""
         self._todo.clear()
         for _ in range(self._num_threads):
             self._wake.put(False)
 
-    def _call_for(self, num_threads: int) -> None:
-        threads = min(num_threads, self._most_threads)
+    def _wake_threads(self, num_threads: int) -> None:
+        threads = min(num_threads, self._max_threads)
         for _ in range(threads - self._num_threads):
-            new_thread(self._work, name="replicax-map", stop=self.stop).start()
+            new_thread(self._run_worker, name="replicax-map", stop=self.stop).start()
             self._num_threads += 1
         for _ in range(threads):
             self._wake.put(True)
 
     def _wait_for(self, number: int, timeout: float | None = None) -> None:
-        self._awaited = number  # a thread looks here after it has put a result down
+        # Threads check this after storing a result: set it before checking `_done`, or a result
+        # stored in between would not be signalled.
+        self._awaited = number
         with suppress(Empty):
             while number not in self._done:
                 self._arrived.get(timeout=timeout)
 
-    def _work(self) -> None:
+    def _run_worker(self) -> None:
         while self._wake.get():
             began = time.perf_counter()
-            calls = self._call_all()
+            calls = self._drain()
             if calls:
                 self._is_quick = time.perf_counter() - began < _QUICK_CALL * calls
 
-    def _call_all(self) -> int:
+    def _drain(self) -> int:
         todo, done, function = self._todo, self._done, self._function
         calls = 0
         while True:
@@ -276,7 +280,7 @@ class Calls:
                 return calls
             try:
                 done[number] = function(element, index)
-            except BaseException as error:  # raised in its turn
+            except BaseException as error:  # raised by the consumer, in order
                 done[number] = error
             if self._awaited == number:
                 self._arrived.put(None)

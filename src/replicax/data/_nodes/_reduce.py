@@ -1,4 +1,4 @@
-"""Elements with the same key folded into one: group_by_reducer."""
+"""The node of group_by_reducer, which folds all elements with the same key into one."""
 
 import operator
 from dataclasses import dataclass, field, replace
@@ -23,53 +23,53 @@ _KEY = TensorSpec((), np.int64)
 
 @dataclass(frozen=True)
 class Folding:
-    """The functions of a reducer."""
+    """The three functions of a `Reducer`."""
 
     init: ElementFunction
     reduce: ElementFunction
     finalize: ElementFunction
 
     def begin(self, key: int) -> Any:
-        """The first state of a key."""
+        """Return the initial state for `key`."""
         return self.init.call(np.int64(key), 0)
 
     def step(self, state: Any, element: Any, index: int) -> Any:
-        """The next state of a key."""
+        """Return the state after `element`."""
         return self.reduce.call((state, element), index)
 
     def end(self, state: Any) -> Any:
-        """The result of a key."""
+        """Return the result for a final state."""
         return self.finalize.call(state, 0)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class GroupByReducerNode(UnaryNode):
-    """One element for each key, in the order of keys, after all elements were read."""
+    """One element for each key, in ascending order; the first pull reads the whole input."""
 
     key: ElementFunction
     folding: Folding
     known_spec: Known = field(default_factory=Known, kw_only=True)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same functions over another input."""
+        """Return the node over another input, without the inferred spec."""
         (node,) = inputs
         return replace(self, input=node, known_spec=self.known_spec.elsewhere())
 
     @property
     def cardinality(self) -> int:
-        """Not known before the keys are."""
+        """Unknown until the keys are, unless the input is empty."""
         return 0 if self.input.cardinality == 0 else UNKNOWN_CARDINALITY
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes: the functions."""
+        """True: the key function and the reducer."""
         return True
 
     @property
     def outcome(self) -> TraceOutcome:
         """The outcome of tracing the functions."""
-        return self.known_spec.traced(self._attempt)
+        return self.known_spec.traced(self._trace_spec)
 
     @property
     def is_spec_sure(self) -> bool:
@@ -78,16 +78,16 @@ class GroupByReducerNode(UnaryNode):
 
     @property
     def is_spec_known(self) -> bool:
-        """Whether the functions can be traced; otherwise once it was asked for."""
+        """Whether the functions can be traced, or the spec has already been inferred."""
         return self.known_spec.value is not None or self.is_spec_sure
 
     @property
     def element_spec(self) -> Any:
-        """The spec of results, traced or learnt from the first element."""
+        """The traced spec of results, or one inferred from the first element."""
         return self.known_spec.get(self._learn)
 
     def key_of(self, element: Any, index: int) -> int:
-        """The key of an element."""
+        """Return the key of `element`; raise if the function returns no int."""
         value = self.key.call(element, index)
         try:
             return operator.index(value[()] if isinstance(value, np.ndarray) else value)
@@ -109,13 +109,14 @@ class GroupByReducerNode(UnaryNode):
         state = self.folding.step(self.folding.begin(self.key_of(element, 0)), element, 0)
         return map_leaves(lambda leaf: opened(leaf_spec(to_leaf(leaf))), self.folding.end(state))
 
-    def _attempt(self) -> TraceOutcome:
+    def _trace_spec(self) -> TraceOutcome:
         folding = self.folding
         keys = traced_on(self.input, self.key)
         first = traced(folding.init.function, _KEY)
         for outcome in (keys, first):
             if outcome.verdict is not Verdict.PROVED:
                 return outcome
+        # Relax the sizes of the state until one more step leaves them unchanged.
         state = first.result
         while True:
             outcome = traced(folding.reduce.function, state, self.input.element_spec)

@@ -1,11 +1,4 @@
-"""Transformations that leave elements as they are, leave some out, or give them again.
-
-Transformations that leave elements as they are or number them: options, enumerate.
-
-Several passes over the input, one after the other.
-
-Transformations that leave elements out: take, skip, shard, ignore_errors.
-"""
+"""Nodes that select, repeat or number elements: take, skip, shard, repeat, enumerate and others."""
 
 import logging
 from dataclasses import dataclass
@@ -39,20 +32,20 @@ class OptionsNode(PassingNode):
     options: Options
 
     def open(self, run: Run) -> Stream:
-        """Start a pass of the input."""
+        """Start a pass over the input."""
         return self.input.open(run)
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class EnumerateNode(UnaryNode):
-    """Pairs of a number and an element."""
+    """Pairs of a running index and an element."""
 
     start: int
 
     @property
     def element_spec(self) -> Any:
-        """A pair: the number, and the element."""
+        """A pair of an int64 scalar and the input's spec."""
         return TensorSpec((), np.int64), self.input.element_spec
 
     def open(self, run: Run) -> Stream:
@@ -70,7 +63,7 @@ class _EnumerateStream(Stream):
         try:
             block = self._stream.pull(limit)
         except Exception:
-            self._next += 1  # the element that failed has a number too
+            self._next += 1  # an element that raised has an index too
             raise
         if block is None:
             return None
@@ -94,13 +87,13 @@ class _EnumerateStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class RepeatNode(PassingNode):
-    """``count`` passes; without end if it is negative."""
+    """The input repeated `count` times; infinitely if negative."""
 
     count: int
 
     @property
     def cardinality(self) -> int:
-        """The input's times the number of passes."""
+        """The input's cardinality times `count`."""
         size = self.input.cardinality
         if self.count == 0 or size == 0:
             return 0
@@ -112,7 +105,7 @@ class RepeatNode(PassingNode):
         """Start a pass."""
         if self.input.gives_places and not self.input.inputs:
             stream = self.input.open(run)
-            if isinstance(stream, SourceStream):  # whose passes need no opening again
+            if isinstance(stream, SourceStream):  # repeats by index, without reopening the input
                 return stream.repeated(self.count)
         return _RepeatStream(self.input, self.count, run)
 
@@ -125,8 +118,9 @@ class _RepeatStream(Stream):
         self._run = run
         self._epoch = 0
         self._stream: Stream | None = None
-        self._seen = False  # whether this epoch has given anything, or an earlier one
-        # TensorFlow fuses the two, and then looks at the first epoch only.
+        self._seen = False  # whether there was an element: in this epoch, or in any (see below)
+        # An infinite repeat ends at an empty epoch. TensorFlow fuses shuffle and repeat, and then
+        # checks the first epoch only.
         self._ends_at_empty = not (count < 0 and _shuffles(node))
 
     def pull(self, limit: int) -> Block | None:
@@ -162,7 +156,7 @@ class _RepeatStream(Stream):
     def _end_epoch(self) -> None:
         self.close()
         self._stream = None
-        # An input that gives nothing would be repeated for ever.
+        # Stop here if the epoch was empty: an infinite repeat would never return.
         self._epoch = self._epoch + 1 if self._seen or self._count >= 0 else self._count
 
     def _skip_epochs(self, count: int) -> int:
@@ -190,18 +184,18 @@ _log = logging.getLogger("replicax")
 @final
 @dataclass(frozen=True, eq=False)
 class TakeNode(PassingNode):
-    """The first ``count`` elements; all of them if it is negative."""
+    """The first `count` elements; all of them if negative."""
 
     count: int
 
     @property
     def part(self) -> str:
-        """Known by number."""
+        """The selected range, as text."""
         return f"the first {self.count}"
 
     @property
     def cardinality(self) -> int:
-        """At most ``count``."""
+        """At most `count`."""
         size = self.input.cardinality
         if self.count < 0:
             return size
@@ -241,18 +235,18 @@ class _TakeStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class SkipNode(PassingNode):
-    """Everything after the first ``count`` elements; nothing if it is negative."""
+    """The elements after the first `count`; none if negative."""
 
     count: int
 
     @property
     def part(self) -> str:
-        """Known by number."""
+        """The selected range, as text."""
         return f"all but the first {self.count}"
 
     @property
     def cardinality(self) -> int:
-        """What is left."""
+        """The input's cardinality minus `count`."""
         size = self.input.cardinality
         if self.count < 0:
             return 0
@@ -285,10 +279,10 @@ class _SkipStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class ShardNode(PassingNode):
-    """Every ``num_shards``-th element, from ``index`` on.
+    """Every `num_shards`-th element, starting at `index`.
 
-    With ``num_shards`` equal to `SHARD_HINT` it marks the place where a distribution strategy
-    shards, and does nothing otherwise.
+    With `num_shards` equal to `SHARD_HINT`, the node returns all elements and only marks where a
+    strategy with `AutoShardPolicy.HINT` shards.
     """
 
     num_shards: int
@@ -297,12 +291,12 @@ class ShardNode(PassingNode):
 
     @property
     def part(self) -> str:
-        """The shard."""
+        """The shard, as text."""
         return f"shard {self.index} of {self.num_shards}"
 
     @property
     def cardinality(self) -> int:
-        """A part of the input's."""
+        """The number of elements in the shard."""
         size = self.input.cardinality
         if size < 0 or self.num_shards == SHARD_HINT:
             return size
@@ -318,7 +312,7 @@ class ShardNode(PassingNode):
 @final
 class _ShardStream(Stream):
     def __init__(self, passed: Passed, num_shards: int) -> None:
-        self._passed = passed  # elements of other shards before the next one of ours
+        self._passed = passed  # skips the elements of other shards before the next of this one
         self._num_shards = num_shards
 
     def pull(self, limit: int) -> Block | None:
@@ -346,13 +340,13 @@ class _ShardStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class IgnoreErrorsNode(PassingNode):
-    """The elements that can be made."""
+    """The elements of the input without those that raise."""
 
     log_warning: bool
 
     @property
     def cardinality(self) -> int:
-        """Not known before they are made."""
+        """Unknown unless infinite: any element may raise."""
         size = self.input.cardinality
         return size if size == INFINITE_CARDINALITY else UNKNOWN_CARDINALITY
 

@@ -1,8 +1,7 @@
-"""Random order through a buffer.
+"""The shuffle node, and the stores for its buffered elements.
 
-Where a shuffle keeps its elements: by place in a source, as columns, or as rows.
-
-A store hands out a number for each element put into it, and gives elements back by number, once.
+A store returns an integer handle for each element put into it, and returns the element for that
+handle once. There are three kinds: indices into a random-access source, columns, and rows.
 """
 
 from abc import ABC, abstractmethod
@@ -26,44 +25,45 @@ from replicax.data._node import Node, PassingNode, Stream
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import Structure
 
+# A handle of `MixedStore` is the index of a store in the high bits, and its handle in the others.
 _TAG_BITS = 48
 _LOCAL = (1 << _TAG_BITS) - 1
 
 
 class Store(ABC):
-    """Elements by number."""
+    """Elements by handle."""
 
     @abstractmethod
     def accepts(self, block: Block) -> bool:
-        """Whether elements of this form can be kept here."""
+        """Whether elements in the form of `block` can be stored here."""
 
     @abstractmethod
     def put(self, block: Block) -> Array:
-        """Keep elements; their numbers."""
+        """Store the elements of `block` and return their handles."""
 
     @abstractmethod
     def get(self, handles: Array) -> Block:
-        """Hand out elements and forget them."""
+        """Return the elements of `handles` and remove them."""
 
     @abstractmethod
     def drop(self, handles: Array) -> None:
-        """Forget elements."""
+        """Remove the elements of `handles`."""
 
 
 @final
 class MixedStore(Store):
-    """As many stores as there are forms of elements: one, nearly always."""
+    """One store for each form of elements; nearly always there is only one."""
 
     def __init__(self) -> None:
         self._stores: list[Store] = []
         self._structure: Structure | None = None
 
     def accepts(self, block: Block) -> bool:
-        """Whether it can keep such elements: it can keep all."""
+        """True: elements of any form are accepted."""
         return True
 
     def put(self, block: Block) -> Array:
-        """Keep elements in the store for their form."""
+        """Store elements in the store for their form, which is created if needed."""
         if self._structure is None:
             self._structure = block.structure
         block = as_structure(block, self._structure)
@@ -74,7 +74,7 @@ class MixedStore(Store):
         return self._stores[-1].put(block) + ((len(self._stores) - 1) << _TAG_BITS)
 
     def get(self, handles: Array) -> Block:
-        """Hand out elements, as rows if they come from several stores."""
+        """Return and remove elements, as rows if there are several stores."""
         if len(self._stores) == 1:
             return self._stores[0].get(handles)
         tags = handles >> _TAG_BITS
@@ -89,7 +89,7 @@ class MixedStore(Store):
         return RowBlock(structure, rows)
 
     def drop(self, handles: Array) -> None:
-        """Forget elements."""
+        """Remove the elements of `handles`."""
         tags = handles >> _TAG_BITS
         for tag, store in enumerate(self._stores):
             store.drop(handles[tags == tag] & _LOCAL)
@@ -97,7 +97,7 @@ class MixedStore(Store):
 
 @final
 class _PlaceStore(Store):
-    """Places in one source: the number is the place, and nothing is kept."""
+    """Indices into one source: the handle is the index, and nothing is stored."""
 
     def __init__(self, source: IndexedSource) -> None:
         self._source = source
@@ -113,11 +113,11 @@ class _PlaceStore(Store):
         return PlaceBlock.of(self._source, handles)
 
     def drop(self, handles: Array) -> None:
-        """Nothing to forget."""
+        """Do nothing: no element is stored."""
 
 
 class _PoolStore(Store):
-    """Numbered slots that are used again after their element has gone."""
+    """A pool of slots that are reused after their element is removed."""
 
     def __init__(self) -> None:
         self._free: list[int] = []
@@ -135,7 +135,7 @@ class _PoolStore(Store):
 
     @abstractmethod
     def _grow(self, size: int) -> None:
-        """Make room."""
+        """Extend the pool to `size` slots."""
 
     def drop(self, handles: Array) -> None:
         self._free.extend(handles.tolist())
@@ -143,7 +143,7 @@ class _PoolStore(Store):
 
 @final
 class _ColumnStore(_PoolStore):
-    """Elements of one shape and dtype, as rows of large arrays."""
+    """Elements of fixed shapes and dtypes, as rows of large arrays."""
 
     def __init__(self, structure: Structure, columns: Sequence[Array]) -> None:
         super().__init__()
@@ -176,7 +176,7 @@ class _ColumnStore(_PoolStore):
 
 @final
 class _RowStore(_PoolStore):
-    """Elements of any form."""
+    """Elements of any shape, as tuples of leaves."""
 
     def __init__(self, structure: Structure) -> None:
         super().__init__()
@@ -215,17 +215,17 @@ def _new_store(block: Block) -> Store:
     return _ColumnStore(block.structure, block.columns())
 
 
-_DRAWS = 1024  # random numbers are drawn in chunks of this fixed size, whatever is pulled
-_AHEAD = 1024  # elements swapped at once
-_FILL = 1 << 16  # elements read at once while the buffer fills
+_DRAWS = 1024  # random numbers drawn at once; fixed, so the order does not depend on pull sizes
+_AHEAD = 1024  # elements to read and swap at once
+_FILL = 1 << 16  # elements to read at once while the buffer fills
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ShuffleNode(PassingNode):
-    """Each element comes from a random slot of a buffer, which the next one of the input fills.
+    """The elements of random buffer slots, each refilled with the next element of the input.
 
-    A negative ``buffer_size`` holds the whole input.
+    A negative `buffer_size` buffers the whole input.
     """
 
     buffer_size: int
@@ -233,12 +233,12 @@ class ShuffleNode(PassingNode):
 
     @property
     def random(self) -> Seeds:
-        """The seeds of the order."""
+        """The seeds of the random order."""
         return self.seeds
 
     @property
     def peeked(self) -> Node:
-        """In the order of the input."""
+        """The input, unshuffled."""
         return self.input.peeked
 
     def open(self, run: Run) -> Stream:
@@ -260,9 +260,9 @@ class _ShuffleStream(Stream):
         self._store = MixedStore()
         self._filling: list[Array] = []
         self._missing = self._capacity
-        self._slots = np.empty(0, np.int64)  # handles of the store
+        self._slots = np.empty(0, np.int64)  # handles of the buffered elements
         self._draws = np.empty(0, np.int64)
-        self._ready = np.empty(0, np.int64)  # handles in their final order
+        self._ready = np.empty(0, np.int64)  # handles in output order, to be returned next
         self._is_filled = False
         self._is_done = False
 
@@ -312,11 +312,13 @@ class _ShuffleStream(Stream):
             self._finish()
 
     def _swap(self, arrived: Array) -> Array:
-        """Each arrival takes a random slot, and what was there leaves, one after the other.
+        """Put each arrival into a random slot and return the handles that were replaced, in order.
 
-        Done for all at once: what leaves a slot drawn before is the arrival of that earlier draw.
+        Equivalent to swapping one by one, but vectorized: a slot that is drawn a second time
+        releases the arrival of the earlier draw instead of its original content.
         """
         drawn = self._draw(len(arrived))
+        # A stable sort puts repeated draws of one slot next to each other, in order of arrival.
         order = np.argsort(drawn, kind="stable")
         is_again = np.empty(len(drawn), bool)
         is_again[:1] = False
@@ -324,7 +326,7 @@ class _ShuffleStream(Stream):
         leaving = self._slots[drawn]
         again = np.flatnonzero(is_again)
         leaving[order[again]] = arrived[order[again - 1]]
-        self._slots[drawn] = arrived  # of several arrivals in one slot NumPy keeps the last
+        self._slots[drawn] = arrived  # for repeated indices NumPy keeps the last value
         return leaving
 
     def _draw(self, count: int) -> Array:
@@ -335,7 +337,8 @@ class _ShuffleStream(Stream):
         return drawn
 
     def _finish(self) -> None:
-        # The draws so far are a function of the number of elements, and so is this one.
+        # The draws so far depend only on the number of elements, and so does the permutation:
+        # the order does not depend on pull sizes.
         self._ready = self._slots[self._generator.permutation(len(self._slots))]
         self._slots = self._slots[:0]
         self._is_done = True

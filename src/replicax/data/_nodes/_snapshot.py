@@ -1,4 +1,4 @@
-"""Elements kept on disk in several files, which a function of the user reads: snapshot."""
+"""The node of snapshot with a `shard_func` or `reader_func`: elements stored in several files."""
 
 import os
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from replicax.data._functions import ElementFunction
 from replicax.data._known import fingerprint_of
 from replicax.data._leaves import DatasetSpec
 from replicax.data._node import UNKNOWN_CARDINALITY, Node, PassingNode, Stream
-from replicax.data._nodes._flat_map import made_inside
+from replicax.data._nodes._flat_map import call_for_dataset
 from replicax.data._nodes._window import BlockNode
 from replicax.data._saved import SavedNode, is_saved, save_elements, saved_parts
 from replicax.data._seeds import Run, Seeds
@@ -20,10 +20,10 @@ from replicax.data._structure import LEAF
 @final
 @dataclass(frozen=True, eq=False)
 class SnapshotNode(PassingNode):
-    """The input, kept in a folder before its first element is given.
+    """The input, written to a folder in full before the first element is returned.
 
-    Elements come as the reader gives them, also in the pass that keeps them: the order does not
-    depend on whether another process was here before.
+    The pass that writes the files also reads them back through `reader`, so the order does not
+    depend on whether an earlier process has written them.
     """
 
     folder: str
@@ -31,51 +31,51 @@ class SnapshotNode(PassingNode):
     reader: ElementFunction
     seeds: Seeds
     wrap: Callable[[Node], Any]
-    key: int  # the fingerprint of the input when the node was made: lists may change later
+    key: int  # the input's fingerprint at construction: captured lists may change later
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """A snapshot of another input, such as a worker's files, in a folder of its own."""
+        """Return a snapshot of another input, such as one worker's files, in its own subfolder."""
         (node,) = inputs
         return replace(self, input=node, key=int(fingerprint_of(node)))
 
     @property
     def random(self) -> Seeds:
-        """The source of seeds for random datasets that the reader makes."""
+        """The seeds for random datasets created in `reader`."""
         return self.seeds
 
     @property
     def cardinality(self) -> int:
-        """Not known: the reader may leave elements out."""
+        """Unknown: the reader may drop elements."""
         return UNKNOWN_CARDINALITY
 
     @property
     def gives_places(self) -> bool:
-        """No: elements are on disk."""
+        """False: elements are read from disk."""
         return False
 
     @property
     def calls_user_code(self) -> bool:
-        """Yes: the functions."""
+        """True: `shard` and `reader`."""
         return True
 
     @property
     def peeked(self) -> Node:
-        """The input: nothing is written for a look at the first element."""
+        """The input: reading the first element must not write the snapshot."""
         return self.input.peeked
 
     def open(self, run: Run) -> Stream:
-        """Start a pass over the files, which are written first if there are none."""
+        """Start a pass over the files; write them first if they do not exist."""
         path = os.path.join(self.folder, f"{self.key:016x}.shards")
         if not is_saved(path):
             shard = None if self.shard is None else self.shard.call
             save_elements(self.input, path, shard, Run().fixed())
         spec = self.input.element_spec if self.input.is_spec_known else None
         files = self.wrap(files_of(saved_parts(path, spec), self.wrap))
-        node = made_inside(self.reader, files, 0, run.at(0), self.seeds)
+        node = call_for_dataset(self.reader, files, 0, run.at(0), self.seeds)
         return node.open(run.inside(self.seeds, 0))
 
 
 def files_of(parts: list[SavedNode], wrap: Callable[[Node], Any]) -> Node:
-    """A node of one dataset for each file."""
+    """Return a node whose elements are datasets, one for each of `parts`."""
     rows = RowBlock(LEAF, [(wrap(part),) for part in parts])
     return BlockNode(rows, DatasetSpec(parts[0].element_spec))

@@ -1,4 +1,4 @@
-"""Sources: a range of numbers, arrays cut along their first axis, one element, a generator."""
+"""Source nodes: range, from_tensor_slices, from_tensors and from_generator."""
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -22,12 +22,12 @@ _ENDLESS = 1 << 62
 
 @final
 class SourceStream(Stream):
-    """The elements of a random-access source, in order; nothing is fetched yet.
+    """A sequential pass over a random-access source that yields indices, not data.
 
     Args:
-        source: The elements.
-        count: How many there are.
-        passes: How often they are given; without end if negative.
+        source: The random-access source.
+        count: The number of elements in `source`.
+        passes: How many times to repeat the source; infinitely if negative.
     """
 
     def __init__(self, source: IndexedSource, count: int, passes: int = 1) -> None:
@@ -37,11 +37,11 @@ class SourceStream(Stream):
         self._position = 0
 
     def repeated(self, passes: int) -> "SourceStream":
-        """The same elements, several times."""
+        """Return a new stream over the same source that repeats it `passes` times."""
         return SourceStream(self._source, self._count, passes)
 
     def pull(self, limit: int) -> Block | None:
-        """The next places."""
+        """Return a block of the next indices; the data are fetched when they are read."""
         start = self._position
         if start >= self._total:
             return None
@@ -53,7 +53,7 @@ class SourceStream(Stream):
         return PlaceBlock.of(self._source, np.arange(first, last) % self._count)
 
     def skip(self, count: int) -> int:
-        """Move the position."""
+        """Advance the position by `count` without fetching anything."""
         start = self._position
         self._position = min(start + count, self._total)
         return self._position - start
@@ -62,7 +62,7 @@ class SourceStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class RangeNode(SourceNode):
-    """Numbers from ``start`` to ``stop``."""
+    """Integers from `start` to `stop` in increments of `step`, as in Python's range."""
 
     start: int
     stop: int
@@ -72,24 +72,24 @@ class RangeNode(SourceNode):
 
     @property
     def part(self) -> str:
-        """The numbers."""
+        """The range, as a Python expression."""
         return f"range({self.start}, {self.stop}, {self.step})"
 
     structure = LEAF
 
     @property
     def gives_places(self) -> bool:
-        """Numbers are made when they are fetched."""
+        """True: numbers are computed when they are read."""
         return True
 
     @property
     def element_spec(self) -> TensorSpec:
-        """One scalar."""
+        """A scalar of `dtype`."""
         return TensorSpec((), self.dtype)
 
     @property
     def cardinality(self) -> int:
-        """As many as Python's range has."""
+        """The length of the range, or infinite for `Dataset.counter`."""
         return INFINITE_CARDINALITY if self.is_endless else self._count()
 
     def open(self, run: Run) -> Stream:
@@ -97,14 +97,14 @@ class RangeNode(SourceNode):
         return SourceStream(self, self._count())
 
     def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
-        """Consecutive numbers."""
+        """Return the numbers at the indices from `start` to `stop`."""
         if self.start == 0 and self.step == 1:
             return [np.arange(start, stop, dtype=self.dtype)]
         first, last = self.start + start * self.step, self.start + stop * self.step
         return [np.arange(first, last, self.step, dtype=self.dtype)]
 
     def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
-        """Scattered numbers."""
+        """Return the numbers at the indices `places`."""
         return [(self.start + places * self.step).astype(self.dtype)]
 
     def _count(self) -> int:
@@ -113,14 +113,14 @@ class RangeNode(SourceNode):
 
 @final
 class ArraySource:
-    """Arrays with a common first axis."""
+    """Arrays with first axes of equal length, read by row index."""
 
     def __init__(self, structure: Structure, arrays: list[Array]) -> None:
         self.structure = structure
         self._arrays = arrays
 
     def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
-        """A copy: the user may write into what is handed out."""
+        """Return copies of the rows from `start` to `stop`, which the consumer may modify."""
         rows = [array[start:stop] for array in self._arrays]
         if new is None:
             return [part.copy() for part in rows]
@@ -130,12 +130,13 @@ class ArraySource:
         return copies
 
     def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
-        """One gather per leaf."""
+        """Return the rows at `places`, with one gather per leaf."""
         if new is None:
             return [array.take(places, 0) for array in self._arrays]
         made = [new((len(places), *array.shape[1:]), array.dtype) for array in self._arrays]
         for array, rows in zip(self._arrays, made, strict=True):
-            # All places are there; looking for others, NumPy would gather elsewhere first.
+            # All indices are in range. With the default mode="raise", NumPy would gather into a
+            # temporary array before it writes to `out`.
             array.take(places, 0, out=rows, mode="clip")
         return made
 
@@ -143,7 +144,7 @@ class ArraySource:
 @final
 @dataclass(frozen=True, eq=False)
 class SlicesNode(SourceNode):
-    """Arrays cut along their first axis."""
+    """The slices of arrays along their first axis."""
 
     source: ArraySource
     spec: Any
@@ -151,12 +152,12 @@ class SlicesNode(SourceNode):
 
     @property
     def gives_places(self) -> bool:
-        """Rows are copied when they are fetched."""
+        """True: rows are copied when they are read."""
         return True
 
     @classmethod
     def of(cls, tensors: Any) -> "SlicesNode":
-        """Check that the first axes agree."""
+        """Return a node over the rows of `tensors`; raise if their first axes differ in length."""
         structure, leaves = flatten(_tuple_if_mixed(tensors))
         require_dense(structure, "from_tensor_slices")
         arrays = [unshared(leaf) for leaf in leaves]
@@ -179,12 +180,12 @@ class SlicesNode(SourceNode):
 
     @property
     def element_spec(self) -> Any:
-        """The shapes without the first axis."""
+        """The specs of the arrays without their first axis."""
         return self.spec
 
     @property
     def cardinality(self) -> int:
-        """The size of the first axis."""
+        """The length of the first axis."""
         return self.count
 
     def open(self, run: Run) -> Stream:
@@ -202,7 +203,7 @@ class TensorsNode(SourceNode):
 
     @classmethod
     def of(cls, tensors: Any) -> "TensorsNode":
-        """Keep the element as columns of length one."""
+        """Return a node of one element, stored as columns of length 1."""
         structure, leaves = flatten(_tuple_if_mixed(tensors))
         arrays = [unshared(leaf)[None] for leaf in leaves]
         specs = [leaf_spec(array[0]) for array in arrays]
@@ -210,7 +211,7 @@ class TensorsNode(SourceNode):
 
     @property
     def element_spec(self) -> Any:
-        """The shapes of the element."""
+        """The spec of the element."""
         return self.spec
 
     @property
@@ -224,20 +225,21 @@ class TensorsNode(SourceNode):
 
 
 def _tuple_if_mixed(tensors: Any) -> Any:
-    # A list is one array, unless it holds structures.
+    # TensorFlow converts a list to one array, unless it contains dicts.
     if isinstance(tensors, list) and any(isinstance(part, dict) for part in tensors):
         return tuple(tensors)
     return tensors
 
 
-class _Last:
-    """The iterator that the generator function returned last, to notice one-shot iterators."""
+class _GeneratorMemo:
+    """The iterator of the previous pass, to detect one-shot iterators, and the inferred spec."""
 
     def __init__(self) -> None:
         self._ref: Callable[[], Any] = lambda: None
         self.spec: Any = None
 
     def check(self, iterator: Any) -> None:
+        """Remember `iterator`; raise if the previous pass used the same one."""
         if self._ref() is iterator:
             raise InvalidArgumentError(
                 "The function given to from_generator() returned the same iterator again; it was"
@@ -248,23 +250,23 @@ class _Last:
         try:
             self._ref = weakref.ref(iterator)
         except TypeError:
-            # Built-in iterators (of lists, of tuples) take no weak references; keep it instead.
+            # Built-in iterators (of lists, of tuples) have no weak references; keep a strong one.
             self._ref = lambda: iterator
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class GeneratorNode(SourceNode):
-    """Elements from a function that returns an iterable."""
+    """The elements of an iterable that a user's function returns for each pass."""
 
     function: Callable[..., Iterable[Any]]
     args: tuple[Any, ...] = ()
     signature: Any = None
-    last: _Last = field(default_factory=_Last)
+    last: _GeneratorMemo = field(default_factory=_GeneratorMemo)
 
     @property
     def element_spec(self) -> Any:
-        """The declared signature, or what the first element shows."""
+        """The declared signature, or the spec inferred from the first element."""
         if self.signature is not None:
             return self.signature
         if self.last.spec is None:
@@ -281,26 +283,26 @@ class GeneratorNode(SourceNode):
 
     @property
     def is_spec_sure(self) -> bool:
-        """If it was declared."""
+        """Whether the signature was declared."""
         return self.signature is not None
 
     @property
     def is_spec_known(self) -> bool:
-        """If it was declared, or asked for before."""
+        """Whether the signature was declared or has already been inferred."""
         return self.is_spec_sure or self.last.spec is not None
 
     @property
     def cardinality(self) -> int:
-        """Nobody knows how much a generator yields."""
+        """Unknown: a generator has no length."""
         return UNKNOWN_CARDINALITY
 
     @property
     def calls_user_code(self) -> bool:
-        """A generator is advanced only as far as asked for."""
+        """True: a generator must not be advanced further than requested."""
         return True
 
     def open(self, run: Run) -> Stream:
-        """Call the function."""
+        """Call the function and start a pass over its iterable."""
         items = self.function(*self.args)
         if isinstance(items, Iterator):
             self.last.check(items)
@@ -309,7 +311,7 @@ class GeneratorNode(SourceNode):
 
 @final
 class RowStream(Stream):
-    """Elements of a Python iterator, checked against a signature or against the first."""
+    """The elements of a Python iterator, checked against a signature or the first element."""
 
     def __init__(self, items: Iterator[Any], signature: Any) -> None:
         self._items = items
@@ -321,7 +323,7 @@ class RowStream(Stream):
         self._due = Due()
 
     def pull(self, limit: int) -> Block | None:
-        """Advance the iterator up to ``limit`` times."""
+        """Advance the iterator up to `limit` times and return the elements."""
         if self._due.error is not None:
             self._due.settle()
         rows: list[Row] = []
@@ -341,7 +343,7 @@ class RowStream(Stream):
         return RowBlock(self._structure, rows)
 
     def skip(self, count: int) -> int:
-        """Replay: a generator has no other way to its middle."""
+        """Advance the iterator `count` times: a generator cannot seek."""
         done = 0
         for _ in range(count):
             if self._next_row() is None:
@@ -350,7 +352,7 @@ class RowStream(Stream):
         return done
 
     def close(self) -> None:
-        """Close a generator, so that its `finally` runs."""
+        """Close a generator, which runs its `finally` blocks."""
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
@@ -366,11 +368,11 @@ class RowStream(Stream):
             self._structure, leaves = flatten(element)
         else:
             try:
-                # Where a signature says that there is one tensor, a tuple can be nothing else.
+                # A declared signature settles whether a tuple is a structure or one tensor.
                 takes_tuples = self._specs is not None
                 leaves = self._structure.leaves_of(element, takes_tuples=takes_tuples)
             except StructureError as error:
-                raise self._different(error) from None
+                raise self._structure_error(error) from None
         return self._convert(leaves)
 
     def _convert(self, leaves: list[Any]) -> Row:
@@ -396,7 +398,7 @@ class RowStream(Stream):
             )
         return array if array.ndim else array[()]
 
-    def _different(self, error: StructureError) -> StructureError:
+    def _structure_error(self, error: StructureError) -> StructureError:
         return StructureError(
             f"Element {self._index - 1} is built differently from the ones before: {error}."
             " All elements of a dataset need the same nesting of tuples and dicts."

@@ -1,4 +1,4 @@
-"""Batches of elements with different lengths, as ragged or sparse values: nothing is padded."""
+"""Nodes that batch elements of different lengths without padding: ragged_batch, sparse_batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,18 +25,18 @@ from replicax.data._structure import Structure, flatten
 @final
 @dataclass(frozen=True, eq=False)
 class RaggedBatchNode(BatchingNode):
-    """Rows of different lengths one after the other; parts of one size are stacked."""
+    """Batches with a `RaggedTensor` for each leaf of varying length; other leaves are stacked."""
 
     row_splits_dtype: np.dtype[Any]
 
     @property
     def batching(self) -> None:  # type: ignore[override]
-        """None: a ragged value cannot be cut along its first axis."""
+        """None: a ragged value cannot be sliced along its first axis."""
         return None
 
     @property
     def element_spec(self) -> Any:
-        """A ragged value for each part whose first size is open."""
+        """A ragged spec for each leaf of unknown length, and a stacked spec for the others."""
         size = self.size if self.drop_remainder else None
         structure, specs = flatten(self.input.element_spec)
         return structure.unflatten(
@@ -47,7 +47,7 @@ class RaggedBatchNode(BatchingNode):
         )
 
     def are_ragged(self) -> list[bool]:
-        """Whether each part has rows of different lengths."""
+        """Return for each leaf whether its length may vary."""
         specs = flatten(self.input.element_spec)[1]
         return [self._is_ragged(spec) for spec in specs]
 
@@ -67,7 +67,7 @@ class RaggedBatchNode(BatchingNode):
                 " further axes without a fixed size. Write `padded_batch(n)`, or flatten the part"
                 " in a `map` and keep its shape beside it."
             )
-        # A size that was learnt from the first element alone may differ in others.
+        # A size inferred from the first element may differ in others.
         return bool(spec.shape) and (spec.shape[0] is None or not self.input.is_spec_sure)
 
     def _ragged(self, spec: Any, size: int | None) -> RaggedTensor:
@@ -120,17 +120,17 @@ class _RaggedStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class SparseBatchNode(BatchingNode):
-    """All numbers of elements with their places in an array of one shape."""
+    """Batches as one `SparseTensor` with every number of the elements and its index."""
 
     row_shape: Shape
 
     @property
     def batching(self) -> None:  # type: ignore[override]
-        """None: a sparse value cannot be cut along its first axis."""
+        """None: a sparse value cannot be sliced along its first axis."""
         return None
 
     def check(self) -> None:
-        """Check that an element is one array of the rank of ``row_shape``."""
+        """Raise unless an element is one array with the rank of `row_shape`."""
         structure, specs = flatten(self.input.element_spec)
         if structure.num_leaves != 1 or not isinstance(specs[0], TensorSpec):
             raise ArgumentTypeError(
@@ -146,7 +146,7 @@ class SparseBatchNode(BatchingNode):
 
     @property
     def element_spec(self) -> Any:
-        """A sparse value."""
+        """A `SparseTensor` of specs."""
         axes = len(self.row_shape) + 1
         structure, (spec,) = flatten(self.input.element_spec)
         indices: Any = TensorSpec((None, axes), np.int64)

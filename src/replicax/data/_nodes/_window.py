@@ -1,8 +1,7 @@
-"""Elements cut anew: batches taken apart or cut to other sizes, and windows.
+"""Nodes that regroup consecutive elements: unbatch, rebatch and window.
 
-Batches taken apart (unbatch), or cut again to other sizes (rebatch).
-
-Windows: small datasets of consecutive elements.
+Also the nodes and streams over blocks that are already in memory, which windows, groups and caches
+use.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +35,16 @@ from replicax.data._structure import LEAF, flatten, map_leaves
 @final
 @dataclass(frozen=True, eq=False)
 class UnbatchNode(UnaryNode):
-    """Each element is cut along its first axis."""
+    """The rows of each batch as separate elements."""
 
     @property
     def element_spec(self) -> Any:
-        """The input's without its first axis."""
+        """The input's spec without the first axis."""
         return remove_axis(self.input.element_spec, "unbatch")
 
     @property
     def cardinality(self) -> int:
-        """Known only if all batches have the same size."""
+        """The number of rows; known only if all batches have the same size."""
         size, batching = self.input.cardinality, self.input.batching
         if size > 0 and batching is not None and batching.is_static:
             return size * batching.size
@@ -67,7 +66,7 @@ class _UnbatchStream(Stream):
             batch = self._stream.pull(1)
             if batch is None:
                 return None
-            self._block = _take_apart(batch)
+            self._block = _unstack(batch)
         block = self._block
         if len(block) <= limit:
             self._block = None
@@ -82,7 +81,7 @@ class _UnbatchStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class RebatchNode(UnaryNode):
-    """The elements inside the batches, in batches of these sizes in turn."""
+    """The rows of the batches, regrouped into batches of `sizes`, used cyclically."""
 
     sizes: tuple[int, ...]
     drop_remainder: bool
@@ -90,22 +89,23 @@ class RebatchNode(UnaryNode):
 
     @property
     def batching(self) -> Batching | None:
-        """Known if there is one size; the last batch too is full if those of the input are cut."""
+        """The batch size if there is only one; static if every batch is certain to be full."""
         if len(set(self.sizes)) > 1:
             return None
         size, before = self.sizes[0], self.input.batching
+        # Static input batches of a multiple of `size` leave no remainder.
         is_cut = before is not None and before.is_static and not before.size % size
         return Batching(size, self.drop_remainder or is_cut)
 
     @property
     def element_spec(self) -> Any:
-        """Static only if every batch has the same size."""
+        """The input's spec with the new batch size, which is None unless it is static."""
         inner, batching = remove_axis(self.input.element_spec, "rebatch"), self.batching
         return add_axis(inner, batching.size if batching and batching.is_static else None)
 
     @property
     def cardinality(self) -> int:
-        """Not known: the input's batches may differ in size."""
+        """Unknown, as the input's batches may differ in size, unless empty or infinite."""
         size = self.input.cardinality
         return size if size in (0, INFINITE_CARDINALITY) else UNKNOWN_CARDINALITY
 
@@ -144,7 +144,7 @@ class _RebatchStream(Stream):
 
 
 def remove_axis(spec: Any, verb: str) -> Any:
-    """Every leaf of a spec without its first axis."""
+    """Return `spec` with the first axis of every leaf removed; raise for a leaf without axes."""
     return map_leaves(lambda leaf: _remove_axis(leaf, verb), spec)
 
 
@@ -157,7 +157,7 @@ def _remove_axis(leaf: Any, verb: str) -> TensorSpec:
     return TensorSpec(None if leaf.shape is None else leaf.shape[1:], leaf.dtype)
 
 
-def _take_apart(batch: Block) -> Block:
+def _unstack(batch: Block) -> Block:
     leaves = batch.rows()[0]
     sizes: set[int] = {leaf.shape[0] if getattr(leaf, "shape", ()) else -1 for leaf in leaves}
     if len(sizes) != 1 or -1 in sizes:
@@ -174,9 +174,9 @@ Wrap = Callable[[Node], Any]
 @final
 @dataclass(frozen=True, eq=False)
 class WindowNode(UnaryNode):
-    """Each leaf of a window is a dataset of ``size`` elements, ``stride`` apart.
+    """Windows of `size` elements at distance `stride`, with a dataset for each leaf.
 
-    Windows start ``shift`` elements after each other.
+    A window starts `shift` elements after the start of the previous one.
     """
 
     size: int
@@ -188,7 +188,7 @@ class WindowNode(UnaryNode):
 
     @property
     def element_spec(self) -> Any:
-        """Nested datasets."""
+        """A `DatasetSpec` for each leaf of the input."""
         return map_leaves(DatasetSpec, self.input.element_spec)
 
     @property
@@ -203,7 +203,7 @@ class WindowNode(UnaryNode):
 
     @property
     def reach(self) -> int:
-        """Elements from the first of a window to its last."""
+        """The number of input elements from the first to the last of a window, inclusive."""
         return (self.size - 1) * self.stride + 1
 
     def open(self, run: Run) -> Stream:
@@ -213,16 +213,16 @@ class WindowNode(UnaryNode):
 
 @final
 class _WindowStream(Stream):
-    """Elements wait for their windows; one that failed waits too, and fails those it is in."""
+    """A pass over windows. An input element that raised makes every window it is in raise."""
 
     def __init__(self, node: WindowNode, run: Run) -> None:
-        self._passed = Passed(node.input, run, 0)  # elements between windows that are apart
+        self._passed = Passed(node.input, run, 0)  # skips the gap between windows if shift > reach
         self._node = node
         self._specs: list[TypeSpec] | None = None
         if node.input.is_spec_known:
             self._specs = flatten(node.input.element_spec)[1]
-        self._waiting: Block | None = None  # elements without those that failed
-        self._errors: dict[int, Exception] = {}  # by how many elements wait before
+        self._waiting: Block | None = None  # elements read but not yet dropped, without failures
+        self._errors: dict[int, Exception] = {}  # by position among the waiting elements
 
     def pull(self, limit: int) -> Block | None:
         node = self._node
@@ -237,6 +237,7 @@ class _WindowStream(Stream):
         if failed:
             raise failed[0]
         assert block is not None
+        # Failed elements have a position but no row: shift positions by the failures before them.
         before = np.searchsorted(np.array(sorted(errors), np.int64), places)
         return RowBlock(block.structure, [self._datasets(block.take(places - before))])
 
@@ -244,7 +245,7 @@ class _WindowStream(Stream):
         self._passed.stream.close()
 
     def _collect(self, wanted: int) -> int:
-        """Have ``wanted`` elements waiting, or as many as there are; how many."""
+        """Read until `wanted` elements are waiting or the input ends; return how many are."""
         if not self._passed.is_past():
             return 0
         blocks = [] if self._waiting is None else [self._waiting]
@@ -264,7 +265,7 @@ class _WindowStream(Stream):
         return count
 
     def _drop(self, count: int) -> None:
-        """Forget the first elements that wait."""
+        """Drop the first `count` waiting elements, failed ones included."""
         errors = self._errors
         self._errors = {place - count: e for place, e in errors.items() if place >= count}
         good = count - len(errors) + len(self._errors)
@@ -290,29 +291,29 @@ class _WindowStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class BlockNode(SourceNode):
-    """Elements that exist already, of any form."""
+    """The elements of one block in memory."""
 
     block: Block
     spec: Any
 
     @property
     def element_spec(self) -> Any:
-        """What is known of them."""
+        """The given spec."""
         return self.spec
 
     @property
     def cardinality(self) -> int:
-        """How many there are."""
+        """The number of rows in the block."""
         return len(self.block)
 
     def open(self, run: Run) -> Stream:
         """Start a pass."""
-        return Copies(BlocksStream([self.block] if len(self.block) else []))
+        return CopyingStream(BlocksStream([self.block] if len(self.block) else []))
 
 
 @final
 class BlocksStream(Stream):
-    """Blocks that exist already."""
+    """A pass over blocks in memory."""
 
     def __init__(self, blocks: list[Block]) -> None:
         self._blocks = blocks
@@ -320,7 +321,7 @@ class BlocksStream(Stream):
         self._left: Block | None = None
 
     def pull(self, limit: int) -> Block | None:
-        """The next block, cut to size."""
+        """Return the next block, or its next `limit` rows."""
         block = self._left
         if block is None:
             if self._next == len(self._blocks):
@@ -332,24 +333,24 @@ class BlocksStream(Stream):
 
 
 @final
-class Copies(Stream):
-    """What was kept, in copies: the consumer may write into what it is given."""
+class CopyingStream(Stream):
+    """The rows of a stream as copies, because the consumer may modify them."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
 
     def pull(self, limit: int) -> Block | None:
-        """The next elements."""
+        """Return copies of the next rows."""
         block = self._stream.pull(limit)
         if block is None:
             return None
-        return RowBlock(block.structure, [copied(row) for row in block.rows()])
+        return RowBlock(block.structure, [copy_row(row) for row in block.rows()])
 
     def skip(self, count: int) -> int:
-        """Pass over elements."""
+        """Skip elements without copying them."""
         return self._stream.skip(count)
 
 
-def copied(row: Row) -> Row:
-    """An element in memory of its own."""
+def copy_row(row: Row) -> Row:
+    """Return `row` with every leaf copy_row."""
     return tuple(own(leaf) for leaf in row)
