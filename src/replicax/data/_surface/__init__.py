@@ -1,4 +1,4 @@
-"""The methods of `Dataset`, by theme: each file is a part of that one class.
+"""The methods of `Dataset`, in one mixin class for each theme.
 
-Layer: above `_nodes`; `_dataset` puts the parts together.
+Layer: above `_nodes`; `_dataset` combines the mixins.
 """

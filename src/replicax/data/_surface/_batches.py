@@ -1,4 +1,4 @@
-"""Part of `Dataset`: elements together and apart."""
+"""`Dataset` methods: batch, unbatch, window and group."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ U = TypeVar("U")
 
 
 class Batches(Root[T_co]):
-    """Transformations between elements and batches."""
+    """The methods of `Dataset` that combine elements into batches or split batches."""
 
     def batch(
         self,
@@ -34,11 +34,11 @@ class Batches(Root[T_co]):
         deterministic: bool | None = None,  # noqa: FBT001
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Consecutive elements as one element with a leading axis.
+        """Combine consecutive elements into batches with a leading axis.
 
         Args:
-            batch_size: Elements of a batch; at least 1.
-            drop_remainder: Whether a smaller last batch is left out.
+            batch_size: The number of elements in a batch; at least 1.
+            drop_remainder: Whether to drop a smaller last batch.
             num_parallel_calls: Ignored: a batch is one copy.
             deterministic: Ignored.
             name: Ignored.
@@ -64,15 +64,16 @@ class Batches(Root[T_co]):
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Batches of elements with different lengths, padded at their ends.
+        """Combine elements of different lengths into batches, padded at the end of each axis.
 
         Args:
-            batch_size: Elements of a batch; at least 1.
-            padded_shapes: One shape for each part, nested like elements; None (or -1) on an axis,
-                or instead of it all, for the longest of each batch.
-            padding_values: What to fill with, nested like elements; zeros and empty strings if
-                None.
-            drop_remainder: Whether a smaller last batch is left out.
+            batch_size: The number of elements in a batch; at least 1.
+            padded_shapes: One shape for each component, in the structure of elements. None (or -1)
+                for an axis pads it to the longest element of each batch; None instead of the
+                structure does so for all axes.
+            padding_values: The padding values, in the structure of elements; zeros and empty
+                strings if None.
+            drop_remainder: Whether to drop a smaller last batch.
             name: Ignored.
 
         Returns:
@@ -100,17 +101,17 @@ class Batches(Root[T_co]):
         row_splits_dtype: DTypeLike = np.int64,
         name: str | None = None,
     ) -> "Dataset[Any]":
-        """Batches of elements with different lengths, as ragged values: nothing is padded.
+        """Combine elements of different lengths into batches of ragged tensors, without padding.
 
         Args:
-            batch_size: Elements of a batch; at least 1.
-            drop_remainder: Whether a smaller last batch is left out.
-            row_splits_dtype: The dtype of the places where rows start.
+            batch_size: The number of elements in a batch; at least 1.
+            drop_remainder: Whether to drop a smaller last batch.
+            row_splits_dtype: The dtype of ``row_splits``: int32 or int64.
             name: Ignored.
 
         Returns:
-            A dataset with an `rx.io.RaggedTensor` for each part whose length differs; scalars and
-            parts of one size are stacked as `batch` does.
+            A dataset with an `rx.io.RaggedTensor` for each component of varying length; scalars and
+            components of fixed size are stacked as in `batch`.
 
         Example:
             >>> dataset = rx.data.Dataset.range(1, 4).map(lambda n: np.full(n, n))
@@ -132,16 +133,16 @@ class Batches(Root[T_co]):
     def sparse_batch(
         self, batch_size: int, row_shape: Sequence[int | None], name: str | None = None
     ) -> "Dataset[Any]":
-        """Batches of elements with different lengths, as sparse values: nothing is padded.
+        """Combine elements of different lengths into batches of sparse tensors, without padding.
 
         Args:
-            batch_size: Elements of a batch; at least 1.
-            row_shape: The shape that holds each element; None on an axis for the longest of each
-                batch.
+            batch_size: The number of elements in a batch; at least 1.
+            row_shape: The dense shape of each element; None for an axis takes the longest element
+                of each batch.
             name: Ignored.
 
         Returns:
-            A dataset of `rx.io.SparseTensor`, with every number of the elements.
+            A dataset of `rx.io.SparseTensor` that store every value of the elements.
 
         Example:
             >>> dataset = rx.data.Dataset.range(1, 3).map(lambda n: np.full(n, n))
@@ -161,13 +162,13 @@ class Batches(Root[T_co]):
         return self._wrap(node)
 
     def unbatch(self, name: str | None = None) -> "Dataset[T_co]":
-        """Batches taken apart along their first axis.
+        """Split batches into elements along their first axis.
 
         Args:
             name: Ignored.
 
         Returns:
-            A dataset of the elements inside the batches.
+            A dataset of the elements of all batches.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(5).batch(3).unbatch()]
@@ -176,7 +177,7 @@ class Batches(Root[T_co]):
         del name
         node = UnbatchNode(self.node)
         if self.node.is_spec_known:
-            _ = node.element_spec  # which raises if a part has no axes
+            _ = node.element_spec  # raises if a component is a scalar
         return self._wrap(node)
 
     def rebatch(
@@ -185,11 +186,11 @@ class Batches(Root[T_co]):
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Batches cut again to other sizes.
+        """Regroup batches into batches of other sizes.
 
         Args:
-            batch_size: The new size, or several sizes to take in turn.
-            drop_remainder: Whether an incomplete last batch is left out.
+            batch_size: The new size, or several sizes to use cyclically.
+            drop_remainder: Whether to drop an incomplete last batch.
             name: Ignored.
 
         Returns:
@@ -214,19 +215,19 @@ class Batches(Root[T_co]):
         window_size_func: Callable[[Any], Any] | None = None,
         name: str | None = None,
     ) -> "Dataset[U]":
-        """Elements gathered by a key; a function makes a dataset of each full group.
+        """Group elements by key, and flatten the datasets that a function returns for each group.
 
         Args:
             key_func: Takes an element, returns its key: an int.
             reduce_func: Takes a key and the dataset of a group, returns a `Dataset`.
-            window_size: Elements of a group. At the end groups may have fewer; they come in the
-                order of their keys.
-            window_size_func: Takes a key, returns the elements of a group; instead of
-                ``window_size``.
+            window_size: The number of elements in a group. At the end of the input, smaller groups
+                follow in the order of their keys.
+            window_size_func: Takes a key, returns the number of elements in its groups; pass it
+                instead of ``window_size``.
             name: Ignored.
 
         Returns:
-            A dataset of the elements of all those datasets.
+            A dataset of the elements of the returned datasets.
 
         Example:
             >>> dataset = rx.data.Dataset.range(6)
@@ -265,19 +266,19 @@ class Batches(Root[T_co]):
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Batches of elements of about the same length, padded.
+        """Combine elements of similar length into padded batches.
 
         Args:
             element_length_func: Takes an element, returns its length.
-            bucket_boundaries: Where a bucket ends and the next begins: ``[10, 20]`` makes buckets
-                of lengths below 10, from 10 to 19, and from 20 on.
-            bucket_batch_sizes: The batch size of each bucket: one more than there are boundaries.
+            bucket_boundaries: The lengths at which buckets start: ``[10, 20]`` makes buckets for
+                lengths below 10, from 10 to 19, and from 20.
+            bucket_batch_sizes: The batch size of each bucket: one more than boundaries.
             padded_shapes: As for `padded_batch`.
             padding_values: As for `padded_batch`.
-            pad_to_bucket_boundary: Whether open axes are padded to the longest length of the
-                bucket; an element of the last bucket is then an error.
-            no_padding: Whether elements are batched as they are.
-            drop_remainder: Whether smaller batches at the end are left out.
+            pad_to_bucket_boundary: Whether to pad axes of unknown size to the longest length of the
+                bucket; an element in the last bucket then raises an error.
+            no_padding: Whether to batch elements without padding.
+            drop_remainder: Whether to drop smaller batches at the end.
             name: Ignored.
 
         Returns:
@@ -295,8 +296,8 @@ class Batches(Root[T_co]):
         length = ElementFunction(element_length_func, "bucket_by_sequence_length")
         if pad_to_bucket_boundary and padded_shapes is None and not self.node.is_spec_sure:
             raise InvalidArgumentError(
-                "bucket_by_sequence_length(pad_to_bucket_boundary=True) pads the axes that are"
-                " open, and which these are does not show in what a function returns. Give"
+                "bucket_by_sequence_length(pad_to_bucket_boundary=True) pads the axes of"
+                " unknown size, and the results of a function do not show which these are. Give"
                 " padded_shapes, for example [None] for a row, with None where to pad."
             )
 
@@ -323,17 +324,17 @@ class Batches(Root[T_co]):
         drop_remainder: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[Any]":
-        """Small datasets of consecutive elements, which may overlap.
+        """Combine consecutive elements into windows, which are datasets and may overlap.
 
         Args:
-            size: Elements of a window.
-            shift: From the start of a window to that of the next; ``size`` if None.
-            stride: From an element of a window to the next.
-            drop_remainder: Whether incomplete windows at the end are left out.
+            size: The number of elements in a window.
+            shift: The distance between the starts of consecutive windows; ``size`` if None.
+            stride: The distance between consecutive elements of a window.
+            drop_remainder: Whether to drop incomplete windows at the end.
             name: Ignored.
 
         Returns:
-            A dataset whose elements have a dataset for each part.
+            A dataset whose elements have a dataset for each component.
 
         Example:
             >>> windows = rx.data.Dataset.range(5).window(3, shift=1, drop_remainder=True)

@@ -1,4 +1,4 @@
-"""Part of `Dataset`: functions of elements."""
+"""`Dataset` methods that call a user's function on elements: map, filter, reduce and others."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 U = TypeVar("U")
 
-# Fixed, unlike TensorFlow's, which follows the number of cores: an order that depends on the
-# machine cannot be restored on another.
+# Fixed, unlike TensorFlow's default, which is the number of cores: an order that depends on the
+# machine could not be restored on another.
 _DEFAULT_CYCLE = 16
 
 
 class Elements(Root[T_co]):
-    """Transformations that call a user's function."""
+    """The methods of `Dataset` that call a user's function."""
 
     def map(  # noqa: PLR0913
         self,
@@ -38,27 +38,27 @@ class Elements(Root[T_co]):
         *,
         vectorize: bool = False,
     ) -> "Dataset[U]":
-        """A function of each element.
+        """Apply a function to each element.
 
-        The function works on NumPy values on the host. It is called once for each element, in
-        order. A function that works on whole arrays is much faster after `batch`:
-        ``dataset.batch(n).map(f)``. Randomness inside the function is the function's own: seed it
-        there, and by worker if workers must differ.
+        The function is called with NumPy values on the host, once for each element, in order. A
+        function of whole arrays is much faster after `batch`: ``dataset.batch(n).map(f)``. Random
+        numbers inside the function are not seeded by the dataset: seed them in the function, with
+        the worker index if workers must differ.
 
-        Its names, those of closures and global ones, keep the values that they have now; names
-        that the function assigns itself (``global``, ``nonlocal``) are its own state. Objects are
-        not copied: a list or an attribute that changes later is seen.
+        Closure and global variables keep the values that they have at this call, except those that
+        the function assigns (``global``, ``nonlocal``). Objects are not copied: the function sees
+        later changes to a list or an attribute.
 
         Args:
-            map_func: Takes an element; the parts of a tuple as separate arguments.
-            num_parallel_calls: Threads; they help where the function waits or leaves Python.
-                ``rx.data.AUTOTUNE`` decides by its time.
-            deterministic: Ignored: the order is always that of the input.
+            map_func: Takes an element; the components of a tuple are separate arguments.
+            num_parallel_calls: The number of threads, which help if the function waits or releases
+                the GIL. ``rx.data.AUTOTUNE`` decides by the duration of the first calls.
+            deterministic: Ignored: results are always in the order of the input.
             synchronous: Ignored.
             use_unbounded_threadpool: Ignored.
             name: Ignored.
-            vectorize: True promises that the function may be given any number of elements at
-                once, stacked along a first axis, which each result must have too.
+            vectorize: Whether the function accepts any number of elements at once, stacked along a
+                leading axis, which each result must have too.
 
         Returns:
             A dataset of the results.
@@ -73,14 +73,14 @@ class Elements(Root[T_co]):
         return self._wrap(MapNode(self.node, function, _workers(num_parallel_calls, "map")))
 
     def filter(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset[T_co]":
-        """The elements for which a function is true.
+        """Keep the elements for which a predicate is true.
 
         Args:
             predicate: Takes an element, returns one bool.
             name: Ignored.
 
         Returns:
-            A dataset of those elements.
+            A dataset of the selected elements.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(6).filter(lambda x: x % 2 == 1)]
@@ -90,14 +90,14 @@ class Elements(Root[T_co]):
         return self._wrap(FilterNode.of(self.node, ElementFunction(predicate, "filter")))
 
     def take_while(self, predicate: Callable[..., Any], name: str | None = None) -> "Dataset[T_co]":
-        """The elements before the first for which a function is false.
+        """Keep the elements before the first one for which a predicate is false.
 
         Args:
             predicate: Takes an element, returns one bool.
             name: Ignored.
 
         Returns:
-            A dataset of those elements.
+            A dataset of the selected elements.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(6).take_while(lambda x: x < 2)]
@@ -109,14 +109,14 @@ class Elements(Root[T_co]):
     def flat_map(
         self, map_func: Callable[..., "Dataset[U]"], name: str | None = None
     ) -> "Dataset[U]":
-        """A dataset for each element, one after the other.
+        """Map each element to a dataset, and concatenate the results.
 
         Args:
             map_func: Takes an element, returns a `Dataset`.
             name: Ignored.
 
         Returns:
-            A dataset of the elements of all those datasets.
+            A dataset of the elements of the returned datasets.
 
         Example:
             >>> dataset = rx.data.Dataset.range(3).flat_map(rx.data.Dataset.range)
@@ -136,18 +136,19 @@ class Elements(Root[T_co]):
         deterministic: bool | None = None,  # noqa: FBT001
         name: str | None = None,
     ) -> "Dataset[U]":
-        """A dataset for each element, several of them in turn.
+        """Map each element to a dataset, and interleave the results.
 
         Args:
             map_func: Takes an element, returns a `Dataset`.
-            cycle_length: How many are open at a time; 16 if None or ``rx.data.AUTOTUNE``.
-            block_length: Elements from each before the next one's turn; 1 if None.
-            num_parallel_calls: Anything but None or 1 reads each in a thread of its own.
-            deterministic: Ignored: the order is always the same.
+            cycle_length: The number of datasets to read from at a time; 16 if None or
+                ``rx.data.AUTOTUNE``.
+            block_length: The number of consecutive elements to take from each; 1 if None.
+            num_parallel_calls: Any value but None and 1 reads each dataset in its own thread.
+            deterministic: Ignored: the order is always deterministic.
             name: Ignored.
 
         Returns:
-            A dataset of the elements of all those datasets.
+            A dataset of the elements of the returned datasets.
 
         Example:
             >>> def tens(k):
@@ -172,15 +173,15 @@ class Elements(Root[T_co]):
     def reduce(
         self, initial_state: Any, reduce_func: Callable[..., Any], name: str | None = None
     ) -> Any:
-        """All elements folded into one value.
+        """Fold all elements into one value.
 
         Args:
-            initial_state: The value to begin with.
+            initial_state: The initial state.
             reduce_func: Takes the state and an element, returns the next state.
             name: Ignored.
 
         Returns:
-            The last state.
+            The final state.
 
         Example:
             >>> int(rx.data.Dataset.range(5).reduce(np.int64(0), lambda total, x: total + x))
@@ -199,22 +200,22 @@ class Elements(Root[T_co]):
                     f"The next state of reduce() must be built like its initial_state: {error}."
                 ) from None
             for old, new in zip(leaves, parts, strict=True):
-                _require_state(old, new)
+                _check_state_dtype(old, new)
         return state
 
     def scan(
         self, initial_state: Any, scan_func: Callable[..., Any], name: str | None = None
     ) -> "Dataset[Any]":
-        """A function of each element that hands a state on to the next.
+        """Apply a function that carries a state from one element to the next.
 
         Args:
-            initial_state: The state for the first element, of the dtypes that it keeps.
+            initial_state: The state for the first element; later states must have its dtypes.
             scan_func: Takes the state and an element (a tuple is one argument); returns the next
-                state and what the element becomes.
+                state and an output.
             name: Ignored.
 
         Returns:
-            A dataset of what the elements become.
+            A dataset of the outputs.
 
         Example:
             >>> dataset = rx.data.Dataset.range(5)
@@ -226,7 +227,7 @@ class Elements(Root[T_co]):
         state = tuple(own(to_leaf(leaf)) for leaf in leaves)
         node = ScanNode(self.node, ElementFunction(scan_func, "scan"), state, nesting)
         if not is_in_function():
-            _ = node.outcome  # which raises if the function returns no pair
+            _ = node.outcome  # raises if the function returns no pair
         return self._wrap(node)
 
     def rejection_resample(
@@ -237,17 +238,18 @@ class Elements(Root[T_co]):
         seed: int | None = None,
         name: str | None = None,
     ) -> "Dataset[Any]":
-        """Elements left out at random, so that their classes come as often as wanted.
+        """Drop elements at random to approximate a target distribution of classes.
 
         Args:
-            class_func: Takes an element, returns its class: an int from 0 on.
-            target_dist: How often each class is wanted, relative to the others.
-            initial_dist: How often each class is there; estimated on the way if None.
+            class_func: Takes an element, returns its class: a non-negative int.
+            target_dist: The target probability of each class, up to a common factor.
+            initial_dist: The probability of each class in the input; estimated while reading if
+                None.
             seed: The seed of the draws.
             name: Ignored.
 
         Returns:
-            A dataset of pairs: a class, and an element. No element comes twice.
+            A dataset of pairs of a class and an element. No element is repeated.
 
         Example:
             >>> dataset = rx.data.Dataset.range(6)
@@ -266,13 +268,13 @@ class Elements(Root[T_co]):
         return self._wrap(ResampleNode(self.node, function, target, initial, Seeds(seed)))
 
     def apply(self, transformation_func: Callable[["Dataset[T_co]"], "Dataset[U]"]) -> "Dataset[U]":
-        """A function of the whole dataset.
+        """Apply a function to the whole dataset.
 
         Args:
             transformation_func: Takes this dataset, returns another.
 
         Returns:
-            What the function returned.
+            The dataset that the function returns.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(5).apply(lambda d: d.take(2))]
@@ -293,13 +295,13 @@ class Elements(Root[T_co]):
         return result
 
 
-def _require_state(old: Any, new: Any) -> None:
-    """Check a part of a state of `reduce`: NumPy values keep their dtype."""
+def _check_state_dtype(old: Any, new: Any) -> None:
+    """Raise if the dtype of a leaf of the state of `reduce` has changed."""
     if new is old:
         return
     before, after = leaf_spec(to_leaf(old)), leaf_spec(to_leaf(new))
     dtypes = [getattr(spec, "dtype", None) for spec in (before, after)]
-    # A Python number takes the dtype of the elements that are added to it.
+    # A Python number may take the dtype of the elements that are added to it.
     is_free = isinstance(old, (bool, int, float)) and dtypes[1] is not None
     kinds = "biufc" if is_free else ""
     if dtypes[0] != dtypes[1] and (dtypes[1] is None or dtypes[1].kind not in kinds):

@@ -1,4 +1,4 @@
-"""Part of `Dataset`: elements that are kept, in memory and on disk."""
+"""`Dataset` methods that store elements in memory or on disk: cache, save, load, snapshot."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -35,18 +35,19 @@ _CHECKPOINT_ARGS = {
 
 
 class Kept(Root[T_co]):
-    """Transformations and sources that keep elements."""
+    """The methods of `Dataset` that store elements or read stored ones."""
 
     def cache(
         self, filename: str | os.PathLike[str] = "", name: str | None = None
     ) -> "Dataset[T_co]":
-        """Elements kept after the first complete pass.
+        """Store the elements of the first complete pass, and read them in later passes.
 
-        A `shuffle` before the cache is kept with it: put it after, for a new order in each pass.
+        The order of a `shuffle` before the cache is stored too: shuffle after the cache for a new
+        order in each pass.
 
         Args:
-            filename: A file to keep them in, for later processes too; in memory if empty. Workers
-                that a strategy gives different files to read add their number to the name.
+            filename: The file to store elements in, which later processes reuse; in memory if
+                empty. Workers that a strategy assigns different files to add their index to it.
             name: Ignored.
 
         Returns:
@@ -69,15 +70,15 @@ class Kept(Root[T_co]):
         shard_func: Callable[..., Any] | None = None,
         checkpoint_args: Mapping[str, Any] | None = None,
     ) -> None:
-        """Make all elements now and keep them in a folder, for `Dataset.load`.
+        """Write all elements to a folder that `Dataset.load` reads.
 
         Args:
-            path: The folder; what `save` left there before is replaced when all is written.
+            path: The folder. A dataset saved there before is replaced when all elements are
+                written.
             compression: Accepted, without effect.
-            shard_func: Takes an element, returns the number of the file that it goes to.
+            shard_func: Takes an element, returns the number of the file to write it to.
             checkpoint_args: Accepted, without effect: a dict with the arguments of TensorFlow's
-                checkpoint manager. Elements appear under their path when all are written, and a
-                saving that is stopped starts again.
+                checkpoint manager. An interrupted save leaves no partial dataset, and starts over.
 
         Example:
             >>> import os, tempfile
@@ -100,19 +101,19 @@ class Kept(Root[T_co]):
         shard_func: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Elements kept on disk after the first complete pass, for later processes too.
+        """Store the elements of the first complete pass on disk, for later processes too.
 
-        A pipeline that was changed does not find what another one has kept: files are named by its
-        `fingerprint`. So neither do functions that refer to objects which have no value of their
-        own, in another process.
+        Files are named by the `fingerprint` of the pipeline, so a changed pipeline writes new ones.
+        So does a new process if a function refers to objects that `fingerprint` cannot compare by
+        value.
 
         Args:
             path: A folder.
             compression: Accepted, without effect.
-            reader_func: Takes a dataset of one dataset for each file, returns the dataset of their
-                elements; several files are read in turn if None.
-            shard_func: Takes an element, returns the number of the file that it goes to. With one
-                of these two functions, all elements are made and kept before the first is given.
+            reader_func: Takes a dataset with one dataset for each file, returns the dataset of
+                their elements; if None, several files are interleaved.
+            shard_func: Takes an element, returns the number of the file to write it to. With either
+                function, all elements are written before the first is returned.
             name: Ignored.
 
         Returns:
@@ -150,15 +151,15 @@ class Kept(Root[T_co]):
         return self._wrap(CacheNode(self.node, file))
 
     def fingerprint(self) -> np.uint64:
-        """A number that datasets share only if they give the same elements.
+        """Return a hash that two datasets share only if they have the same elements.
 
-        Arrays and numbers count by value, functions by their code and what they refer to, seeds
-        that were given too; any other object only as itself. What is random without a seed is not
-        the same in every pass anyway, and counts as the same. Datasets that give the same elements
-        in another way may have different numbers.
+        Arrays, numbers and explicit seeds are compared by value, functions by their code and the
+        objects they refer to, and any other object by identity. Transformations that are random
+        without a seed compare as equal. Datasets that compute the same elements in different ways
+        may have different hashes.
 
         Returns:
-            The number.
+            The hash.
 
         Example:
             >>> a, b = rx.data.Dataset.range(3).batch(2), rx.data.Dataset.range(3).batch(2)
@@ -176,15 +177,15 @@ class Kept(Root[T_co]):
         reader_func: Callable[["Dataset[Any]"], "Dataset[Any]"] | None = None,
         wait: bool = False,  # noqa: FBT001, FBT002
     ) -> "Dataset[Any]":
-        """The elements that `save` has kept.
+        """Read the elements that `save` has written.
 
         Args:
-            path: The folder that was given to `save`.
-            element_spec: How elements are built; needed only if they are of classes of your own.
+            path: The folder that was passed to `save`.
+            element_spec: The spec of elements; needed only if their structure has custom classes.
             compression: Accepted, without effect.
-            reader_func: Takes a dataset of one dataset for each file, returns the dataset of their
-                elements; several files are read in turn if None.
-            wait: Must be False: what was saved is there when `save` returns.
+            reader_func: Takes a dataset with one dataset for each file, returns the dataset of
+                their elements; if None, several files are interleaved.
+            wait: Must be False: the dataset is complete when `save` returns.
 
         Returns:
             A dataset of the elements.
@@ -202,8 +203,8 @@ class Kept(Root[T_co]):
         check_compression(compression, "load")
         if wait:
             raise InvalidArgumentError(
-                "load(wait=True) is not supported: what was saved is there when `save` returns."
-                " Call it then."
+                "load(wait=True) is not supported: the dataset is complete when `save` returns."
+                " Call `load` after that."
             )
         parts = saved_parts(user_path(path), element_spec)
         if len(parts) == 1 and reader_func is None:
@@ -216,13 +217,13 @@ class Kept(Root[T_co]):
 
 
 def _in_turn(files: "Dataset[Any]") -> "Dataset[Any]":
-    """Read several files in turn."""
+    """Interleave the datasets of several files."""
     return files.interleave(lambda file: file)
 
 
-def _check_checkpoint_args(given: Any) -> None:
-    if not isinstance(given, Mapping) or "directory" not in given or set(given) - _CHECKPOINT_ARGS:
+def _check_checkpoint_args(args: Any) -> None:
+    if not isinstance(args, Mapping) or "directory" not in args or set(args) - _CHECKPOINT_ARGS:
         raise InvalidArgumentError(
-            f"save(checkpoint_args={given!r:.100}): give a dict with a 'directory', and any of"
+            f"save(checkpoint_args={args!r:.100}): give a dict with a 'directory', and any of"
             f" {sorted(_CHECKPOINT_ARGS)}; or leave it out, as it has no effect."
         )

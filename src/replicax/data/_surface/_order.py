@@ -1,4 +1,4 @@
-"""Part of `Dataset`: which elements, in which order, how often, and when."""
+"""`Dataset` methods that select, reorder, repeat or prefetch elements without changing them."""
 
 from typing import TYPE_CHECKING, TypeVar
 
@@ -30,7 +30,7 @@ U = TypeVar("U")
 
 
 class Order(Root[T_co]):
-    """Transformations that leave elements as they are."""
+    """The methods of `Dataset` that return elements unchanged."""
 
     def shuffle(
         self,
@@ -39,14 +39,13 @@ class Order(Root[T_co]):
         reshuffle_each_iteration: bool = True,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """Random order through a buffer.
+        """Shuffle elements through a buffer.
 
         Args:
-            buffer_size: Elements to choose from; all of them for
-                ``rx.data.UNKNOWN_CARDINALITY``. A buffer as large as the dataset gives every
-                order the same chance.
+            buffer_size: The number of elements to draw from; ``rx.data.UNKNOWN_CARDINALITY`` for
+                the whole dataset. A uniform shuffle needs a buffer as large as the dataset.
             seed: The seed; drawn once if None (see `rx.data.set_seed_source`).
-            reshuffle_each_iteration: False for the same order in each pass.
+            reshuffle_each_iteration: Whether to use a new order in each pass.
             name: Ignored.
 
         Returns:
@@ -67,14 +66,14 @@ class Order(Root[T_co]):
         return self._wrap(ShuffleNode(self.node, size, seeds))
 
     def repeat(self, count: int | None = None, name: str | None = None) -> "Dataset[T_co]":
-        """Several passes, one after the other.
+        """Repeat the dataset.
 
         Args:
-            count: How many; without end if None or -1.
+            count: The number of passes; infinite if None or -1.
             name: Ignored.
 
         Returns:
-            A dataset of all those passes.
+            A dataset of the elements of all passes.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(2).repeat(2)]
@@ -85,10 +84,10 @@ class Order(Root[T_co]):
         return self._wrap(RepeatNode(self.node, max(number, -1)))
 
     def take(self, count: int, name: str | None = None) -> "Dataset[T_co]":
-        """The first elements.
+        """Keep the first elements only.
 
         Args:
-            count: How many; all if -1.
+            count: The number of elements; all if -1.
             name: Ignored.
 
         Returns:
@@ -102,14 +101,14 @@ class Order(Root[T_co]):
         return self._wrap(TakeNode(self.node, to_int(count, "take", "count")))
 
     def skip(self, count: int, name: str | None = None) -> "Dataset[T_co]":
-        """Everything after the first elements.
+        """Skip the first elements.
 
         Args:
-            count: How many to leave out; all if -1.
+            count: The number of elements to skip; all if -1.
             name: Ignored.
 
         Returns:
-            A dataset of the rest.
+            A dataset of the remaining elements.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(5).skip(3)]
@@ -119,16 +118,16 @@ class Order(Root[T_co]):
         return self._wrap(SkipNode(self.node, to_int(count, "skip", "count")))
 
     def shard(self, num_shards: int, index: int, name: str | None = None) -> "Dataset[T_co]":
-        """Every ``num_shards``-th element, from ``index`` on.
+        """Keep every ``num_shards``-th element, starting at ``index``.
 
         Args:
-            num_shards: The number of parts, or `rx.data.experimental.SHARD_HINT` to mark the place
-                where a strategy with policy HINT shards.
-            index: Which part.
+            num_shards: The number of shards, or `rx.data.experimental.SHARD_HINT` to mark where a
+                strategy with policy HINT shards.
+            index: The index of the shard.
             name: Ignored.
 
         Returns:
-            A dataset of one part.
+            A dataset of one shard.
 
         Example:
             >>> [int(x) for x in rx.data.Dataset.range(7).shard(3, 1)]
@@ -144,14 +143,14 @@ class Order(Root[T_co]):
         return self._wrap(ShardNode(self.node, parts, place))
 
     def concatenate(self, dataset: "Dataset[U]", name: str | None = None) -> "Dataset[T_co | U]":
-        """This dataset, then another.
+        """Append another dataset.
 
         Args:
-            dataset: A dataset of elements built alike.
+            dataset: A dataset whose elements have the same structure and dtypes.
             name: Ignored.
 
         Returns:
-            A dataset of both.
+            A dataset of the elements of both.
 
         Example:
             >>> a, b = rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)
@@ -164,14 +163,14 @@ class Order(Root[T_co]):
     def enumerate(
         self, start: int = 0, name: str | None = None
     ) -> "Dataset[tuple[np.int64, T_co]]":
-        """Pairs of a number and an element.
+        """Pair each element with its index.
 
         Args:
-            start: The first number.
+            start: The first index.
             name: Ignored.
 
         Returns:
-            A dataset of pairs.
+            A dataset of pairs of an index and an element.
 
         Example:
             >>> [(int(i), int(x)) for i, x in rx.data.Dataset.range(5, 7).enumerate()]
@@ -181,13 +180,14 @@ class Order(Root[T_co]):
         return self._wrap(EnumerateNode(self.node, to_int(start, "enumerate", "start")))
 
     def unique(self, name: str | None = None) -> "Dataset[T_co]":
-        """Each element at its first appearance.
+        """Drop repeated elements.
 
         Args:
             name: Ignored.
 
         Returns:
-            A dataset of different elements: int32, int64 or strings, of one part.
+            A dataset of distinct elements, each at its first occurrence. Elements must be a single
+            int32, int64 or string component.
 
         Example:
             >>> dataset = rx.data.Dataset.from_tensor_slices([1, 37, 2, 37, 2, 1])
@@ -204,14 +204,14 @@ class Order(Root[T_co]):
         log_warning: bool = False,  # noqa: FBT001, FBT002
         name: str | None = None,
     ) -> "Dataset[T_co]":
-        """The elements that can be made; those that raise are left out.
+        """Drop elements that raise an error.
 
         Args:
-            log_warning: Whether each one that is left out is logged.
+            log_warning: Whether to log each dropped element.
             name: Ignored.
 
         Returns:
-            A dataset of the good elements.
+            A dataset of the remaining elements.
 
         Example:
             >>> dataset = rx.data.Dataset.range(-1, 2).map(lambda x: 6 // int(x))
@@ -222,10 +222,11 @@ class Order(Root[T_co]):
         return self._wrap(IgnoreErrorsNode(self.node, bool(log_warning)))
 
     def prefetch(self, buffer_size: int | None, name: str | None = None) -> "Dataset[T_co]":
-        """Elements made ahead in a thread, which ends with its iterator.
+        """Produce elements ahead in a thread, which ends with its iterator.
 
         Args:
-            buffer_size: How many, or ``rx.data.AUTOTUNE`` (also None).
+            buffer_size: The number of elements to buffer; ``rx.data.AUTOTUNE`` or None to choose
+                it automatically.
             name: Ignored.
 
         Returns:
@@ -236,6 +237,6 @@ class Order(Root[T_co]):
             [0, 1, 2]
         """
         del name
-        given = AUTOTUNE if buffer_size is None else buffer_size
-        size = to_int(given, "prefetch", "buffer_size", least=AUTOTUNE)
+        capacity = AUTOTUNE if buffer_size is None else buffer_size
+        size = to_int(capacity, "prefetch", "buffer_size", least=AUTOTUNE)
         return self._wrap(PrefetchNode(self.node, size))

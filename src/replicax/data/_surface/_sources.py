@@ -1,4 +1,4 @@
-"""Part of `Dataset`: where elements come from."""
+"""`Dataset` constructors: from arrays, generators, files, ranges and other datasets."""
 
 import builtins
 import os
@@ -37,18 +37,18 @@ C = TypeVar("C")
 
 
 class Sources(Root[T_co]):
-    """The constructors."""
+    """The class methods of `Dataset` that create datasets."""
 
     @classmethod
     def range(
         cls, *args: int, output_type: DTypeLike = np.int64, name: str | None = None
     ) -> "Dataset[np.number[Any]]":
-        """Numbers from start to stop, as Python's range counts them.
+        """Create a dataset of integers, with the arguments of Python's ``range``.
 
         Args:
             *args: ``stop``, or ``start, stop``, or ``start, stop, step``.
             output_type: The dtype of the numbers.
-            name: Ignored; TensorFlow has it.
+            name: Ignored; accepted for compatibility with TensorFlow.
 
         Returns:
             A dataset of scalars.
@@ -69,14 +69,14 @@ class Sources(Root[T_co]):
 
     @classmethod
     def from_tensors(cls, tensors: A, name: str | None = None) -> "Dataset[A]":
-        """A dataset of one element.
+        """Create a dataset of one element.
 
         Args:
             tensors: The element: an array, or arrays in tuples and dicts.
             name: Ignored.
 
         Returns:
-            A dataset with that element only.
+            A dataset of that one element.
 
         Example:
             >>> list(rx.data.Dataset.from_tensors([1, 2]))
@@ -87,18 +87,18 @@ class Sources(Root[T_co]):
 
     @classmethod
     def from_tensor_slices(cls, tensors: A, name: str | None = None) -> "Dataset[A]":
-        """Arrays cut along their first axis.
+        """Create a dataset of the slices of arrays along their first axis.
 
-        The arrays are copied, so that writing into them later changes nothing here. Read-only
-        ones are not: open a large file with ``np.load(path, mmap_mode="r")``, or call
-        ``array.setflags(write=False)`` on an array that is not needed otherwise.
+        Writable arrays are copied, so later writes to them do not change the dataset. Read-only
+        arrays are not copied: open a large file with ``np.load(path, mmap_mode="r")``, or call
+        ``array.setflags(write=False)`` on an array that you will not modify.
 
         Args:
             tensors: Arrays with the same first axis, in tuples and dicts.
             name: Ignored.
 
         Returns:
-            A dataset with one element for each place on the first axis.
+            A dataset with one element for each index of the first axis.
 
         Example:
             >>> images, labels = np.zeros((3, 28, 28)), np.arange(3)
@@ -119,20 +119,22 @@ class Sources(Root[T_co]):
         output_signature: Any = None,
         name: str | None = None,
     ) -> "Dataset[Any]":
-        """Elements from a Python function that returns an iterable.
+        """Create a dataset from a function that returns an iterable.
 
         Args:
             generator: A function, called once for each pass; not a generator object, which could
                 be used only once.
-            output_types: Dtypes, nested like elements; the older way to declare them.
-            output_shapes: Shapes to ``output_types``.
+            output_types: Dtypes, in the structure of elements; superseded by
+                ``output_signature``.
+            output_shapes: Shapes for ``output_types``.
             args: Arguments for ``generator``; arrays are copied.
-            output_signature: Specs, nested like elements. Without it they are learnt from the
-                first element, when ``element_spec`` is asked for.
+            output_signature: Specs, in the structure of elements. If None, the first access to
+                ``element_spec`` infers them from the first element.
             name: Ignored.
 
         Returns:
-            A dataset of what the generator yields. A restored iterator replays it from the start.
+            A dataset of the elements that the iterable yields. A restored iterator replays it from
+            the start.
 
         Example:
             >>> def squares():
@@ -172,15 +174,15 @@ class Sources(Root[T_co]):
 
     @classmethod
     def zip(cls, *args: Any, datasets: Any = None, name: str | None = None) -> "Dataset[Any]":
-        """Elements of several datasets side by side, until the shortest ends.
+        """Combine the elements of several datasets, until the shortest one ends.
 
         Args:
             *args: Datasets, or one nested structure of them.
-            datasets: The structure, as the older keyword.
+            datasets: The structure, as a keyword; superseded by ``*args``.
             name: Ignored.
 
         Returns:
-            A dataset of elements nested like the arguments.
+            A dataset of elements in the structure of the arguments.
 
         Example:
             >>> a, b = rx.data.Dataset.range(3), rx.data.Dataset.range(10, 20)
@@ -206,13 +208,13 @@ class Sources(Root[T_co]):
         seed: int | None = None,
         name: str | None = None,
     ) -> "Dataset[bytes]":
-        """The names of files that match a pattern.
+        """Create a dataset of the names of files that match a pattern.
 
         Args:
-            file_pattern: A pattern such as ``"data/*.tfrecord"``, or several. Wildcards stand for a
+            file_pattern: A pattern such as ``"data/*.tfrecord"``, or several. Wildcards match a
                 leading dot too.
-            shuffle: False for sorted names; otherwise another order in each pass.
-            seed: The seed of that order.
+            shuffle: False for sorted names; otherwise they are shuffled in each pass.
+            seed: The seed of the shuffle.
             name: Ignored.
 
         Returns:
@@ -226,8 +228,8 @@ class Sources(Root[T_co]):
         """
         del name
         is_single = isinstance(file_pattern, (str, bytes, os.PathLike))
-        given: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
-        patterns = [user_path(pattern) for pattern in given]
+        raw_patterns: list[Any] = [file_pattern] if is_single else list(file_pattern)  # type: ignore[arg-type]
+        patterns = [user_path(pattern) for pattern in raw_patterns]
         names = sorted(path for pattern in patterns for path in matching(pattern))
         if not names:
             raise InvalidArgumentError(
@@ -245,13 +247,13 @@ class Sources(Root[T_co]):
         choice_dataset: "Dataset[Any]",
         stop_on_empty_dataset: bool = True,  # noqa: FBT001, FBT002
     ) -> "Dataset[A]":
-        """For each number of a dataset, the next element of the dataset with that number.
+        """Take each next element from the dataset that a dataset of indices selects.
 
         Args:
-            datasets: Datasets of elements built alike.
-            choice_dataset: A dataset of int64 numbers from 0 on.
-            stop_on_empty_dataset: Whether the first dataset that runs out ends it all; otherwise
-                choices of it are passed over.
+            datasets: Datasets whose elements have the same structure and dtypes.
+            choice_dataset: A dataset of int64 indices into ``datasets``.
+            stop_on_empty_dataset: Whether to stop when a selected dataset is exhausted; otherwise
+                its index is ignored from then on.
 
         Returns:
             A dataset of the chosen elements.
@@ -284,18 +286,18 @@ class Sources(Root[T_co]):
         stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
         rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
     ) -> "Dataset[A]":
-        """Elements of datasets drawn at random.
+        """Take each next element from a dataset that is drawn at random.
 
         Args:
-            datasets: Datasets of elements built alike.
-            weights: How often each is drawn, relative to the others; equally if None. A dataset
-                of such weights gives them for each draw, and its end is the end.
+            datasets: Datasets whose elements have the same structure and dtypes.
+            weights: The relative probability of each dataset; equal if None. A dataset of weight
+                vectors provides the weights of each draw, and ends the result when it ends.
             seed: The seed of the draws.
-            stop_on_empty_dataset: Whether the first dataset that runs out ends it all.
-            rerandomize_each_iteration: True for other draws in each pass.
+            stop_on_empty_dataset: Whether to stop when a drawn dataset is exhausted.
+            rerandomize_each_iteration: Whether to make new draws in each pass.
 
         Returns:
-            A dataset of all elements in random turns.
+            A dataset of the elements of ``datasets`` in random order of the datasets.
 
         Example:
             >>> a, b = rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)
@@ -314,10 +316,10 @@ class Sources(Root[T_co]):
                 f"sample_from_datasets() got {len(branches)} datasets and weights {weights!r}:"
                 " give one weight for each dataset, none negative and not all zero."
             )
-        # A dataset of weight zero is never drawn; waiting for its end would take for ever.
-        kept = [(node, w) for node, w in builtins.zip(branches, parts, strict=True) if w > 0]
-        choices = RandomChoiceNode(tuple(w for _, w in kept), seeds)
-        nodes = (choices, *(node for node, _ in kept))
+        # A dataset of weight zero is never drawn, so it would never be found to have ended.
+        drawable = [(node, w) for node, w in builtins.zip(branches, parts, strict=True) if w > 0]
+        choices = RandomChoiceNode(tuple(w for _, w in drawable), seeds)
+        nodes = (choices, *(node for node, _ in drawable))
         return cls._wrap(ChooseNode(nodes, stop_on_empty_dataset))
 
     @classmethod
@@ -327,11 +329,11 @@ class Sources(Root[T_co]):
         rerandomize_each_iteration: bool | None = None,  # noqa: FBT001
         name: str | None = None,
     ) -> "Dataset[np.int64]":
-        """Random numbers without end: int64, from 0 to 2**32 - 1.
+        """Create an infinite dataset of random int64 scalars from 0 to 2**32 - 1.
 
         Args:
             seed: The seed; drawn once if None.
-            rerandomize_each_iteration: True for other numbers in each pass.
+            rerandomize_each_iteration: Whether to draw new numbers in each pass.
             name: Ignored.
 
         Returns:
@@ -349,11 +351,11 @@ class Sources(Root[T_co]):
     def counter(
         cls, start: int = 0, step: int = 1, dtype: DTypeLike = np.int64, name: str | None = None
     ) -> "Dataset[np.number[Any]]":
-        """Numbers without end.
+        """Create an infinite dataset of numbers that count up or down.
 
         Args:
-            start: The first.
-            step: The distance.
+            start: The first number.
+            step: The difference between consecutive numbers.
             dtype: The dtype of the numbers.
             name: Ignored.
 
@@ -371,7 +373,7 @@ class Sources(Root[T_co]):
 
 
 def _declared(types: Any, shapes: Any, signature: Any) -> Any:
-    """The signature of a generator, declared in one of two ways; None if it is not."""
+    """Return the signature that was declared for a generator, or None."""
     if types is None and shapes is None:
         wrong = [leaf for leaf in flatten(signature)[1] if not isinstance(leaf, TypeSpec)]
         if wrong:

@@ -1,4 +1,4 @@
-"""Datasets: how they are divided among workers, and what TensorFlow keeps in this namespace."""
+"""`rx.data.experimental`: dataset options and functions that TensorFlow has in this namespace."""
 
 from typing import TYPE_CHECKING
 
@@ -120,8 +120,8 @@ _ABSENT = {
     "enable_debug_mode": (
         "Functions of elements are plain Python here: print and breakpoints work in them."
     ),
-    "from_variant": "Datasets are Python objects here; pass them as they are.",
-    "get_model_proto": "Nothing is tuned here, so that there is no model of it.",
+    "from_variant": "Datasets are Python objects here; pass them directly.",
+    "get_model_proto": "There is no autotuning here, and so no model of it.",
     "index_table_from_dataset": "There are no lookup tables: use a dict in `map`.",
     "make_saveable_from_iterator": (
         "Write `iterator.save_state()`, or give the iterator to rx.train.Checkpoint."
@@ -131,7 +131,7 @@ _ABSENT = {
     ),
     "service": "There is no data service: each worker reads its own part of a dataset.",
     "table_from_dataset": "There are no lookup tables: use a dict in `map`.",
-    "to_variant": "Datasets are Python objects here; pass them as they are.",
+    "to_variant": "Datasets are Python objects here; pass them directly.",
 }
 
 if not TYPE_CHECKING:
