@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.input._feed import Rooms
+from replicax.input._feed import BufferPool
 
 PROGRAM = """
 import os
@@ -144,9 +144,9 @@ def test_a_function_that_keeps_what_it_was_given_and_writes_into_it_changes_no_b
     kept=st.lists(st.sampled_from(["nothing", "it", "a view", "a buffer"]), min_size=1, max_size=30)
 )
 def test_memory_is_used_again_once_nothing_refers_to_it(kept):
-    rooms, held = Rooms(), {}
+    buffers, held = BufferPool(), {}
     for number, what in enumerate(kept):
-        copied = rooms.copy(np.full((3, 40_000), number, np.float32), by_rows=True)
+        copied = buffers.copy(np.full((3, 40_000), number, np.float32), by_rows=True)
         place = copied.ctypes.data
         views = {"it": copied, "a view": copied[1:].T, "a buffer": memoryview(copied)[:1]}
 
@@ -160,15 +160,15 @@ def test_memory_is_used_again_once_nothing_refers_to_it(kept):
 
 
 def test_a_batch_gets_the_memory_of_one_that_is_gone():
-    rooms, x = Rooms(), np.zeros((4, 50_000), np.float32)
-    places = {rooms.copy(x, by_rows=False).ctypes.data for _ in range(100)}
+    buffers, x = BufferPool(), np.zeros((4, 50_000), np.float32)
+    places = {buffers.copy(x, by_rows=False).ctypes.data for _ in range(100)}
 
     assert len(places) == 1
 
 
 def test_devices_take_a_large_batch_as_it_was_copied():
-    rooms = Rooms()
-    copied = rooms.copy(np.ones((3, 33_333), np.float32), by_rows=True)
+    buffers = BufferPool()
+    copied = buffers.copy(np.ones((3, 33_333), np.float32), by_rows=True)
 
     put = [jax.device_put(copied[i], jax.devices()[i]) for i in range(3)]
 

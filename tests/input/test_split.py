@@ -14,7 +14,7 @@ from replicax.data._dataset import Dataset
 from replicax.data._options import AutoShardPolicy
 from replicax.input._autoshard import shard
 from replicax.input._sources import DatasetSource
-from replicax.input._split import HostStep, Share, deal, split_batches, split_stream, without_rows
+from replicax.input._split import HostStep, Share, deal, empty_batch, split_batches, split_stream
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "input_streams.json").read_text())
 POLICIES = {
@@ -38,7 +38,7 @@ def chunks_of(part, whole, share):
 
 
 def _nothing(part, whole):
-    return without_rows(DatasetSource(Dataset(part.node), whole).element_spec)
+    return empty_batch(DatasetSource(Dataset(part.node), whole).element_spec)
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""Datasets meet devices: which process reads what, and how a batch becomes a per-replica value.
+"""Distributed input: which process reads which data, and how batches become per-replica values.
 
-Layer: above ``function``, whose compiled calls take elements of distributed iterators as inputs.
+Layer: above `functions`, whose compiled calls accept elements of distributed iterators; below
+`strategy`, whose methods distribute datasets.
 """

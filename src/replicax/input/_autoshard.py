@@ -1,4 +1,4 @@
-"""Autoshard: dataset -> the part of it that this worker reads, and how it is split."""
+"""Auto-sharding: rewrite a dataset's graph to the part that this worker reads."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -24,12 +24,13 @@ _log = logging.getLogger("replicax")
 
 @dataclass(frozen=True)
 class WorkerPart:
-    """What one worker reads.
+    """The part of a dataset that one worker reads.
 
     Attributes:
         node: The graph to read.
-        batch_size: The size by which the stream is split; None to split every batch on its own.
-        every_worker_reads_all: Whether workers pick their chunks from the same batches.
+        batch_size: The batch size by which to split the stream; None to split each batch
+            separately.
+        every_worker_reads_all: Whether all workers read the same batches and each takes its chunks.
     """
 
     node: Node
@@ -38,28 +39,28 @@ class WorkerPart:
 
 
 def shard(node: Node, policy: AutoShardPolicy, share: Share) -> WorkerPart:
-    """This worker's part of a dataset.
+    """Return the part of the graph of `node` that this worker reads under `policy`.
 
     Raises:
-        ValueError: If FILE is asked for and there are fewer files than workers.
+        ValueError: If `policy` is FILE and there are fewer files than workers.
     """
-    if share.total == 1:  # nothing is divided, so that nothing needs to be known
+    if share.total == 1:  # nothing to split: do not read an element to learn the batch size
         return WorkerPart(node, None, every_worker_reads_all=True)
     chosen = choose(node, policy, share.workers, warns=share.worker == 0)
     if chosen is AutoShardPolicy.DATA:
         return WorkerPart(node, None, every_worker_reads_all=True)
     size = batch_size(node)
     if chosen is AutoShardPolicy.FILE:
-        node = _with_files(node, share)
+        node = _shard_files(node, share)
     elif chosen is AutoShardPolicy.HINT:
-        node = _with_hints(node, share)
+        node = _shard_at_hints(node, share)
     return WorkerPart(node, size, every_worker_reads_all=False)
 
 
 def choose(
     node: Node, policy: AutoShardPolicy, workers: int, *, warns: bool = True
 ) -> AutoShardPolicy:
-    """The policy that is really used: AUTO becomes FILE or DATA."""
+    """Return the effective policy: AUTO becomes FILE or DATA. `warns` enables log messages."""
     if policy is AutoShardPolicy.FILE and workers > 1:
         _require_files(_fewest_files(node), workers)
     if policy is not AutoShardPolicy.AUTO:
@@ -68,15 +69,15 @@ def choose(
     if files is None:
         if workers > 1 and warns:
             _log.warning(
-                "The dataset is not read from files, so that every worker reads all of it and keeps"
-                " its part of every batch. To have each worker read less, use"
+                "The dataset is not read from files, so every worker reads all of it and keeps its"
+                " part of every batch. To have each worker read less, use"
                 " `strategy.distribute_datasets_from_function` and shard in the function."
             )
         return AutoShardPolicy.DATA
     if files < workers:
         if warns:
             _log.warning(
-                "The dataset reads %d file(s) for %d workers, so that every worker reads all of it"
+                "The dataset reads %d file(s) for %d workers, so every worker reads all of it"
                 " and keeps its part of every batch. Write at least as many files as workers.",
                 files,
                 workers,
@@ -86,31 +87,31 @@ def choose(
 
 
 def batch_size(node: Node) -> int | None:
-    """How many rows a full batch has, if the graph says so.
+    """Return the number of rows of a full batch, or None if the graph does not determine it.
 
-    After a function, its result must show it, unless its input leaves it open: then the result
-    does too.
+    The size after a `map` is that of the function's results, unless the size of its input varies:
+    then it is None.
     """
     while node.keeps_batches:
         (node,) = node.inputs
     if isinstance(node, BatchingNode):
         return node.size
-    return None if isinstance(node, MapNode) and _is_open(node.input) else _static(node)
+    return None if isinstance(node, MapNode) and _size_varies(node.input) else _static_size(node)
 
 
-def _is_open(node: Node) -> bool:
-    """Whether elements are known to have different sizes, without reading any."""
+def _size_varies(node: Node) -> bool:
+    """Whether the graph shows, without reading, that the first axis of elements varies in size."""
     if node.batching is not None:
         return not node.batching.is_static
-    return node.is_spec_known and _static(node) is None
+    return node.is_spec_known and _static_size(node) is None
 
 
-def _static(node: Node) -> int | None:
-    """The size of the first axis, if all parts have one that never changes."""
+def _static_size(node: Node) -> int | None:
+    """Return the size of the first axis if all leaves have the same static one, otherwise None."""
     try:
         specs = _leaf_specs(node.element_spec)
     except NoElementError:
-        return None  # and nothing to divide
+        return None  # an empty dataset: nothing to split
     sizes = {
         spec.shape[0] if isinstance(spec, TensorSpec) and spec.shape else None for spec in specs
     }
@@ -125,7 +126,7 @@ def _leaf_specs(spec: Any) -> list[Any]:
 
 @once
 def _fewest_files(node: Node) -> int | None:
-    """The files of the reader that has the fewest; None if some branch has no reader."""
+    """Return the smallest number of files of a reader, or None if a branch has no reader."""
     if isinstance(node, ReaderNode):
         return len(node.files)
     if not node.inputs:
@@ -141,7 +142,7 @@ def _fewest_files(node: Node) -> int | None:
 
 
 def _reads_named_files(node: Node) -> bool:
-    """Whether a node reads a file for each name that comes in: ``interleave(TFRecordDataset)``."""
+    """Whether `node` opens a file for each input name, as `interleave(TFRecordDataset)` does."""
     if not isinstance(node, NestedDatasetNode):
         return False
     try:
@@ -165,25 +166,28 @@ def _require_files(files: int | None, workers: int) -> None:
 
 
 @once
-def _with_files(node: Node, share: Share) -> Node:
+def _shard_files(node: Node, share: Share) -> Node:
+    """Return the graph with the files of every reader sharded over the workers."""
     if isinstance(node, ReaderNode):
         return node.shard_files(share.workers, share.worker)
     if _reads_named_files(node):
         return node.with_inputs(ShardNode(node.inputs[0], share.workers, share.worker))
-    return _over(node, [_with_files(i, share) for i in node.inputs], share)
+    return _with_sharded_inputs(node, [_shard_files(i, share) for i in node.inputs], share)
 
 
-def _over(node: Node, inputs: list[Node], share: Share) -> Node:
-    """The node over one worker's part of its inputs; the node itself, if that is all of them."""
+def _with_sharded_inputs(node: Node, inputs: list[Node], share: Share) -> Node:
+    """Return `node` over its sharded inputs, or `node` itself if none of them changed."""
     if all(new is old for new, old in zip(inputs, node.inputs, strict=True)):
         return node
     node = node.with_inputs(*inputs)
+    # Workers that read different data must not share a cache file.
     return node.of_worker(share.worker, share.workers) if isinstance(node, CacheNode) else node
 
 
 @once
-def _with_hints(node: Node, share: Share) -> Node:
-    node = _over(node, [_with_hints(i, share) for i in node.inputs], share)
+def _shard_at_hints(node: Node, share: Share) -> Node:
+    """Return the graph with every `shard(SHARD_HINT)` replaced by this worker's shard."""
+    node = _with_sharded_inputs(node, [_shard_at_hints(i, share) for i in node.inputs], share)
     if isinstance(node, ShardNode) and node.num_shards == SHARD_HINT:
         return replace(node, num_shards=share.workers, index=share.worker)
     return node

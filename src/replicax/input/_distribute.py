@@ -1,4 +1,4 @@
-"""Distribute: a dataset, or a function that makes one -> a distributed dataset."""
+"""Build a distributed dataset from a dataset, or from a function that returns one."""
 
 from __future__ import annotations
 
@@ -19,93 +19,96 @@ from replicax.input._autoshard import WorkerPart, shard
 from replicax.input._distributed import DistributedDataset, Pipeline, distributed_spec
 from replicax.input._feed import Feed
 from replicax.input._options import InputContext, InputOptions, InputReplicationMode
-from replicax.input._sources import DatasetSource, InputSource, JointReading, source_of
+from replicax.input._sources import CoordinatedReading, DatasetSource, InputSource, source_of
 from replicax.input._split import (
     Share,
     Step,
-    attempts,
+    catch_failures,
     deal,
-    passed_over,
-    single,
+    skip_items,
     split_batches,
     split_stream,
+    whole_elements,
 )
 from replicax.topology._mesh import Topology
 
 _log = logging.getLogger("replicax")
-_said = False
+_has_warned = False
 
 
 def distribute_dataset(
     dataset: Any, options: InputOptions | None, topology: Topology, *, in_order: bool = False
 ) -> DistributedDataset:
-    """A dataset of global batches, each divided over the replicas.
+    """Return a distributed dataset that splits each global batch over the replicas.
 
     Args:
-        dataset: A dataset of ours, or what another library reads.
-        options: How batches come to the devices.
+        dataset: An `rx.data.Dataset`, or a dataset or iterable of another library.
+        options: How batches are transferred to the devices.
         topology: The devices of the replicas.
-        in_order: Whether the rows of a batch that all workers read lie on the replicas in their
-            order, rather than as TensorFlow deals them.
+        in_order: Whether replica i gets the i-th chunk of a batch that all workers read; otherwise
+            workers take chunks in turn, as in TensorFlow.
 
     Raises:
-        NotImplementedError: With one dataset for each replica, which needs a dataset function.
+        NotImplementedError: If `options` ask for one dataset per replica, which needs a function.
     """
-    given = options or InputOptions()
-    if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+    options = options or InputOptions()
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         raise NotImplementedError(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
     share = Share.of(topology, in_order=in_order)
-    _say_how_arrays_are_cut(dataset, share)
-    feed = Feed(topology, share.total > 1, bool(given.experimental_fetch_to_device))
+    _warn_if_array_looks_like_batch(dataset, share)
+    feed = Feed(topology, share.total > 1, bool(options.experimental_fetch_to_device))
     source = source_of(dataset)
     part: WorkerPart | None = None
     if isinstance(source, DatasetSource):
         policy = source.dataset.options().experimental_distribute.auto_shard_policy
         part = shard(source.dataset.node, policy, share)
-        source = DatasetSource(Dataset(part.node), source.dataset, feed.rooms.new)
+        source = DatasetSource(Dataset(part.node), source.dataset, feed.buffers.new)
     shared = part is None or part.every_worker_reads_all
-    reading = JointReading(share, source, shared)
-    steps = _Steps(reading, part.batch_size if part else None)
+    reading = CoordinatedReading(share, source, shared)
+    steps = _StepFactory(reading, part.batch_size if part else None)
 
     def spec() -> Any:
-        own = source.element_spec
-        return distributed_spec(own, feed, leading=_leading(own, share, source.cardinality))
+        local = source.element_spec
+        leading = _leading_size(local, share, source.cardinality)
+        return distributed_spec(local, feed, leading=leading)
 
-    depth = len(topology.own) * given.experimental_per_replica_buffer_size
+    depth = len(topology.own) * options.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else reading.cardinality
     parts = (1 if shared else share.workers, 1)
-    return DistributedDataset(Pipeline(steps, feed, spec, count, depth, parts, reading.waiting))
+    return DistributedDataset(
+        Pipeline(steps, feed, spec, count, depth, parts, reading.wait_context)
+    )
 
 
 @dataclass(frozen=True)
-class _Steps:
-    """The steps of a dataset of global batches.
+class _StepFactory:
+    """Creates the steps of one pass over a dataset of global batches.
 
     Attributes:
-        reading: What this worker reads, and what the workers tell each other.
-        size: By what size the stream is split; None to split every batch on its own.
+        reading: This worker's source, and its coordination with the other workers.
+        size: The batch size by which to split the stream; None to split each batch separately.
     """
 
-    reading: JointReading
+    reading: CoordinatedReading
     size: int | None
 
     def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
         reading, share = self.reading, self.reading.share
         if share.total == 1:
-            elements, begun = reading.open(state, skip)
-            return single(elements), begun
+            elements, begin_state = reading.open(state, skip)
+            return whole_elements(elements), begin_state
         if self.size is None and reading.shared:
-            elements, begun = reading.open(state, skip)
-            return reading.together(split_batches(elements, share), stop), begun
-        elements, begun = reading.open(state)
+            elements, begin_state = reading.open(state, skip)
+            return reading.align(split_batches(elements, share), stop), begin_state
+        elements, begin_state = reading.open(state)
         if self.size is None:
             chunks = split_batches(elements, share, shared=False)
         else:
-            chunks = split_stream(elements, share, self.size, reading.nothing)
-        return reading.together(passed_over(chunks, skip), stop), begun
+            chunks = split_stream(elements, share, self.size, reading.empty_batch)
+        return reading.align(skip_items(chunks, skip), stop), begin_state
 
 
 def distribute_from_function(
@@ -115,37 +118,44 @@ def distribute_from_function(
     *,
     drop_partial: bool = False,
 ) -> DistributedDataset:
-    """The datasets that a function makes, one element for each replica and step.
+    """Return a distributed dataset of the per-replica batches of a function's datasets.
+
+    Args:
+        dataset_fn: Takes an `InputContext`, returns the dataset of one worker or replica.
+        options: How batches are transferred to the devices.
+        topology: The devices of the replicas.
+        drop_partial: Whether to drop a last step that has no element for some replica; otherwise
+            those replicas get empty batches.
 
     Raises:
         ValueError: If options contradict each other.
     """
-    given = options or InputOptions()
-    _check(given, topology)
+    options = options or InputOptions()
+    _check(options, topology)
     share = Share.of(topology)
     replicas, total = share.replicas, share.total
-    feed = Feed(topology, total > 1, bool(given.experimental_fetch_to_device))
-    if given.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+    feed = Feed(topology, total > 1, bool(options.experimental_fetch_to_device))
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
         sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
     else:
         sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
-    reading = JointReading(share, sources[0], shared=False, drop=drop_partial)
+    reading = CoordinatedReading(share, sources[0], shared=False, drop=drop_partial)
     alone = share.workers == 1
 
     def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
         if len(sources) == 1:
-            most = sources[0].cardinality  # the last step may have been of fewer elements
+            most = sources[0].cardinality  # the last step may have had fewer elements
             count = skip * replicas if most < 0 else min(skip * replicas, most)
-            elements, begun = sources[0].open(state, count)
+            elements, begin_state = sources[0].open(state, count)
 
             def drop() -> bool:
                 return drop_partial or (alone and _is_static(sources[0]))
 
-            return reading.together(deal(elements, replicas, drop=drop), stop), begun
-        opened = [
+            return reading.align(deal(elements, replicas, drop=drop), stop), begin_state
+        passes = [
             s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
         ]
-        return reading.together(_together([e for e, _ in opened]), stop), [b for _, b in opened]
+        return reading.align(_zip_sources([e for e, _ in passes]), stop), [s for _, s in passes]
 
     def spec() -> Any:
         leading = True if alone or sources[0].cardinality == INFINITE_CARDINALITY else None
@@ -154,15 +164,15 @@ def distribute_from_function(
     count = sources[0].cardinality
     cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
     cardinality = cardinality if alone else reading.cardinality
-    depth = replicas * given.experimental_per_replica_buffer_size
+    depth = replicas * options.experimental_per_replica_buffer_size
     parts = (share.workers, replicas) if len(sources) == 1 else (total, 1)
     return DistributedDataset(
-        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.waiting)
+        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.wait_context)
     )
 
 
 def numpy_dataset(numpy_input: Any) -> Dataset:
-    """A dataset of the slices of arrays; a list of arrays is one array."""
+    """Return a dataset of the slices of arrays; a list of arrays is stacked first."""
     stacked = jax.tree.map(
         lambda x: np.stack(x) if isinstance(x, list) else np.array(x),
         numpy_input,
@@ -171,36 +181,39 @@ def numpy_dataset(numpy_input: Any) -> Dataset:
     return Dataset.from_tensor_slices(stacked)
 
 
-def _say_how_arrays_are_cut(dataset: Any, share: Share) -> None:
-    """Say once that each row is a batch, where the array looks like a batch itself."""
-    global _said
-    if _said or share.total == 1 or not isinstance(dataset, np.ndarray | Mapping | tuple):
+def _warn_if_array_looks_like_batch(dataset: Any, share: Share) -> None:
+    """Warn once that each row is one batch, if an array has a first axis that replicas divide."""
+    global _has_warned
+    if _has_warned or share.total == 1 or not isinstance(dataset, np.ndarray | Mapping | tuple):
         return
     for array in jax.tree.leaves(dataset):
         if np.ndim(array) and len(array) and not len(array) % share.total:
-            _said = True
+            _has_warned = True
             _log.warning(
                 "`experimental_distribute_dataset` was given an array of shape %s, which is cut row"
                 " by row: each row is a batch of its own, divided over the %d replicas. If the"
                 " whole array is one batch, pass `rx.data.Dataset.from_tensors(array)`; if its rows"
-                " are examples, `rx.data.Dataset.from_tensor_slices(array).batch(n)`. (Said once.)",
+                " are examples, `rx.data.Dataset.from_tensor_slices(array).batch(n)`. (Shown"
+                " once.)",
                 np.shape(array),
                 share.total,
             )
             return
 
 
-def _together(streams: list[Iterator[Any]]) -> Iterator[Step]:
-    for parts in zip(*map(attempts, streams), strict=False):
+def _zip_sources(streams: list[Iterator[Any]]) -> Iterator[Step]:
+    """Yield steps of one element from each stream; a step fails if any of its elements does."""
+    for parts in zip(*map(catch_failures, streams), strict=False):
         failed = [part for part in parts if isinstance(part, Failed)]
         yield from failed[:1] or deal(parts, len(parts), drop=lambda: False)
 
 
-def _leading(spec: Any, share: Share, cardinality: int) -> int | bool | None:
+def _leading_size(spec: Any, share: Share, cardinality: int) -> int | bool | None:
+    """Return the first axis of each part: its size, True if as in `spec`, None if it varies."""
     if share.total == 1:
         return True
     if share.workers > 1 and cardinality != INFINITE_CARDINALITY:
-        return None  # a worker may run out before the others
+        return None  # a worker may run out of data before the others
     first = {s.shape[0] for s in _leaves(spec) if s.shape}
     if len(first) != 1 or None in first:
         return None

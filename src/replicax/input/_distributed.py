@@ -1,4 +1,4 @@
-"""DistributedDataset and DistributedIterator: what a strategy makes of a dataset."""
+"""The distributed datasets that strategies return, and their iterators."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from replicax.data._ahead import Ahead, Failed, around, as_state, counted, is_pl
 from replicax.data._errors import EndOfSequenceError, InvalidArgumentError
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.input._feed import Feed, Prefetch
-from replicax.input._split import Step, passed_over
+from replicax.input._split import Step, skip_items
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import PerReplica, SomeArray
@@ -30,25 +30,24 @@ from replicax.workers._watch import load
 _STATE_VERSION = 3
 K = TypeVar("K")
 V = TypeVar("V")
-INPUT_MARK = "replicax.input"  # what a wait for an element is called in traces of JAX's profiler
+INPUT_MARK = "replicax.input"  # the name of a wait for an element in JAX profiler traces
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """One worker's way from a dataset to the devices.
+    """The input pipeline of one worker, from a dataset to the devices.
 
     Attributes:
-        steps: Makes the host steps of a pass: takes the state of an earlier pass, or None, and how
-            many steps to pass over, and an event that says when nobody wants them any more;
-            returns the steps and the state of this pass.
+        steps: Starts a pass on the host. Takes the state of an earlier pass or None, the number of
+            steps to skip, and an event that is set when the steps are no longer needed; returns
+            the steps and the state of the pass.
         feed: Puts a step on the devices.
-        spec: Says what each step looks like; asked for only when somebody wants to know, as it may
-            have to read the first element.
-        cardinality: How many steps there are, or a negative constant of rx.data.
-        depth: How many steps are made ready ahead of time.
-        parts: How many pipelines the workers read together, and how many elements of each make a
-            step: with other numbers the same number of steps ends elsewhere.
-        waiting: What surrounds the wait for a step that workers must agree on.
+        spec: Returns the spec of a step; evaluated lazily because it may read the first element.
+        cardinality: The number of steps, or a negative constant of `rx.data`.
+        depth: The number of steps to prefetch.
+        parts: The number of pipelines of all workers, and the number of elements that each
+            contributes to a step. A saved position is valid only for the same numbers.
+        wait_context: Returns a context for waiting for a step that workers must agree on.
     """
 
     steps: Callable[[Any, int, threading.Event], tuple[Iterator[Step], Any]]
@@ -57,20 +56,20 @@ class Pipeline:
     cardinality: int
     depth: int
     parts: tuple[int, int]
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
     def element_spec(self) -> Any:
-        """What each step looks like."""
+        """The spec of a step."""
         return self.spec()
 
 
 class DistributedDataset(Generic[T_co]):
-    """A dataset whose elements are spread over the replicas of a strategy.
+    """A dataset whose elements are distributed over the replicas of a strategy.
 
-    Made by `Strategy.experimental_distribute_dataset` and
-    `Strategy.distribute_datasets_from_function`. It can be iterated many times, and has no
-    transformations: transform the dataset before it is distributed.
+    Returned by `Strategy.experimental_distribute_dataset` and
+    `Strategy.distribute_datasets_from_function`. It can be iterated several times but not
+    transformed: transform the dataset before distributing it.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -93,15 +92,15 @@ class DistributedDataset(Generic[T_co]):
 
     @property
     def element_spec(self) -> Any:
-        """The specs of an element, as `rx.function` takes them for ``input_signature``."""
+        """The spec of an element, in the form that `rx.function` accepts as ``input_signature``."""
         return self._pipeline.element_spec
 
     def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
         """Fold all elements of one pass into one value.
 
         Args:
-            initial_state: What to begin with.
-            reduce_func: Takes the value so far and an element; returns the next value.
+            initial_state: The initial value.
+            reduce_func: Takes the current value and an element; returns the next value.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -114,30 +113,30 @@ class DistributedDataset(Generic[T_co]):
 
     @property
     def cardinality(self) -> int:
-        """How many steps there are, or a negative constant of rx.data."""
+        """The number of steps, or a negative constant of `rx.data`."""
         return self._pipeline.cardinality
 
     def __repr__(self) -> str:
-        facts = dict(self._facts())
-        return f"<DistributedDataset of {facts['steps']} steps, {facts['replicas']}>"
+        properties = dict(self._properties())
+        return f"<DistributedDataset of {properties['steps']} steps, {properties['replicas']}>"
 
     def _repr_html_(self) -> str:
-        return Sheet("DistributedDataset", self._facts()).to_html()
+        return Sheet("DistributedDataset", self._properties()).to_html()
 
-    def _facts(self) -> tuple[tuple[str, str], ...]:
-        """What is known of it without reading any data."""
+    def _properties(self) -> tuple[tuple[str, str], ...]:
+        """Return labelled properties for `repr`, without reading any data."""
         pipeline, topology = self._pipeline, self._pipeline.feed.topology
-        count, own = topology.num_replicas, len(topology.own)
-        here = "" if own == count else f", {own} of them in this process"
+        count, local = topology.num_replicas, len(topology.own)
+        here = "" if local == count else f", {local} of them in this process"
         unknown = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "an unknown number of"}
-        facts = [
+        properties = [
             ("steps", unknown.get(pipeline.cardinality, f"{pipeline.cardinality:,}")),
             ("replicas", f"{count} replica{'s' if count > 1 else ''}{here}"),
             ("devices", shown_devices(topology.leads, kind=topology.kind)),
             ("made ready ahead", f"{pipeline.depth} steps"),
         ]
         known = vars(pipeline).get("element_spec")
-        return (*facts, *((("elements", str(known)),) if known is not None else ()))
+        return (*properties, *((("elements", str(known)),) if known is not None else ()))
 
     if not TYPE_CHECKING:
 
@@ -169,12 +168,12 @@ class DistributedIterator(Ahead, Generic[T_co]):
 
     @property
     def element_spec(self) -> Any:
-        """The specs of an element."""
+        """The spec of an element."""
         return self._pipeline.element_spec
 
     @property
     def topology(self) -> Topology:
-        """The devices that hold its elements."""
+        """The topology whose devices hold the elements."""
         return self._pipeline.feed.topology
 
     def __iter__(self) -> DistributedIterator[T_co]:
@@ -213,14 +212,14 @@ class DistributedIterator(Ahead, Generic[T_co]):
 
     @property
     def origin(self) -> Pipeline:
-        """The pipeline of the dataset."""
+        """The pipeline of the dataset: iterators of one dataset share compiled functions."""
         return self._pipeline
 
     def admit(self) -> None:
-        """Refuse replica functions.
+        """Check that elements may be taken here.
 
         Raises:
-            ValueError: Inside one.
+            ValueError: If called inside a replica function.
         """
         frame = current()
         if frame.replica is not None or frame.body is not None:
@@ -231,9 +230,9 @@ class DistributedIterator(Ahead, Generic[T_co]):
             )
 
     def save_state(self) -> dict[str, Any]:
-        """Where this iterator stands: a small dict that JSON can hold.
+        """Return the position of this iterator as a small, JSON-serializable dict.
 
-        Under the DATA policy it can be restored with another number of workers or replicas.
+        Under the DATA policy, it can be restored with a different number of workers or replicas.
         """
         with self.lock:
             return {
@@ -245,25 +244,27 @@ class DistributedIterator(Ahead, Generic[T_co]):
             }
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go to where `save_state` was called, also in another process.
+        """Move to the position that `save_state` returned, possibly in another process.
 
         Raises:
-            ValueError: If the state is of another kind.
+            ValueError: If the state does not belong to an iterator like this one.
         """
-        told = as_state(state)
-        if told.get("version") != _STATE_VERSION or not _alike(told.get("source"), self._state):
+        saved = as_state(state)
+        is_same_kind = _same_kind(saved.get("source"), self._state)
+        if saved.get("version") != _STATE_VERSION or not is_same_kind:
             raise InvalidArgumentError(
                 f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
                 f" what its `save_state()` returned, of version {_STATE_VERSION}, or begin a new"
                 " pass with `iter(dataset)`."
             )
         here = list(self._pipeline.parts)
-        if told.get("parts") != here:
+        if saved.get("parts") != here:
             raise InvalidArgumentError(
-                f"{_parts(told.get('parts'))} where this state was saved, and {_parts(here)} here:"
-                " after as many steps other elements are left. Restore it with as many workers and"
-                " replicas; batches that all workers read and divide (AutoShardPolicy.DATA with"
-                " `experimental_distribute_dataset`) go on with any number of them."
+                f"{_parts_text(saved.get('parts'))} where this state was saved, and"
+                f" {_parts_text(here)} here: after as many steps other elements are left. Restore"
+                " it with as many workers and replicas; batches that all workers read and divide"
+                " (AutoShardPolicy.DATA with `experimental_distribute_dataset`) go on with any"
+                " number of them."
             )
         steps, errors = counted(state, "steps", "errors")
         with self.lock:
@@ -272,12 +273,12 @@ class DistributedIterator(Ahead, Generic[T_co]):
             self._position, self._errors, self._elements = steps, errors, elements
 
     def close(self) -> None:
-        """End the pass and its thread; a thread that waits for an element finds the end."""
+        """End the pass and its thread; a thread that waits for an element sees the end."""
         self._elements.close()
         self._peeked.clear()
 
     def take(self) -> Any:
-        """The next element, in plain code; one that a signal keeps from being taken stays next."""
+        """Return the next element, outside of traced code; an interrupted call does not lose it."""
         with self.lock:
             if not self._peeked:
                 self._look()
@@ -285,7 +286,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
                 return Ahead.take(self)
 
     def _look(self) -> None:
-        with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.waiting():
+        with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.wait_context():
             if not self._elements.move_to(self._peeked):
                 raise EndOfSequenceError(self._end())
 
@@ -298,21 +299,21 @@ class DistributedIterator(Ahead, Generic[T_co]):
     def _open(self, state: Any, skip: int = 0, errors: int = 0) -> Prefetch:
         stop = threading.Event()
         steps, self._state = self._pipeline.steps(state, 0 if errors else skip, stop)
-        if errors:  # which steps failed shows only when they are made again
-            passed_over(steps, skip + errors)
+        if errors:  # failed steps are not counted in `skip`: produce all steps again to find them
+            skip_items(steps, skip + errors)
         put = partial(_put, self._pipeline.feed)
         return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
 
 
-def _alike(left: Any, right: Any) -> bool:
-    """Whether the states of two sources are of the same kind."""
+def _same_kind(left: Any, right: Any) -> bool:
+    """Whether two source states have the same type, element by element for lists."""
     if isinstance(right, list):
         is_list = isinstance(left, list) and len(left) == len(right)
-        return is_list and all(map(_alike, left, right))
+        return is_list and all(map(_same_kind, left, right))
     return isinstance(left, type(right))
 
 
-def _parts(parts: Any) -> str:
+def _parts_text(parts: Any) -> str:
     match parts:
         case [int(pipelines), int(elements)]:
             return f"{pipelines} pipeline(s) gave {elements} element(s) of each for a step"
@@ -324,15 +325,15 @@ def _put(feed: Feed, step: Step) -> Any:
 
 
 def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> Any:
-    """The spec of a distributed element.
+    """Return the spec of a distributed element.
 
     Args:
-        spec: The dataset's own.
-        feed: Where its elements go.
-        leading: What the first axis of each component is; True to leave it as it is.
+        spec: The spec of the dataset's elements.
+        feed: The transfer of its elements to the devices.
+        leading: The size of the first axis of each replica's part; True for the size in `spec`.
     """
 
-    def one(s: Any) -> Any:
+    def leaf_spec(s: Any) -> Any:
         if not isinstance(s, TensorSpec):
             return s
         shape = s.shape if leading is True or not s.shape else (leading, *s.shape[1:])
@@ -341,4 +342,4 @@ def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> An
         local = TensorSpec(shape, dtype)
         return PerReplicaSpec(*[local] * len(feed.topology.own)) if feed.wraps else local
 
-    return jax.tree.map(one, spec, is_leaf=lambda x: isinstance(x, TensorSpec))
+    return jax.tree.map(leaf_spec, spec, is_leaf=lambda x: isinstance(x, TensorSpec))

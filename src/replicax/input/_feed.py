@@ -1,10 +1,8 @@
-"""Feed: parts of batches -> values on the devices, made ready in a thread.
+"""The transfer of batches to the devices, through reused host buffers and a prefetching thread.
 
-Prefetch: elements made ready in a thread that ends with its consumer.
-
-The queues are those that are one call into C, so that a signal's handler that raises in the
-consumer can come before or after a step of theirs, never within: no element is lost between the
-thread and the consumer, and no lock is left in a wrong state.
+The prefetcher uses queues whose operations are single C calls (`SimpleQueue`, `deque`). A signal
+handler that raises in the consumer can therefore run before or after an operation but not during
+one: no element is lost between the thread and the consumer, and no lock is left inconsistent.
 """
 
 import math
@@ -26,34 +24,34 @@ import numpy as np
 from replicax._faults import fault_point
 from replicax._jax_private import uncommitted
 from replicax._threads import held, new_thread
-from replicax.input._split import HostStep, attempts
+from replicax.input._split import HostStep, catch_failures
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import pieces, stacked
 from replicax.values._placement import NUMERIC, fitting, on_device
 
-_ALIGNED = 64  # bytes; what JAX's devices on the CPU take as it is
-_LARGE = 1 << 16  # bytes; smaller ones come from malloc as quickly
-_SPARE = 16  # how many pieces of memory may wait for the next batch
+_ALIGNMENT = 64  # bytes; JAX's CPU devices use arrays with this alignment without a copy
+_MIN_POOLED = 1 << 16  # bytes; below this size malloc is as fast as the pool
+_MAX_SPARE = 16  # the number of free buffers to keep
 
 
 @dataclass(frozen=True)
 class Feed:
-    """Where the elements of a distributed dataset go.
+    """Transfers steps from the host to the devices of the replicas.
 
     Attributes:
         topology: The devices of the replicas.
-        wraps: Whether elements are per-replica values; with one replica they are plain.
-        fetch: Whether they are put on the replicas' devices, or stay on the host's.
-        rooms: Where what is put is copied to.
+        wraps: Whether elements become per-replica values; with one replica they are plain arrays.
+        fetch: Whether to put elements on the replicas' devices, or on the host's CPU device.
+        buffers: The pool of host memory that arrays are copied to before the transfer.
     """
 
     topology: Topology
     wraps: bool
     fetch: bool = True
-    rooms: "Rooms" = field(default_factory=lambda: Rooms())
+    buffers: "BufferPool" = field(default_factory=lambda: BufferPool())
 
     def __call__(self, step: HostStep) -> Any:
-        """The step on the devices; strings stay on the host, as devices have none."""
+        """Return `step` as arrays on the devices; strings stay on the host."""
         if not self.wraps:
             (part,) = step.pieces(1)
             return jax.tree.map(lambda x: self._single(x), part)
@@ -62,7 +60,7 @@ class Feed:
             return jax.tree.map(lambda *xs: self._uneven(xs), *columns)
         leaves, treedef = jax.tree.flatten(step.even)
         numeric = [i for i, x in enumerate(leaves) if _is_numeric(x)]
-        put = self._put([self._own(leaves[i], by_rows=True) for i in numeric])
+        put = self._put([self._stage(leaves[i], by_rows=True) for i in numeric])
         values: dict[int, Any] = {
             i: stacked(a, self.topology) for i, a in zip(numeric, put, strict=True)
         }
@@ -86,20 +84,21 @@ class Feed:
     def _single(self, x: Any) -> Any:
         if not _is_numeric(x):
             return x
-        return uncommitted(jax.device_put(self._own(np.asarray(x)), self._device(0)))
+        return uncommitted(jax.device_put(self._stage(np.asarray(x)), self._device(0)))
 
     def _uneven(self, parts: tuple[Any, ...]) -> Any:
         if not all(map(_is_numeric, parts)):
             return pieces(parts, self.topology)
-        put = [on_device(self._own(np.asarray(p)), self._device(i)) for i, p in enumerate(parts)]
+        put = [on_device(self._stage(np.asarray(p)), self._device(i)) for i, p in enumerate(parts)]
         return pieces(put, self.topology)
 
-    def _own(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
-        """In memory that no user refers to, as devices may read it later, or have it for good."""
+    def _stage(self, x: np.ndarray, *, by_rows: bool = False) -> np.ndarray:
+        """Return `x` in memory that the user cannot modify: a device may read or alias it later."""
         fits: np.ndarray = fitting(x)
-        if fits is not x or self.rooms.has(x):  # batches are made there if no function sees them
+        # Either `fitting` has copied it, or `batch` has written it to the pool directly.
+        if fits is not x or self.buffers.owns(x):
             return fits
-        return self.rooms.copy(x, by_rows=by_rows)
+        return self.buffers.copy(x, by_rows=by_rows)
 
     def _device(self, replica: int) -> jax.Device:
         return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
@@ -113,64 +112,65 @@ def _is_numeric(x: Any) -> bool:
     return np.asarray(x).dtype.kind in NUMERIC
 
 
-class _Room(np.ndarray):
-    """Memory while anything refers to it; then it is given back.
+class _PooledBuffer(np.ndarray):
+    """A buffer that returns its memory to the pool when the last reference to it is dropped.
 
-    Views refer to the array that they were made of, or to the one which that is a view of: this
-    one, and never past it, as what it is a view of is no array.
+    The `base` of a NumPy view leads to this object and not past it, because its own base is a
+    bytearray and not an array; so every view keeps it alive.
     """
 
     free: deque[bytearray]
 
     def __del__(self) -> None:
-        if isinstance(self.base, bytearray):  # not a view of a room
+        if isinstance(self.base, bytearray):  # not a view of another buffer
             self.free.append(self.base)
 
 
-class Rooms:
-    """Memory for devices, which is used again.
+class BufferPool:
+    """A pool of aligned host memory that is reused for later batches.
 
-    `device_put` takes memory that is aligned as it is, so that what is written here is what the
-    device has, and JAX alone refers to it. When JAX lets go of it, NumPy would give the memory back
-    to the system, and take it anew for the next batch, page by page; here the next batch gets it.
+    On CPU devices, `device_put` aliases aligned memory instead of copying it, so the array that is
+    written here becomes the device buffer. When JAX releases it, the memory goes to the next batch;
+    NumPy would return it to the system and fault in new pages for every batch.
     """
 
     def __init__(self) -> None:
-        self._free: deque[bytearray] = deque(maxlen=_SPARE)
+        self._free: deque[bytearray] = deque(maxlen=_MAX_SPARE)
 
     def new(self, shape: tuple[int, ...], dtype: np.dtype[Any], aligned: int = 1) -> np.ndarray:
-        """An array to be filled.
+        """Return an uninitialized array, from the pool if it is large.
 
         Args:
-            shape: Its shape.
-            dtype: Its dtype.
-            aligned: To how many bytes its rows are.
+            shape: The shape.
+            dtype: The dtype.
+            aligned: The alignment of rows in bytes; rows are padded if needed.
         """
         strides = [dtype.itemsize]
         for size in reversed(shape[1:]):
             strides.insert(0, strides[0] * size)
         strides[0] += -strides[0] % aligned
         size = strides[0] * math.prod(shape[:1])
-        if size < _LARGE or dtype.hasobject:
+        if size < _MIN_POOLED or dtype.hasobject:
             return np.empty(shape, dtype)
-        room = _Room(size + _ALIGNED, np.uint8, self._take(size + _ALIGNED))
-        room.free = self._free
-        return np.ndarray(shape, dtype, room, -room.ctypes.data % _ALIGNED, strides)
+        # Allocate extra bytes and start at the first aligned address.
+        buffer = _PooledBuffer(size + _ALIGNMENT, np.uint8, self._allocate(size + _ALIGNMENT))
+        buffer.free = self._free
+        return np.ndarray(shape, dtype, buffer, -buffer.ctypes.data % _ALIGNMENT, strides)
 
-    def has(self, x: np.ndarray) -> bool:
-        """Whether it is in memory from here."""
+    def owns(self, x: np.ndarray) -> bool:
+        """Whether `x` is an array of this pool, or a view of one."""
         while isinstance(x.base, np.ndarray):
             x = x.base
-        return isinstance(x, _Room) and x.free is self._free
+        return isinstance(x, _PooledBuffer) and x.free is self._free
 
     def copy(self, x: np.ndarray, *, by_rows: bool) -> np.ndarray:
-        """A copy, in which each row is aligned if they go to different devices."""
-        copied = self.new(x.shape, x.dtype, _ALIGNED if by_rows else 1)
+        """Return a copy of `x`; `by_rows` aligns every row, as rows go to different devices."""
+        copied = self.new(x.shape, x.dtype, _ALIGNMENT if by_rows else 1)
         copied[...] = x
         return copied
 
-    def _take(self, size: int) -> bytearray:
-        with suppress(IndexError):  # another pass was quicker
+    def _allocate(self, size: int) -> bytearray:
+        with suppress(IndexError):  # another thread emptied the pool meanwhile
             for _ in range(len(self._free)):
                 memory = self._free.pop()
                 if len(memory) == size:
@@ -180,11 +180,11 @@ class Rooms:
 
 
 _END = object()
-_PATIENCE = 5.0  # seconds that a thread may take to end
+_JOIN_SECONDS = 5.0  # how long `close` waits for the thread to end
 
 
 class Prefetch:
-    """Elements that are made ahead of time, at most ``depth`` of them."""
+    """A thread that produces up to `depth` elements of an iterator ahead of the consumer."""
 
     def __init__(
         self,
@@ -199,7 +199,8 @@ class Prefetch:
         self._stop = stop or threading.Event()
         self._taken: deque[Any] = deque()
         self._is_done = False
-        # The thread knows the queues and the event, never this object: dropping it ends the thread.
+        # The thread refers to the queues and the event but not to this object, so dropping this
+        # object runs the finalizer, which ends the thread.
         end = partial(_end, self._stop, self._room, self._ready)
         self._finalizer = weakref.finalize(self, end)
         arguments = make, self._ready, self._room, self._stop
@@ -208,14 +209,16 @@ class Prefetch:
             self._thread.start()
 
     def move_to(self, elements: deque[Any]) -> bool:
-        """Append the next element to ``elements``, wholly or not at all; False at the end.
+        """Append the next element to `elements`, atomically; return False at the end.
 
         Raises:
-            Exception: What making the element raised.
+            Exception: The error that ended the iterator.
         """
         if self._is_done:
             return False
         if not self._taken:
+            # One C call takes the element from the queue, stores it and frees its room: a signal
+            # handler that raises cannot run in between. So does the `extend` below.
             taken = map(self._taken.append, map(call, (self._ready.get,)))
             deque(chain(taken, map(self._room.put, (None,))), maxlen=0)
         kind, value = self._taken[0]
@@ -228,12 +231,12 @@ class Prefetch:
         raise value
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread and wait for it."""
         self._is_done = True
         with held:
             self._finalizer()
         if self._thread is not threading.current_thread():
-            self._thread.join(_PATIENCE)
+            self._thread.join(_JOIN_SECONDS)
 
 
 def _produce(
@@ -242,17 +245,18 @@ def _produce(
     room: SimpleQueue[None],
     stop: threading.Event,
 ) -> None:
+    """Put the elements of `make()` into `ready`, then an end mark with `_END` or the error."""
     last: Any = _END
     try:
         elements = make()
         try:
-            for element in attempts(elements):
+            for element in catch_failures(elements):
                 room.get()
                 if stop.is_set():
                     return
                 fault_point("input")
                 ready.put((True, element))
-                del element  # what failed would be kept alive, and its trace with the consumer
+                del element  # a `Failed` here would keep its traceback and the consumer alive
         finally:
             close = getattr(elements, "close", None)
             if close is not None:
@@ -263,6 +267,7 @@ def _produce(
 
 
 def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]) -> None:
+    """Stop the producer, drop the elements that are ready, and wake a waiting consumer."""
     stop.set()
     room.put(None)
     while True:
@@ -270,4 +275,5 @@ def _end(stop: threading.Event, room: SimpleQueue[None], ready: SimpleQueue[Any]
             ready.get_nowait()
         except Empty:
             break
-    ready.put((None, _END))  # for a thread that waits: its mark may be among those taken out
+    # A consumer may be waiting, and the loop above may have removed the producer's end mark.
+    ready.put((None, _END))

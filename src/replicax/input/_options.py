@@ -1,11 +1,11 @@
-"""What a dataset function may know, and how elements travel."""
+"""Options of distributed datasets, and the context that a dataset function receives."""
 
 import enum
 from dataclasses import dataclass
 
 
 class InputReplicationMode(enum.Enum):
-    """For whom a dataset function is called.
+    """Whether a dataset function is called once per worker or once per replica.
 
     Example:
         >>> [mode.name for mode in rx.distribute.InputReplicationMode]
@@ -18,16 +18,16 @@ class InputReplicationMode(enum.Enum):
 
 @dataclass(frozen=True)
 class InputOptions:
-    """How the elements of a distributed dataset travel.
+    """Options for transferring a distributed dataset to the devices.
 
     Args:
-        experimental_fetch_to_device: Whether elements are put on the replicas' devices; they are
-            by default.
-        experimental_replication_mode: Whether a dataset function is called once for each worker,
-            or once for each replica.
-        experimental_place_dataset_on_device: TensorFlow runs the dataset on the device then; here
-            datasets always run on the host.
-        experimental_per_replica_buffer_size: How many elements each replica is ahead.
+        experimental_fetch_to_device: Whether to put elements on the replicas' devices; None means
+            True.
+        experimental_replication_mode: Whether to call a dataset function once per worker or once
+            per replica.
+        experimental_place_dataset_on_device: In TensorFlow, runs the dataset on the device;
+            accepted here, but datasets always run on the host.
+        experimental_per_replica_buffer_size: The number of elements to prefetch for each replica.
 
     Example:
         >>> rx.distribute.InputOptions().experimental_fetch_to_device
@@ -51,12 +51,12 @@ class InputOptions:
 
 @dataclass(frozen=True)
 class InputContext:
-    """Which part of the input a dataset function should make.
+    """The position of an input pipeline among all, passed to a dataset function.
 
     Args:
-        num_input_pipelines: How many dataset functions run in all.
-        input_pipeline_id: Which of them this is.
-        num_replicas_in_sync: How many replicas there are in all.
+        num_input_pipelines: The total number of input pipelines.
+        input_pipeline_id: The index of this one.
+        num_replicas_in_sync: The total number of replicas.
 
     Example:
         >>> context = rx.distribute.InputContext(num_replicas_in_sync=4)
@@ -73,10 +73,10 @@ class InputContext:
         return f"rx.distribute.InputContext(input pipeline id {number}, total: {total})"
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """How many examples of a global batch one replica gets.
+        """Return the number of examples of a global batch for one replica.
 
         Raises:
-            ValueError: If they cannot be divided evenly.
+            ValueError: If the batch size is not a multiple of the number of replicas.
 
         Example:
             >>> rx.distribute.InputContext(num_replicas_in_sync=2).get_per_replica_batch_size(8)

@@ -1,11 +1,10 @@
-"""Sources: what a worker reads from, and what all workers agree on about it.
+"""Input sources of a worker, and the coordination of workers that read one dataset.
 
-Agree: this worker's steps -> steps that all workers take together.
-
-Workers that read different files have different numbers of steps, of different sizes. A worker that
-has run out still steps, with nothing, until no worker has anything left; and all must know before a
-step whether its parts are equal, as that decides how it runs. The workers tell each other through
-the hub, ahead of time, in the thread that reads the data: training does not wait for it.
+Workers that read different files have different numbers of steps, with batches of different sizes.
+A worker that has run out of data continues with empty batches until all workers have. Before a
+step, every worker must know whether the parts of all replicas have the same shapes, because that
+decides how the step runs. The workers exchange the shapes of coming steps through the hub, in the
+thread that reads the data, so training does not wait for it.
 """
 
 from __future__ import annotations
@@ -31,46 +30,54 @@ from replicax.data._iterator import DatasetIterator
 from replicax.data._known import NoElementError, first_spec
 from replicax.data._node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
 from replicax.data._structure import flatten, from_json, to_json
-from replicax.input._split import HostStep, Share, Step, emptied, evened, passed_over, without_rows
+from replicax.input._split import (
+    HostStep,
+    Share,
+    Step,
+    empty_batch,
+    empty_like,
+    skip_items,
+    stack_parts,
+)
 from replicax.workers._group import Cancelled, Group, required
 
 
 class InputSource(Protocol):
-    """A re-iterable stream of elements."""
+    """A sequence of elements that can be read in several passes."""
 
     @property
     @abstractmethod
     def element_spec(self) -> Any:
-        """The structure of elements, with a spec for each leaf."""
+        """The spec of elements."""
 
     @property
     @abstractmethod
     def first_spec(self) -> Any:
-        """The same, with all sizes as they are in the first element."""
+        """The spec of elements, with inner sizes taken from the first element if unknown."""
 
     @property
     @abstractmethod
     def cardinality(self) -> int:
-        """How many elements there are, or a negative constant of rx.data."""
+        """The number of elements, or a negative constant of `rx.data`."""
 
     @abstractmethod
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
-        """A pass over the elements, from ``skip`` on, and what to give to have it again.
+        """Start a pass; return its iterator, and a state with which the pass can be repeated.
 
         Args:
-            state: What an earlier call returned beside its pass; None for a new one.
-            skip: How many elements to pass over.
+            state: The state that an earlier call returned, to repeat that pass; None for a new one.
+            skip: The number of elements to skip.
         """
 
 
 @dataclass(frozen=True)
 class DatasetSource:
-    """One of our own datasets.
+    """An `rx.data.Dataset` as a source.
 
     Attributes:
-        dataset: What this worker reads.
-        whole: What all workers read, if it is more.
-        new: Makes the arrays of batches that nobody else sees.
+        dataset: The part of the dataset that this worker reads.
+        whole: The dataset of all workers, if it is sharded.
+        new: Allocates the arrays of batches that no user function receives.
     """
 
     dataset: Dataset
@@ -79,46 +86,46 @@ class DatasetSource:
 
     @property
     def element_spec(self) -> Any:
-        """As the dataset says; a worker that has no element looks at those of the others."""
-        return self._learn(lambda dataset: dataset.element_spec)
+        """The dataset's spec; inferred from the whole dataset if this worker's part is empty."""
+        return self._infer(lambda dataset: dataset.element_spec)
 
     @property
     def first_spec(self) -> Any:
-        """Read from the first element, where the dataset leaves more open than the rows."""
+        """The dataset's spec, or that of the first element if inner sizes are unknown."""
         spec = self.element_spec
         shapes = [getattr(leaf, "shape", None) for leaf in flatten(spec)[1]]
         if all(shape is not None and None not in shape[1:] for shape in shapes):
             return spec
-        return self._learn(lambda dataset: first_spec(dataset.node))
+        return self._infer(lambda dataset: first_spec(dataset.node))
 
-    def _learn(self, ask: Callable[[Dataset], Any]) -> Any:
+    def _infer(self, infer: Callable[[Dataset], Any]) -> Any:
         try:
-            return ask(self.dataset)
+            return infer(self.dataset)
         except NoElementError:
             if self.whole is None:
                 raise
-            return ask(self.whole)
+            return infer(self.whole)
 
     @property
     def cardinality(self) -> int:
-        """As the dataset says."""
+        """The dataset's cardinality."""
         return int(self.dataset.cardinality())
 
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
-        """A pass with the same random order as the one that ``state`` was taken from."""
+        """Start a pass, in the random order of the pass that returned `state`."""
         iterator = DatasetIterator[Any](self.dataset.node, self.new)
-        begun = iterator.save_state() if state is None else state
-        counted(begun, "position")
+        begin_state = iterator.save_state() if state is None else state
+        counted(begin_state, "position")
         if state is not None or skip:
-            iterator.restore_state({**begun, "position": skip})
-        return iterator, begun
+            iterator.restore_state({**begin_state, "position": skip})
+        return iterator, begin_state
 
 
 class ForeignSource:
     """Another library's dataset or loader, or any re-iterable of batches.
 
-    Known by what it can do: iteration, or numbered access as Keras's PyDataset has it. The arrays
-    that it gives are copied, as nobody knows what becomes of them afterwards.
+    It must support iteration, or indexing as Keras's PyDataset does. Its arrays are copied because
+    the library may reuse their memory.
     """
 
     def __init__(self, batches: Any) -> None:
@@ -128,7 +135,7 @@ class ForeignSource:
 
     @property
     def element_spec(self) -> Any:
-        """Learnt from the first element."""
+        """The spec inferred from the first element, with an unknown number of rows."""
         if self._spec is None:
             if _is_one_shot(self._batches):
                 raise ValueError(
@@ -137,41 +144,43 @@ class ForeignSource:
                 )
             first = next(iter(self._elements()), None)
             if first is None:
-                raise ValueError("The dataset is empty, so that its element_spec is unknown.")
+                raise ValueError("The dataset is empty, so its element_spec is unknown.")
             self._spec = jax.tree.map(_loose_spec, first)
         return self._spec
 
     @property
     def first_spec(self) -> Any:
-        """The same: only the rows are open."""
+        """The same as `element_spec`: only the number of rows is unknown."""
         return self.element_spec
 
     @property
     def cardinality(self) -> int:
-        """Its length, if it has one."""
+        """The length if it has one, otherwise unknown."""
         try:
             return len(self._batches)
         except TypeError:
             return UNKNOWN_CARDINALITY
 
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
-        """A pass; ``skip`` elements are read and passed over."""
-        return passed_over(iter(self._elements()), skip), None
+        """Start a pass, reading and discarding the first `skip` elements; the state is None."""
+        return skip_items(iter(self._elements()), skip), None
 
     def _elements(self) -> Iterator[Any]:
         if _is_one_shot(self._batches):
             if self._is_used:
                 raise ValueError(
                     f"A {type(self._batches).__name__} can be iterated once, and this is the second"
-                    " time. For several epochs pass something that can be iterated anew: a list, a"
+                    " time. For several epochs pass something that can be iterated again: a list, a"
                     " DataLoader, or `rx.data.Dataset.from_generator(function)`."
                 )
             self._is_used = True
-        return map(to_numpy, _batches_of(self._batches))  # unlike a generator, outlives an error
+        return map(
+            to_numpy, _batches_of(self._batches)
+        )  # unlike a generator, continues after an error
 
 
 def source_of(dataset: Any) -> InputSource:
-    """Whatever was given as a dataset, as a source.
+    """Return `dataset` as a source.
 
     Raises:
         TypeError: If it cannot be iterated.
@@ -190,7 +199,7 @@ def source_of(dataset: Any) -> InputSource:
 
 
 def to_numpy(batch: Any) -> Any:
-    """A batch of another library as NumPy arrays in tuples and dicts."""
+    """Convert a batch of another library to NumPy arrays in tuples and dicts."""
     if isinstance(batch, Mapping):
         return {key: to_numpy(value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
@@ -201,7 +210,7 @@ def to_numpy(batch: Any) -> Any:
             return np.asarray(parts)
         return tuple(parts)
     convert: Callable[[], Any] | None = getattr(batch, "numpy", None)
-    if hasattr(batch, "detach"):  # a torch tensor, perhaps on a device or part of a gradient
+    if hasattr(batch, "detach"):  # a torch tensor, possibly on a device or requiring a gradient
         return np.array(batch.detach().cpu().numpy())
     return np.array(convert() if callable(convert) else batch)
 
@@ -227,18 +236,18 @@ def _loose_spec(x: Any) -> TensorSpec:
     return TensorSpec((None, *array.shape[1:]) if array.ndim else (), array.dtype)
 
 
-_MOST = 8  # steps that are agreed on at once
+_MAX_STEPS = 8  # steps to exchange at once
 
 
 @dataclass(frozen=True)
-class JointReading:
-    """What the workers that read one dataset have to tell each other.
+class CoordinatedReading:
+    """One worker's source, and its coordination with the workers that read the same dataset.
 
     Attributes:
-        share: Which replicas are whose.
-        source: What this worker reads.
+        share: The replicas of this worker among all.
+        source: The source of this worker.
         shared: Whether all workers read the same batches.
-        drop: Whether the pass ends for all when one worker cannot serve all of its replicas.
+        drop: Whether all workers stop when one cannot provide data for all of its replicas.
     """
 
     share: Share
@@ -248,128 +257,138 @@ class JointReading:
 
     @property
     def cardinality(self) -> int:
-        """How many steps the workers take together, as far as it is known without asking."""
+        """The number of common steps: infinite, or unknown without reading."""
         endless = self.source.cardinality == INFINITE_CARDINALITY
         return INFINITE_CARDINALITY if endless else UNKNOWN_CARDINALITY
 
     @property
-    def must_talk(self) -> bool:
-        """Whether a worker cannot tell by itself what the others have."""
-        knows = self.shared and self.source.cardinality != UNKNOWN_CARDINALITY
-        return self.share.workers > 1 and not knows
+    def needs_exchange(self) -> bool:
+        """Whether a worker must ask the others for the number and shapes of their steps."""
+        is_known = self.shared and self.source.cardinality != UNKNOWN_CARDINALITY
+        return self.share.workers > 1 and not is_known
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """What surrounds the wait for a step: all workers take it together."""
-        return required().collective("the next batch") if self.must_talk else nullcontext()
+    def wait_context(self) -> AbstractContextManager[None]:
+        """Return a context for waiting for a step: a collective if workers exchange steps."""
+        return required().collective("the next batch") if self.needs_exchange else nullcontext()
 
-    def together(self, own: Iterator[Step], stop: Event) -> Iterator[Step]:
-        """This worker's steps, made to fit those of the others."""
-        if not self.must_talk:
-            return own
-        return Agreement(required(), self.share, self.nothing, self.drop).steps(own, stop)
+    def align(self, local: Iterator[Step], stop: Event) -> Iterator[Step]:
+        """Return this worker's steps, as many and of the same kind as those of the others."""
+        if not self.needs_exchange:
+            return local
+        return StepAgreement(required(), self.share, self.empty_batch, self.drop).steps(local, stop)
 
-    def nothing(self) -> Any:
-        """A batch without rows."""
-        return without_rows(self.source.first_spec)
+    def empty_batch(self) -> Any:
+        """Return a batch without rows."""
+        return empty_batch(self.source.first_spec)
 
     def open(self, state: Any, skip: int = 0) -> tuple[Iterator[Any], Any]:
-        """A pass over the source; in a new one, all workers read in the chief's random order."""
-        elements, begun = self.source.open(state, skip)
+        """Start a pass; in a new one, all workers use the random order of worker 0."""
+        elements, begin_state = self.source.open(state, skip)
         if state is not None or self.share.workers == 1:
-            return elements, begun
+            return elements, begin_state
         if not (self.shared and isinstance(self.source, DatasetSource)):
-            return elements, begun
-        told: Any = required().agree("the order of a dataset", begun)[0]
-        is_mine = told == json.loads(json.dumps(begun))
-        return (elements, begun) if is_mine else self.source.open(told, skip)
+            return elements, begin_state
+        chief_state: Any = required().agree("the order of a dataset", begin_state)[0]
+        # The exchange converts to JSON and back: compare after the same conversion.
+        is_same = chief_state == json.loads(json.dumps(begin_state))
+        return (elements, begin_state) if is_same else self.source.open(chief_state, skip)
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """How the workers of a group agree on the steps of one pass.
+class StepAgreement:
+    """The exchange of steps between the workers of a group.
 
     Attributes:
         group: The workers.
-        share: Which replicas are whose.
-        nothing: Makes a part without rows, for a worker that has never had any and cannot be told.
-        drop: Whether the pass ends for all when one worker cannot serve all of its replicas.
+        share: The replicas of this worker among all.
+        empty_batch: Returns an empty batch, for a worker that has had no data and whose structure
+            the other workers cannot send.
+        drop: Whether all workers stop when one cannot provide data for all of its replicas.
     """
 
     group: Group
     share: Share
-    nothing: Callable[[], Any]
+    empty_batch: Callable[[], Any]
     drop: bool = False
 
-    def steps(self, own: Iterator[Step], stop: Any) -> Iterator[Step]:
-        """The steps of the pass, as many and as even as all workers' together allow.
+    def steps(self, local: Iterator[Step], stop: Any) -> Iterator[Step]:
+        """Return the steps of a pass: the same number on all workers, stacked if shapes agree.
 
         Args:
-            own: What this worker reads.
-            stop: An event; when it is set, nobody waits any more.
+            local: The steps that this worker reads.
+            stop: An event that cancels a pending exchange.
         """
-        return self._steps(own, stop, self.group.new_feed())
+        # Take the feed's number on the calling thread, where all workers create feeds in the same
+        # order; the generator below runs later, on the prefetching thread.
+        return self._steps(local, stop, self.group.new_feed())
 
-    def _steps(self, own: Iterator[Step], stop: Any, feed: int) -> Iterator[Step]:
-        size, nothing = 1, None
+    def _steps(self, local: Iterator[Step], stop: Any, feed: int) -> Iterator[Step]:
+        size, empty = 1, None
         for number in itertools.count():
-            ready = list(itertools.islice(own, size))
-            sizes = [self._shapes(s) for s in ready]
+            ready = list(itertools.islice(local, size))
+            shapes = [self._shapes(s) for s in ready]
             try:
-                told = self.group.exchange(f"feed {feed} {number}", sizes, stop.is_set)
+                # One list of shapes for each worker; shorter than `size` at the end of its data.
+                announced = self.group.exchange(f"feed {feed} {number}", shapes, stop.is_set)
             except Cancelled:
                 return
             good = [step for step in ready if isinstance(step, HostStep)]
             if good:
-                nothing = emptied(good[-1].pieces(self.share.replicas)[0])
-            if number == 0 and any(told) and not all(told):
+                empty = empty_like(good[-1].pieces(self.share.replicas)[0])
+            # Some workers have no data from the start: the others send them the element structure.
+            if number == 0 and any(announced) and not all(announced):
                 try:
-                    nothing = self._tell_form(nothing, feed, stop)
+                    empty = self._exchange_form(empty, feed, stop)
                 except Cancelled:
                     return
-            yield from self._together(ready, told, nothing)
-            if all(len(t) < size for t in told) or (self.drop and any(len(t) < size for t in told)):
+            yield from self._align(ready, announced, empty)
+            has_ended = [len(steps) < size for steps in announced]
+            if all(has_ended) or (self.drop and any(has_ended)):
                 return
-            size = min(2 * size, _MOST)
+            # Start with one step to return the first batch quickly, then exchange more at once.
+            size = min(2 * size, _MAX_STEPS)
 
-    def _tell_form(self, own: Any, feed: int, stop: Any) -> Any:
-        """A part without rows, like those of the workers that have some."""
-        told = None
-        if own is not None:
-            structure, leaves = flatten(own)
-            told = [to_json(structure), [[x.dtype.name, list(x.shape)] for x in leaves]]
-        forms = self.group.exchange(f"feed {feed} form", told, stop.is_set)
-        if own is not None:
-            return own
-        structure_told, leaves_told = next(filter(None, forms), (None, []))
-        nesting = from_json(structure_told)
+    def _exchange_form(self, empty: Any, feed: int, stop: Any) -> Any:
+        """Return `empty`, or an empty part in the form that another worker sends if it is None."""
+        form = None
+        if empty is not None:
+            structure, leaves = flatten(empty)
+            form = [to_json(structure), [[x.dtype.name, list(x.shape)] for x in leaves]]
+        forms = self.group.exchange(f"feed {feed} form", form, stop.is_set)
+        if empty is not None:
+            return empty
+        sent_structure, sent_leaves = next(filter(None, forms), (None, []))
+        nesting = from_json(sent_structure)
         if nesting is None:
-            return self.nothing()
-        return nesting.unflatten([np.zeros(shape, dtype) for dtype, shape in leaves_told])
+            return self.empty_batch()
+        return nesting.unflatten([np.zeros(shape, dtype) for dtype, shape in sent_leaves])
 
     def _shapes(self, step: Step) -> list[Any] | str:
-        """Of each part: the shape of each leaf; or why there are none."""
+        """Return the shapes of the leaves of each part, or the error message of a failed step."""
         if isinstance(step, Failed):
             return str(step)
         parts = step.pieces(self.share.replicas)
         return [[list(np.shape(x)) for x in jax.tree.leaves(p)] for p in parts]
 
-    def _together(self, ready: list[Step], told: list[list[Any]], nothing: Any) -> Iterator[Step]:
-        counts = [len(t) for t in told]
+    def _align(self, ready: list[Step], announced: list[list[Any]], empty: Any) -> Iterator[Step]:
+        """Yield the common steps: this worker's own, or empty ones after the end of its data."""
+        counts = [len(steps) for steps in announced]
         for i in range(min(counts) if self.drop else max(counts)):
-            own = ready[i] if i < len(ready) else HostStep(parts=(nothing,) * self.share.replicas)
-            now = [t[i] if i < len(t) else [None] for t in told]
-            failed = [w for w, shapes in enumerate(now) if isinstance(shapes, str)]
-            if failed:  # a step is of all workers
-                yield own if isinstance(own, Failed) else _failed_at(failed[0], str(now[failed[0]]))
+            step = ready[i] if i < len(ready) else HostStep(parts=(empty,) * self.share.replicas)
+            workers = [steps[i] if i < len(steps) else [None] for steps in announced]
+            failed = [w for w, shapes in enumerate(workers) if isinstance(shapes, str)]
+            if failed:  # a step that fails on one worker fails on all
+                reason = str(workers[failed[0]])
+                yield step if isinstance(step, Failed) else _worker_failure(failed[0], reason)
                 continue
-            assert isinstance(own, HostStep)
-            shapes = [part for parts in now for part in parts]
-            parts = own.pieces(self.share.replicas)
+            assert isinstance(step, HostStep)
+            shapes = [part for parts in workers for part in parts]
+            parts = step.pieces(self.share.replicas)
             is_even = all(s == shapes[0] for s in shapes)
-            yield evened(parts) if is_even else HostStep(parts=tuple(parts))
+            yield stack_parts(parts) if is_even else HostStep(parts=tuple(parts))
 
 
-def _failed_at(worker: int, reason: str) -> Failed:
+def _worker_failure(worker: int, reason: str) -> Failed:
     return Failed(
         InvalidArgumentError(
             f"The input of worker {worker} failed at this step, which all workers take together:"

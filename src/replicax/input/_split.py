@@ -1,8 +1,8 @@
-"""Split: this process's stream of batches -> steps with a part for each of its replicas.
+"""Splitting a stream of batches into steps with a part for each replica of this process.
 
-Two rules, which are TensorFlow's. *By batch*: every global batch on its own, in chunks of
-``ceil(size / replicas)`` until it runs out. *By stream*: chunks of the full batch's shares, across
-the borders of batches, until the stream runs out.
+There are two rules, both TensorFlow's. *By batch*: each global batch is split separately into
+chunks of `ceil(size / replicas)` rows. *By stream*: the rows of all batches form one stream, which
+is split into the chunk sizes of a full batch, across batch boundaries.
 """
 
 import itertools
@@ -21,14 +21,14 @@ from replicax.topology._mesh import Topology
 
 @dataclass(frozen=True)
 class Share:
-    """Which of the replicas of all workers are this process's.
+    """The replicas of this process among those of all workers.
 
     Attributes:
-        workers: How many workers there are.
-        worker: Which of them this is.
-        replicas: How many replicas each of them has.
-        in_order: Whether the replicas, in their order, get the chunks of a batch in theirs;
-            otherwise the workers take chunks in turn, as TensorFlow's do.
+        workers: The number of workers.
+        worker: The index of this worker.
+        replicas: The number of replicas of each worker.
+        in_order: Whether replica i gets chunk i of a batch; otherwise workers take chunks in turn,
+            as in TensorFlow.
     """
 
     workers: int
@@ -38,19 +38,19 @@ class Share:
 
     @classmethod
     def of(cls, topology: Topology, *, in_order: bool = False) -> "Share":
-        """This process's share of the replicas of a topology."""
+        """Return this process's share of the replicas of `topology`."""
         replicas = len(topology.own)
         workers, worker = topology.num_replicas // replicas, topology.own[0] // replicas
         return cls(workers, worker, replicas, in_order)
 
     @property
     def total(self) -> int:
-        """The replicas of all workers."""
+        """The number of replicas of all workers."""
         return self.workers * self.replicas
 
     @property
     def chunks(self) -> list[int]:
-        """The numbers of the chunks of a batch that this process's replicas get."""
+        """The indices of the chunks of a batch for the replicas of this process."""
         numbers = range(self.replicas)
         if self.in_order:
             return [self.worker * self.replicas + i for i in numbers]
@@ -59,18 +59,18 @@ class Share:
 
 @dataclass(frozen=True)
 class HostStep:
-    """One step on the host.
+    """One step's data on the host, in one of two forms.
 
     Attributes:
-        even: If all parts have one shape: a structure of arrays with a row for each replica.
-        parts: Otherwise: a structure for each replica.
+        even: A pytree of arrays with a leading replica axis, if all parts have the same shapes.
+        parts: A pytree for each replica, otherwise.
     """
 
     even: Any = None
     parts: tuple[Any, ...] = ()
 
     def pieces(self, replicas: int) -> tuple[Any, ...]:
-        """A structure for each replica."""
+        """Return a pytree for each of `replicas` replicas."""
         if self.parts:
             return self.parts
         return tuple(jax.tree.map(lambda x, i=i: x[i], self.even) for i in range(replicas))
@@ -79,8 +79,8 @@ class HostStep:
 Step = HostStep | Failed
 
 
-def attempts(items: Iterable[Any]) -> Iterator[Any]:
-    """The items of an iterator, with a `Failed` for each that raises; it is asked on."""
+def catch_failures(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield each item, or `Failed(error)` if producing it raised, and continue."""
     iterator = iter(items)
     while True:
         try:
@@ -90,14 +90,14 @@ def attempts(items: Iterable[Any]) -> Iterator[Any]:
         except Exception as error:
             item = Failed(error)
         yield item
-        del item
+        del item  # otherwise this frame would keep a batch alive while it makes the next
 
 
-def passed_over(steps: Iterator[Any], count: int) -> Iterator[Any]:
-    """The iterator, ``count`` items further on.
+def skip_items(steps: Iterator[Any], count: int) -> Iterator[Any]:
+    """Advance the iterator by `count` items and return it.
 
     Raises:
-        InvalidArgumentError: If it has fewer.
+        InvalidArgumentError: If there are fewer items.
     """
     done = sum(1 for _ in itertools.islice(steps, count))
     if done < count:
@@ -108,29 +108,29 @@ def passed_over(steps: Iterator[Any], count: int) -> Iterator[Any]:
     return steps
 
 
-def single(elements: Iterable[Any]) -> Iterator[Step]:
-    """Every element whole, for one replica."""
-    for element in attempts(elements):
+def whole_elements(elements: Iterable[Any]) -> Iterator[Step]:
+    """Yield each element as a step of one replica."""
+    for element in catch_failures(elements):
         yield element if isinstance(element, Failed) else HostStep(parts=(element,))
 
 
 def split_batches(batches: Iterable[Any], share: Share, *, shared: bool = True) -> Iterator[Step]:
-    """Every batch on its own.
+    """Split each batch separately.
 
     Args:
         batches: The batches that this worker reads.
-        share: Which chunks of a batch are whose.
-        shared: Whether all workers read the same batches, and each takes its chunks of them;
-            otherwise the chunks are all this worker's, over several steps.
+        share: The replicas of this worker among all.
+        shared: Whether all workers read the same batches and each takes its chunks; otherwise this
+            worker takes all chunks, over several steps.
     """
-    for batch in attempts(batches):
+    for batch in catch_failures(batches):
         if isinstance(batch, Failed):
             yield batch
             continue
         rows = _rows(batch)
         size = -(-rows // share.total)
-        for mine in _chunks(share, shared=shared):
-            # With several workers, all must find the same, which looks at their chunks too.
+        for mine in _chunk_indices(share, shared=shared):
+            # All workers must decide alike whether the parts are even: check the last chunk of all.
             last = mine[-1] if share.workers == 1 or not shared else share.total - 1
             if (last + 1) * size <= rows:
                 yield HostStep(even=jax.tree.map(lambda x: _stacked(x, mine, size, share), batch))  # noqa: B023
@@ -140,15 +140,15 @@ def split_batches(batches: Iterable[Any], share: Share, *, shared: bool = True) 
 
 
 def split_stream(
-    batches: Iterable[Any], share: Share, batch_size: int, nothing: Callable[[], Any]
+    batches: Iterable[Any], share: Share, batch_size: int, empty: Callable[[], Any]
 ) -> Iterator[Step]:
-    """Chunks of the stream, in the shares of a full batch.
+    """Split the stream of rows into chunks of the sizes that a full batch would be split into.
 
     Args:
         batches: The batches that this worker reads.
-        share: Which replicas it serves.
-        batch_size: How many rows a full batch has.
-        nothing: Makes a batch without rows, for shares that have none.
+        share: The replicas of this worker among all.
+        batch_size: The number of rows of a full batch.
+        empty: Returns an empty batch, for replicas whose chunk size is 0.
     """
     small, larger = divmod(batch_size, share.total)
     if small and not larger:
@@ -159,8 +159,8 @@ def split_stream(
     source = _Rows(batches)
     step: list[Any] = []
     for size in itertools.cycle(sizes[first:] + sizes[:first]):
-        # The end shows only when rows are asked for.
-        while isinstance(chunk := source.take(size) if size else nothing(), Failed):
+        # Only a read detects the end of the stream: a chunk size of 0 does not end the loop.
+        while isinstance(chunk := source.read(size) if size else empty(), Failed):
             yield chunk
         if chunk is None:
             break
@@ -171,38 +171,38 @@ def split_stream(
         if _rows(chunk) < size:
             break
     if step:
-        yield _step(_filled(step, share.replicas))
+        yield _step(_pad_with_empty(step, share.replicas))
 
 
 def _equal_shares(source: "_Rows", replicas: int, size: int) -> Iterator[Step]:
-    """The same where all chunks have one size: those of a step are taken at once, as they lie."""
-    while (rows := source.take(replicas * size)) is not None:
+    """Split the stream into equal chunks: read the rows of a step at once and reshape them."""
+    while (rows := source.read(replicas * size)) is not None:
         if isinstance(rows, Failed):
             yield rows
             continue
         count = _rows(rows)
         is_full = all(len(x) == replicas * size for x in jax.tree.leaves(rows))
         if is_full and replicas > 1:
-            yield HostStep(even=jax.tree.map(lambda x: _in_shares(x, replicas, size), rows))
-            del rows  # the next batch may take its memory
+            yield HostStep(even=jax.tree.map(lambda x: _by_replica(x, replicas, size), rows))
+            del rows  # lets the next batch reuse its buffer
             continue
         chunks = [_cut(rows, start, start + size) for start in range(0, max(count, 1), size)]
-        yield _step(_filled(chunks, replicas))
+        yield _step(_pad_with_empty(chunks, replicas))
         if count < replicas * size:
             return
 
 
 def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) -> Iterator[Step]:
-    """One element for each replica, in turn.
+    """Group consecutive elements into steps of one element for each replica.
 
     Args:
-        elements: What a dataset function's dataset gives.
-        replicas: How many take one each.
-        drop: Says whether a last step that cannot serve all is left out, rather than filled up
-            with parts that have no rows; asked only if there is such a step.
+        elements: The elements of a dataset function's dataset.
+        replicas: The number of replicas.
+        drop: Returns whether to drop an incomplete last step instead of padding it with empty
+            parts; called only if there is such a step.
     """
     step: list[Any] = []
-    for element in attempts(elements):
+    for element in catch_failures(elements):
         if isinstance(element, Failed):
             yield element
             continue
@@ -211,27 +211,27 @@ def deal(elements: Iterable[Any], replicas: int, *, drop: Callable[[], bool]) ->
             yield _step(step)
             step = []
     if step and not drop():
-        yield _step(_filled(step, replicas))
+        yield _step(_pad_with_empty(step, replicas))
 
 
 class _Rows:
-    """A stream of batches, read by rows."""
+    """A stream of batches that is read by number of rows."""
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        self._batches = attempts(batches)
+        self._batches = catch_failures(batches)
         self._left: Any = None
-        self._taken: list[Any] = []  # before a batch that failed
+        self._pending: list[Any] = []  # rows read before a batch that failed
 
-    def take(self, count: int) -> Any:
-        """The next ``count`` rows, fewer at the end; None if there are none.
+    def read(self, count: int) -> Any:
+        """Return the next `count` rows, fewer at the end of the stream, or None at the end.
 
-        Where a batch failed it says so, once; the rows before it stay for the next call.
+        Return `Failed` once for a batch that raised; rows read before it remain for the next call.
         """
-        taken, self._taken = self._taken, []
+        taken, self._pending = self._pending, []
         count -= sum(_rows(part) for part in taken)
         while count and (batch := self._next()) is not None:
             if isinstance(batch, Failed):
-                self._taken = taken
+                self._pending = taken
                 return batch
             rows = _rows(batch)
             is_more = rows > count
@@ -264,8 +264,8 @@ def _rows(batch: Any) -> int:
         if hasattr(leaf, "__dataclass_fields__") or hasattr(leaf, "__attrs_attrs__"):
             kind = type(leaf).__name__
             raise TypeError(
-                f"A batch has a {kind} in it, and JAX does not know the parts of that class: tell"
-                f" it with `jax.tree_util.register_dataclass({kind})` (for attrs classes"
+                f"A batch has a {kind} in it, and JAX does not know the parts of that class:"
+                f" register it with `jax.tree_util.register_dataclass({kind})` (for attrs classes"
                 " `register_pytree_node`), or make a dict or a named tuple of it with `map`."
             )
     if not leaves or any(np.ndim(x) == 0 for x in leaves):
@@ -276,13 +276,13 @@ def _rows(batch: Any) -> int:
     if any(len(x) != len(leaves[0]) for x in leaves):
         raise ValueError(
             f"The parts of a batch have first axes of different sizes: {[len(x) for x in leaves]}."
-            " Each replica takes the same rows of every part, so that all must be equally long."
+            " Each replica takes the same rows of every part, so all must be equally long."
         )
     return len(leaves[0])
 
 
-def _chunks(share: Share, *, shared: bool) -> list[list[int]]:
-    """The numbers of the chunks of a batch that this worker takes, step by step."""
+def _chunk_indices(share: Share, *, shared: bool) -> list[list[int]]:
+    """Return the indices of the chunks that this worker takes, one list for each step."""
     if shared:
         return [share.chunks]
     numbers = range(share.total)
@@ -291,11 +291,11 @@ def _chunks(share: Share, *, shared: bool) -> list[list[int]]:
 
 def _stacked(x: np.ndarray, mine: Sequence[int], size: int, share: Share) -> np.ndarray:
     if share.workers == 1:
-        return _in_shares(x, share.replicas, size)
+        return _by_replica(x, share.replicas, size)
     return np.stack([x[j * size : (j + 1) * size] for j in mine])
 
 
-def _in_shares(x: np.ndarray, replicas: int, size: int) -> np.ndarray:
+def _by_replica(x: np.ndarray, replicas: int, size: int) -> np.ndarray:
     return x.reshape(replicas, size, *x.shape[1:])
 
 
@@ -304,28 +304,29 @@ def _cut(batch: Any, start: int, stop: int) -> Any:
 
 
 def _step(parts: Sequence[Any]) -> HostStep:
+    """Return a step of `parts`, stacked if they have the same shapes."""
     shapes = [[np.shape(x) for x in jax.tree.leaves(p)] for p in parts]
     if all(s == shapes[0] for s in shapes) and len(parts) > 1:
-        return evened(parts)
+        return stack_parts(parts)
     return HostStep(parts=tuple(parts))
 
 
-def evened(parts: Sequence[Any]) -> HostStep:
-    """Parts of one shape, as one step."""
+def stack_parts(parts: Sequence[Any]) -> HostStep:
+    """Return a step with the stacked parts, which must have the same shapes."""
     return HostStep(even=jax.tree.map(lambda *xs: np.stack(xs), *parts))
 
 
-def _filled(step: Sequence[Any], replicas: int) -> list[Any]:
-    return [*step, *([emptied(step[0])] * (replicas - len(step)))]
+def _pad_with_empty(step: Sequence[Any], replicas: int) -> list[Any]:
+    return [*step, *([empty_like(step[0])] * (replicas - len(step)))]
 
 
-def emptied(part: Any) -> Any:
-    """A part without rows, for the structure of one that has some."""
-    return jax.tree.map(_without_rows, part)
+def empty_like(part: Any) -> Any:
+    """Return a part without rows, in the structure of `part`."""
+    return jax.tree.map(_empty_array, part)
 
 
-def without_rows(spec: Any) -> Any:
-    """A batch without rows, of a spec."""
+def empty_batch(spec: Any) -> Any:
+    """Return a batch without rows that matches `spec`; unknown inner sizes become 0."""
     return jax.tree.map(
         lambda s: np.zeros((0, *(n or 0 for n in (s.shape or ())[1:])), s.dtype),
         spec,
@@ -333,6 +334,6 @@ def without_rows(spec: Any) -> Any:
     )
 
 
-def _without_rows(x: Any) -> np.ndarray:
+def _empty_array(x: Any) -> np.ndarray:
     array = np.asarray(x)
     return np.zeros((0, *array.shape[1:]), array.dtype)
