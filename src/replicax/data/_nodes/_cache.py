@@ -108,7 +108,7 @@ class writing:  # noqa: N801 - reads as a verb: `file = writing(path)`
 
 
 def read_blocks(path: str, node: Node) -> Iterator[Block]:
-    """Yield the blocks of the file at `path`; raise if it was not written from `node`."""
+    """Yield the blocks of the file at `path`; raise if it is damaged or not the data of `node`."""
     with _storage.open_file(path) as file:
         frames = _frames(file, path)
         first = next(frames)

@@ -284,7 +284,7 @@ class RandomChoiceNode(_DrawingNode):
 @final
 @dataclass(frozen=True, eq=False)
 class WeighedChoiceNode(UnaryNode):
-    """An index for each element of the input, which is the vector of weights of the draw."""
+    """An index for each element of the input, drawn with that element as the weights."""
 
     seeds: Seeds
     num_choices: int

@@ -25,7 +25,7 @@ from replicax.data._trace import TraceOutcome, Verdict, traced
 @final
 @dataclass(frozen=True, eq=False)
 class GroupByWindowNode(DatasetFunctionNode):
-    """The elements of the datasets that `reduce` returns, one for each full group of a key."""
+    """The elements of the datasets that `reduce` returns, one dataset for each group."""
 
     key: ElementFunction
     reduce: ElementFunction

@@ -120,7 +120,7 @@ class _RaggedStream(Stream):
 @final
 @dataclass(frozen=True, eq=False)
 class SparseBatchNode(BatchingNode):
-    """Batches as one `SparseTensor` with every number of the elements and its index."""
+    """Batches as one `SparseTensor` that stores every value of the elements."""
 
     row_shape: Shape
 

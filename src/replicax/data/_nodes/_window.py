@@ -352,5 +352,5 @@ class CopyingStream(Stream):
 
 
 def copy_row(row: Row) -> Row:
-    """Return `row` with every leaf copy_row."""
+    """Return `row` with a copy of every leaf."""
     return tuple(own(leaf) for leaf in row)
