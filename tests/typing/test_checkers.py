@@ -104,7 +104,7 @@ def lines_of_names() -> Iterator[str]:
 
 def declared(kind: type) -> set[str]:
     """The fields of options and messages, which no descriptor of the class shows."""
-    tables = (getattr(kind, table, ()) for table in ("_fields", "_older", "_parts"))
+    tables = (getattr(kind, table, ()) for table in ("_fields", "_aliases", "_parts"))
     return {name for table in tables for name in table}
 
 

@@ -58,7 +58,7 @@ _HOMES = {
 }
 
 _ABSENT = {
-    "IteratorSpec": "Iterators are Python objects here; `iterator.element_spec` tells their parts.",
+    "IteratorSpec": "Iterators are Python objects here; read `iterator.element_spec` instead.",
     "NumpyIterator": "Write `dataset.as_numpy_iterator()`.",
 }
 

@@ -1,8 +1,9 @@
-"""Abstract arrays: values with a shape and a dtype and no numbers, for tracing user functions.
+"""Abstract arrays: a shape and a dtype without data, for tracing user functions.
 
-NumPy's operators and functions work on them as on arrays, by rules for shapes; dtypes come from
-calling the same NumPy function on a single number. An operation that needs the numbers raises
-`ValueNeededError`, and one without a rule raises `UntraceableError`: a spec is never guessed.
+NumPy's operators and functions accept them through `__array_ufunc__` and `__array_function__`.
+Result shapes come from shape rules, result dtypes from calling the same NumPy function on scalars.
+An operation that needs the data raises `ValueNeededError`, and one without a rule raises
+`UntraceableError`: a spec is never guessed.
 """
 
 import math
@@ -14,19 +15,19 @@ import numpy as np
 
 from replicax._types import Shape, TensorSpec
 
-_MOST_ROWS = 1024  # of an array that a function iterates over
+_MOST_ROWS = 1024  # longest array that a traced function may iterate over
 
 
 class UntraceableError(Exception):
-    """The function does something that has no rule here."""
+    """Raised when the traced function performs an operation without a shape rule."""
 
 
 class ValueNeededError(UntraceableError):
-    """The function looks at the numbers of an element, as ``int(x)`` and ``if x > 0`` do."""
+    """Raised when the traced function needs concrete data, as ``int(x)`` and ``if x > 0`` do."""
 
 
 class Trace:
-    """The failures of one trace, which a ``try`` in the user's function cannot hide."""
+    """Flags of one trace, set on failure even if the user's function catches the exception."""
 
     def __init__(self) -> None:
         self.needs_value = False
@@ -37,21 +38,21 @@ trace: ContextVar[Trace | None] = ContextVar("replicax_trace", default=None)
 
 
 def need_value(*_: Any, **__: Any) -> NoReturn:
-    """Give up, as the numbers of an element decide."""
+    """Raise `ValueNeededError` and mark the current trace as dependent on concrete data."""
     if (current := trace.get()) is not None:
         current.needs_value = True
     raise ValueNeededError("the function needs the value of an element")
 
 
 def give_up(reason: str) -> NoReturn:
-    """Give up, as there is no rule for an operation."""
+    """Raise `UntraceableError` with `reason` and mark the current trace as untraceable."""
     if (current := trace.get()) is not None:
         current.is_untraceable = True
     raise UntraceableError(reason)
 
 
 class UnknownSize:
-    """A size or a number that only the element shows; stands for a Python int."""
+    """A Python int whose value is unknown until an element is produced."""
 
     def _arithmetic(self, other: Any) -> "UnknownSize":
         return UNKNOWN if isinstance(other, (int, np.integer, UnknownSize)) else NotImplemented
@@ -65,25 +66,29 @@ class UnknownSize:
 
 UNKNOWN = UnknownSize()
 
-# Rules for NumPy's functions and for methods of arrays, by name; `_rules` adds them.
+# Shape rules for NumPy functions and for array methods, by name. `_rules` registers them.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: dict[str, Callable[..., Any]] = {}
 
 
-def _by(ufunc: Any, *, is_swapped: bool = False) -> Callable[..., Any]:
+def _operator(ufunc: Any, *, is_swapped: bool = False) -> Callable[..., Any]:
+    """Return an operator method that applies `ufunc`, with operands swapped if `is_swapped`."""
+
     def operate(self: Any, *others: Any) -> Any:
-        given = (*others, self) if is_swapped else (self, *others)
-        return elementwise(ufunc, given)
+        operands = (*others, self) if is_swapped else (self, *others)
+        return elementwise(ufunc, operands)
 
     return operate
 
 
 def _in_place(ufunc: Any) -> Callable[..., Any]:
+    """Return an augmented-assignment method that applies `ufunc`."""
+
     def operate(self: Any, other: Any) -> Any:
         result = elementwise(ufunc, (self, other))
         if self.shape_spec is None or result.shape_spec != self.shape_spec:
             give_up("an in-place operation that may change the shape")
-        # An array keeps its dtype here, and a NumPy scalar does not.
+        # `a += b` keeps the dtype of an array but may change that of a NumPy scalar.
         if not self.shape_spec and result.dtype != self.dtype:
             give_up("an in-place operation that may change the dtype")
         return AbstractArray(self.shape_spec, self.dtype)
@@ -92,10 +97,10 @@ def _in_place(ufunc: Any) -> Callable[..., Any]:
 
 
 class AbstractArray:
-    """An array of which only a spec is known.
+    """An array of known spec and unknown data.
 
     Args:
-        shape: Sizes, None where not known; None if the rank is not known.
+        shape: Dimension sizes, None for each unknown one; None if the rank is unknown.
         dtype: The dtype.
     """
 
@@ -108,12 +113,12 @@ class AbstractArray:
 
     @property
     def known(self) -> Shape:
-        """The shape, of which at least the rank must be known."""
+        """The shape, whose rank must be known; raises `ValueNeededError` otherwise."""
         return need_value() if self.shape_spec is None else self.shape_spec
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """Sizes as a function sees them."""
+        """The shape as user code sees it: `UNKNOWN` for each unknown size."""
         return tuple(UNKNOWN if size is None else size for size in self.known)
 
     @property
@@ -129,7 +134,7 @@ class AbstractArray:
 
     @property
     def T(self) -> "AbstractArray":  # noqa: N802 - NumPy's name
-        """The axes in reverse."""
+        """The transpose."""
         return AbstractArray(self.known[::-1], self.dtype)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
@@ -162,31 +167,41 @@ class AbstractArray:
         return need_value() if size is None else size
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        # Neither shape nor dtype of an array change; a NumPy scalar or bytes would refuse.
+        # Item assignment keeps shape and dtype; NumPy scalars and bytes do not support it.
         if not self.known or self.dtype == object:
             give_up("an assignment to a part of a scalar")
 
-    __add__, __radd__ = _by(np.add), _by(np.add, is_swapped=True)
-    __sub__, __rsub__ = _by(np.subtract), _by(np.subtract, is_swapped=True)
-    __mul__, __rmul__ = _by(np.multiply), _by(np.multiply, is_swapped=True)
-    __truediv__, __rtruediv__ = _by(np.true_divide), _by(np.true_divide, is_swapped=True)
-    __floordiv__, __rfloordiv__ = _by(np.floor_divide), _by(np.floor_divide, is_swapped=True)
-    __mod__, __rmod__ = _by(np.remainder), _by(np.remainder, is_swapped=True)
-    __pow__, __rpow__ = _by(np.power), _by(np.power, is_swapped=True)
-    __and__, __rand__ = _by(np.bitwise_and), _by(np.bitwise_and, is_swapped=True)
-    __or__, __ror__ = _by(np.bitwise_or), _by(np.bitwise_or, is_swapped=True)
-    __xor__, __rxor__ = _by(np.bitwise_xor), _by(np.bitwise_xor, is_swapped=True)
-    __lshift__, __rshift__ = _by(np.left_shift), _by(np.right_shift)
-    __matmul__, __rmatmul__ = _by(np.matmul), _by(np.matmul, is_swapped=True)
-    __neg__, __pos__, __abs__ = _by(np.negative), _by(np.positive), _by(np.absolute)
-    __invert__ = _by(np.invert)
-    __lt__, __le__, __gt__, __ge__ = (
-        _by(np.less),
-        _by(np.less_equal),
-        _by(np.greater),
-        _by(np.greater_equal),
+    __add__, __radd__ = _operator(np.add), _operator(np.add, is_swapped=True)
+    __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, is_swapped=True)
+    __mul__, __rmul__ = _operator(np.multiply), _operator(np.multiply, is_swapped=True)
+    __truediv__, __rtruediv__ = (
+        _operator(np.true_divide),
+        _operator(np.true_divide, is_swapped=True),
     )
-    __eq__, __ne__ = _by(np.equal), _by(np.not_equal)
+    __floordiv__, __rfloordiv__ = (
+        _operator(np.floor_divide),
+        _operator(np.floor_divide, is_swapped=True),
+    )
+    __mod__, __rmod__ = _operator(np.remainder), _operator(np.remainder, is_swapped=True)
+    __pow__, __rpow__ = _operator(np.power), _operator(np.power, is_swapped=True)
+    __and__, __rand__ = _operator(np.bitwise_and), _operator(np.bitwise_and, is_swapped=True)
+    __or__, __ror__ = _operator(np.bitwise_or), _operator(np.bitwise_or, is_swapped=True)
+    __xor__, __rxor__ = _operator(np.bitwise_xor), _operator(np.bitwise_xor, is_swapped=True)
+    __lshift__, __rshift__ = _operator(np.left_shift), _operator(np.right_shift)
+    __matmul__, __rmatmul__ = _operator(np.matmul), _operator(np.matmul, is_swapped=True)
+    __neg__, __pos__, __abs__ = (
+        _operator(np.negative),
+        _operator(np.positive),
+        _operator(np.absolute),
+    )
+    __invert__ = _operator(np.invert)
+    __lt__, __le__, __gt__, __ge__ = (
+        _operator(np.less),
+        _operator(np.less_equal),
+        _operator(np.greater),
+        _operator(np.greater_equal),
+    )
+    __eq__, __ne__ = _operator(np.equal), _operator(np.not_equal)
     __iadd__, __isub__, __imul__ = (
         _in_place(np.add),
         _in_place(np.subtract),
@@ -204,7 +219,7 @@ class AbstractArray:
 
 
 def abstract(value: Any) -> AbstractArray:
-    """An abstract array for an operand: one already, a number, or an array."""
+    """Return `value` (abstract array, number, array or sequence) as an abstract array."""
     if isinstance(value, (list, tuple)):
         value = abstract_array(value)
     if isinstance(value, AbstractArray):
@@ -214,7 +229,7 @@ def abstract(value: Any) -> AbstractArray:
 
 
 def sample(value: Any) -> Any:
-    """One number of the dtype of an operand, or the operand itself where it is known."""
+    """Return a concrete stand-in for `value`: a one of its dtype, or `value` if concrete."""
     if isinstance(value, UnknownSize):
         return 1
     if isinstance(value, AbstractArray):
@@ -229,7 +244,7 @@ def sample(value: Any) -> Any:
 
 
 def elementwise(ufunc: Any, inputs: Sequence[Any]) -> AbstractArray:
-    """The result of a ufunc: shapes broadcast, and the dtype is that of a call on one number."""
+    """Return the abstract result of `ufunc`: broadcast shape, dtype from a call on scalars."""
     operands = [
         abstract_array(each) if isinstance(each, (list, tuple)) else each for each in inputs
     ]
@@ -247,14 +262,18 @@ def elementwise(ufunc: Any, inputs: Sequence[Any]) -> AbstractArray:
 
 
 def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
-    """The shape that all are broadcast to; a size that is not known may be 1."""
+    """Return the broadcast of `shapes`, where an unknown size may be 1; None if a rank is unknown.
+
+    Raises:
+        UntraceableError: If known sizes do not broadcast.
+    """
     if any(shape is None for shape in shapes):
         return None
-    given = [shape for shape in shapes if shape is not None]
-    rank = max(map(len, given), default=0)
-    filled = [(1,) * (rank - len(shape)) + shape for shape in given]
+    known_shapes = [shape for shape in shapes if shape is not None]
+    rank = max(map(len, known_shapes), default=0)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in known_shapes]
     result: list[int | None] = []
-    for sizes in zip(*filled, strict=True):
+    for sizes in zip(*padded, strict=True):
         known = {size for size in sizes if size not in (None, 1)}
         if len(known) > 1:
             give_up(f"shapes {shapes} that do not broadcast")
@@ -263,10 +282,10 @@ def broadcast(shapes: Sequence[Shape | None]) -> Shape | None:
 
 
 def indexed(array: AbstractArray, key: Any) -> AbstractArray:
-    """``array[key]``."""
+    """Return the abstract result of ``array[key]``."""
     keys = list(key) if isinstance(key, tuple) else [key]
-    if len(keys) == 1 and (table := _as_table(array, keys[0])) is not None:
-        return table
+    if len(keys) == 1 and (selected := _advanced_index(array, keys[0])) is not None:
+        return selected
     used = sum(each is not None and each is not Ellipsis for each in keys)
     rank = len(array.known)
     if used > rank:
@@ -285,13 +304,13 @@ def indexed(array: AbstractArray, key: Any) -> AbstractArray:
             if isinstance(each, slice):
                 sizes.append(_sliced(array.known[axis], each))
             else:
-                _check_place(each, array.known[axis])
+                _check_index(each, array.known[axis])
             axis += 1
     return AbstractArray(tuple(sizes), array.dtype)
 
 
-def _as_table(array: AbstractArray, key: Any) -> AbstractArray | None:
-    """The result for a mask, or for an array of places; None for other keys."""
+def _advanced_index(array: AbstractArray, key: Any) -> AbstractArray | None:
+    """Return ``array[key]`` for a boolean mask or an index array; None for other keys."""
     if isinstance(key, (list, np.ndarray)):
         key = abstract_array(key)
     if not isinstance(key, AbstractArray) or (not key.known and key.dtype.kind in "iu"):
@@ -303,18 +322,19 @@ def _as_table(array: AbstractArray, key: Any) -> AbstractArray | None:
     return AbstractArray(key.known + array.known[1:], array.dtype)
 
 
-def _check_place(place: Any, size: int | None) -> None:
-    if isinstance(place, AbstractArray) and not place.known and place.dtype.kind in "iu":
+def _check_index(index: Any, size: int | None) -> None:
+    if isinstance(index, AbstractArray) and not index.known and index.dtype.kind in "iu":
         return
-    if isinstance(place, UnknownSize):
+    if isinstance(index, UnknownSize):
         return
-    if not isinstance(place, (int, np.integer)) or isinstance(place, bool):
+    if not isinstance(index, (int, np.integer)) or isinstance(index, bool):
         give_up("an index that is no number")
-    if size is not None and not -size <= place < size:
+    if size is not None and not -size <= index < size:
         give_up("an index out of bounds")
 
 
 def _sliced(size: int | None, part: slice) -> int | None:
+    """Return the size of an axis of `size` after slicing, None if unknown."""
     ends = (part.start, part.stop, part.step)
     if all(end is None for end in ends):
         return size
@@ -324,7 +344,7 @@ def _sliced(size: int | None, part: slice) -> int | None:
 
 
 def abstract_array(value: Any) -> Any:
-    """A list, as `np.asarray` takes it: parts of one shape become rows."""
+    """Return `np.asarray(value)`, abstract if `value` is a sequence with abstract items."""
     if isinstance(value, (AbstractArray, np.ndarray)):
         return value
     if not isinstance(value, (list, tuple)):
@@ -332,19 +352,20 @@ def abstract_array(value: Any) -> Any:
     parts = [abstract_array(part) if isinstance(part, (list, tuple)) else part for part in value]
     if not any(isinstance(part, (AbstractArray, UnknownSize)) for part in parts):
         return np.asarray(value)
-    # Parts of different sizes are an error, so that one that is known holds for all.
+    # NumPy rejects items of different sizes, so a size known for one item holds for all.
     shape = merged([abstract(part).known for part in parts])
     dtype = dtype_of(lambda *ones: np.array(ones), *map(one_of, parts))
     return AbstractArray((len(parts), *shape), dtype)
 
 
 def one_of(value: Any) -> Any:
-    """One number of an operand's dtype; Python numbers stay what they are."""
-    found = sample(value)
-    return np.ones((), found.dtype)[()] if isinstance(found, np.ndarray) else found
+    """Return a scalar of the dtype of `value`; Python numbers are returned unchanged."""
+    concrete = sample(value)
+    return np.ones((), concrete.dtype)[()] if isinstance(concrete, np.ndarray) else concrete
 
 
 def dtype_of(function: Callable[..., Any], *ones: Any) -> np.dtype[Any]:
+    """Return the dtype of `function(*ones)`."""
     with np.errstate(all="ignore"):
         result: np.ndarray[Any, np.dtype[Any]] = np.asarray(function(*ones))
     return result.dtype
@@ -361,7 +382,11 @@ def _matmul(left: AbstractArray, right: AbstractArray) -> AbstractArray:
 
 
 def merged(shapes: Sequence[Shape]) -> Shape:
-    """The sizes that arrays to be put side by side share."""
+    """Return the shape common to all of `shapes`, None for each size unknown in all.
+
+    Raises:
+        UntraceableError: If ranks or known sizes differ.
+    """
     if len({len(shape) for shape in shapes}) != 1:
         give_up("arrays of different rank")
     merged: list[int | None] = []
@@ -374,7 +399,7 @@ def merged(shapes: Sequence[Shape]) -> Shape:
 
 
 def call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """A NumPy function of abstract arrays."""
+    """Apply the shape rule of a NumPy function; raise `UntraceableError` if there is none."""
     name = getattr(function, "__name__", "")
     if getattr(np, name, None) is not function or name not in FUNCTIONS:
         give_up(f"the function {name}")
@@ -382,7 +407,7 @@ def call(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def is_abstract(value: Any) -> bool:
-    """Whether a value, or a part of it, is abstract."""
+    """Whether `value` is abstract or contains an abstract value."""
     if isinstance(value, (tuple, list)):
         return any(map(is_abstract, value))
     if isinstance(value, dict):
@@ -393,5 +418,5 @@ def is_abstract(value: Any) -> bool:
 
 
 def spec_of(value: AbstractArray) -> TensorSpec:
-    """The spec of an abstract array."""
+    """Return the spec of an abstract array."""
     return TensorSpec(value.shape_spec, value.dtype)

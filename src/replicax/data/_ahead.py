@@ -1,10 +1,8 @@
-"""Ahead: iterators whose elements can be looked at before they are taken, and may be missing.
+"""Iterators with lookahead, and `Optional`, the result of `get_next_as_optional`.
 
-A value that may be missing.
-
-While a function is traced, `next` gives stand-ins for an element that is looked at and not taken;
-each call of what was compiled then takes the elements that it needs. Which code is traced is known
-to the layers above, which say here how `next` goes there.
+Lookahead exists for compiled functions: while a function is traced, `next` peeks at an element and
+returns tracers of its shapes; each call of the compiled function then consumes the elements that it
+needs. Upper layers know which code is being traced and install `next` for it in `around`.
 """
 
 import threading
@@ -26,7 +24,7 @@ _MISSING = object()
 
 
 class Optional:
-    """An element, or nothing: what `get_next_as_optional` returns.
+    """An element or no element, as returned by `get_next_as_optional`.
 
     Example:
         >>> optional = rx.data.Optional.from_value(np.float32(2))
@@ -40,7 +38,7 @@ class Optional:
 
     @classmethod
     def from_value(cls, value: Any) -> "Optional":
-        """An optional that holds a value.
+        """Return an optional that holds `value`.
 
         Args:
             value: Any element.
@@ -49,7 +47,7 @@ class Optional:
             The optional.
 
         Raises:
-            InvalidArgumentError: The value has no part that is an array, as None has not.
+            InvalidArgumentError: The value has no leaves; None, for example, has none.
 
         Example:
             >>> bool(rx.data.Optional.from_value(1).has_value())
@@ -64,10 +62,10 @@ class Optional:
 
     @classmethod
     def empty(cls, element_spec: Any = None) -> "Optional":
-        """An optional without a value.
+        """Return an optional without a value.
 
         Args:
-            element_spec: What a value would look like.
+            element_spec: The spec that a value would have.
 
         Returns:
             The optional.
@@ -91,13 +89,13 @@ class Optional:
         return np.bool_(self._value is not _MISSING)
 
     def get_value(self, name: str | None = None) -> Any:
-        """The value.
+        """Return the value.
 
         Returns:
             The element.
 
         Raises:
-            InvalidArgumentError: There is none.
+            InvalidArgumentError: There is no value.
 
         Example:
             >>> rx.data.Optional.from_value(3).get_value()
@@ -111,7 +109,7 @@ class Optional:
 
     @property
     def element_spec(self) -> Any:
-        """The spec of the value, or the one that `empty` was given.
+        """The spec of the value, or the one passed to `empty`.
 
         Example:
             >>> rx.data.Optional.from_value(np.zeros(2)).element_spec.shape
@@ -123,15 +121,16 @@ class Optional:
 
 
 def _spec(leaf: Any) -> Any:
-    known = next((spec for kind, spec in leaf_specs.items() if isinstance(leaf, kind)), None)
-    return leaf_spec(to_leaf(leaf)) if known is None else known(leaf)
+    registered = next((spec for kind, spec in leaf_specs.items() if isinstance(leaf, kind)), None)
+    return leaf_spec(to_leaf(leaf)) if registered is None else registered(leaf)
 
 
-# The specs of leaves of other classes than datasets make, such as per-replica values.
+# Functions that return the spec of a leaf, by class, for leaves that datasets do not produce
+# themselves, such as per-replica values.
 leaf_specs: dict[type, Callable[[Any], Any]] = {}
 
 
-# Whether Python drives a function of replicax, in which elements are arrays of JAX.
+# Whether the body of an `rx.function` is running eagerly; elements are JAX arrays there.
 in_function: ContextVar[bool] = ContextVar("replicax_in_function", default=False)
 is_driven = in_function.get
 _END = object()
@@ -139,7 +138,12 @@ _MOST_ELEMENTS = 1 << 62
 
 
 class Surroundings:
-    """What iterating means where code is traced, or part of a function."""
+    """Hooks for iteration in traced code and in the body of an `rx.function`.
+
+    Attributes:
+        take: Return the next element of an iterator there.
+        loop: Called when a loop over a dataset or iterator begins there.
+    """
 
     take: Callable[[Any], Any]
     loop: Callable[[], None]
@@ -149,17 +153,17 @@ around = Surroundings()
 
 
 def is_plain() -> bool:
-    """Whether the code that runs now is neither traced nor part of a function."""
+    """Whether the calling code is neither being traced nor in the body of an `rx.function`."""
     return surrounding(traced.value) is at_rest and not is_driven()
 
 
 class Failed(Due):
-    """In the place of an element: the error that it raises when its turn comes.
+    """A placeholder for an element that raised, re-raised when the element is requested.
 
     Args:
         error: The error.
-        is_element: Whether an element has failed, and the next one follows; otherwise something
-            around the elements has.
+        is_element: Whether producing the element failed, so iteration continues with the next
+            one; False for an error outside of any element.
     """
 
     def __init__(self, error: Exception, *, is_element: bool = True) -> None:
@@ -167,16 +171,16 @@ class Failed(Due):
         self.is_element = is_element
 
 
-def as_state(given: Any) -> Mapping[str, Any]:
-    """What was given as a saved state; nothing if it cannot be one."""
-    return given if isinstance(given, Mapping) else {}
+def as_state(value: Any) -> Mapping[str, Any]:
+    """Return `value` if it is a mapping, else an empty one, so that lookups find nothing."""
+    return value if isinstance(value, Mapping) else {}
 
 
 def counted(state: Any, *names: str) -> list[int]:
-    """Numbers of elements in a saved state.
+    """Return the element counts called `names` in a saved state.
 
     Raises:
-        InvalidArgumentError: If the state is not built as it was saved.
+        InvalidArgumentError: If one is missing or not a non-negative int.
     """
     found: list[Any] = [as_state(state).get(name) for name in names]
     if any(type(n) is not int or not 0 <= n <= _MOST_ELEMENTS for n in found):
@@ -188,38 +192,41 @@ def counted(state: Any, *names: str) -> list[int]:
 
 
 class Ahead(Iterator[Any]):
-    """An iterator that can look ahead, and that threads may share.
+    """A thread-safe iterator with lookahead.
 
     Attributes:
-        lock: Held while an element is made, looked at or taken, so that each goes to one thread.
-            Hold it yourself to look at elements and take them in one step. It is reentrant, as a
-            function of the pipeline may come back here, and a thread that waits for it in C still
-            runs the handlers of signals. Take it before any lock under which no function of a
-            user may run, never after.
+        lock: Held while an element is produced, peeked at or consumed, so each element goes to
+            one thread. Callers hold it to peek and consume atomically. It is reentrant because a
+            function of the pipeline may use the same iterator, and a `threading.RLock` because
+            waiting for one in C still lets signal handlers run. Lock order: acquire it before any
+            lock under which user functions must not run, never after.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self._position = 0
-        self._errors = 0  # elements that failed before the position
+        self._errors = 0  # failed elements before the position, which does not count them
         self._peeked: deque[Any] = deque()
 
     def _fetch(self) -> Any:
-        """The next element, or that it failed; StopIteration at the end."""
+        """Return the next element or a `Failed`; raise StopIteration at the end.
+
+        Subclasses override this method or `_look`; each is implemented with the other.
+        """
         self._look()
         return self._peeked.popleft()
 
     def _look(self) -> None:
-        """Look at one element more; StopIteration at the end. One of the two says how."""
+        """Append one more element to the peeked ones; raise StopIteration at the end."""
         self._peeked.append(self._fetch())
 
     @property
     @abstractmethod
     def origin(self) -> Any:
-        """What it is a pass over: a function compiled for one pass serves the others too."""
+        """The object iterated over; a function compiled for one pass is reused for others."""
 
     def admit(self) -> None:
-        """Refuse to give elements to the code that runs now, if that makes no sense."""
+        """Raise if the calling code may not take elements from this iterator."""
 
     @property
     @abstractmethod
@@ -228,10 +235,10 @@ class Ahead(Iterator[Any]):
 
     @abstractmethod
     def _end(self) -> str:
-        """What to say at the end."""
+        """Return the error message for requesting an element after the end."""
 
     def get_next(self) -> Any:
-        """The next element.
+        """Return the next element.
 
         Returns:
             The element.
@@ -249,10 +256,10 @@ class Ahead(Iterator[Any]):
         return element
 
     def get_next_as_optional(self) -> Optional:
-        """The next element, or an empty optional at the end.
+        """Return the next element as an optional, which is empty at the end.
 
         Returns:
-            An optional; ask it with ``has_value()`` and ``get_value()``.
+            An optional; read it with ``has_value()`` and ``get_value()``.
 
         Example:
             >>> bool(iter(rx.data.Dataset.range(0)).get_next_as_optional().has_value())
@@ -262,7 +269,7 @@ class Ahead(Iterator[Any]):
         return Optional.empty() if element is _END else Optional(element)
 
     def take(self) -> Any:
-        """The next element, in plain code."""
+        """Return the next element; for code that is not traced."""
         with self.lock:
             element = self._peeked.popleft() if self._peeked else self._fetch()
             if isinstance(element, Failed):
@@ -272,7 +279,7 @@ class Ahead(Iterator[Any]):
         return element
 
     def reaches(self, count: int) -> bool:
-        """Whether ``count`` elements can be looked at, before the end or one that fails."""
+        """Peek up to `count` elements ahead; whether all exist and none of them failed."""
         peeked = self._peeked
         with self.lock:
             while (seen := len(peeked)) < count and not self._is_failing():
@@ -280,8 +287,8 @@ class Ahead(Iterator[Any]):
                     self._look()
                 except StopIteration:
                     return False
-                except Exception as error:  # raised when its turn comes
-                    if len(peeked) > seen:  # a signal's handler raised it, after the element came
+                except Exception as error:  # stored, and raised when the element is taken
+                    if len(peeked) > seen:  # raised by a signal handler after the element arrived
                         raise
                     peeked.append(Failed(error, is_element=False))
             return len(peeked) - self._is_failing() >= count
@@ -290,11 +297,11 @@ class Ahead(Iterator[Any]):
         return bool(self._peeked) and isinstance(self._peeked[-1], Failed)
 
     def peek(self, ahead: int) -> Any:
-        """An element that `reaches` saw, by how many come before it."""
+        """Return the element `ahead` positions ahead, which `reaches` must have peeked at."""
         return self._peeked[ahead]
 
     def consume(self, count: int) -> None:
-        """Take elements that were looked at."""
+        """Consume `count` elements that were peeked at."""
         with self.lock:
             self._position += count
             for _ in range(count):

@@ -1,4 +1,7 @@
-"""Functions of tf.data.experimental that are older forms of methods, many for `Dataset.apply`."""
+"""Functions of tf.data.experimental that predate `Dataset` methods.
+
+Most return a transformation for `Dataset.apply`.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,8 +13,6 @@ from replicax.data._dataset import Dataset
 from replicax.data._experimental import Applied
 from replicax.data._node import to_int
 
-# Older forms of methods. Those that return a function are for `Dataset.apply`.
-
 Counter = Dataset.counter
 load = Dataset.load
 sample_from_datasets = Dataset.sample_from_datasets
@@ -22,7 +23,7 @@ def choose_from_datasets(
     choice_dataset: Dataset,
     stop_on_empty_dataset: bool = False,  # noqa: FBT001, FBT002
 ) -> Dataset:
-    """`Dataset.choose_from_datasets`, which by default goes on when a dataset has ended.
+    """`Dataset.choose_from_datasets`, which by default continues after a dataset has ended.
 
     Example:
         >>> halves = [rx.data.Dataset.range(2), rx.data.Dataset.range(10, 12)]
@@ -44,7 +45,7 @@ def get_single_element(dataset: Dataset) -> Any:
 
 
 def get_structure(dataset_or_iterator: Any) -> Any:
-    """The ``element_spec`` of a dataset or an iterator.
+    """Return the ``element_spec`` of a dataset or an iterator.
 
     Example:
         >>> rx.data.experimental.get_structure(rx.data.Dataset.range(1)).dtype
@@ -149,12 +150,12 @@ def parallel_interleave(  # noqa: PLR0913
     buffer_output_elements: int | None = None,
     prefetch_input_elements: int | None = None,
 ) -> Applied:
-    """`Dataset.interleave`, with a thread for each dataset that is open.
+    """`Dataset.interleave`, with one thread per open dataset.
 
     Args:
         map_func: Takes an element, returns a `Dataset`.
-        cycle_length: How many are open at a time.
-        block_length: Elements from each before the next one's turn.
+        cycle_length: Number of datasets open at a time.
+        block_length: Consecutive elements to take from each.
         sloppy: Ignored: the order is always the same.
         buffer_output_elements: Ignored.
         prefetch_input_elements: Ignored.

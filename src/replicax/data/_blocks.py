@@ -1,7 +1,8 @@
-"""Blocks: several consecutive elements that move through a pipeline together.
+"""Blocks: runs of consecutive elements that move through a pipeline together.
 
-Three forms: places in a random-access source (nothing is copied until somebody looks), columns
-(one array per leaf with a leading axis), and rows (elements that need not be alike).
+Three representations: indices into a random-access source (nothing is copied until the data is
+read), columns (one array per leaf with a leading axis), and rows (elements that may differ in
+shape).
 """
 
 from abc import ABC, abstractmethod
@@ -14,20 +15,23 @@ from replicax.data._leaves import Array, is_stackable, stack
 from replicax.data._structure import Structure
 
 Row = tuple[Any, ...]
-NewArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # of a shape and a dtype, to be filled
+NewArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like np.empty: (shape, dtype)
 
 
 class IndexedSource(Protocol):
-    """Elements that can be fetched by number."""
+    """A source with random access to its elements."""
 
     structure: Structure
 
     def span(self, start: int, stop: int, new: NewArray | None = None) -> list[Array]:
-        """Columns of the elements ``start`` to ``stop``; new memory, where there is some."""
+        """Return columns of the elements ``start`` to ``stop``.
+
+        Arrays that have to be allocated come from `new` if it is given.
+        """
         ...
 
     def gather(self, places: Array, new: NewArray | None = None) -> list[Array]:
-        """Columns of the elements at ``places``; new memory, where there is some."""
+        """Return columns of the elements at the indices ``places``, allocated with `new`."""
         ...
 
 
@@ -42,26 +46,26 @@ class Block(ABC):
 
     @abstractmethod
     def columns(self) -> list[Array]:
-        """One array per leaf, with a leading axis; an error if elements differ in shape."""
+        """Return one array per leaf with a leading axis; raise if elements differ in shape."""
 
     def columns_in(self, new: NewArray | None) -> list[Array]:
-        """The same, in arrays that ``new`` makes, as far as they are made now."""
+        """Return the columns, allocating with ``new`` the arrays that do not exist yet."""
         return self.columns()
 
     @abstractmethod
     def slice(self, start: int, stop: int) -> "Block":
-        """The elements ``start`` to ``stop``."""
+        """Return the elements ``start`` to ``stop`` as a block."""
 
     @abstractmethod
     def take(self, places: Array) -> "Block":
-        """The elements at ``places``."""
+        """Return the elements at the indices ``places`` as a block."""
 
     def rows(self) -> Sequence[Row]:
-        """One tuple of leaves per element."""
+        """Return one tuple of leaves per element."""
         return list(zip(*self.columns(), strict=True))
 
     def elements(self) -> list[Any]:
-        """The elements as the user sees them."""
+        """Return the elements in the nested structure that the user sees."""
         structure = self.structure
         if structure.kind == "leaf":
             return list(self.columns()[0])
@@ -71,13 +75,13 @@ class Block(ABC):
         return [structure.unflatten(row) for row in rows]
 
     def is_columnar(self) -> bool:
-        """Whether `columns` works."""
+        """Whether the block can be represented as columns."""
         return self.structure.num_leaves > 0
 
 
 @final
 class PlaceBlock(Block):
-    """Numbers of elements in a source: a span, or an array of places."""
+    """Indices of elements in a source: a range, or the array `places`."""
 
     __slots__ = ("places", "source", "start", "stop", "structure")
 
@@ -92,34 +96,34 @@ class PlaceBlock(Block):
 
     @classmethod
     def of(cls, source: IndexedSource, places: Array) -> "PlaceBlock":
-        """A block of scattered places."""
+        """Return a block of the elements at the indices `places`."""
         return cls(source, 0, len(places), places=places)
 
     def __len__(self) -> int:
         return self.stop - self.start
 
     def all_places(self) -> Array:
-        """The places as one array."""
+        """Return the indices as one array."""
         return np.arange(self.start, self.stop) if self.places is None else self.places
 
     def columns(self) -> list[Array]:
-        """Fetch the elements: one gather per leaf."""
+        """Fetch the elements, with one gather per leaf."""
         return self.columns_in(None)
 
     def columns_in(self, new: NewArray | None) -> list[Array]:
-        """Fetch the elements."""
+        """Fetch the elements into arrays allocated with `new`."""
         if self.places is None:
             return self.source.span(self.start, self.stop, new)
         return self.source.gather(self.places, new)
 
     def slice(self, start: int, stop: int) -> "PlaceBlock":
-        """Some of the places."""
+        """Return the block of indices ``start`` to ``stop``; fetches nothing."""
         if self.places is None:
             return PlaceBlock(self.source, self.start + start, self.start + stop)
         return PlaceBlock.of(self.source, self.places[start:stop])
 
     def take(self, places: Array) -> "PlaceBlock":
-        """Places of places."""
+        """Return the block of indices at positions `places`; fetches nothing."""
         return PlaceBlock.of(self.source, self.all_places()[places])
 
 
@@ -138,21 +142,21 @@ class ColumnBlock(Block):
         return self._size
 
     def columns(self) -> list[Array]:
-        """The arrays as they are."""
+        """Return the arrays, without copying."""
         return self._columns
 
     def slice(self, start: int, stop: int) -> "ColumnBlock":
-        """Rows of the block, as views."""
+        """Return a range of rows as views."""
         return ColumnBlock(self.structure, [c[start:stop] for c in self._columns], stop - start)
 
     def take(self, places: Array) -> "ColumnBlock":
-        """Rows at these places, as copies."""
+        """Return the rows at `places` as copies."""
         return ColumnBlock(self.structure, [c[places] for c in self._columns], len(places))
 
 
 @final
 class RowBlock(Block):
-    """Elements one by one: batches, or elements of different shapes."""
+    """Elements stored one by one: batches, or elements of different shapes."""
 
     __slots__ = ("_rows", "structure")
 
@@ -164,11 +168,11 @@ class RowBlock(Block):
         return len(self._rows)
 
     def rows(self) -> Sequence[Row]:
-        """The tuples of leaves."""
+        """Return the tuples of leaves."""
         return self._rows
 
     def elements(self) -> list[Any]:
-        """The elements as the user sees them."""
+        """Return the elements in the nested structure that the user sees."""
         structure = self.structure
         if structure.is_flat_tuple:
             return list(self._rows)
@@ -177,17 +181,17 @@ class RowBlock(Block):
         return [structure.unflatten(row) for row in self._rows]
 
     def columns(self) -> list[Array]:
-        """Stack; an error if shapes differ."""
+        """Stack the leaves; raise if shapes or dtypes differ."""
         return [stack(leaves) for leaves in zip(*self._rows, strict=True)]
 
     def slice(self, start: int, stop: int) -> "RowBlock":
-        """Some of the rows."""
+        """Return the rows ``start`` to ``stop``."""
         return RowBlock(self.structure, self._rows[start:stop])
 
     def take(self, places: Array) -> "RowBlock":
-        """Some of the rows, in another order."""
-        numbers: list[int] = places.tolist()
-        return RowBlock(self.structure, [self._rows[number] for number in numbers])
+        """Return the rows at the indices `places`, in that order."""
+        indices: list[int] = places.tolist()
+        return RowBlock(self.structure, [self._rows[index] for index in indices])
 
     def is_columnar(self) -> bool:
         """Whether all shapes and dtypes are equal."""
@@ -197,7 +201,7 @@ class RowBlock(Block):
 
 
 def join(blocks: Sequence[Block]) -> Block:
-    """Consecutive blocks -> one block."""
+    """Concatenate blocks, keeping the cheapest representation that all of them allow."""
     first = blocks[0]
     if len(blocks) == 1:
         return first
@@ -211,24 +215,24 @@ def join(blocks: Sequence[Block]) -> Block:
         return RowBlock(first.structure, [row for block in blocks for row in block.rows()])
     columns = [block.columns() for block in blocks]
     parts = list(zip(*columns, strict=True))
-    if all(_same_form(part) for part in parts):
+    if all(_are_concatenable(part) for part in parts):
         size = sum(len(block) for block in blocks)
         return ColumnBlock(first.structure, [np.concatenate(part) for part in parts], size)
     return RowBlock(first.structure, [row for block in blocks for row in block.rows()])
 
 
 def as_structure(block: Block, structure: Structure) -> Block:
-    """The same elements with their leaves in the order of ``structure``."""
+    """Return `block` with its leaves reordered to match `structure`."""
     if block.structure == structure:
         return block
     return RowBlock(structure, [tuple(structure.leaves_of(e)) for e in block.elements()])
 
 
 def one_row(structure: Structure, leaves: Sequence[Any]) -> RowBlock:
-    """A block of a single element."""
+    """Return a block of one element with these leaves."""
     return RowBlock(structure, [tuple(leaves)])
 
 
-def _same_form(columns: Sequence[Array]) -> bool:
+def _are_concatenable(columns: Sequence[Array]) -> bool:
     first = columns[0]
     return all(c.shape[1:] == first.shape[1:] and c.dtype == first.dtype for c in columns)

@@ -22,7 +22,7 @@ from replicax.data._readers import FileNames, reader_of
 from replicax.data._records._csv import CsvFormat, CsvRules
 from replicax.data._records._tfrecord import to_compression
 
-_TYPES = (np.int32, np.int64, np.float32, np.float64, object)  # from the strictest on
+_TYPES = (np.int32, np.int64, np.float32, np.float64, object)  # from strictest to most general
 
 
 class CsvDataset(Dataset):
@@ -30,16 +30,16 @@ class CsvDataset(Dataset):
 
     Args:
         filenames: A file, several, or a dataset of names.
-        record_defaults: For each wanted column its dtype, if there must be a value, or its default
+        record_defaults: For each selected column its dtype, which makes it required, or its default
             in a list: ``[np.int32, [0.0], bytes]``.
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
         buffer_size: Ignored; files are read in large pieces.
-        header: Whether the first line of each file is left out.
-        field_delim: What stands between fields.
-        use_quote_delim: Whether fields may stand in double quotes.
-        na_value: What stands for a missing value, besides nothing.
-        select_cols: The numbers of the wanted columns; all if None.
-        exclude_cols: The numbers of the other columns, instead.
+        header: Whether to skip the first line of each file.
+        field_delim: The delimiter between fields.
+        use_quote_delim: Whether fields may be enclosed in double quotes.
+        na_value: A string that means a missing value, in addition to the empty string.
+        select_cols: Indices of the columns to read; all if None.
+        exclude_cols: Indices of the columns to leave out, instead of ``select_cols``.
 
     Example:
         >>> import pathlib, tempfile
@@ -68,11 +68,11 @@ class CsvDataset(Dataset):
             raise InvalidArgumentError(
                 "CsvDataset(select_cols=..., exclude_cols=...): give one of the two."
             )
-        columns = [_described(given) for given in record_defaults]
+        columns = [_column_default(default) for default in record_defaults]
         if exclude_cols is not None:
-            left_out = {int(place) for place in exclude_cols}
-            total = len(columns) + len(left_out)
-            select_cols = [place for place in range(total) if place not in left_out]
+            excluded = {int(index) for index in exclude_cols}
+            total = len(columns) + len(excluded)
+            select_cols = [index for index in range(total) if index not in excluded]
         rules = CsvRules.of(
             columns,
             "CsvDataset",
@@ -115,31 +115,31 @@ def make_csv_dataset(  # noqa: PLR0913
     ignore_errors: bool = False,  # noqa: FBT001, FBT002
     encoding: str = "utf-8",
 ) -> Dataset:
-    r"""Batches of columns by name, from CSV files.
+    r"""Read CSV files as batches of named columns.
 
     Args:
         file_pattern: A pattern such as ``"data/*.csv"``, or several.
-        batch_size: Records of a batch.
-        column_names: The names of all columns; those of the first line if None.
-        column_defaults: For each wanted column its dtype or its default; learnt from the first
+        batch_size: Records per batch.
+        column_names: The names of all columns; read from the first line if None.
+        column_defaults: For each selected column its dtype or its default; inferred from the first
             records if None.
-        label_name: The column that becomes the second part of elements.
-        select_columns: Names or numbers of the wanted columns; all if None.
-        field_delim: What stands between fields.
-        use_quote_delim: Whether fields may stand in double quotes.
-        na_value: What stands for a missing value, besides nothing.
-        header: Whether the first line of each file has the names.
-        num_epochs: How often the files are read; without end if None.
-        shuffle: Whether files and records come in random order.
-        shuffle_buffer_size: Records to choose from.
+        label_name: The column to return as the label, the second item of each element.
+        select_columns: Names or indices of the columns to read; all if None.
+        field_delim: The delimiter between fields.
+        use_quote_delim: Whether fields may be enclosed in double quotes.
+        na_value: A string that means a missing value, in addition to the empty string.
+        header: Whether the first line of each file has the column names.
+        num_epochs: Number of passes over the files; infinite if None.
+        shuffle: Whether to shuffle files and records.
+        shuffle_buffer_size: Size of the shuffle buffer, in records.
         shuffle_seed: The seed of the order.
-        prefetch_buffer_size: Batches made ahead.
-        num_parallel_reads: Files that are read in turn; one after the other if None.
+        prefetch_buffer_size: Batches to prefetch.
+        num_parallel_reads: Number of files to interleave; one after the other if None.
         sloppy: Ignored: the order is always the same.
-        num_rows_for_inference: Records to learn dtypes from; all if None.
+        num_rows_for_inference: Records to infer dtypes from; all if None.
         compression_type: ``""`` (or None) or ``"GZIP"``; ``"ZLIB"`` if names and dtypes are given.
-        ignore_errors: Whether records that cannot be read are left out.
-        encoding: That of the files, while names and dtypes are learnt.
+        ignore_errors: Whether to skip records that cannot be parsed.
+        encoding: The encoding of the files, used to infer names and dtypes.
 
     Returns:
         A dataset of ordered dicts, or of pairs of one and a label.
@@ -157,18 +157,22 @@ def make_csv_dataset(  # noqa: PLR0913
     """
     del sloppy
     files = [name.decode() for name in Dataset.list_files(file_pattern, shuffle=False)]
-    peek = _Peek(files, field_delim, compression_type, encoding, has_quotes=use_quote_delim)
+    preview = _CsvPreview(
+        files, field_delim, compression_type, encoding, has_quotes=use_quote_delim
+    )
     if column_names is None and not header:
         raise InvalidArgumentError(
-            "make_csv_dataset(header=False) needs column_names: the files do not tell them."
+            "make_csv_dataset(header=False) needs column_names: the files do not contain them."
         )
-    names = peek.names() if column_names is None else list(column_names)
-    places = _places(range(len(names)) if select_columns is None else select_columns, names)
+    names = preview.names() if column_names is None else list(column_names)
+    indices = _column_indices(
+        range(len(names)) if select_columns is None else select_columns, names
+    )
     defaults = column_defaults
     if defaults is None:
-        rows = peek.records(len(names), header=header)
-        defaults = _learnt(islice(rows, num_rows_for_inference), places, na_value)
-    names = [names[place] for place in places]
+        rows = preview.records(len(names), header=header)
+        defaults = _infer_defaults(islice(rows, num_rows_for_inference), indices, na_value)
+    names = [names[index] for index in indices]
     _check_columns(names, defaults, label_name)
 
     def read(file: bytes) -> Dataset:
@@ -180,7 +184,7 @@ def make_csv_dataset(  # noqa: PLR0913
             field_delim=field_delim,
             use_quote_delim=use_quote_delim,
             na_value=na_value,
-            select_cols=None if select_columns is None else places,
+            select_cols=None if select_columns is None else indices,
         )
         return records.ignore_errors() if ignore_errors else records
 
@@ -202,26 +206,28 @@ def make_csv_dataset(  # noqa: PLR0913
     return dataset.prefetch(prefetch_buffer_size)
 
 
-def _described(given: Any) -> Any:
-    """A dtype as an empty array of it; anything else is a default."""
-    is_dtype = isinstance(given, (type, np.dtype))
+def _column_default(default: Any) -> Any:
+    """Return a dtype as an empty array of that dtype, and any other `default` unchanged."""
+    is_dtype = isinstance(default, (type, np.dtype))
     if not is_dtype:
-        return given
-    return np.empty(0, object if np.dtype(given).kind in "OSU" else given)
+        return default
+    return np.empty(0, object if np.dtype(default).kind in "OSU" else default)
 
 
-def _places(chosen: Sequence[str | int], names: Sequence[str]) -> list[int]:
-    places: list[int] = []
-    for one in chosen:
-        place = one if isinstance(one, int) else (names.index(one) if one in names else -1)
-        if not 0 <= place < len(names):
+def _column_indices(columns: Sequence[str | int], names: Sequence[str]) -> list[int]:
+    """Return the sorted indices of `columns`, given by name or index."""
+    indices: list[int] = []
+    for column in columns:
+        is_index = isinstance(column, int)
+        index = column if is_index else (names.index(column) if column in names else -1)
+        if not 0 <= index < len(names):
             raise InvalidArgumentError(
-                f"select_columns has {one!r}, which is none of the {len(names)} columns {names}."
+                f"select_columns has {column!r}, which is none of the {len(names)} columns {names}."
             )
-        places.append(place)
-    if len(set(places)) != len(places):
-        raise InvalidArgumentError(f"select_columns={list(chosen)!r} has a column twice.")
-    return sorted(places)
+        indices.append(index)
+    if len(set(indices)) != len(indices):
+        raise InvalidArgumentError(f"select_columns={list(columns)!r} has a column twice.")
+    return sorted(indices)
 
 
 def _check_columns(names: Sequence[str], defaults: Sequence[Any], label: str | None) -> None:
@@ -235,28 +241,28 @@ def _check_columns(names: Sequence[str], defaults: Sequence[Any], label: str | N
         raise InvalidArgumentError(f"label_name={label!r} is none of the columns {names}.")
 
 
-class _Peek:
-    """The first lines of files."""
+class _CsvPreview:
+    """Reads column names and first records of CSV files, to infer names and dtypes."""
 
     def __init__(
         self,
         files: list[str],
         delimiter: str,
         compression: str | None,
-        code: str,
+        encoding: str,
         *,
         has_quotes: bool,
     ) -> None:
         self._files = files
-        self._how: Any = {
+        self._csv_options: Any = {
             "delimiter": delimiter,
             "quoting": csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
         }
         self._compression = to_compression(compression, "make_csv_dataset")
-        self._encoding = code
+        self._encoding = encoding
 
     def names(self) -> list[str]:
-        """Those in the first line, the same in all files."""
+        """Return the column names in the first line, which must be equal in all files."""
         found: list[str] | None = None
         for file in self._files:
             row = next(self._rows(file), None)
@@ -270,7 +276,7 @@ class _Peek:
         return found
 
     def records(self, total: int, *, header: bool) -> Iterator[list[str]]:
-        """The records of all files."""
+        """Yield the records of all files, each of which must have `total` fields."""
         for file in self._files:
             for row in islice(self._rows(file), 1 if header else 0, None):
                 if len(row) != total:
@@ -288,28 +294,29 @@ class _Peek:
         with _storage.open_file(file) as raw:
             binary: Any = gzip.open(raw) if self._compression else raw  # noqa: SIM115
             with io.TextIOWrapper(binary, encoding=self._encoding, newline="") as content:
-                yield from csv.reader(content, **self._how)
+                yield from csv.reader(content, **self._csv_options)
 
 
-def _learnt(rows: Iterator[list[str]], places: Sequence[int], na_value: str) -> list[Any]:
-    """A default for each wanted column, of the dtype that its first values have."""
-    kinds: list[Any] = [None] * len(places)
+def _infer_defaults(rows: Iterator[list[str]], indices: Sequence[int], na_value: str) -> list[Any]:
+    """Return a default for each column in `indices`, of the dtype inferred from `rows`."""
+    kinds: list[Any] = [None] * len(indices)
     for row in rows:
-        for k, place in enumerate(places):
-            kinds[k] = _kind(row[place], na_value, kinds[k])
+        for k, index in enumerate(indices):
+            kinds[k] = _infer_dtype(row[index], na_value, kinds[k])
     found = [object if kind is None else kind for kind in kinds]
     return [[""] if kind is object else np.zeros(1, kind) for kind in found]
 
 
-def _kind(text: str, na_value: str, before: Any) -> Any:
-    """The strictest dtype for a value and those before it."""
+def _infer_dtype(text: str, na_value: str, previous: Any) -> Any:
+    """Return the strictest dtype for `text` that is at least as general as `previous`."""
     if text in ("", na_value):
-        return before
-    start = 0 if before is None else _TYPES.index(before)
+        return previous
+    start = 0 if previous is None else _TYPES.index(previous)
     return next(kind for kind in _TYPES[start:] if _is_valid(text, kind))
 
 
 def _is_valid(text: str, kind: Any) -> bool:
+    """Whether `text` parses as dtype `kind` without overflowing."""
     if kind is object:
         return True
     try:

@@ -1,4 +1,4 @@
-"""Dataset: source -> host batches (hop 1 of a batch's way to the devices)."""
+"""`Dataset`, the public class that combines all dataset methods and iteration on the host."""
 
 import copy
 from typing import Any, Generic
@@ -29,12 +29,13 @@ class Dataset(
     pass. Elements are NumPy values on the host: arrays, scalars, ``bytes`` for strings, in tuples,
     named tuples and dicts.
 
-    To type checkers a ``Dataset[T]`` has elements of the form ``T``: what `from_tensor_slices` was
-    given or what the function of `map` returns. Its elements are then known to be arrays, or tuples
-    or dicts of them, as those of a distributed dataset are.
+    For type checkers a ``Dataset[T]`` has elements of type ``T``, taken from the argument of
+    `from_tensor_slices` or the return type of the function passed to `map`. Checkers then know that
+    elements are arrays, or tuples or dicts of arrays, also in a distributed dataset.
 
     Args:
-        node: The last node of the graph. Make datasets with `from_tensor_slices` and its kin.
+        node: The last node of the graph. Create datasets with `from_tensor_slices` and the other
+            constructors instead.
 
     Example:
         >>> x = np.arange(6, dtype=np.float32)
@@ -93,12 +94,12 @@ class Dataset(
 
     @property
     def element_spec(self) -> Any:
-        """The structure of elements, with a `rx.TensorSpec` for each part.
+        """The nested structure of elements, with a `rx.TensorSpec` for each leaf.
 
-        Nothing is read for it where the source declares it and functions (`map`, `flat_map`) can
-        be traced: those of operators, indexing and common functions of NumPy. For other functions,
-        and for a generator without a signature, the first element is made, in the order before any
-        shuffle, once for each dataset that is asked.
+        Nothing is read if the source declares its spec and the functions of `map` and `flat_map`
+        can be traced, that is, use only operators, indexing and common NumPy functions. For other
+        functions, and for a generator without a signature, each dataset produces its first element
+        once, in the order before any shuffle.
 
         Example:
             >>> rx.data.Dataset.range(5).batch(2).element_spec
@@ -107,7 +108,7 @@ class Dataset(
         return self._node.element_spec
 
     def cardinality(self, name: str | None = None) -> np.int64:
-        """The number of elements, as far as it is known without reading.
+        """Return the number of elements, if it is known without reading.
 
         Args:
             name: Ignored.
@@ -123,10 +124,10 @@ class Dataset(
         return np.int64(self._node.cardinality)
 
     def options(self) -> Options:
-        """The options attached to this dataset and to those it is made of.
+        """Return the options attached to this dataset and its inputs.
 
         Returns:
-            New options, the later winning.
+            New options; options attached later take precedence.
 
         Example:
             >>> rx.data.Dataset.range(5).options().deterministic is None
@@ -139,10 +140,10 @@ class Dataset(
         return merged
 
     def with_options(self, options: Options, name: str | None = None) -> "Dataset[T_co]":
-        """This dataset with options attached.
+        """Return this dataset with options attached.
 
         Args:
-            options: What to attach; a copy is kept.
+            options: The options, which are copied.
             name: Ignored.
 
         Returns:
@@ -162,7 +163,7 @@ class Dataset(
         return Dataset(OptionsNode(self._node, copy.deepcopy(options)))
 
     def as_numpy_iterator(self) -> DatasetIterator[T_co]:
-        """An iterator over the elements, which are NumPy values already.
+        """Return an iterator over the elements, which are NumPy values already.
 
         Returns:
             The same as ``iter(dataset)``.
@@ -174,7 +175,7 @@ class Dataset(
         return iter(self)
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """The only element of a dataset that has exactly one.
+        """Return the only element of a dataset that has exactly one.
 
         Args:
             name: Ignored.
@@ -183,7 +184,7 @@ class Dataset(
             The element.
 
         Raises:
-            InvalidArgumentError: There is none, or a second one.
+            InvalidArgumentError: The dataset is empty or has more than one element.
 
         Example:
             >>> rx.data.Dataset.range(3).batch(3).get_single_element()

@@ -1,8 +1,8 @@
-"""Pipelines of any depth: every few nodes, calls continue on the stack of another thread.
+"""Recursion over graphs of any depth, by continuing on a new thread's stack every few nodes.
 
-A node asks its input and a stream pulls from the one before it, so that calls are nested as deeply
-as a pipeline has transformations. Python allows about a thousand nested calls in each thread, and a
-new thread begins with none. Pipelines that are not deep never come here.
+Node properties recurse into the inputs and streams pull from their inputs, so calls nest as deeply
+as a pipeline has transformations. Python limits recursion to about 1,000 frames per thread, and a
+new thread starts with an empty stack. Shallow pipelines never use another thread.
 """
 
 from collections.abc import Callable
@@ -14,17 +14,17 @@ from typing import Any, Protocol, TypeVar, cast, final
 
 from replicax._threads import new_thread
 
-# Nodes whose calls share a stack: each takes up to six frames, and the user's own code comes first.
+# Nodes per stack. Each needs up to six frames, and user code already occupies part of the stack.
 _NODES_PER_STACK = 40
-_FEW_NODES = 4  # so few ways lead through these that asking again costs less than remembering
+_FEW_NODES = 4  # up to this depth there are so few paths that memoizing costs more than it saves
 _JOIN_SECONDS = 1.0
 
-_answers: ContextVar[dict[Any, Any] | None] = ContextVar("replicax_answers", default=None)
+_memo: ContextVar[dict[Any, Any] | None] = ContextVar("replicax_memo", default=None)
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
-class Deep(Protocol):
-    """A node, as far as this module knows it."""
+class GraphNode(Protocol):
+    """The part of `Node` that this module uses."""
 
     @property
     def inputs(self) -> tuple[Any, ...]:
@@ -32,22 +32,22 @@ class Deep(Protocol):
         ...
 
 
-def needs_stack(node: Deep) -> bool:
-    """Whether calls that come to this node must continue on another stack."""
+def needs_stack(node: GraphNode) -> bool:
+    """Whether calls that reach this node must continue on another stack."""
     return not depth_of(node) % _NODES_PER_STACK
 
 
-def is_deep(node: Deep) -> bool:
-    """Whether there is such a node here or below."""
+def is_deep(node: GraphNode) -> bool:
+    """Whether `needs_stack` holds for this node or one of its transitive inputs."""
     return depth_of(node) >= _NODES_PER_STACK
 
 
-def depth_of(node: Deep) -> int:
-    """How many nodes there are from here to the farthest source."""
+def depth_of(node: GraphNode) -> int:
+    """Return the number of nodes on the longest path from this node to a source."""
     depth: int | None = vars(node).get("_depth")
     if depth is not None:
         return depth
-    pending = [node]
+    pending = [node]  # an explicit stack: the graph may be deeper than Python's recursion limit
     while pending:
         current = pending[-1]
         inputs = current.inputs
@@ -61,14 +61,14 @@ def depth_of(node: Deep) -> int:
 
 
 def on_new_stack(call: Callable[[], Any]) -> Any:
-    """The result of a call that begins with an empty stack."""
+    """Return the result of `call`, run on a new thread with the current context."""
     results: list[Any] = []
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             results.append(call())
-        except BaseException as error:  # raised below
+        except BaseException as error:  # re-raised on the calling thread
             errors.append(error)
 
     thread = new_thread(copy_context().run, run, name="replicax-stack")
@@ -79,70 +79,71 @@ def on_new_stack(call: Callable[[], Any]) -> Any:
     return results.pop()
 
 
-def once(question: _F) -> _F:
-    """Ask a node that stands in several places of a graph once, for each question from outside.
+def once(query: _F) -> _F:
+    """Memoize `query(node, *args)` per node during one outermost call.
 
-    A dataset concatenated with itself n times has 2**n ways from its end to its source.
+    Nodes are shared: a dataset concatenated with itself n times has 2**n paths from its end to its
+    source, and without a memo a recursive query would visit every one of them.
     """
 
-    @wraps(question)
+    @wraps(query)
     def ask(node: Any, *args: Any) -> Any:
         if depth_of(node) <= _FEW_NODES:
-            return question(node, *args)
-        known = _answers.get()
-        if known is None:
-            return answering(partial(ask, node, *args))
-        key = (question, id(node), args)
-        if key not in known:
-            call = partial(question, node, *args)
-            answer = on_new_stack(call) if needs_stack(node) else call()
-            known[key] = (node, answer)  # the node too, or another gets its id
-        return known[key][1]
+            return query(node, *args)
+        memo = _memo.get()
+        if memo is None:
+            return with_memo(partial(ask, node, *args))
+        key = (query, id(node), args)
+        if key not in memo:
+            call = partial(query, node, *args)
+            result = on_new_stack(call) if needs_stack(node) else call()
+            memo[key] = (node, result)  # keep the node alive, or its id could be reused
+        return memo[key][1]
 
     return cast("_F", ask)
 
 
-def answering(call: Callable[[], Any]) -> Any:
-    """Call a function in which nodes are asked each question of `once` only once."""
-    if _answers.get() is not None:
+def with_memo(call: Callable[[], Any]) -> Any:
+    """Return the result of `call`, during which all queries decorated with `once` share a memo."""
+    if _memo.get() is not None:
         return call()
-    token = _answers.set({})
+    token = _memo.set({})
     try:
         return call()
     finally:
-        _answers.reset(token)
+        _memo.reset(token)
 
 
-def remembered(
-    question: Callable[[Any], Any], is_final: Callable[[Any], bool] = lambda _: True
+def cached_on_node(
+    query: Callable[[Any], Any], is_final: Callable[[Any], bool] = lambda _: True
 ) -> Callable[[Any], Any]:
-    """Ask a node once and for all, where its answer never changes.
+    """Cache the result of `query(node)` on the node for its lifetime.
 
     Args:
-        question: What to ask.
-        is_final: Says of an answer whether it is the last one.
+        query: The function to cache.
+        is_final: Whether a result can no longer change; other results are not cached.
     """
-    name = f"_{question.__qualname__}"
-    asked = once(question)
+    name = f"_{query.__qualname__}"
+    memoized = once(query)
 
-    @wraps(question)
+    @wraps(query)
     def ask(node: Any) -> Any:
-        known = vars(node)
-        if name in known:
-            return known[name]
-        answer = asked(node)
-        if is_final(answer):
-            known[name] = answer
-        return answer
+        cache = vars(node)
+        if name in cache:
+            return cache[name]
+        result = memoized(node)
+        if is_final(result):
+            cache[name] = result
+        return result
 
     return ask
 
 
 @final
-class Elsewhere:
-    """An object whose methods run in a thread of their own, one after the other.
+class ThreadProxy:
+    """A proxy that runs the methods of an object on a dedicated thread, one call at a time.
 
-    The thread does not refer to this object, so that garbage collection ends it.
+    The thread holds no reference to the proxy, so garbage collecting the proxy ends the thread.
 
     Args:
         target: The object; it has a method ``close``.
@@ -150,52 +151,54 @@ class Elsewhere:
 
     def __init__(self, target: Any) -> None:
         self._target = target
-        self._asked: SimpleQueue[Any] = SimpleQueue()
-        self._answered: SimpleQueue[Any] = SimpleQueue()
+        self._requests: SimpleQueue[Any] = SimpleQueue()
+        self._responses: SimpleQueue[Any] = SimpleQueue()
         self._number = 0
         self._is_running = False
 
-    def ask(self, method: str, *args: Any, timeout: float | None = None) -> Any:
-        """Call a method and wait for its result; None if the thread has ended, or takes longer."""
+    def call(self, method: str, *args: Any, timeout: float | None = None) -> Any:
+        """Return the result of a method; None if the thread has ended or `timeout` expires."""
         if not self._is_running:
-            arguments = self._target, self._asked, self._answered
-            stop = partial(self._asked.put, None)
+            arguments = self._target, self._requests, self._responses
+            stop = partial(self._requests.put, None)
             new_thread(_serve, *arguments, name="replicax-stack", stop=stop).start()
             self._is_running = True
-        # An answer that an interrupt kept from being taken has an earlier number.
+        # Requests are numbered because an interrupted call leaves its response in the queue;
+        # responses with an earlier number are dropped.
         self._number += 1
-        self._asked.put((self._number, copy_context(), method, args))
+        self._requests.put((self._number, copy_context(), method, args))
         with suppress(Empty):
             while True:
-                number, result, error = self._answered.get(timeout=timeout)
+                number, result, error = self._responses.get(timeout=timeout)
                 if error is not None and number == self._number:
                     try:
                         raise error
                     finally:
-                        del error  # or its trace would keep this frame alive
+                        del error  # its traceback refers to this frame: break the cycle
                 if number in (self._number, None):
                     return result
         return None
 
     def close(self) -> None:
-        """Close the object, and end the thread."""
+        """Close the object and end the thread."""
         if self._is_running:
-            self.ask("close", timeout=_JOIN_SECONDS)
-            self._asked.put(None)
+            self.call("close", timeout=_JOIN_SECONDS)
+            self._requests.put(None)
         else:
             on_new_stack(self._target.close)
 
     def __del__(self) -> None:
-        self._asked.put(None)
+        self._requests.put(None)
 
 
-def _serve(target: Any, asked: SimpleQueue[Any], answered: SimpleQueue[Any]) -> None:
-    while (request := asked.get()) is not None:
+def _serve(target: Any, requests: SimpleQueue[Any], responses: SimpleQueue[Any]) -> None:
+    """Run requests until one is None, then close `target`; the body of the thread."""
+    while (request := requests.get()) is not None:
         number, context, method, args = request
         try:
-            answered.put((number, context.run(getattr(target, method), *args), None))
-        except BaseException as error:  # raised where it was asked
-            answered.put((number, None, error))
-        del request, context, args
+            responses.put((number, context.run(getattr(target, method), *args), None))
+        except BaseException as error:  # re-raised on the calling thread
+            responses.put((number, None, error))
+        del request, context, args  # do not keep them alive while waiting for the next request
     target.close()
-    answered.put((None, None, None))
+    responses.put((None, None, None))

@@ -1,19 +1,19 @@
 """The exceptions of datasets, with TensorFlow's names.
 
-Each is also the built-in that says the same::
+Each is also a subclass of the corresponding built-in exception::
 
     ReplicaxError
     |-- OutOfRangeError (EOFError)              the dataset has no further element
-    |   `-- EndOfSequenceError (StopIteration)  the same, where Python's iterators end: `next`
-    |-- DataLossError (OSError)                 a file is corrupt or cut off
+    |   `-- EndOfSequenceError (StopIteration)  the same, raised by `next`
+    |-- DataLossError (OSError)                 a file is corrupt or truncated
     |-- NotFoundError (FileNotFoundError)       a file does not exist
-    |-- AlreadyExistsError (FileExistsError)    a file exists that would be written over
-    |-- PermissionDeniedError (PermissionError) a file was not opened for that
-    |-- FailedPreconditionError (OSError)       something is not as a call needs it
-    |-- UnimplementedError (NotImplementedError) there is no such thing for this dataset
-    |-- InvalidArgumentError (ValueError)       a value that cannot be worked with
-    |   `-- ArgumentTypeError (TypeError)       an argument of another type than a call needs
-    `-- StructureError (TypeError, ValueError)  elements that are not built alike
+    |-- AlreadyExistsError (FileExistsError)    a file exists and would be overwritten
+    |-- PermissionDeniedError (PermissionError) a file was opened in another mode
+    |-- FailedPreconditionError (OSError)       a precondition of a call does not hold
+    |-- UnimplementedError (NotImplementedError) not supported for this dataset or path
+    |-- InvalidArgumentError (ValueError)       an invalid value
+    |   `-- ArgumentTypeError (TypeError)       an argument of the wrong type
+    `-- StructureError (TypeError, ValueError)  elements of different structure
 """
 
 from replicax._errors import ReplicaxError
@@ -32,11 +32,11 @@ class OutOfRangeError(ReplicaxError, EOFError):
 
 
 class EndOfSequenceError(StopIteration, OutOfRangeError):
-    """What ``next(iterator)`` raises at the end: a `StopIteration` and an `OutOfRangeError`.
+    """Raised by ``next(iterator)`` at the end: both a `StopIteration` and an `OutOfRangeError`.
 
-    TensorFlow raises the one in eager code and the other in a compiled function; programs written
-    for either find theirs. `get_next` raises the plain `OutOfRangeError`: a `StopIteration` from
-    anything but `next` would silently end the loop or the `map` around it.
+    TensorFlow raises `StopIteration` in eager code and `OutOfRangeError` in compiled functions;
+    programs that catch either keep working. `get_next` raises the plain `OutOfRangeError`: a
+    `StopIteration` from anything but `next` would silently end an enclosing loop or `map`.
 
     Example:
         >>> try:
@@ -48,11 +48,11 @@ class EndOfSequenceError(StopIteration, OutOfRangeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
-        self.value = None  # what a `yield from` evaluates to; Python would take the message
+        self.value = None  # the value of a `yield from`; Python would use the message
 
 
 class DataLossError(ReplicaxError, OSError):
-    """A file is corrupt or cut off; the message names file, byte offset and what was wrong.
+    """A file is corrupt or truncated; the message names the file, byte offset and problem.
 
     Example:
         >>> import pathlib, tempfile
@@ -77,7 +77,7 @@ class NotFoundError(ReplicaxError, FileNotFoundError):
 
 
 class AlreadyExistsError(ReplicaxError, FileExistsError):
-    """A file exists that would be written over.
+    """A file exists and would be overwritten.
 
     Example:
         >>> import pathlib, tempfile
@@ -105,7 +105,7 @@ class PermissionDeniedError(ReplicaxError, PermissionError):
 
 
 class FailedPreconditionError(ReplicaxError, OSError):
-    """Something is not as a call needs it: a folder where a file should be, a wrong promise.
+    """A precondition does not hold: a folder where a file should be, a wrong declared size.
 
     Example:
         >>> promise = rx.data.experimental.assert_cardinality(5)
@@ -117,7 +117,7 @@ class FailedPreconditionError(ReplicaxError, OSError):
 
 
 class UnimplementedError(ReplicaxError, NotImplementedError):
-    """There is no such thing for this dataset.
+    """The operation is not supported for this dataset or path.
 
     Example:
         >>> odd = rx.data.Dataset.range(5).filter(lambda x: x % 2 == 1)
@@ -129,7 +129,7 @@ class UnimplementedError(ReplicaxError, NotImplementedError):
 
 
 class InvalidArgumentError(ReplicaxError, ValueError):
-    """A value that cannot be worked with: a batch size of zero, shapes that do not fit.
+    """An invalid value: a batch size of zero, incompatible shapes.
 
     Example:
         >>> rx.data.Dataset.range(3).batch(0)  # doctest: +ELLIPSIS
@@ -140,7 +140,7 @@ class InvalidArgumentError(ReplicaxError, ValueError):
 
 
 class ArgumentTypeError(InvalidArgumentError, TypeError):
-    """An argument of another type than a call needs: a float for a batch size, say.
+    """An argument of the wrong type, such as a float for a batch size.
 
     Example:
         >>> rx.data.Dataset.range(3).batch(1.5)  # doctest: +ELLIPSIS
@@ -151,7 +151,7 @@ class ArgumentTypeError(InvalidArgumentError, TypeError):
 
 
 class StructureError(ReplicaxError, TypeError, ValueError):
-    """Elements of one dataset that are not built alike.
+    """Elements of one dataset differ in structure.
 
     Example:
         >>> list(rx.data.Dataset.from_generator(lambda: [1, (2, 3)]))  # doctest: +ELLIPSIS

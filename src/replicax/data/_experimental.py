@@ -1,4 +1,4 @@
-"""Functions of tf.data.experimental that are no methods of `Dataset`."""
+"""Functions of tf.data.experimental that have no counterpart among the methods of `Dataset`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ Applied = Callable[[Dataset], Dataset]
 
 
 def cardinality(dataset: Dataset) -> np.int64:
-    """The number of elements, as far as it is known without reading.
+    """Return the number of elements, if it is known without reading.
 
     Args:
         dataset: A dataset.
@@ -46,13 +46,13 @@ def cardinality(dataset: Dataset) -> np.int64:
 
 
 def assert_cardinality(expected_cardinality: int) -> Callable[[Dataset], Dataset]:
-    """A promise of how many elements there are, which is checked while they are read.
+    """Declare the number of elements, which is checked while they are read.
 
     Args:
         expected_cardinality: The number, or ``rx.data.INFINITE_CARDINALITY``.
 
     Returns:
-        What `Dataset.apply` takes.
+        A function for `Dataset.apply`.
 
     Example:
         >>> odd = rx.data.Dataset.range(6).filter(lambda x: x % 2 == 1)
@@ -69,18 +69,18 @@ def assert_cardinality(expected_cardinality: int) -> Callable[[Dataset], Dataset
 
 
 def at(dataset: Dataset, index: int) -> Any:
-    """One element by its number.
+    """Return one element by its index.
 
     Args:
         dataset: A dataset of known size.
-        index: The number of the element, from 0 on.
+        index: The index of the element, from 0.
 
     Returns:
-        The element; of a shuffled dataset, the one at that place of its first pass.
+        The element; for a shuffled dataset, the one at that index in its first pass.
 
     Raises:
         OutOfRangeError: There is no such element.
-        UnimplementedError: The size is not known, so that elements have no numbers.
+        UnimplementedError: The size is unknown.
 
     Example:
         >>> int(rx.data.experimental.at(rx.data.Dataset.range(5).map(lambda x: x * x), 3))
@@ -109,14 +109,14 @@ def at(dataset: Dataset, index: int) -> Any:
 
 
 def from_list(elements: Sequence[Any], name: str | None = None) -> Dataset:
-    """A dataset of the elements of a list, which may differ in shape.
+    """Return a dataset of the elements of a list, which may differ in shape.
 
     Args:
-        elements: A list of elements that are built alike.
+        elements: A list of elements of the same structure.
         name: Ignored.
 
     Returns:
-        A dataset with one element for each.
+        A dataset with one element per list item.
 
     Example:
         >>> list(rx.data.experimental.from_list([(1, "a"), (2, "b")]))
@@ -150,7 +150,7 @@ class TFRecordWriter:
     """Writes a dataset of strings to a TFRecord file.
 
     Args:
-        filename: The file, which is replaced if it exists.
+        filename: The file, which is overwritten if it exists.
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
 
     Example:
@@ -202,12 +202,12 @@ def _require_strings(leaves: Sequence[Any]) -> None:
 
 
 class Reducer:
-    """How `group_by_reducer` folds the elements of a key into one.
+    """The functions with which `group_by_reducer` reduces the elements of a key to one.
 
     Args:
-        init_func: Takes a key, an int64; returns the first state.
+        init_func: Takes a key, an int64; returns the initial state.
         reduce_func: Takes a state and an element; returns the next state.
-        finalize_func: Takes the last state; returns an element.
+        finalize_func: Takes the final state; returns an element.
 
     Example:
         >>> mean = rx.data.experimental.Reducer(
@@ -230,7 +230,7 @@ class Reducer:
 
     @property
     def init_func(self) -> Callable[..., Any]:
-        """The function of a key that returns the first state.
+        """The function that maps a key to the initial state.
 
         Example:
             >>> rx.data.experimental.Reducer(len, max, min).init_func is len
@@ -240,7 +240,7 @@ class Reducer:
 
     @property
     def reduce_func(self) -> Callable[..., Any]:
-        """The function of a state and an element that returns the next state.
+        """The function that maps a state and an element to the next state.
 
         Example:
             >>> rx.data.experimental.Reducer(len, max, min).reduce_func is max
@@ -250,7 +250,7 @@ class Reducer:
 
     @property
     def finalize_func(self) -> Callable[..., Any]:
-        """The function of the last state that returns an element.
+        """The function that maps the final state to an element.
 
         Example:
             >>> rx.data.experimental.Reducer(len, max, min).finalize_func is min
@@ -260,15 +260,15 @@ class Reducer:
 
 
 def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Applied:
-    """Fold the elements of each key into one.
+    """Reduce the elements of each key to one.
 
     Args:
         key_func: Takes an element, returns its key: an int.
-        reducer: How to fold them.
+        reducer: The functions of the reduction.
 
     Returns:
-        A function for `Dataset.apply`. Results come in the order of keys, after all elements were
-        read.
+        A function for `Dataset.apply`. Results are sorted by key and come after all elements have
+        been read.
 
     Example:
         >>> sums = rx.data.experimental.Reducer(
@@ -289,19 +289,19 @@ def group_by_reducer(key_func: Callable[..., Any], reducer: Reducer) -> Applied:
 
     def apply(dataset: Dataset) -> Dataset:
         node = GroupByReducerNode(node_of(dataset, "group_by_reducer"), key, folding)
-        _ = node.outcome  # which raises if the state changes its dtypes
+        _ = node.outcome  # raises if the dtypes of the state change
         return Dataset(node)
 
     return apply
 
 
 def pad_to_cardinality(cardinality: int, mask_key: str = "valid") -> Applied:
-    """Add elements of zeros until there are as many as wanted.
+    """Append elements of zeros until the dataset has a given size.
 
     Args:
-        cardinality: How many elements there will be.
-        mask_key: The key that is added to elements: True for those of the dataset, False for those
-            of zeros.
+        cardinality: The number of elements of the result.
+        mask_key: The key that is added to elements: True for elements of the dataset, False for
+            padding.
 
     Returns:
         A function for `Dataset.apply`. It takes a dataset of dicts whose size is known.

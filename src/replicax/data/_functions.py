@@ -1,15 +1,12 @@
-"""A user's function: kept with the names it was handed over with, and called for each element.
+"""`ElementFunction`: a user's function with its free variables bound, applied to elements.
 
-A function with the names that it was handed over with.
+A pipeline runs its functions long after it was built, and Python resolves names when a function
+runs, so `for k in (1, 10): d = d.map(lambda x: x + k)` would add 20. Therefore the values of
+closure cells and global names are captured when the function is passed in, for it and for the plain
+functions that it references. The captured objects themselves are not copied; mutations stay
+visible.
 
-A pipeline runs its functions long after it was made. Python looks names up when a function runs,
-so that `for k in (1, 10): d = d.map(lambda x: x + k)` would add 20. Here the values of closures and
-of global names are taken when the function is handed over, for it and for the plain functions that
-it calls by name; objects are not copied, so that what changes inside of them is seen.
-
-A user's function of one element: called once for each, in order.
-
-Only where the user says ``vectorize=True`` it is called for whole blocks.
+The function is called once per element, in order, and with ``vectorize=True`` once per block.
 """
 
 import dis
@@ -31,25 +28,25 @@ from replicax.data._structure import LEAF, Structure, flatten
 _LOADS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 _STORES = {"STORE_GLOBAL", "DELETE_GLOBAL"}
 _STORES_OF_CELLS = {"STORE_DEREF", "DELETE_DEREF"}
-_LOOK_AT_ALL_NAMES = {"globals", "vars", "eval", "exec"}
+_DYNAMIC_LOOKUPS = {"globals", "vars", "eval", "exec"}  # may access any global name
 
 
-def bound(function: Any) -> Any:
-    """The function with its names as they are now.
+def bind_names(function: Any) -> Any:
+    """Return a copy of `function` whose free variables keep their current values.
 
-    Names that it assigns itself (``global``, ``nonlocal``) are its state, and stay shared; so do
-    names that do not exist yet. Callable objects are left as they are.
+    Variables that the function assigns (``global``, ``nonlocal``) are its state and stay shared, as
+    do names that are not defined yet. Callable objects are returned unchanged.
     """
     if isinstance(function, MethodType):
-        return MethodType(bound(function.__func__), function.__self__)
+        return MethodType(bind_names(function.__func__), function.__self__)
     if type(function) is functools.partial:
-        return functools.partial(bound(function.func), *function.args, **function.keywords)
+        return functools.partial(bind_names(function.func), *function.args, **function.keywords)
     return _Binding(function).copy(function) if isinstance(function, FunctionType) else function
 
 
 @dataclass(frozen=True)
 class _Names:
-    """What a function's code does with names, the code inside of it included."""
+    """The names that a code object and the code objects nested in it load and store."""
 
     loaded: frozenset[str]
     stored: frozenset[str]
@@ -71,12 +68,12 @@ def _names(code: CodeType) -> _Names:
 
 
 def loaded_names(code: CodeType) -> frozenset[str]:
-    """The global names that code looks up, the code inside of it included."""
+    """Return the global names that `code` and code nested in it look up."""
     return _names(code).loaded
 
 
 def all_codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield code and all code inside of it."""
+    """Yield `code` and all code objects nested in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -84,10 +81,10 @@ def all_codes(code: CodeType) -> Iterator[CodeType]:
 
 
 class _LiveNames(dict[str, Any]):
-    """Names with values of their own; any other is looked up where it always was."""
+    """A global namespace of captured values that falls back to the live one."""
 
-    def __init__(self, own: dict[str, Any], live: dict[str, Any]) -> None:
-        super().__init__(own)
+    def __init__(self, captured: dict[str, Any], live: dict[str, Any]) -> None:
+        super().__init__(captured)
         self._live = live
 
     def __missing__(self, name: str) -> Any:
@@ -95,22 +92,23 @@ class _LiveNames(dict[str, Any]):
 
 
 class _Binding:
-    """A function and the plain functions that it reaches by name, to be copied together."""
+    """Copies a function together with the plain functions that it references."""
 
     def __init__(self, function: FunctionType) -> None:
         self._copies: dict[int, FunctionType] = {}
         self._reached: dict[int, FunctionType] = {}
-        self._stored: set[tuple[int, str]] = set()  # global names that one of them assigns
+        # Names that any of the functions assigns: shared state, which must not be captured.
+        self._stored: set[tuple[int, str]] = set()
         self._stored_cells: set[int] = set()
         pending = [function]
         while pending:
             current = pending.pop()
             if id(current) not in self._reached:
                 self._reached[id(current)] = current
-                pending.extend(self._look_at(current))
+                pending.extend(self._references(current))
 
     def copy(self, function: FunctionType) -> FunctionType:
-        """The function with its names bound, or itself if it has none."""
+        """Return a copy of `function` with its names bound, or itself if it has no names."""
         if id(function) in self._copies:
             return self._copies[id(function)]
         names = _names(function.__code__).loaded & function.__globals__.keys()
@@ -118,23 +116,25 @@ class _Binding:
         if not names and not cells:
             return function
         fresh = tuple(cell if self._is_live(cell) else CellType() for cell in cells)
-        own: dict[str, Any] = {}
-        scope = self._scope(function, own)
+        captured: dict[str, Any] = {}
+        scope = self._scope(function, captured)
         copied = FunctionType(
             function.__code__, scope, function.__name__, function.__defaults__, fresh
         )
+        # Register the copy before filling its names: functions may refer to each other.
         self._copies[id(function)] = copied
         for old, new in zip(cells, fresh, strict=True):
             if new is not old:
                 new.cell_contents = self._value(old.cell_contents)
-        for name in own:
-            scope[name] = self._value(own[name])
+        for name in captured:
+            scope[name] = self._value(captured[name])
         functools.update_wrapper(copied, function, updated=())
         copied.__kwdefaults__ = function.__kwdefaults__ and dict(function.__kwdefaults__)
-        copied.__dict__ = function.__dict__  # a count that a function keeps on itself stays one
+        copied.__dict__ = function.__dict__  # function attributes are state and stay shared
         return copied
 
-    def _look_at(self, function: FunctionType) -> Iterator[FunctionType]:
+    def _references(self, function: FunctionType) -> Iterator[FunctionType]:
+        """Record the names that `function` assigns; yield the functions that it references."""
         scope, names = function.__globals__, _names(function.__code__)
         self._stored.update((id(scope), name) for name in names.stored)
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
@@ -147,16 +147,16 @@ class _Binding:
             if isinstance(value, FunctionType) and value.__globals__ is scope:
                 yield value
 
-    def _scope(self, function: FunctionType, own: dict[str, Any]) -> dict[str, Any]:
-        """The global names of a copy; ``own`` gets those that have values of their own."""
+    def _scope(self, function: FunctionType, captured: dict[str, Any]) -> dict[str, Any]:
+        """Return the globals for a copy of `function`; add the values to bind to `captured`."""
         scope, names = function.__globals__, _names(function.__code__)
-        if names.stored or names.loaded & _LOOK_AT_ALL_NAMES:
+        if names.stored or names.loaded & _DYNAMIC_LOOKUPS:
             return scope
-        kept = {name for name in names.loaded if (id(scope), name) not in self._stored}
-        own.update((name, scope[name]) for name in kept & scope.keys())
+        bindable = {name for name in names.loaded if (id(scope), name) not in self._stored}
+        captured.update((name, scope[name]) for name in bindable & scope.keys())
         fixed = {name: value for name, value in scope.items() if name.startswith("__")}
         builtin: dict[str, Any] = getattr(function, "__builtins__", {})
-        if all(name in own or name in fixed or name in builtin for name in names.loaded):
+        if all(name in captured or name in fixed or name in builtin for name in names.loaded):
             return fixed
         return _LiveNames(fixed, scope)
 
@@ -177,18 +177,18 @@ def _is_filled(cell: CellType) -> bool:
     return True
 
 
-_references = sys.getrefcount
+_refcount = sys.getrefcount
 _SCALARS = frozenset({bytes, *(np.dtype(code).type for code in "?bhilqBHILQefdFD")})
 _NUMBERS = frozenset("?bhilqBHILQefdFD")
 
 
 class ElementFunction:
-    """A user's function, with the names that it was given with.
+    """A user's function of elements, with its free variables bound.
 
     Args:
-        function: What the user handed over.
-        name: The transformation, for messages.
-        vectorize: Whether it takes whole blocks.
+        function: The user's function.
+        name: The name of the transformation, for error messages.
+        vectorize: Whether the function takes whole blocks.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, *, vectorize: bool = False) -> None:
@@ -196,15 +196,19 @@ class ElementFunction:
             raise ArgumentTypeError(
                 f"{name}() needs a function, got {function!r} of type {type(function).__name__}."
             )
-        self.function = bound(function)
+        self.function = bind_names(function)
         self.name = name
         self.vectorize = vectorize
         self._structure: Structure | None = None
         self._is_leaf = False
-        self._flat_size = -1  # of a tuple of leaves
+        self._flat_size = -1  # number of leaves if results are flat tuples
 
     def call(self, element: Any, index: int) -> Any:
-        """The function of one element; what it raises names the element."""
+        """Return the function's result for one element.
+
+        Raises:
+            InvalidArgumentError: If the function raises; the message names the element.
+        """
         try:
             result = self.function(*element) if type(element) is tuple else self.function(element)
         except Exception as error:
@@ -212,18 +216,20 @@ class ElementFunction:
         return tuple(result) if type(result) is list else result
 
     def row(self, element: Any, index: int) -> Row:
-        """The leaves of the result for one element."""
+        """Return the leaves of the result for one element."""
         rows: list[Row] = []
         self.add_rows(rows, (element,), index)
         return rows[0]
 
     def add_rows(self, rows: list[Row], elements: Iterable[Any], index: int) -> None:
-        """Add the leaves of the result for each element; those before an error are there.
+        """Append the leaves of the result for each element to `rows`.
+
+        If the function raises, `rows` has the results before the error.
 
         Args:
-            rows: Where to add them.
-            elements: What to call the function on.
-            index: The number of the first, for messages.
+            rows: The list to append to.
+            elements: The elements to call the function on.
+            index: The index of the first element, for error messages.
         """
         function, row = self.function, self._row
         for element in elements:
@@ -235,12 +241,12 @@ class ElementFunction:
             index += 1
 
     def rows_block(self, rows: Sequence[Row]) -> RowBlock:
-        """Rows of `add_rows` as a block."""
+        """Return rows from `add_rows` as a block."""
         assert self._structure is not None
         return RowBlock(self._structure, rows)
 
     def block(self, block: Block) -> Block:
-        """The function of a whole block, which the user asked for."""
+        """Return the function's result for a whole block (``vectorize=True``)."""
         try:
             columns = block.structure.unflatten(block.columns())
             result = self.function(*columns) if type(columns) is tuple else self.function(columns)
@@ -257,18 +263,18 @@ class ElementFunction:
         return ColumnBlock(self._structure, leaves, len(block))
 
     def _row(self, result: Any, element: Any, index: int) -> Row:
-        # The next call may write into what this one returned, so that it must be copied, unless
-        # nobody but the frames here, and the element that was given, refers to it.
+        # A later call may write into an array that this one returned, so arrays are copied unless
+        # only the frames here and the argument of the call refer to them.
         try:
             if self._is_leaf and type(result) is not list:
                 return (_unshared(result, ()),)
             if (
                 type(result) is tuple
                 and len(result) == self._flat_size
-                and _references(result) == _TUPLE_REFERENCES
+                and _refcount(result) == _TUPLE_REFERENCES
             ):
-                is_alone = _references(element) == _ELEMENT_REFERENCES and type(element) is tuple
-                return tuple(map(_unshared, result, repeat(element if is_alone else ())))
+                is_unshared = _refcount(element) == _ELEMENT_REFERENCES and type(element) is tuple
+                return tuple(map(_unshared, result, repeat(element if is_unshared else ())))
             return tuple(own(leaf) for leaf in self._leaves(result))
         except StructureError as error:
             raise StructureError(
@@ -297,40 +303,41 @@ class ElementFunction:
         )
 
 
-def _unshared(leaf: Any, given: tuple[Any, ...]) -> Any:
-    """A leaf that nobody else can write into: itself if nobody can, or a copy.
+def _unshared(leaf: Any, arguments: tuple[Any, ...]) -> Any:
+    """Return `leaf` if no other code refers to its memory, else a copy.
 
-    It may be one of the parts that the function was given.
+    One reference from `arguments`, the call's arguments, is allowed.
     """
     kind = type(leaf)
     if kind in _SCALARS:
         return leaf
     if kind is np.ndarray:
-        extra = _references(leaf) - _LEAF_REFERENCES
-        is_alone = not extra or (extra == 1 and id(leaf) in map(id, given))
-        if is_alone and leaf.flags.owndata and leaf.ndim and leaf.dtype.char in _NUMBERS:
+        extra = _refcount(leaf) - _LEAF_REFERENCES
+        is_unshared = not extra or (extra == 1 and id(leaf) in map(id, arguments))
+        if is_unshared and leaf.flags.owndata and leaf.ndim and leaf.dtype.char in _NUMBERS:
             return leaf
     else:
-        LEAF.collect(leaf, [], leaf)  # which raises if it is no leaf
+        LEAF.collect(leaf, [], leaf)  # raises if `leaf` is not a leaf
     return own(to_leaf(leaf))
 
 
 def _notices_other_references() -> bool:
-    """Whether the counts of references are right for this Python: what a user keeps is copied."""
-    kept = (np.empty(1), np.empty(1))
-    given = [(kept[0], kept[1])] * 2
+    """Whether the expected reference counts hold on this Python, so shared arrays are copied."""
+    shared = (np.empty(1), np.empty(1))
+    elements = [(shared[0], shared[1])] * 2
     rows: list[Row] = []
     for function in (
-        lambda *_: kept[0],
-        lambda *_: kept,
-        lambda *_: (kept[0], kept[1]),
+        lambda *_: shared[0],
+        lambda *_: shared,
+        lambda *_: (shared[0], shared[1]),
         lambda x, y: (y, x),
     ):
-        ElementFunction(function, "map").add_rows(rows, given, 0)
-    return not any(leaf is one for row in rows for leaf in row for one in kept)
+        ElementFunction(function, "map").add_rows(rows, elements, 0)
+    return not any(leaf is array for row in rows for leaf in row for array in shared)
 
 
-# Here and in the frames of `_row` and `add_rows`; no count at all if this Python counts otherwise.
+# References from `_unshared`, `_row` and `add_rows` to an otherwise unshared object. If this Python
+# counts differently, use values that never match, so that everything is copied.
 _LEAF_REFERENCES, _TUPLE_REFERENCES, _ELEMENT_REFERENCES = 4, 3, 4
 if not _notices_other_references():
     _LEAF_REFERENCES = _TUPLE_REFERENCES = -2

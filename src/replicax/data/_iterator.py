@@ -1,4 +1,4 @@
-"""One pass over a dataset, element by element, that can be stopped and continued elsewhere."""
+"""`DatasetIterator`: one pass over a dataset, with a position that can be saved and restored."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -20,21 +20,21 @@ from replicax.data._seeds import Origin, Run, Seeds
 
 _ROWS_AHEAD = 256
 _STATE_VERSION = 3
-_PATIENCE = 1.0  # seconds that `close` waits for another thread's element
+_PATIENCE = 1.0  # seconds for which `close` waits for a thread that is producing an element
 _FROM = " < "
 
 K = TypeVar("K")
-# On the host numbers are NumPy's: arrays, and scalars where they have no axis. Checkers know the
-# members of arrays, and let pass what is true of scalars only.
+# Leaves on the host are NumPy arrays, or NumPy scalars for rank 0. The union with Any lets type
+# checkers complete the members of arrays and still accept operations that only scalars support.
 OnHost = npt.NDArray[Any] | Any
 
 
 class DatasetIterator(Ahead, Generic[T_co]):
-    """Elements of a dataset in order; made by ``iter(dataset)``.
+    """An iterator over the elements of a dataset, returned by ``iter(dataset)``.
 
-    An element that cannot be made raises, and the next call goes on with what follows it, as in
-    TensorFlow. Threads that read ahead end with the iterator: at the end of the dataset, by
-    `close`, or when the iterator is garbage collected.
+    If producing an element fails, `next` raises, and the following call continues with the next
+    element, as in TensorFlow. Prefetching threads end with the iterator: at the end of the dataset,
+    on `close`, or when the iterator is garbage collected.
 
     Example:
         >>> iterator = iter(rx.data.Dataset.range(3))
@@ -46,12 +46,13 @@ class DatasetIterator(Ahead, Generic[T_co]):
         Ahead.__init__(self)
         self._node = node
         self._new = new if ends_in_batches(node) else None
-        self._random = _random_nodes(node)
-        self._origins = [seeds.begin() for seeds in self._random]
+        self._seeds = _seeds_of(node)
+        self._origins = [seeds.begin() for seeds in self._seeds]
         self._limit = 1 if node.calls_user_code else _ROWS_AHEAD
         self._stream: Stream | None = None
-        self._ready: AnyIterator[Any] = iter(())  # of a list: asking it is one step for threads
-        self._num_ready = 0  # elements that `_ready` had, and that `_position` does not count
+        # Elements already produced. A list iterator, because its `next` is atomic between threads.
+        self._ready: AnyIterator[Any] = iter(())
+        self._num_ready = 0  # elements of `_ready` that `_position` does not count yet
         self._is_done = False
 
     def __iter__(self) -> "DatasetIterator[T_co]":
@@ -83,17 +84,17 @@ class DatasetIterator(Ahead, Generic[T_co]):
         if traced.value is not at_rest or is_driven():
             return around.take(self)
         if not self._peeked:
-            for element in self._ready:  # most elements come this way: without a call or a lock
+            for element in self._ready:  # the fast path, without a call or a lock
                 return element
         return self.take()
 
     @property
     def origin(self) -> Node:
-        """The end of the pipeline."""
+        """The last node of the pipeline."""
         return self._node
 
     def take(self) -> Any:
-        """The next element, in plain code."""
+        """Return the next element; for code that is not traced."""
         with self.lock:
             if self._peeked:
                 return Ahead.take(self)
@@ -117,16 +118,16 @@ class DatasetIterator(Ahead, Generic[T_co]):
         except Exception as error:
             return Failed(error)
         except BaseException:
-            # An interrupt, in the middle of anything: the next call comes here from the start.
+            # An interrupt may have left the stream in any state: the next call opens a new one.
             self._stop()
             raise
-        if elements is None or self._is_done:  # another thread may have closed it meanwhile
+        if elements is None or self._is_done:  # another thread may have closed the iterator
             self._is_done = True
             self._begin()
         assert elements is not None
         if self._limit == 1:
             return elements[0]
-        self._position += self._num_ready  # all of which were taken without the lock
+        self._position += self._num_ready  # all of them were taken through the fast path
         self._num_ready = len(elements) - 1
         ready = iter(elements)
         element = next(ready)
@@ -134,7 +135,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
         return element
 
     def _count_taken(self) -> None:
-        """Count those elements of `_ready` that were taken without the lock."""
+        """Add to the position the elements of `_ready` that were taken without the lock."""
         taken = self._num_ready - length_hint(self._ready)
         self._num_ready -= taken
         self._position += taken
@@ -150,11 +151,11 @@ class DatasetIterator(Ahead, Generic[T_co]):
         return self._node.element_spec
 
     def save_state(self) -> dict[str, Any]:
-        """Where this iterator stands: a small dict that JSON can hold.
+        """Return the position of this iterator as a small JSON-serializable dict.
 
-        It has the number of elements given so far and the seeds, drawn ones too. Continuing is
-        exact with `shuffle` and `repeat`; it reads again what must be read (files up to the place,
-        generators from their start), and calls no `map` function for elements that are passed.
+        It contains the number of elements produced so far and all seeds, including randomly drawn
+        ones. Restoring is exact, also with `shuffle` and `repeat`. It reads files up to the
+        position and generators from their start, and calls no `map` function for skipped elements.
 
         Returns:
             The state, for `restore_state` of an iterator over the same pipeline.
@@ -182,17 +183,17 @@ class DatasetIterator(Ahead, Generic[T_co]):
             }
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go to the place that `save_state` described.
+        """Restore a position that `save_state` returned.
 
-        Passes over the dataset that begin later have the orders that would have followed there.
-        The pipeline must have the same transformations, and those that put elements together or
-        take them in turn the same sizes; what functions and files hold is not compared.
+        Later passes over the dataset are shuffled as they would have been in the saved program.
+        The pipeline must have the same transformations, with the same batch, window and interleave
+        sizes; functions and the contents of files are not compared.
 
         Args:
-            state: What `save_state` returned, also of another process.
+            state: The dict that `save_state` returned, in this or another process.
 
         Raises:
-            InvalidArgumentError: The state belongs to another pipeline, or is none.
+            InvalidArgumentError: The state is invalid or belongs to another pipeline.
 
         Example:
             >>> iterator = iter(rx.data.Dataset.range(10))
@@ -201,31 +202,31 @@ class DatasetIterator(Ahead, Generic[T_co]):
             [8, 9]
         """
         graph = _describe(self._node)
-        told = as_state(state)
-        if told.get("version") != _STATE_VERSION:
+        saved = as_state(state)
+        if saved.get("version") != _STATE_VERSION:
             raise InvalidArgumentError(
-                f"This state is of version {told.get('version')!r:.20}, and this replicax reads"
-                f" those of version {_STATE_VERSION}. Begin a new pass with `iter(dataset)`."
+                f"This state is of version {saved.get('version')!r:.20}, and this replicax reads"
+                f" version {_STATE_VERSION}. Begin a new pass with `iter(dataset)`."
             )
-        if told.get("graph") != graph:
-            there, here = _difference(str(told.get("graph")), graph)
+        if saved.get("graph") != graph:
+            there, here = _difference(str(saved.get("graph")), graph)
             raise InvalidArgumentError(
                 f"This state was saved by another pipeline, which had {there:.200} where this one"
                 f" has {here}: its place is another one here. Build the dataset as it was when the"
                 " state was saved, or begin a new pass with `iter(dataset)`."
             )
         position, errors = counted(state, "position", "errors")
-        origins = _origins(state.get("seeds"), len(self._random))
+        origins = _origins(state.get("seeds"), len(self._seeds))
         with self.lock:
             self.close()
             self._is_done = False
-            for seeds, *change in zip(self._random, origins, self._origins, strict=True):
+            for seeds, *change in zip(self._seeds, origins, self._origins, strict=True):
                 seeds.go_on(*change)
             self._position, self._errors, self._origins = position, errors, origins
             self._stream = self._open()
 
     def close(self) -> None:
-        """End the pass and its threads; there is no element after it.
+        """End the pass and its threads; no element follows.
 
         Example:
             >>> iterator = iter(rx.data.Dataset.range(3).prefetch(2))
@@ -234,7 +235,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
             []
         """
         self._is_done = True
-        # A thread that is making an element ends the pass when it has; it may take any time.
+        # A thread that is producing an element, which may take any time, ends the pass itself.
         if self.lock.acquire(timeout=_PATIENCE):
             try:
                 self._peeked.clear()
@@ -243,7 +244,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
                 self.lock.release()
 
     def __del__(self, is_over: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At the end of the program threads have been ended, and modules may be empty.
+        # At interpreter exit the threads have ended already, and modules may have been cleared.
         if not is_over() and getattr(self, "_stream", None) is not None:
             self._stop()
 
@@ -256,20 +257,20 @@ class DatasetIterator(Ahead, Generic[T_co]):
         )
 
     def _begin(self) -> None:
-        """Open the stream where this iterator stands, or say that it has ended."""
+        """Open a stream at the current position; raise `EndOfSequenceError` at the end."""
         if self._is_done:
             self._stop()
             raise EndOfSequenceError(self._end())
         self._stream = self._open()
 
     def _open(self) -> Stream:
-        """A stream that stands where this iterator does."""
-        origins = dict(zip(self._random, self._origins, strict=True))
+        """Return a new stream, advanced to the current position."""
+        origins = dict(zip(self._seeds, self._origins, strict=True))
         stream = self._node.open(Run(origins, new=self._new))
         wanted = self._position + self._errors + len(self._peeked)
-        # Elements that failed cannot be told from others without making them again.
-        is_whole = not self._errors and not self._is_failing()
-        found = stream.skip(wanted) if is_whole else pass_over(stream, wanted)
+        # `skip` does not produce elements, so it cannot count failed ones: produce them again.
+        has_no_errors = not self._errors and not self._is_failing()
+        found = stream.skip(wanted) if has_no_errors else pass_over(stream, wanted)
         if found < wanted:
             stream.close()
             raise InvalidArgumentError(
@@ -286,14 +287,16 @@ class DatasetIterator(Ahead, Generic[T_co]):
             stream.close()
 
 
-Iterator = DatasetIterator  # TensorFlow's name of it
+Iterator = DatasetIterator  # TensorFlow's name
 
 
-def _random_nodes(node: Node) -> Sequence[Seeds]:
+def _seeds_of(node: Node) -> Sequence[Seeds]:
+    """Return the distinct seeds of all random nodes of the graph, in the order of `walk`."""
     return list(dict.fromkeys(seeds for part in walk(node) if (seeds := part.random) is not None))
 
 
 def _origins(stored: Any, count: int) -> list[Origin]:
+    """Return the `count` origins of a saved state; raise `InvalidArgumentError` if malformed."""
     parts: list[Any] = list(stored) if isinstance(stored, Sequence) else []
     parts = parts if len(parts) == count else [()]
     forms = [[type(x) for x in part] if isinstance(part, Sequence) else [] for part in parts]
@@ -306,16 +309,18 @@ def _origins(stored: Any, count: int) -> list[Origin]:
 
 
 def _describe(node: Node) -> str:
-    return _FROM.join(map(_described, walk(node)))
+    # Saved states contain this text: renaming a node class or an argument in `grouping` makes them
+    # unreadable.
+    return _FROM.join(map(_describe_node, walk(node)))
 
 
-def _described(part: Node) -> str:
+def _describe_node(part: Node) -> str:
     kind = type(part).__name__.removesuffix("Node")
-    told = ", ".join(f"{name}={getattr(part, name)!r}" for name in part.grouping)
-    return f"{kind}({told})" if told else kind
+    arguments = ", ".join(f"{name}={getattr(part, name)!r}" for name in part.grouping)
+    return f"{kind}({arguments})" if arguments else kind
 
 
 def _difference(saved: str, graph: str) -> tuple[str, str]:
-    """The first parts in which two descriptions differ."""
+    """Return the first pair of nodes in which two graph descriptions differ."""
     parts = zip_longest(saved.split(_FROM), graph.split(_FROM), fillvalue="nothing")
     return next((there, here) for there, here in parts if there != here)

@@ -1,8 +1,7 @@
-"""What is known of a graph before it runs: the specs of its elements, and a number for it.
+"""Static analysis of dataset graphs, in two parts.
 
-What a user's function makes of elements: learnt from one real element, once.
-
-A number for a graph: equal numbers mean equal elements.
+- Inference of the specs that user functions return: by tracing, or else from one real element.
+- `fingerprint_of`: a hash of a graph; equal fingerprints mean equal elements.
 """
 
 import hashlib
@@ -30,10 +29,10 @@ from replicax.data._trace import TraceOutcome, Verdict, traced
 
 
 class Known:
-    """The spec of a node's elements, or the node that shows it, once it was asked for.
+    """A lazily computed property of a node: the spec of its elements, or its nested graph.
 
     Args:
-        value: A spec that is declared, if it is.
+        value: A spec that the user declared, if any.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -42,31 +41,31 @@ class Known:
         self._traced = None if value is None else TraceOutcome(Verdict.PROVED, value)
 
     def elsewhere(self) -> "Known":
-        """Return the knowledge that also holds for another input: a declared spec."""
+        """Return the value for the same node over another input: itself only if declared."""
         return self if self._is_declared else Known()
 
     def get(self, learn: Callable[[], Any]) -> Any:
-        """Return the value, learnt at the first call."""
+        """Return the value, computed with `learn` at the first call."""
         if self.value is None:
             self.value = learn()
         return self.value
 
     def traced(self, attempt: Callable[[], TraceOutcome]) -> TraceOutcome:
-        """Return the outcome of a trace, which is made at the first call."""
+        """Return the outcome of a trace, computed with `attempt` at the first call."""
         if self._traced is None:
             self._traced = attempt()
         return self._traced
 
 
 class NoElementError(InvalidArgumentError):
-    """There is no element that would show what a function returns."""
+    """Raised if a spec can only be inferred from an element and the dataset is empty."""
 
 
 def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
-    """The first element, in the order before any shuffle.
+    """Return the structure and leaves of the first element, in the order before any shuffle.
 
     Raises:
-        NoElementError: If there is none.
+        NoElementError: If the dataset is empty; the message names the transformation `verb`.
     """
     stream = node.peeked.open(Run())
     try:
@@ -82,7 +81,7 @@ def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
 
 
 def traced_on(node: Node, function: ElementFunction) -> TraceOutcome:
-    """Trace a function of elements of a node, if their spec is sure."""
+    """Trace `function` on the elements of `node`, if their spec is certain."""
     if not node.is_spec_sure:
         return TraceOutcome(Verdict.UNPROVED)
     if not function.vectorize:
@@ -107,26 +106,26 @@ def _with_axis(spec: Any) -> Any:
 
 
 def mapped_spec(node: Node, function: ElementFunction, outcome: TraceOutcome) -> Any:
-    """The spec of the function's results: traced, or from a call on the first element."""
+    """Return the spec of the results: that of the trace, or of a call on the first element."""
     if outcome.verdict is Verdict.PROVED:
         return outcome.result
     structure, leaves = first_element(node, function.name)
-    given = structure.leaves_of(node.element_spec)
+    leaf_specs = structure.leaves_of(node.element_spec)
     if function.vectorize:
         leaves = [np.asarray(leaf)[None] for leaf in leaves]
     nesting, results = flatten(function.call(structure.unflatten(leaves), 0))
-    known = {id(leaf): spec for leaf, spec in zip(leaves, given, strict=True)}
+    input_specs = {id(leaf): spec for leaf, spec in zip(leaves, leaf_specs, strict=True)}
     is_open = outcome.verdict is Verdict.VALUE or has_open_axis(node.element_spec)
     specs: list[Any] = []
     for result in results:
         found = leaf_spec(to_leaf(np.asarray(result)[0] if function.vectorize else result))
-        # What the function hands on is as it was; of anything else no size is sure.
-        specs.append(known.get(id(result), opened(found)) if is_open else found)
+        # A leaf that the function returns unchanged keeps its spec; other sizes may vary.
+        specs.append(input_specs.get(id(result), opened(found)) if is_open else found)
     return nesting.unflatten(specs)
 
 
 def opened(spec: Any) -> Any:
-    """A spec that leaves every size open: one element does not tell those of others."""
+    """Return `spec` with every size unknown: other elements may differ in size."""
     if isinstance(spec, DatasetSpec):
         return DatasetSpec(map_leaves(opened, spec.element_spec))
     if not isinstance(spec, TensorSpec) or spec.shape is None:
@@ -135,13 +134,13 @@ def opened(spec: Any) -> Any:
 
 
 def first_spec(node: Node) -> Any:
-    """The spec of the first element alone, in the order before any shuffle."""
+    """Return the spec of the first element only, in the order before any shuffle."""
     structure, leaves = first_element(node, "map")
     return structure.unflatten([leaf_spec(leaf) for leaf in leaves])
 
 
 def has_open_axis(spec: Any) -> bool:
-    """Whether elements of this spec may differ in size, as a short last batch does."""
+    """Whether elements of this spec may differ in size, such as a partial last batch."""
     return any(
         isinstance(leaf, TensorSpec) and (leaf.shape is None or None in leaf.shape)
         for leaf in flatten(spec)[1]
@@ -150,40 +149,42 @@ def has_open_axis(spec: Any) -> bool:
 
 _serial = itertools.count()
 _tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-_kept: list[Any] = []  # what cannot be referred to weakly, so that its identity is not used again
-_PARTED = (MethodType, partial, Node, ElementFunction, Seeds)
-# What was learnt, or says how elements are known.
-_LEFT_OUT = frozenset({"known_spec", "known_inner", "memory", "last", "wrap", "declared"})
+_pinned: list[Any] = []  # objects without weak references, kept alive so their ids stay unique
+_COMPOSITE = (MethodType, partial, Node, ElementFunction, Seeds)
+# Fields of nodes that are caches or describe the elements rather than determine them.
+_IGNORED_FIELDS = frozenset({"known_spec", "known_inner", "memory", "last", "wrap", "declared"})
 
 
 def fingerprint_of(node: Node) -> np.uint64:
-    """A number that graphs share only if they give the same elements.
+    """Return a hash that two graphs share only if they produce the same elements.
 
-    Values count by value, functions by their code and by what they refer to. Anything else counts
-    as itself: another object, or another process, has another number.
+    Values are hashed by value, functions by their code and the objects they reference. Any other
+    object is hashed by identity, so a different object or process gives a different hash.
     """
     digest = hashlib.sha256()
-    _Reader(digest).add(node)
+    _GraphHasher(digest).add(node)
     return np.uint64(int.from_bytes(digest.digest()[:8], "little"))
 
 
-class _Reader:
+class _GraphHasher:
+    """Feeds a graph of Python objects, which may have cycles, into a hash."""
+
     def __init__(self, digest: Any) -> None:
         self._digest = digest
-        self._met: dict[int, int] = {}
-        self._alive: list[Any] = []
+        self._visited: dict[int, int] = {}
+        self._alive: list[Any] = []  # keeps visited objects alive, so ids are not reused
 
     def add(self, value: Any) -> None:
-        """Take a value in, with everything in it."""
-        self._tell(type(value).__qualname__)
+        """Hash `value` and everything it contains."""
+        self._update(type(value).__qualname__)
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype)):
-            self._tell(repr(value))
+            self._update(repr(value))
         elif isinstance(value, (np.ndarray, np.generic)):
             self._array(np.asarray(value))
-        elif id(value) in self._met:
-            self._tell(f"seen {self._met[id(value)]}")
+        elif id(value) in self._visited:
+            self._update(f"seen {self._visited[id(value)]}")
         else:
-            self._met[id(value)] = len(self._met)
+            self._visited[id(value)] = len(self._visited)
             self._alive.append(value)
             if isinstance(value, Node) and needs_stack(value):
                 on_new_stack(partial(self._inside, value))
@@ -198,31 +199,31 @@ class _Reader:
         elif isinstance(value, dict):
             self._all(part for pair in value.items() for part in pair)
         elif name := _installed_name(value):
-            self._tell(name)
+            self._update(name)
         elif isinstance(value, FunctionType):
             self._function(value)
         elif isinstance(value, CodeType):
             self._all((value.co_code, value.co_names, value.co_consts, value.co_varnames))
-        elif isinstance(value, _PARTED) or isinstance(getattr(value, "node", None), Node):
+        elif isinstance(value, _COMPOSITE) or isinstance(getattr(value, "node", None), Node):
             self._all(_parts_of(value))
         elif isinstance(value, TypeSpec):
-            self._tell(repr(value))
+            self._update(repr(value))
         elif isinstance(value, (type, ModuleType)):
-            self._tell(f"{getattr(value, '__module__', '')}.{value.__name__}")
+            self._update(f"{getattr(value, '__module__', '')}.{value.__name__}")
         elif is_dataclass(value):
             self._all(getattr(value, field.name) for field in fields(value))
         else:
-            self._tell(_token(value))
+            self._update(_token(value))
 
     def _all(self, parts: Any) -> None:
         count = 0
         for part in parts:
             self.add(part)
             count += 1
-        self._tell(f"{count} parts")
+        self._update(f"{count} parts")
 
     def _array(self, array: np.ndarray[Any, Any]) -> None:
-        self._tell(f"{array.dtype} {array.shape}")
+        self._update(f"{array.dtype} {array.shape}")
         if array.dtype == object:
             self._all(array.reshape(-1).tolist())
         else:
@@ -236,12 +237,14 @@ class _Reader:
         self._all(cell.cell_contents for cell in cells if _is_filled(cell))
         self._all(scope[name] for name in names)
 
-    def _tell(self, text: str) -> None:
+    def _update(self, text: str) -> None:
         data = text.encode()
+        # The length prefix makes the encoding of a sequence of texts unambiguous.
         self._digest.update(len(data).to_bytes(8, "little") + data)
 
 
 def _parts_of(value: Any) -> tuple[Any, ...]:
+    """Return the parts that determine the behaviour of a `_COMPOSITE` object or a dataset."""
     if isinstance(value, MethodType):
         return value.__func__, value.__self__
     if isinstance(value, partial):
@@ -254,8 +257,8 @@ def _parts_of(value: Any) -> tuple[Any, ...]:
         return (value.node,)
     if not is_dataclass(value):
         return (_token(value),)
-    own = (getattr(value, f.name) for f in fields(value) if f.name not in _LEFT_OUT)
-    return tuple(vars(part) if type(part).__name__ == "ArraySource" else part for part in own)
+    parts = (getattr(value, f.name) for f in fields(value) if f.name not in _IGNORED_FIELDS)
+    return tuple(vars(part) if type(part).__name__ == "ArraySource" else part for part in parts)
 
 
 def _all_names(code: CodeType) -> list[str]:
@@ -264,7 +267,7 @@ def _all_names(code: CodeType) -> list[str]:
 
 
 def _installed_name(value: Any) -> str:
-    """Where a function of Python's or of an installed library is found; nothing for others."""
+    """Return the qualified name and version of a library function; "" for user code."""
     home = sys.modules.get(str(getattr(value, "__module__", None)))
     file = getattr(home, "__file__", None) or ""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
@@ -288,13 +291,13 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _token(value: Any) -> str:
-    """A name that no other object ever has, here or in another process."""
+    """Return a name unique to this object across processes."""
     try:
         if value not in _tokens:
             _tokens[value] = f"{_PROCESS} {next(_serial)}"
         return _tokens[value]
     except TypeError:
-        _kept.append(value)
+        _pinned.append(value)
         return f"{_PROCESS} at {id(value)}"
 
 

@@ -1,11 +1,8 @@
-"""Leaves of elements: NumPy arrays, and datasets.
+"""Leaves of elements: conversion of user values to NumPy, specs, and stacking.
 
-The spec of a dataset that is itself a part of an element.
-
-What a user hands over -> the NumPy leaves of an element.
-
-Python floats become float32 and ints int32 (int64 if they do not fit), as TensorFlow converts
-them; NumPy arrays keep their dtype. Strings are ``bytes``, in arrays of dtype ``object``.
+As in TensorFlow, Python floats become float32 and ints int32 (int64 if they do not fit); NumPy
+arrays keep their dtype. Strings are ``bytes``, in arrays of dtype ``object``. A leaf may also be a
+nested dataset, whose spec is `DatasetSpec`.
 """
 
 from collections.abc import Sequence
@@ -19,11 +16,11 @@ from replicax.data._errors import InvalidArgumentError
 
 
 class DatasetSpec(TypeSpec):
-    """What is known of a nested dataset, such as a window.
+    """The spec of a nested dataset, such as a window.
 
     Args:
         element_spec: The spec of its elements.
-        dataset_shape: Accepted for TensorFlow's sake: a nested dataset is one.
+        dataset_shape: Accepted for compatibility with TensorFlow and ignored.
 
     Example:
         >>> rx.data.Dataset.range(7).window(3).element_spec
@@ -46,7 +43,7 @@ class DatasetSpec(TypeSpec):
         return self._element_spec
 
     def is_compatible_with(self, spec_or_value: Any, /) -> bool:
-        """Whether a nested dataset may stand here.
+        """Whether a nested dataset or its spec matches this spec.
 
         Args:
             spec_or_value: A `DatasetSpec` or a dataset.
@@ -80,7 +77,7 @@ _INT32 = np.iinfo(np.int32)
 
 
 def to_leaf(value: Any) -> Any:
-    """One leaf of an element: an array, a NumPy scalar, ``bytes`` or a nested dataset."""
+    """Convert `value` to a leaf: an array, a NumPy scalar, ``bytes`` or a nested dataset."""
     if type(value) is np.ndarray and value.ndim and value.dtype.kind not in "OSU":
         return value
     if isinstance(value, np.ndarray):
@@ -97,15 +94,15 @@ def to_leaf(value: Any) -> Any:
 
 
 def own(leaf: Any) -> Any:
-    """A leaf whose memory nobody else writes to: generators often fill one buffer again."""
+    """Return a private copy of `leaf`, because generators often reuse one buffer."""
     return leaf.copy() if isinstance(leaf, np.ndarray) else leaf
 
 
 def unshared(value: Any) -> Array:
-    """Like `to_array`, in memory that the user cannot write to: a copy, unless it is read-only."""
+    """Convert `value` to an array that the user cannot write to: copied unless read-only."""
     array = to_array(value)
     if isinstance(value, (list, tuple, str, bytes, int, float)):
-        return array  # made just now
+        return array  # newly allocated by the conversion
     owner: Any = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -115,7 +112,7 @@ def unshared(value: Any) -> Array:
 
 
 def to_array(value: Any) -> Array:
-    """Like `to_leaf`, but always an array, also for scalars and strings."""
+    """Convert `value` like `to_leaf`, but always to an array, also for scalars and strings."""
     leaf = to_leaf(value)
     if isinstance(leaf, bytes):
         result = np.empty((), _OBJECT)
@@ -125,7 +122,7 @@ def to_array(value: Any) -> Array:
 
 
 def leaf_spec(leaf: Any) -> TypeSpec:
-    """The spec of one leaf as `to_leaf` made it."""
+    """Return the spec of a leaf that `to_leaf` returned."""
     if isinstance(leaf, bytes):
         return TensorSpec((), _OBJECT)
     if hasattr(leaf, "node"):
@@ -134,7 +131,11 @@ def leaf_spec(leaf: Any) -> TypeSpec:
 
 
 def stack(leaves: Sequence[Any], what: str = "batch") -> Array:
-    """Leaves of equal shape and dtype -> one array with a leading axis."""
+    """Stack leaves of equal shape and dtype into one array with a leading axis.
+
+    Raises:
+        InvalidArgumentError: If they differ or are datasets; `what` names the operation.
+    """
     first = leaves[0]
     if isinstance(first, bytes):
         column = np.empty(len(leaves), _OBJECT)
@@ -146,7 +147,7 @@ def stack(leaves: Sequence[Any], what: str = "batch") -> Array:
             " `flat_map(lambda window: window.batch(n))`."
         )
     if not is_stackable(leaves):
-        raise _uneven(leaves, what)
+        raise _stack_error(leaves, what)
     shape: tuple[int, ...] = first.shape
     if not shape:
         return np.array(leaves, first.dtype)
@@ -154,7 +155,7 @@ def stack(leaves: Sequence[Any], what: str = "batch") -> Array:
 
 
 def is_stackable(leaves: Sequence[Any]) -> bool:
-    """Whether `stack` would work."""
+    """Whether the leaves can be stacked: equal shapes and dtypes, no datasets."""
     first = leaves[0]
     if hasattr(first, "node"):
         return False
@@ -168,7 +169,7 @@ def is_stackable(leaves: Sequence[Any]) -> bool:
 
 
 def common_shape(left: Any, right: Any) -> Shape | None:
-    """The most precise shape that both agree with."""
+    """Return the most specific shape compatible with both; None if their ranks differ."""
     if left is None or right is None or len(left) != len(right):
         return None
     return tuple(a if a == b else None for a, b in zip(left, right, strict=True))
@@ -178,7 +179,7 @@ def _convert(value: Any) -> Any:
     try:
         array = np.asarray(value)
     except ValueError:
-        _as_object(value)  # which says what is wrong with lists of different lengths
+        _as_object(value)  # raises a clearer error for lists of different lengths
         raise
     if array.dtype.kind in "SUO":
         array = _to_bytes_array(_as_object(value))
@@ -188,9 +189,9 @@ def _convert(value: Any) -> Any:
 
 
 def _as_object(value: Any) -> Array:
-    # Through NumPy's fixed-width strings, trailing zero bytes would be lost.
+    # Not through NumPy's fixed-width strings, which drop trailing zero bytes.
     array: Array | None = None
-    with suppress(ValueError):  # NumPy cannot even tell how the parts are nested
+    with suppress(ValueError):  # raised for some ragged nestings; reported below
         array = np.asarray(value, _OBJECT)
     if array is None or any(isinstance(x, (list, tuple, np.ndarray)) for x in array.flat):
         raise InvalidArgumentError(
@@ -230,6 +231,7 @@ def _is_python_number(value: Any) -> bool:
 
 
 def _narrow(array: Array) -> Array:
+    """Convert float64 to float32 and int64 to int32 where values fit."""
     if array.dtype == np.float64:
         return array.astype(np.float32)
     if array.dtype == np.int64 and (
@@ -239,19 +241,19 @@ def _narrow(array: Array) -> Array:
     return array
 
 
-def _uneven(leaves: Sequence[Any], what: str) -> InvalidArgumentError:
+def _stack_error(leaves: Sequence[Any], what: str) -> InvalidArgumentError:
     first = leaves[0]
     differs = (k for k in range(len(leaves)) if not is_stackable((first, leaves[k])))
     position = next(differs)
     other = leaves[position]
     return InvalidArgumentError(
-        f"Cannot {what} elements of different shape or dtype: the first is {_form(first)},"
-        f" element {position} of this {what} is {_form(other)}."
+        f"Cannot {what} elements of different shape or dtype: the first is {_describe(first)},"
+        f" element {position} of this {what} is {_describe(other)}."
         " Use `padded_batch` for parts of different length, or bring them to one shape in a `map`."
     )
 
 
-def _form(leaf: Any) -> str:
+def _describe(leaf: Any) -> str:
     return f"{getattr(leaf, 'dtype', 'bytes')}{list(getattr(leaf, 'shape', ()))}"
 
 

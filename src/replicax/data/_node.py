@@ -1,9 +1,8 @@
-"""The graph: immutable nodes that open into streams, and datasets as its ends.
+"""The dataset graph: immutable nodes, and the streams that they open.
 
-A node says what a transformation is; a stream is one pass over it. Tools walk the graph by
-`Node.inputs` and rewrite it by `Node.with_inputs`; nothing else holds the graph together.
-
-What every part of `Dataset` needs: the graph, and a way to make the next dataset.
+A node describes a transformation or source; a stream is one pass over it. Tools traverse the graph
+through `Node.inputs` and rewrite it with `Node.with_inputs`. `Root` is the base of all `Dataset`
+mixins.
 """
 
 import operator
@@ -16,13 +15,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, final
 from replicax._basics import T_co
 from replicax.data._blocks import Block, join
 from replicax.data._depth import (
-    Elsewhere,
-    answering,
+    ThreadProxy,
+    cached_on_node,
     is_deep,
     needs_stack,
     on_new_stack,
     once,
-    remembered,
+    with_memo,
 )
 from replicax.data._errors import ArgumentTypeError, InvalidArgumentError
 from replicax.data._seeds import Run, Seeds
@@ -36,18 +35,18 @@ AUTOTUNE = -1
 
 
 class Stream(ABC):
-    """One pass over a node, in order, in blocks of the size that the consumer asks for.
+    """One pass over a node, in order, in blocks whose size the consumer limits.
 
-    Rows that come before an error are delivered before the error is raised, once; the next pull
-    goes on with what follows it.
+    Elements before a failed one are delivered first; then the error is raised, once, and the next
+    pull continues with the element after it.
     """
 
     @abstractmethod
     def pull(self, limit: int) -> Block | None:
-        """The next 1 to ``limit`` elements, or None at the end."""
+        """Return the next 1 to ``limit`` elements, or None at the end."""
 
     def skip(self, count: int) -> int:
-        """Pass over ``count`` elements as cheaply as possible; how many there were."""
+        """Skip up to ``count`` elements as cheaply as possible; return how many there were."""
         done = 0
         while done < count:
             block = self.pull(count - done)
@@ -57,45 +56,46 @@ class Stream(ABC):
         return done
 
     def close(self) -> None:  # noqa: B027 - most streams have nothing to close
-        """End threads and close files; pulling afterwards is undefined."""
+        """Stop threads and close files; calling `pull` afterwards is undefined."""
 
 
 @final
 class _DeepStream(Stream):
-    """A stream that is pulled on another stack."""
+    """A stream that runs on the stack of another thread."""
 
     def __init__(self, stream: Stream) -> None:
-        self._elsewhere = Elsewhere(stream)
+        self._proxy = ThreadProxy(stream)
         self._is_done = False
 
     def pull(self, limit: int) -> Block | None:
-        # Every one of the streams above may ask again after the end, and those above it.
-        block: Block | None = None if self._is_done else self._elsewhere.ask("pull", limit)
+        # Each consumer may pull again after the end, and so may its consumers: in a deep pipeline
+        # these calls would multiply, so the end is remembered here.
+        block: Block | None = None if self._is_done else self._proxy.call("pull", limit)
         self._is_done = block is None
         return block
 
     def skip(self, count: int) -> int:
-        return self._elsewhere.ask("skip", count) or 0
+        return self._proxy.call("skip", count) or 0
 
     def close(self) -> None:
-        self._elsewhere.close()
+        self._proxy.close()
 
 
 @dataclass(frozen=True)
 class Batching:
-    """How many rows an element has; the last one may have fewer unless ``is_static``."""
+    """The batch size of elements; the last batch may be smaller unless ``is_static``."""
 
     size: int
     is_static: bool
 
 
 class Node(ABC):
-    """One transformation, or a source.
+    """A transformation or a source.
 
     Attributes:
-        keeps_batches: Whether it changes neither the batches of its input nor their rows.
-        grouping: The arguments that say how many elements become one, or come in turn: with other
-            ones the same number of elements ends elsewhere.
+        keeps_batches: Whether the node preserves the batches of its input and their rows.
+        grouping: Names of the arguments that determine how elements are grouped or interleaved.
+            Iterator states contain them, because a position is valid only for equal values.
     """
 
     keeps_batches: ClassVar[bool] = False
@@ -103,7 +103,7 @@ class Node(ABC):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        _allow_depth(cls)
+        _support_depth(cls)
 
     @property
     @abstractmethod
@@ -112,17 +112,17 @@ class Node(ABC):
 
     @abstractmethod
     def with_inputs(self, *inputs: "Node") -> "Node":
-        """The same transformation over other inputs."""
+        """Return the same transformation over other inputs."""
 
     @property
     @abstractmethod
     def element_spec(self) -> Any:
-        """The structure of elements, with a `TypeSpec` for each leaf."""
+        """The nested structure of elements, with a `TypeSpec` for each leaf."""
 
     @property
     @abstractmethod
     def cardinality(self) -> int:
-        """The number of elements, or one of the two negative constants."""
+        """The number of elements, `INFINITE_CARDINALITY` or `UNKNOWN_CARDINALITY`."""
 
     @abstractmethod
     def open(self, run: Run) -> Stream:
@@ -130,85 +130,93 @@ class Node(ABC):
 
     @property
     def is_spec_known(self) -> bool:
-        """Whether `element_spec` says it without reading an element."""
+        """Whether `element_spec` is available without reading an element."""
         return all(node.is_spec_known for node in self.inputs)
 
     @property
     def is_spec_sure(self) -> bool:
-        """Whether `element_spec` holds for every element: not learnt from the first one alone."""
+        """Whether `element_spec` holds for every element, not only for the first."""
         return all(node.is_spec_sure for node in self.inputs)
 
     @property
     def peeked(self) -> "Node":
-        """The same elements for a look at the first, without what would read more than that."""
+        """A variant of this graph that reads no more than needed to produce the first element.
+
+        It does not shuffle, prefetch or fill caches.
+        """
         inputs = self.inputs
         return self.with_inputs(*(node.peeked for node in inputs)) if inputs else self
 
     @property
     def batching(self) -> Batching | None:
-        """The size of batches, if each element is one; None where that is not known."""
+        """The batch size, if elements are batches; None if not known."""
         return None
 
     @property
     def gives_places(self) -> bool:
-        """Whether elements are not fetched yet when they come, so that reading ahead is cheap."""
+        """Whether blocks are indices into a source (`PlaceBlock`), so reading ahead is cheap."""
         return False
 
     @property
     def part(self) -> str:
-        """Which of the data this very node reads or lets through, in words; nothing if all."""
+        """A description of the part of the data that this node reads or selects; "" if all."""
         return ""
 
     @property
     def random(self) -> Seeds | None:
-        """The seeds of this very node, if it is random."""
+        """The seeds of this node, if it is random; not those of its inputs."""
         return None
 
     @property
     def calls_user_code(self) -> bool:
-        """Whether reading ahead would run a user's function earlier than asked for."""
+        """Whether reading ahead would call user functions earlier than the consumer requests."""
         return any(node.calls_user_code for node in self.inputs)
 
     @property
     def may_fail(self) -> bool:
-        """Whether an element may raise: anything but arrays, and what only reorders them."""
+        """Whether producing an element may raise; False for in-memory arrays and reorderings."""
         if not self.inputs:
             return self.calls_user_code or not self.gives_places
         return self.calls_user_code or any(node.may_fail for node in self.inputs)
 
 
-_FIXED = ("element_spec", "cardinality", "batching", "gives_places")
-_LEARNT = ("is_spec_known",)  # which stays true
+# Recursive properties of nodes, by how long a result stays valid.
+_CONSTANT = ("element_spec", "cardinality", "batching", "gives_places")
+_CONSTANT_IF_TRUE = ("is_spec_known",)
 _CHANGING = ("is_spec_sure", "peeked", "calls_user_code", "may_fail")
 
 
-def _allow_depth(kind: type) -> None:
-    """Have the questions that nodes pass on to their inputs answered for graphs of any depth."""
-    kinds = (_FIXED, remembered), (_LEARNT, partial(remembered, is_final=bool)), (_CHANGING, once)
-    for names, asked in kinds:
+def _support_depth(kind: type) -> None:
+    """Wrap the recursive properties and `open` of a node class for graphs of any depth."""
+    caches = (
+        (_CONSTANT, cached_on_node),
+        (_CONSTANT_IF_TRUE, partial(cached_on_node, is_final=bool)),
+        (_CHANGING, once),
+    )
+    for names, cached in caches:
         for name in names:
-            own = vars(kind).get(name)
-            if isinstance(own, property) and own.fget is not None:
-                setattr(kind, name, property(asked(own.fget), doc=own.__doc__))
+            defined = vars(kind).get(name)
+            if isinstance(defined, property) and defined.fget is not None:
+                setattr(kind, name, property(cached(defined.fget), doc=defined.__doc__))
     if "open" in vars(kind):
-        setattr(kind, "open", _opened(vars(kind)["open"]))  # noqa: B010 - of any type
+        setattr(kind, "open", _open_at_depth(vars(kind)["open"]))  # noqa: B010 - of any type
 
 
-def _opened(start: Callable[[Any, Run], Stream]) -> Callable[[Any, Run], Stream]:
+def _open_at_depth(start: Callable[[Any, Run], Stream]) -> Callable[[Any, Run], Stream]:
     @wraps(start)
     def open_node(node: Node, run: Run) -> Stream:
         if not is_deep(node):
             return start(node, run)
         call = partial(start, node, run)
         if not needs_stack(node):
-            stream: Stream = answering(call)
+            stream: Stream = with_memo(call)
             return stream
-        return _DeepStream(answering(partial(on_new_stack, call)))
+        return _DeepStream(with_memo(partial(on_new_stack, call)))
 
     return open_node
 
 
-_allow_depth(Node)
+_support_depth(Node)
 
 
 class SourceNode(Node):
@@ -216,16 +224,16 @@ class SourceNode(Node):
 
     @property
     def part(self) -> str:
-        """How many elements there are, as far as that is known."""
+        """The number of elements, if known."""
         return f"{self.cardinality} elements" if self.cardinality >= 0 else ""
 
     @property
     def inputs(self) -> tuple[Node, ...]:
-        """No nodes: elements are made here."""
+        """Empty: a source reads from no other node."""
         return ()
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The node itself: there is nothing to replace."""
+        """Return the node itself; raise TypeError if inputs are given."""
         if inputs:
             raise TypeError(f"{type(self).__name__} reads from no other node.")
         return self
@@ -233,7 +241,7 @@ class SourceNode(Node):
 
 @dataclass(frozen=True, eq=False)
 class UnaryNode(Node):
-    """A node with one input; elements and their number stay as they are, unless overridden."""
+    """A node with one input; spec and cardinality are those of the input unless overridden."""
 
     input: Node
 
@@ -243,7 +251,7 @@ class UnaryNode(Node):
         return (self.input,)
 
     def with_inputs(self, *inputs: Node) -> Self:
-        """The same transformation over another input."""
+        """Return the same transformation over another input."""
         (node,) = inputs
         return replace(self, input=node)
 
@@ -259,7 +267,7 @@ class UnaryNode(Node):
 
 
 class PassingNode(UnaryNode):
-    """A node that gives some of its input's elements, as they are."""
+    """A node that passes on some or all elements of its input unchanged."""
 
     keeps_batches = True
 
@@ -275,7 +283,7 @@ class PassingNode(UnaryNode):
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Every node once, this one first, inputs in order."""
+    """Yield each node of the graph once, depth first, starting with `node`."""
     seen: set[int] = set()
     pending = [node]
     while pending:
@@ -287,12 +295,12 @@ def walk(node: Node) -> Iterator[Node]:
 
 
 def pass_over(stream: Stream, count: int) -> int:
-    """Make elements and leave them out, those that fail too; how many there were."""
+    """Produce and discard up to `count` elements (failures count); return how many."""
     done = 0
     while done < count:
         try:
             block = stream.pull(count - done)
-        except Exception:  # which stands for its element
+        except Exception:  # raised in place of one element
             done += 1
             continue
         if block is None:
@@ -302,7 +310,7 @@ def pass_over(stream: Stream, count: int) -> int:
 
 
 class Due:
-    """An error that waits until the rows before it are delivered."""
+    """An error to raise after the rows before it have been delivered."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
@@ -311,24 +319,25 @@ class Due:
         return f"{type(self.error).__name__}: {self.error}"
 
     def put(self, error: BaseException) -> None:
-        """Keep an error."""
+        """Store an error."""
         self.error = error
 
     def settle(self) -> None:
-        """Raise what is due, once."""
+        """Raise the stored error, if any, and forget it."""
         if self.error is None:
             return
         error, self.error = self.error, None
         try:
             raise error
         finally:
-            del error  # or the frame, in the error's own trace, would keep it and its threads alive
+            del error  # its traceback refers to this frame: break the cycle, which holds threads
 
 
 class Passed:
-    """A stream, and elements of it to leave out first.
+    """A stream whose first `count` elements are to be skipped.
 
-    Functions are called for those too, and one that fails is raised and not counted.
+    They are produced, so user functions are called for them. A failed one raises and does not count
+    as skipped.
     """
 
     def __init__(self, node: Node, run: Run, count: int) -> None:
@@ -337,10 +346,10 @@ class Passed:
         self._may_fail = node.may_fail
 
     def is_past(self, *, makes: bool = True) -> bool:
-        """Leave them out; whether there were as many.
+        """Skip the remaining elements; whether there were as many.
 
         Args:
-            makes: Whether they must be made, as far as they may fail.
+            makes: Whether to produce the skipped elements if producing them may fail.
         """
         while self.count:
             if makes and self._may_fail:
@@ -355,14 +364,14 @@ class Passed:
 
 
 class Buffered(Stream):
-    """A stream read with a push-back: for consumers that cannot use all rows at once."""
+    """A stream with push-back, for consumers that cannot use all rows of a block."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream = stream
         self._left: Block | None = None
 
     def pull(self, limit: int) -> Block | None:
-        """The next 1 to ``limit`` elements."""
+        """Return the next 1 to ``limit`` elements, pushed-back ones first."""
         block = self._left
         if block is None:
             return self.stream.pull(limit)
@@ -373,12 +382,12 @@ class Buffered(Stream):
         return block
 
     def push_back(self, block: Block) -> None:
-        """Give back rows; the next `pull` returns them first."""
+        """Return rows to the stream; the next `pull` yields them first."""
         if len(block):
             self._left = block if self._left is None else join([block, self._left])
 
     def skip(self, count: int) -> int:
-        """Pass over elements."""
+        """Skip up to `count` elements; return how many there were."""
         done = 0
         if self._left is not None:
             block = self.pull(count)
@@ -391,7 +400,7 @@ class Buffered(Stream):
 
 
 class Root(ABC, Generic[T_co]):
-    """A dataset as the last node of a graph."""
+    """The base of `Dataset` and its mixins: access to the graph, and construction from a node."""
 
     @property
     @abstractmethod
@@ -401,11 +410,11 @@ class Root(ABC, Generic[T_co]):
     @staticmethod
     @abstractmethod
     def _wrap(node: Node) -> "Dataset[Any]":
-        """The dataset that ends in ``node``."""
+        """Return the dataset whose last node is ``node``."""
 
 
 def node_of(dataset: Any, verb: str) -> Node:
-    """The graph of a dataset that a user handed over."""
+    """Return the last node of a dataset; raise `ArgumentTypeError` for other objects."""
     node = getattr(dataset, "node", None)
     if not isinstance(node, Node):
         raise ArgumentTypeError(
@@ -416,7 +425,12 @@ def node_of(dataset: Any, verb: str) -> Node:
 
 
 def to_int(value: Any, verb: str, name: str, *, least: int | None = None) -> int:
-    """An int argument, at least ``least``."""
+    """Return `value` as an int of at least ``least``.
+
+    Raises:
+        ArgumentTypeError: If it is no int. Messages name the argument `name` of `verb`.
+        InvalidArgumentError: If it is too small.
+    """
     call = f"{verb}({name}={value!r})"
     try:
         number = operator.index(value)

@@ -1,4 +1,4 @@
-"""Options that travel with a dataset."""
+"""Options that are attached to a dataset with `Dataset.with_options`."""
 
 import copy
 import enum
@@ -10,9 +10,9 @@ from replicax.data._errors import StructureError
 class AutoShardPolicy(enum.IntEnum):
     """How a dataset is divided among workers.
 
-    ``OFF`` gives every worker everything; ``FILE`` gives each its own files; ``DATA`` gives each
-    its own elements; ``AUTO`` is ``FILE`` where the dataset reads files and ``DATA`` otherwise;
-    ``HINT`` divides where ``shard(SHARD_HINT, ...)`` stands.
+    ``OFF`` gives every worker all elements; ``FILE`` shards by file; ``DATA`` shards by element;
+    ``AUTO`` means ``FILE`` if the dataset reads files and ``DATA`` otherwise; ``HINT`` shards at
+    the ``shard(SHARD_HINT, ...)`` in the pipeline.
 
     Example:
         >>> rx.data.experimental.AutoShardPolicy.DATA.value
@@ -27,7 +27,7 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 class AutotuneAlgorithm(enum.Enum):
-    """How TensorFlow finds numbers of threads; accepted for programs that set it.
+    """TensorFlow's autotuning algorithm; accepted for compatibility, without effect here.
 
     Example:
         >>> rx.data.experimental.AutotuneAlgorithm.HILL_CLIMB.value
@@ -42,7 +42,7 @@ class AutotuneAlgorithm(enum.Enum):
 
 
 class ExternalStatePolicy(enum.Enum):
-    """What TensorFlow does with state that it cannot save; accepted for programs that set it.
+    """TensorFlow's policy for state that it cannot save; accepted, without effect here.
 
     Example:
         >>> rx.data.experimental.ExternalStatePolicy.FAIL.value
@@ -55,13 +55,14 @@ class ExternalStatePolicy(enum.Enum):
 
 
 class _Settings:
-    """Attributes with defaults and types; setting an unknown one is an error that lists the known.
+    """Typed attributes with defaults; setting an unknown one raises and lists the valid names.
 
-    A field is its type and its default, which is made anew if it is a class.
+    Each field is declared by its type and default. A default that is a class is instantiated for
+    every object.
     """
 
     _fields: ClassVar[dict[str, tuple[type, Any]]]
-    _older: ClassVar[dict[str, str]] = {}  # names of fields that have another name now
+    _aliases: ClassVar[dict[str, str]] = {}  # deprecated names of fields, and their current names
     changed: set[str]
 
     def __init__(self) -> None:
@@ -69,15 +70,15 @@ class _Settings:
             object.__setattr__(self, name, value() if isinstance(value, type) else value)
         object.__setattr__(self, "changed", set())
 
-    if not TYPE_CHECKING:  # checkers see the fields that are declared, and no others
+    if not TYPE_CHECKING:  # hidden from checkers, so that they reject undeclared fields
 
         def __getattr__(self, name: str) -> Any:
-            if name in self._older:
-                return getattr(self, self._older[name])
+            if name in self._aliases:
+                return getattr(self, self._aliases[name])
             raise AttributeError(self._unknown(name))
 
         def __setattr__(self, name: str, value: Any) -> None:
-            name = self._older.get(name, name)
+            name = self._aliases.get(name, name)
             if name not in self._fields:
                 raise AttributeError(self._unknown(name))
             kind = self._fields[name][0]
@@ -101,7 +102,7 @@ class _Settings:
         return f"{type(self).__name__}({values})"
 
     def overlay(self, other: "_Settings") -> None:
-        """Take over what ``other`` sets."""
+        """Copy the fields that were set on ``other``."""
         for name in self._fields:
             value = getattr(other, name)
             if isinstance(value, _Settings):
@@ -110,7 +111,7 @@ class _Settings:
                 setattr(self, name, value)
 
     def _unknown(self, name: str) -> str:
-        known = ", ".join(sorted({*self._fields, *self._older}))
+        known = ", ".join(sorted({*self._fields, *self._aliases}))
         return f"{type(self).__name__} has no option {name!r}; it has {known}."
 
 
@@ -119,11 +120,11 @@ def _switches(*names: str) -> dict[str, tuple[type, Any]]:
 
 
 class DistributeOptions(_Settings):
-    """How a distribution strategy treats a dataset.
+    """Options for distributing a dataset with a strategy.
 
     Attributes:
         auto_shard_policy: An `AutoShardPolicy`.
-        num_devices: The number of devices, if a pipeline wants to say so.
+        num_devices: The number of devices.
 
     Example:
         >>> options = rx.data.Options()
@@ -154,7 +155,7 @@ class DistributeOptions(_Settings):
 
     @property
     def auto_shard(self) -> bool:
-        """Whether the dataset is divided among workers at all.
+        """Whether the dataset is sharded across workers.
 
         Example:
             >>> rx.data.experimental.DistributeOptions().auto_shard
@@ -164,7 +165,7 @@ class DistributeOptions(_Settings):
 
 
 class ThreadingOptions(_Settings):
-    """Threads of a pipeline; accepted for programs that set them, and without effect here.
+    """Threading options of a pipeline; accepted for compatibility, without effect here.
 
     Example:
         >>> rx.data.Options().threading.private_threadpool_size is None
@@ -181,7 +182,7 @@ class ThreadingOptions(_Settings):
 
 
 class AutotuneOptions(_Settings):
-    """What TensorFlow tunes by itself; accepted for programs that set it, and without effect here.
+    """TensorFlow's autotuning options; accepted for compatibility, without effect here.
 
     Example:
         >>> options = rx.data.Options()
@@ -208,7 +209,7 @@ class AutotuneOptions(_Settings):
 
 
 class OptimizationOptions(_Settings):
-    """How TensorFlow rewrites a pipeline; accepted for programs that set it, without effect here.
+    """TensorFlow's graph optimizations; accepted for compatibility, without effect here.
 
     Example:
         >>> options = rx.data.Options()
@@ -247,7 +248,7 @@ class OptimizationOptions(_Settings):
 
 
 class ServiceOptions(_Settings):
-    """Of TensorFlow's data service; accepted for programs that set it, and without effect here.
+    """Options of TensorFlow's data service; accepted for compatibility, without effect here.
 
     Example:
         >>> rx.data.Options().experimental_service.pinned is None
@@ -262,13 +263,13 @@ class ServiceOptions(_Settings):
 class Options(_Settings):
     """Options of a dataset, attached by `Dataset.with_options`.
 
-    All of TensorFlow's are accepted; those that tune its engine change nothing here.
+    All of TensorFlow's options are accepted; options that tune its engine have no effect here.
 
     Attributes:
         autotune: `AutotuneOptions`; without effect.
         dataset_name: A name; without effect.
-        deterministic: Elements keep their order; they always do here.
-            ``experimental_deterministic`` is an older name of the same.
+        deterministic: Whether elements keep their order; they always do here.
+            ``experimental_deterministic`` is an alias.
         experimental_distribute: `DistributeOptions`.
         experimental_external_state_policy: Without effect.
         experimental_optimization: `OptimizationOptions`; without effect.
@@ -277,7 +278,7 @@ class Options(_Settings):
         experimental_symbolic_checkpoint: Without effect.
         experimental_warm_start: Without effect.
         framework_type: Without effect.
-        threading: `ThreadingOptions`; without effect. ``experimental_threading`` is an older name.
+        threading: `ThreadingOptions`; without effect. ``experimental_threading`` is an alias.
 
     Example:
         >>> options = rx.data.Options()
@@ -304,7 +305,7 @@ class Options(_Settings):
         "framework_type": (list, None),
         "threading": (ThreadingOptions, ThreadingOptions),
     }
-    _older: ClassVar = {
+    _aliases: ClassVar = {
         "experimental_deterministic": "deterministic",
         "experimental_threading": "threading",
     }
@@ -325,10 +326,10 @@ class Options(_Settings):
     threading: ThreadingOptions
 
     def merge(self, options: "Options") -> "Options":
-        """These options, overlaid with what ``options`` sets.
+        """Return these options, overridden by the fields that are set on ``options``.
 
         Args:
-            options: Options that win where both are set.
+            options: Options that take precedence.
 
         Returns:
             New options.

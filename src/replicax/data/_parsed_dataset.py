@@ -1,4 +1,4 @@
-"""Datasets of parsed examples: a spec that the features declare, and files read in one call."""
+"""Datasets of parsed `Example` messages, whose spec is derived from the declared features."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def parse_example_dataset(
 
     Args:
         features: How to parse each feature, as for `rx.io.parse_example`.
-        num_parallel_calls: Threads that parse.
+        num_parallel_calls: Number of parsing threads.
         deterministic: Ignored: the order is always that of the input.
 
     Returns:
@@ -72,19 +72,20 @@ def parse_example_dataset(
     return apply
 
 
-def _parsed_spec(given: Any, features: Mapping[str, Any]) -> dict[str, Any]:
-    """The spec of parsed batches."""
-    is_batch = isinstance(given, TensorSpec) and given.dtype == object
-    if not is_batch or (given.shape is not None and len(given.shape) != 1):
+def _parsed_spec(spec: Any, features: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of parsed batches; raise if `spec` is not one of batches of strings."""
+    is_batch = isinstance(spec, TensorSpec) and spec.dtype == object
+    if not is_batch or (spec.shape is not None and len(spec.shape) != 1):
         raise StructureError(
             f"parse_example_dataset() needs a dataset of batches of strings, and the elements of"
-            f" this one are {given}. Call `batch` first."
+            f" this one are {spec}. Call `batch` first."
         )
-    size = None if given.shape is None else given.shape[0]
+    size = None if spec.shape is None else spec.shape[0]
     return {key: _feature_spec(feature, size) for key, feature in features.items()}
 
 
 def _feature_spec(feature: Any, size: int | None) -> Any:
+    """Return the spec of one parsed feature in batches of `size`."""
     if isinstance(feature, FixedLenFeature):
         return TensorSpec((size, *feature.shape), feature.dtype)
     if isinstance(feature, FixedLenSequenceFeature):
@@ -115,24 +116,24 @@ def make_batched_features_dataset(  # noqa: PLR0913
     sloppy_ordering: bool = False,  # noqa: FBT001, FBT002
     drop_final_batch: bool = False,  # noqa: FBT001, FBT002
 ) -> Dataset:
-    """Read files of examples: shuffled, repeated, in batches and parsed.
+    """Read files of examples as shuffled, repeated, parsed batches.
 
     Args:
-        file_pattern: Files, or patterns of their names.
-        batch_size: Examples of a batch.
+        file_pattern: File names or patterns.
+        batch_size: Examples per batch.
         features: How to parse each feature, as for `rx.io.parse_example`.
         reader: Takes a file name, returns a dataset of strings; `rx.data.TFRecordDataset` if None.
-        label_key: The feature that is the label: elements are then pairs of a dict and a label.
+        label_key: The feature to use as the label; elements are then pairs of a dict and a label.
         reader_args: Further arguments for ``reader``.
-        num_epochs: How often to read all; without end if None.
-        shuffle: Whether files and examples come in random order.
-        shuffle_buffer_size: Examples to choose from.
+        num_epochs: Number of passes over the files; infinite if None.
+        shuffle: Whether to shuffle files and examples.
+        shuffle_buffer_size: Size of the shuffle buffer, in examples.
         shuffle_seed: The seed of the order.
-        prefetch_buffer_size: Batches to make ahead; ``rx.data.AUTOTUNE`` if None.
-        reader_num_threads: Files to read at once; 1 if None.
-        parser_num_threads: Threads that parse; 2 if None.
-        sloppy_ordering: Ignored: the order depends on the seed alone.
-        drop_final_batch: Whether a smaller last batch is left out.
+        prefetch_buffer_size: Batches to prefetch; ``rx.data.AUTOTUNE`` if None.
+        reader_num_threads: Files to read in parallel; 1 if None.
+        parser_num_threads: Number of parsing threads; 2 if None.
+        sloppy_ordering: Ignored: the order depends only on the seed.
+        drop_final_batch: Whether to drop a partial last batch.
 
     Returns:
         A dataset of dicts, or of pairs of a dict and a label.
@@ -165,12 +166,12 @@ def make_batched_features_dataset(  # noqa: PLR0913
         num_parallel_calls=None if threads == 1 else threads,
     )
     if records.node.is_spec_known and isinstance(records.element_spec, tuple):
-        records = records.map(lambda _, value: value)  # a reader of pairs of keys and values
+        records = records.map(lambda _, value: value)  # the reader yields (key, value) pairs
     if shuffle:
         records = records.shuffle(shuffle_buffer_size, shuffle_seed)
     if num_epochs != 1:
         records = records.repeat(num_epochs)
-    # Without an end, all batches are full, and their size is known.
+    # In an infinite dataset all batches are full, so their static size can be known.
     batches = records.batch(batch_size, drop_remainder=drop_final_batch or num_epochs is None)
     parsers = _PARSERS if parser_num_threads is None else parser_num_threads
     parsed = batches.apply(parse_example_dataset(features, parsers))
@@ -180,6 +181,8 @@ def make_batched_features_dataset(  # noqa: PLR0913
 
 
 def _with_label(dataset: Dataset, label_key: str) -> Dataset:
+    """Split each dict of a dataset into a pair of the other features and the label."""
+
     def split(parsed: dict[str, Any]) -> tuple[dict[str, Any], Any]:
         rest = {key: value for key, value in parsed.items() if key != label_key}
         return rest, parsed[label_key]

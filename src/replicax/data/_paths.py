@@ -1,4 +1,7 @@
-"""The one function that every path of a user passes through: a local name, a URL, or refused."""
+"""Validation of user paths: local file names, URLs that fsspec can open, or an error.
+
+Every path that a user passes to replicax goes through `user_path` or `local_path`.
+"""
 
 import importlib
 import os
@@ -7,25 +10,25 @@ from typing import Any
 
 from replicax.data._errors import InvalidArgumentError, UnimplementedError
 
-# A URL, one that `pathlib` has written with a single slash, or a chain such as `simplecache::s3:`.
+# A URL, also with the single slash that `pathlib` leaves, or a chain such as `simplecache::s3:`.
 _URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*::)*)([A-Za-z][A-Za-z0-9+.-]+):(/+)")
 _CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
-# Where a bucket follows the scheme: a name with a single slash can mean one thing only.
+# Schemes followed by a bucket: with a single slash, the missing second one can be restored.
 _BUCKETS = {"abfs", "abfss", "az", "gcs", "gs", "memory", "oci", "oss", "r2", "s3", "s3a"}
 _EXTRAS = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
-_QUERIED = {"http", "https"}
+_QUERIED = {"http", "https"}  # schemes whose URLs may have a query
 
 
 def user_path(path: Any) -> str:
     """Return a user's path as text: the name of a local file, or a URL that fsspec can open.
 
     Args:
-        path: A str, bytes or path-like object. ``file:///tmp/x`` is ``/tmp/x``; a URL that
-            `pathlib` has written with one slash gets its second one back.
+        path: A str, bytes or path-like object. ``file:///tmp/x`` becomes ``/tmp/x``; the second
+            slash that `pathlib` removes from a URL is restored.
 
     Raises:
-        UnimplementedError: No file system has that scheme. Taken for a local name, it would be a
-            folder called ``gs:`` that is lost with the machine.
+        UnimplementedError: No file system has that scheme. Treated as a local name, it would create
+            a folder called ``gs:`` on this machine only.
         ModuleNotFoundError: The package of that file system is not installed.
         InvalidArgumentError: The URL contains a password or a signature.
 
@@ -82,7 +85,7 @@ def is_url(path: str) -> bool:
 
 
 def parent(path: str) -> str:
-    """Return the folder that a path is in; of the top of a URL, itself."""
+    """Return the folder that contains a path; the bucket or host of a URL is its own parent."""
     if not is_url(path):
         return os.path.dirname(path)
     scheme, _, rest = path.partition("://")
@@ -91,11 +94,12 @@ def parent(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """Return the path from the root; a URL as it is, without a slash at its end."""
+    """Return the absolute path; a URL unchanged, without trailing slashes."""
     return path.rstrip("/") if is_url(path) else os.path.abspath(path)
 
 
 def _check_installed(text: str, scheme: str) -> None:
+    """Raise if fsspec, or the package that it needs for `scheme`, is not installed."""
     extra = _EXTRAS.get(scheme)
     try:
         fsspec = importlib.import_module("fsspec")
@@ -119,7 +123,7 @@ def _check_installed(text: str, scheme: str) -> None:
 
 
 def _refuse_secrets(scheme: str, rest: str) -> None:
-    """Refuse credentials in a URL: paths appear in messages, logs and manifests."""
+    """Raise if a URL contains credentials: paths appear in messages, logs and manifests."""
     user, at, _ = rest.partition("/")[0].rpartition("@")
     if at and ":" in user:
         raise InvalidArgumentError(

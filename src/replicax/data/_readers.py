@@ -1,7 +1,4 @@
-"""Datasets over files.
-
-Files as sources: records, lines, pieces of a fixed length.
-"""
+"""Datasets over files: TFRecords, lines of text and fixed-length records."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -30,22 +27,22 @@ from replicax.data._records._tfrecord import (
 from replicax.data._seeds import Run, Seeds
 from replicax.data._structure import LEAF
 
-_READ_AHEAD = 1024
+_READ_AHEAD = 1024  # records to prefetch from each file that is read in parallel
 _STRING = TensorSpec((), object)
 
 
 class FileFormat(Protocol):
-    """How a file is cut into records."""
+    """A file format: how a file is split into records."""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Records in lists of convenient size; what is good comes before an error."""
+        """Yield lists of records, of any length; yield intact records before raising."""
         ...
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class ReaderNode(SourceNode):
-    """The records of files, one file after the other, or several in turn."""
+    """A source of the records of files, read sequentially or interleaved."""
 
     files: tuple[str, ...]
     format: FileFormat
@@ -54,30 +51,30 @@ class ReaderNode(SourceNode):
 
     @property
     def part(self) -> str:
-        """The files, wherever they are."""
+        """The names of the files, without their folders."""
         return f"files {', '.join(map(os.path.basename, self.files))}"
 
     @property
     def element_spec(self) -> TensorSpec:
-        """One string."""
+        """A scalar string."""
         return _STRING
 
     @property
     def cardinality(self) -> int:
-        """Not known before the files are read."""
+        """Unknown before the files are read; 0 without files."""
         return UNKNOWN_CARDINALITY if self.files else 0
 
     @property
     def peeked(self) -> "ReaderNode":
-        """Without threads."""
+        """The same reader without threads."""
         return replace(self, num_parallel_reads=None)
 
     def with_files(self, files: tuple[str, ...]) -> "ReaderNode":
-        """The same reader over other files."""
+        """Return the same reader over other files."""
         return replace(self, files=files)
 
     def shard_files(self, num_shards: int, index: int) -> "ReaderNode":
-        """The same reader over every ``num_shards``-th file."""
+        """Return the same reader over every ``num_shards``-th file, starting at ``index``."""
         return self.with_files(self.files[index::num_shards])
 
     def open(self, run: Run) -> Stream:
@@ -98,6 +95,8 @@ class ReaderNode(SourceNode):
 
 @final
 class _FilesStream(Stream):
+    """A pass over the records of files, one file after the other."""
+
     def __init__(self, files: tuple[str, ...], file_format: FileFormat) -> None:
         self._files = iter(files)
         self._format = file_format
@@ -153,13 +152,13 @@ def _check_exists(path: str) -> None:
         )
 
 
-_DEFAULT_CYCLE = 16  # files that are read at once, if the number is left to us
+_DEFAULT_CYCLE = 16  # files read in parallel with AUTOTUNE
 
 FileNames = str | bytes | os.PathLike[str] | Sequence[str | os.PathLike[str]] | Dataset
 
 
 class _RecordsDataset(Dataset[bytes]):
-    """The records of files whose format has no setting but the compression."""
+    """The base of datasets over file formats whose only option is the compression."""
 
     _format: ClassVar[type[TFRecordFormat | TextFormat]]
 
@@ -184,8 +183,8 @@ class TFRecordDataset(_RecordsDataset):
         filenames: A file, several, or a dataset of names.
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
         buffer_size: Ignored; files are read in large pieces.
-        num_parallel_reads: How many files to read at once; records then come in turns, one from
-            each. One file after the other if None.
+        num_parallel_reads: Number of files to read in parallel, with their records interleaved.
+            Sequential if None.
         name: Ignored.
 
     Example:
@@ -201,13 +200,13 @@ class TFRecordDataset(_RecordsDataset):
 
 
 class TextLineDataset(_RecordsDataset):
-    r"""The lines of text files, as bytes without their ends.
+    r"""The lines of text files, as bytes without line endings.
 
     Args:
         filenames: A file, several, or a dataset of names.
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
         buffer_size: Ignored; files are read in large pieces.
-        num_parallel_reads: How many files to read at once; lines then come in turns.
+        num_parallel_reads: Number of files to read in parallel, with their lines interleaved.
         name: Ignored.
 
     Example:
@@ -222,16 +221,16 @@ class TextLineDataset(_RecordsDataset):
 
 
 class FixedLengthRecordDataset(Dataset[bytes]):
-    """Pieces of a fixed length from binary files, as bytes.
+    """Fixed-length records of binary files, as bytes.
 
     Args:
         filenames: A file, several, or a dataset of names.
-        record_bytes: The length of a piece.
-        header_bytes: Bytes to leave out at the start of each file.
-        footer_bytes: Bytes to leave out at its end.
+        record_bytes: The length of a record.
+        header_bytes: Bytes to skip at the start of each file.
+        footer_bytes: Bytes to skip at the end of each file.
         buffer_size: Ignored; files are read in large pieces.
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
-        num_parallel_reads: How many files to read at once; pieces then come in turns.
+        num_parallel_reads: Number of files to read in parallel, with their records interleaved.
         name: Ignored.
 
     Example:
@@ -267,7 +266,7 @@ class FixedLengthRecordDataset(Dataset[bytes]):
 def reader_of(
     filenames: FileNames, file_format: FileFormat, num_parallel_reads: int | None, verb: str
 ) -> Node:
-    """A node that reads files, whose names may come from a dataset."""
+    """Return a node that reads files, whose names may come from a dataset."""
     if isinstance(filenames, Dataset):
         files = filenames.node
         if files.is_spec_known and files.element_spec != _STRING:

@@ -1,4 +1,8 @@
-"""Rules for NumPy's functions of abstract arrays: each takes the arguments of its function."""
+"""Shape and dtype rules of NumPy functions on abstract arrays.
+
+Each rule has the signature of its function, or the part of it that is supported; passing any other
+argument raises, which makes the traced function untraceable. Importing this module registers them.
+"""
 
 import math
 import operator
@@ -25,14 +29,17 @@ from replicax.data._abstract import (
 
 
 def _axes(axis: Any, rank: int) -> tuple[int, ...]:
-    given = range(rank) if axis is None else (axis if isinstance(axis, tuple) else (axis,))
-    places = [operator.index(each) for each in given]
-    if any(not -rank <= place < rank for place in places):
+    """Return `axis` (None, an int or a tuple) as a tuple of non-negative axes."""
+    axes = range(rank) if axis is None else (axis if isinstance(axis, tuple) else (axis,))
+    indices = [operator.index(each) for each in axes]
+    if any(not -rank <= index < rank for index in indices):
         give_up("an axis that does not exist")
-    return tuple(place % rank for place in places)
+    return tuple(index % rank for index in indices)
 
 
 def _reduction(function: Any) -> Callable[..., Any]:
+    """Return the rule of a NumPy reduction."""
+
     def rule(
         a: Any, axis: Any = None, dtype: Any = None, out: Any = None, *, keepdims: bool = False
     ) -> AbstractArray:
@@ -40,16 +47,16 @@ def _reduction(function: Any) -> Callable[..., Any]:
         if out is not None:
             give_up("out=")
         if not array.known and axis in (0, -1):
-            axis = None  # NumPy takes a scalar for an array of one number here
-        gone = _axes(axis, len(array.known))
-        named = {} if dtype is None else {"dtype": dtype}
-        found = dtype_of(lambda one: function(one, **named), np.ones(1, one_of(array).dtype))
-        kept = [
-            1 if place in gone else size
+            axis = None  # NumPy treats a scalar as an array of one axis here
+        reduced = _axes(axis, len(array.known))
+        kwargs = {} if dtype is None else {"dtype": dtype}
+        found = dtype_of(lambda one: function(one, **kwargs), np.ones(1, one_of(array).dtype))
+        sizes = [
+            1 if place in reduced else size
             for place, size in enumerate(array.known)
-            if keepdims or place not in gone
+            if keepdims or place not in reduced
         ]
-        return AbstractArray(tuple(kept), found)
+        return AbstractArray(tuple(sizes), found)
 
     return rule
 
@@ -57,8 +64,8 @@ def _reduction(function: Any) -> Callable[..., Any]:
 def _reshape(a: Any, *shape: Any, order: str = "C") -> AbstractArray:
     array = abstract(a)
     del order
-    given = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    sizes = [_size(each) for each in given]
+    requested = shape[0] if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    sizes = [_size(each) for each in requested]
     total = None if array.shape_spec is None or None in array.shape_spec else array.size
     rest = math.prod(size for size in sizes if size is not None and size >= 0)
     if sizes.count(-1) > 1 or any(size is not None and size < -1 for size in sizes):
@@ -76,6 +83,7 @@ def _reshape(a: Any, *shape: Any, order: str = "C") -> AbstractArray:
 
 
 def _size(value: Any) -> int | None:
+    """Return an argument that is a size as an int, None if unknown."""
     if isinstance(value, UnknownSize):
         return None
     if isinstance(value, AbstractArray):
@@ -86,6 +94,7 @@ def _size(value: Any) -> int | None:
 
 
 def _sizes(shape: Any) -> Shape:
+    """Return an argument that is a shape (a size, sequence or 1-D array) as a tuple."""
     if isinstance(shape, AbstractArray) and shape.known:
         if len(shape.known) != 1 or shape.known[0] is None:
             need_value()
@@ -98,7 +107,7 @@ def _sizes(shape: Any) -> Shape:
     return sizes
 
 
-def _filled(shape: Any, dtype: Any = float, order: str = "C") -> AbstractArray:
+def _allocate(shape: Any, dtype: Any = float, order: str = "C") -> AbstractArray:
     del order
     return AbstractArray(_sizes(shape), dtype)
 
@@ -171,11 +180,11 @@ def _where(condition: Any, *choices: Any) -> AbstractArray:
 
 def _transpose(a: Any, *axes: Any) -> AbstractArray:
     array = abstract(a)
-    is_whole = len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list)))
-    given = axes[0] if is_whole else axes
-    if not given:
+    is_sequence = len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list)))
+    permutation = axes[0] if is_sequence else axes
+    if not permutation:
         return array.T
-    order = [_axes(axis, len(array.known))[0] for axis in given]
+    order = [_axes(axis, len(array.known))[0] for axis in permutation]
     if sorted(order) != list(range(len(array.known))):
         give_up("axes that are no permutation")
     return AbstractArray(tuple(array.known[place] for place in order), array.dtype)
@@ -199,11 +208,11 @@ def _squeeze(a: Any, axis: Any = None) -> AbstractArray:
     if axis is None and None in array.known:
         need_value()
     ones = tuple(place for place, size in enumerate(array.known) if size == 1)
-    gone = ones if axis is None else _axes(axis, len(array.known))
-    if any(array.known[place] not in (1, None) for place in gone):
+    removed = ones if axis is None else _axes(axis, len(array.known))
+    if any(array.known[place] not in (1, None) for place in removed):
         give_up("an axis that is not of size 1")
-    kept = tuple(size for place, size in enumerate(array.known) if place not in gone)
-    return AbstractArray(kept, array.dtype)
+    sizes = tuple(size for place, size in enumerate(array.known) if place not in removed)
+    return AbstractArray(sizes, array.dtype)
 
 
 def _ravel(a: Any, order: str = "C") -> AbstractArray:
@@ -259,8 +268,8 @@ def _repeat(a: Any, repeats: Any, axis: int | None = None) -> AbstractArray:
     return AbstractArray((*array.known[:place], total, *array.known[place + 1 :]), array.dtype)
 
 
-def _shaped_alike(function: Any) -> Callable[..., Any]:
-    """A rule for functions along one axis, which keep the shape of an array."""
+def _shape_preserving(function: Any) -> Callable[..., Any]:
+    """Return the rule of a function along one axis that preserves the shape."""
 
     def rule(a: Any, axis: Any = -1) -> AbstractArray:
         array = abstract(a)
@@ -273,7 +282,7 @@ def _shaped_alike(function: Any) -> Callable[..., Any]:
 
 
 def _cumulative(function: Any) -> Callable[..., Any]:
-    along = _shaped_alike(function)
+    along = _shape_preserving(function)
 
     def rule(a: Any, axis: Any = None) -> AbstractArray:
         result: AbstractArray = along(_ravel(a) if axis is None else a, axis or 0)
@@ -302,9 +311,9 @@ FUNCTIONS.update(
         "amax": _reduction(np.max),
         "amin": _reduction(np.min),
         "reshape": _reshape,
-        "zeros": _filled,
-        "ones": _filled,
-        "empty": _filled,
+        "zeros": _allocate,
+        "ones": _allocate,
+        "empty": _allocate,
         "full": _full,
         "arange": _arange,
         "zeros_like": _like,
@@ -328,7 +337,7 @@ FUNCTIONS.update(
         "concatenate": _concatenate,
         "tile": _tile,
         "repeat": _repeat,
-        "sort": _shaped_alike(np.sort),
+        "sort": _shape_preserving(np.sort),
         "cumsum": _cumulative(np.cumsum),
         "cumprod": _cumulative(np.cumprod),
         "flip": _flip,
@@ -336,8 +345,8 @@ FUNCTIONS.update(
         "ndim": _ndim,
     }
 )
-# Functions whose results have a size that the numbers decide.
-_OF_VALUES = (
+# Functions whose result shape depends on the data, or that return Python values.
+_VALUE_DEPENDENT = (
     "unique",
     "nonzero",
     "flatnonzero",
@@ -359,7 +368,7 @@ _OF_VALUES = (
     "linspace",
     "eye",
 )
-FUNCTIONS.update(dict.fromkeys(_OF_VALUES, need_value))
+FUNCTIONS.update(dict.fromkeys(_VALUE_DEPENDENT, need_value))
 METHODS.update(
     {
         name: FUNCTIONS[name]
@@ -388,5 +397,5 @@ METHODS.update(
 
 
 def has_rule(function: Any) -> bool:
-    """Whether a function of NumPy has a rule."""
+    """Whether a NumPy function has a rule."""
     return function.__name__ in FUNCTIONS

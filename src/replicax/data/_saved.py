@@ -1,7 +1,8 @@
-"""Elements in a folder: what `Dataset.save` writes and `Dataset.load` reads.
+"""The on-disk format of `Dataset.save` and `Dataset.load`.
 
-The folder has one folder for each saving, with a file of blocks for each shard, and a list of them,
-`dataset.json`, which is exchanged when all of them are written.
+Each save writes a new subfolder with one file of blocks per shard. The manifest, `dataset.json`,
+names the current subfolder and its files. It is replaced atomically after all files are written, so
+readers never see a partial save.
 """
 
 import json
@@ -26,16 +27,16 @@ from replicax.data._nodes._cache import FileStream, writing
 from replicax.data._seeds import Run
 from replicax.data._structure import Structure, flatten, from_json, to_json
 
-Shard = Callable[[Any, int], Any]  # of an element and its number
+Shard = Callable[[Any, int], Any]  # (element, index) -> shard number
 
-_LIST = "dataset.json"
+_MANIFEST = "dataset.json"
 _FORMAT = "replicax-dataset-1"
 _COMPRESSIONS = (None, "", "NONE", "AUTO", "GZIP", "SNAPPY")
-_ROWS = 256  # of a block in a file
+_ROWS = 256  # rows per block in a file
 
 
 def check_compression(compression: str | None, verb: str) -> None:
-    """Whether it is one of TensorFlow's; none of them changes anything."""
+    """Raise `InvalidArgumentError` unless it is one of TensorFlow's names; all are ignored."""
     if compression not in _COMPRESSIONS:
         raise InvalidArgumentError(
             f"{verb}(compression={compression!r}): give None, 'AUTO', 'GZIP' or 'SNAPPY'; elements"
@@ -44,58 +45,69 @@ def check_compression(compression: str | None, verb: str) -> None:
 
 
 def is_saved(path: str) -> bool:
-    """Whether a folder holds elements that were saved."""
-    return _storage.exists(os.path.join(path, _LIST))
+    """Whether a folder contains a saved dataset."""
+    return _storage.exists(os.path.join(path, _MANIFEST))
 
 
 def save_elements(node: Node, path: str, shard: Shard | None, run: Run | None = None) -> None:
-    """Make all elements and keep them.
+    """Produce all elements of `node` and save them.
 
     Args:
-        node: The elements.
+        node: The dataset.
         path: The folder.
-        shard: Gives the number of the file for an element.
-        run: The pass to make; a new one if None.
+        shard: Returns the number of the file for an element.
+        run: The pass to save; a new one if None.
     """
     folder = secrets.token_hex(8)
-    saving = _Saving(os.path.join(path, folder), node)
+    writer = _ShardWriter(os.path.join(path, folder), node)
     try:
-        for number, block in _numbered(node, shard, run):
-            saving.add(number, block)
-        told = {"format": _FORMAT, "folder": folder, **saving.commit()}
+        for number, block in _sharded(node, shard, run):
+            writer.add(number, block)
+        manifest = {"format": _FORMAT, "folder": folder, **writer.commit()}
     except BaseException:
-        saving.abandon()
+        writer.abandon()
         raise
-    before = _read_list(path) if is_saved(path) else None
-    _storage.put(os.path.join(path, _LIST), json.dumps(told).encode())
-    if before is not None:
+    previous = _read_manifest(path) if is_saved(path) else None
+    # The commit point: all files are complete, and the manifest is replaced atomically. Only then
+    # are the files of the previous save removed.
+    _storage.put(os.path.join(path, _MANIFEST), json.dumps(manifest).encode())
+    if previous is not None:
         with suppress(OSError):
-            _storage.remove_tree(os.path.join(path, before.folder))
+            _storage.remove_tree(os.path.join(path, previous.folder))
 
 
 def saved_parts(path: str, element_spec: Any) -> list["SavedNode"]:
-    """One node for each file of a folder."""
-    told = _read_list(path)
-    structure, specs = told.structure, told.specs or []
+    """Return one node per file of a saved dataset.
+
+    Args:
+        path: The folder.
+        element_spec: The spec of elements; that of the manifest if None.
+
+    Raises:
+        InvalidArgumentError: The spec is not in the manifest, or contradicts it.
+    """
+    manifest = _read_manifest(path)
+    structure, specs = manifest.structure, manifest.specs or []
     if element_spec is not None:
-        structure, given = flatten(element_spec)
-        _check_given(path, given if told.specs is None else told.specs, given)
-        specs = given
+        structure, requested = flatten(element_spec)
+        stored = requested if manifest.specs is None else manifest.specs
+        _check_dtypes(path, stored, requested)
+        specs = requested
     if structure is None:
         raise InvalidArgumentError(
-            f"What was saved in {path!r} does not tell how its elements are built: there are none,"
-            " or they are of a class of your own. Pass element_spec, nested like an element:"
+            f"The structure of the elements saved in {path!r} is unknown: there are none, or they"
+            " are of a class of your own. Pass element_spec, nested like an element:"
             " `Dataset.load(path, element_spec=dataset.element_spec)`."
         )
     spec = structure.unflatten(specs)
-    folder = os.path.join(path, told.folder)
-    return [SavedNode(os.path.join(folder, name), count, spec) for name, count in told.files]
+    folder = os.path.join(path, manifest.folder)
+    return [SavedNode(os.path.join(folder, name), count, spec) for name, count in manifest.files]
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class SavedNode(SourceNode):
-    """The elements of one file."""
+    """A source of the elements in one file of a saved dataset."""
 
     path: str
     count: int
@@ -103,12 +115,12 @@ class SavedNode(SourceNode):
 
     @property
     def element_spec(self) -> Any:
-        """What all elements have in common."""
+        """The most specific spec that all elements match."""
         return self.spec
 
     @property
     def cardinality(self) -> int:
-        """As many as were written."""
+        """The number of elements in the file."""
         return self.count
 
     def open(self, run: Run) -> Stream:
@@ -121,15 +133,15 @@ class SavedNode(SourceNode):
         return FileStream(self.path, self)
 
 
-class _Saving:
-    """Files that are being written."""
+class _ShardWriter:
+    """The files of a save in progress."""
 
     def __init__(self, folder: str, node: Node) -> None:
         _storage.make_folders(folder)
         self._folder = folder
         self._files: dict[int, writing] = {}
         self._counts: dict[int, int] = {}
-        self._waiting: dict[int, list[Block]] = {}
+        self._buffered: dict[int, list[Block]] = {}
         self._structure: Structure | None = None
         self._specs: list[Any] | None = None
         if node.is_spec_known:
@@ -141,24 +153,24 @@ class _Saving:
         block = as_structure(block, self._structure)
         if number not in self._files:
             self._files[number] = writing(os.path.join(self._folder, f"{number:08d}"))
-            self._counts[number], self._waiting[number] = 0, []
-        self._specs = _common(self._specs, block)
+            self._counts[number], self._buffered[number] = 0, []
+        self._specs = _merged_specs(self._specs, block)
         self._counts[number] += len(block)
-        self._waiting[number].append(block)
-        if sum(map(len, self._waiting[number])) >= _ROWS:
+        self._buffered[number].append(block)
+        if sum(map(len, self._buffered[number])) >= _ROWS:
             self._write(number)
 
     def commit(self) -> dict[str, Any]:
         if not self._files:
             self._files[0] = writing(os.path.join(self._folder, f"{0:08d}"))
-            self._counts[0], self._waiting[0] = 0, []
+            self._counts[0], self._buffered[0] = 0, []
         for number, file in self._files.items():
             self._write(number)
             file.commit()
         specs = self._specs
         return {
             "files": [[f"{number:08d}", self._counts[number]] for number in sorted(self._files)],
-            "structure": None if specs is None else to_json(_known(self._structure)),
+            "structure": None if specs is None else to_json(_required(self._structure)),
             "specs": specs and [[s.shape, s.dtype.name] for s in specs],
         }
 
@@ -169,13 +181,13 @@ class _Saving:
             _storage.remove_tree(self._folder)
 
     def _write(self, number: int) -> None:
-        blocks, self._waiting[number] = self._waiting[number], []
+        blocks, self._buffered[number] = self._buffered[number], []
         if blocks:
             self._files[number].add(join(blocks))
 
 
-def _numbered(node: Node, shard: Shard | None, run: Run | None) -> Iterator[tuple[int, Block]]:
-    """Blocks, and the number of the file that each goes to."""
+def _sharded(node: Node, shard: Shard | None, run: Run | None) -> Iterator[tuple[int, Block]]:
+    """Yield blocks with the number of the file that each belongs to."""
     if run is None:
         parts = [part.random for part in walk(node) if part.random is not None]
         run = Run({seeds: seeds.begin() for seeds in parts})
@@ -187,13 +199,14 @@ def _numbered(node: Node, shard: Shard | None, run: Run | None) -> Iterator[tupl
                 yield 0, block
                 continue
             for place, element in enumerate(block.elements()):
-                yield _number(shard(element, index)), block.slice(place, place + 1)
+                yield _shard_number(shard(element, index)), block.slice(place, place + 1)
                 index += 1
     finally:
         stream.close()
 
 
-def _number(value: Any) -> int:
+def _shard_number(value: Any) -> int:
+    """Return the result of a user's shard function as an int; raise if it is none."""
     try:
         number = operator.index(value[()] if isinstance(value, np.ndarray) else value)
     except TypeError:
@@ -206,8 +219,8 @@ def _number(value: Any) -> int:
     return number
 
 
-def _common(specs: list[Any] | None, block: Block) -> list[Any]:
-    """What is known of all elements so far."""
+def _merged_specs(specs: list[Any] | None, block: Block) -> list[Any]:
+    """Return the leaf specs that match both `specs`, of earlier blocks, and this block."""
     rows = block.rows() if isinstance(block, RowBlock) else block.slice(0, 1).rows()
     for row in rows:
         found: list[Any] = [leaf_spec(leaf) for leaf in row]
@@ -228,19 +241,19 @@ def _common(specs: list[Any] | None, block: Block) -> list[Any]:
     return specs
 
 
-def _check_given(path: str, stored: list[Any], given: list[Any]) -> None:
-    pairs = list(zip(stored, given, strict=False))
-    if len(stored) != len(given) or any(a.dtype != b.dtype for a, b in pairs):
+def _check_dtypes(path: str, stored: list[Any], requested: list[Any]) -> None:
+    pairs = list(zip(stored, requested, strict=False))
+    if len(stored) != len(requested) or any(a.dtype != b.dtype for a, b in pairs):
         raise InvalidArgumentError(
-            f"load(element_spec=...) does not fit what was saved in {path!r}: it has parts of"
-            f" {[str(spec.dtype) for spec in stored]}, the spec of"
-            f" {[str(spec.dtype) for spec in given]}. Leave it out to have what was saved."
+            f"load(element_spec=...) does not match the dataset saved in {path!r}: its parts have"
+            f" the dtypes {[str(spec.dtype) for spec in stored]}, the parts of the spec"
+            f" {[str(spec.dtype) for spec in requested]}. Leave it out to use the saved spec."
         )
 
 
 @dataclass(frozen=True)
-class _SavedList:
-    """What the list of a saved dataset tells."""
+class _Manifest:
+    """The manifest of a saved dataset."""
 
     folder: str
     files: list[tuple[str, int]]
@@ -248,30 +261,30 @@ class _SavedList:
     specs: list[Any] | None
 
     @classmethod
-    def of(cls, told: Any) -> "_SavedList":
-        """Read it; names that could lead out of the folder are none that `save` gives.
+    def of(cls, content: Any) -> "_Manifest":
+        """Parse the decoded JSON of a manifest.
 
         Raises:
-            ValueError: If it is not what `save` writes.
+            ValueError: If it is malformed, or a name could refer to a file outside of the folder.
         """
         try:
-            if told["format"] != _FORMAT or not re.fullmatch("[0-9a-f]{16}", told["folder"]):
+            if content["format"] != _FORMAT or not re.fullmatch("[0-9a-f]{16}", content["folder"]):
                 raise ValueError("it is not a list of saved elements")
-            files = [(name, int(count)) for name, count in told["files"]]
+            files = [(name, int(count)) for name, count in content["files"]]
             if not all(re.fullmatch("[0-9]{8}", name) and count >= 0 for name, count in files):
                 raise ValueError("its files have wrong names")
-            structure, specs = from_json(told["structure"]), told["specs"]
+            structure, specs = from_json(content["structure"]), content["specs"]
             if specs is not None:
                 specs = [TensorSpec(shape, _dtype(dtype)) for shape, dtype in specs]
                 if structure is not None and structure.num_leaves != len(specs):
                     raise ValueError("its specs do not fit its structure")
-            return cls(told["folder"], files, structure, specs)
+            return cls(content["folder"], files, structure, specs)
         except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _read_list(path: str) -> _SavedList:
-    file = os.path.join(path, _LIST)
+def _read_manifest(path: str) -> _Manifest:
+    file = os.path.join(path, _MANIFEST)
     is_ours = _storage.exists(file)
     if not is_ours and _storage.exists(os.path.join(path, "dataset_spec.pb")):
         raise DataLossError(
@@ -279,11 +292,11 @@ def _read_list(path: str) -> _SavedList:
             " elements with `tf.io.TFRecordWriter`, and use `rx.data.TFRecordDataset`."
         )
     try:
-        return _SavedList.of(json.loads(_storage.read_bytes(file)))
+        return _Manifest.of(json.loads(_storage.read_bytes(file)))
     except FileNotFoundError:
         raise NotFoundError(
-            f"There is no saved dataset in {path!r}: it has no file {_LIST!r}. `dataset.save(path)`"
-            " writes one."
+            f"There is no saved dataset in {path!r}: it has no file {_MANIFEST!r}."
+            " `dataset.save(path)` writes one."
         ) from None
     except (ValueError, RecursionError) as error:
         raise DataLossError(f"{file!r} is damaged ({error}). Save the dataset again.") from None
@@ -293,6 +306,6 @@ def _dtype(name: str) -> Any:
     return np.dtype(object if name == "object" else name)
 
 
-def _known(structure: Structure | None) -> Structure:
+def _required(structure: Structure | None) -> Structure:
     assert structure is not None
     return structure

@@ -1,12 +1,13 @@
-"""Where randomness comes from: seeds, and the run that an iterator belongs to.
+"""Random state of pipelines: seeds, and the run that an iterator belongs to.
 
-An order depends on the seed, on how often the dataset was iterated before (the run), and on the
-place in the pipeline (the path: which epoch of a `repeat`, which branch of a `zip`). All three are
-plain numbers, so that an iterator's state is small and restoring it is exact.
+The order of a random transformation is a function of its seed, of how often the dataset has been
+iterated before (the run), and of its position in the pipeline (the path: which epoch of a `repeat`,
+which branch of a `zip`). All three are integers, so an iterator's state is small and restoring it
+is exact.
 
-As in TensorFlow, a seed is the transformation's own, the global one, or both mixed, as they are
-when the transformation is made. What a function given to `flat_map` makes counts from there: with a
-seed, or a global one, its orders are the same for every element.
+As in TensorFlow, the seed is that of the transformation, the global one, or a mix of both, at the
+time the transformation is created. For datasets that a `flat_map` function creates, run and path
+are counted from its call: with a seed, or a global one, the order is the same for every element.
 """
 
 import secrets
@@ -30,12 +31,12 @@ _source: SeedSource | None = None
 
 
 class _Scope(NamedTuple):
-    """Where transformations are being made: in the program, or in a function of `flat_map`.
+    """The scope in which transformations are created: the program, or a `flat_map` function.
 
     Attributes:
-        draw: Draws a seed for a transformation that was given none.
-        under: The global seed in force.
-        depth: How many functions we are in.
+        draw: Returns a seed for a transformation created without one.
+        under: The global seed in effect.
+        depth: The number of nested `flat_map` functions.
     """
 
     draw: SeedSource
@@ -43,48 +44,48 @@ class _Scope(NamedTuple):
     depth: int
 
 
-_FREE = _Scope(lambda: secrets.randbits(62), None, 0)
-_global = _FREE
-_followers: list[Callable[[int], None]] = []
+_UNSEEDED = _Scope(lambda: secrets.randbits(62), None, 0)
+_global = _UNSEEDED
+_listeners: list[Callable[[int], None]] = []
 _function: ContextVar[_Scope | None] = ContextVar("replicax_data_seed", default=None)
 
 
 def set_global_seed(seed: int | None) -> None:
-    """Seed every random transformation that is made from now on, and `rx.random`.
+    """Set the seed of all random transformations created from now on, and of `rx.random`.
 
     Args:
-        seed: The seed; None for the operating system's randomness, as before the first call.
+        seed: The seed; None for the operating system's randomness, which is the default.
     """
     global _global
     if seed is None:
-        _global = _FREE
+        _global = _UNSEEDED
         return
     generator = _generator(seed)
     _global = _Scope(lambda: _draw_from(generator), seed, 0)
-    for restart in _followers:
+    for restart in _listeners:
         restart(seed)
 
 
 def follow_global_seed(restart: Callable[[int], None]) -> None:
     """Call ``restart`` with the global seed whenever one is set, and now if one was set before."""
-    _followers.append(restart)
+    _listeners.append(restart)
     if _global.under is not None:
         restart(_global.under)
 
 
 def set_seed_source(source: SeedSource | None) -> SeedSource | None:
-    """Choose where datasets without a seed draw one.
+    """Set the function that provides seeds for datasets without one.
 
-    Workers that must see the same order share one source, for example a generator that every
-    worker seeds alike.
+    Workers that must see the same order need equal sources, for example generators with the same
+    seed.
 
     Args:
-        source: Called once for each unseeded random transformation, when it is made; returns a
-            non-negative int. ``None`` goes back to the seed of `rx.random.set_seed`, or to the
-            operating system's randomness.
+        source: Called once for each random transformation created without a seed; returns a
+            non-negative int. ``None`` restores the seed of `rx.random.set_seed`, or the operating
+            system's randomness.
 
     Returns:
-        The source before this one, to put back.
+        The previous source, for restoring it.
 
     Example:
         >>> before = rx.data.set_seed_source(lambda: 7)
@@ -102,14 +103,14 @@ def set_seed_source(source: SeedSource | None) -> SeedSource | None:
 
 @contextmanager
 def nested_seeds(run: "Run", seeds: "Seeds") -> Iterator[None]:
-    """While a function of `flat_map` runs: seeds that replay alike.
+    """Make seeds drawn in the block reproducible; used around a call of a `flat_map` function.
 
     Args:
         run: The run, at the element that the function is called for.
         seeds: The seeds of the `flat_map`.
     """
     origin = run.origin(seeds)
-    # A function that TensorFlow traces has fixed seeds inside, if there is a global one.
+    # TensorFlow traces the function once, which fixes its seeds if there is a global one.
     generator = run.generator(seeds) if origin.under is None else _generator(origin.seed)
     scope = _Scope(lambda: _draw_from(generator), origin.under, seeds.depth + 1)
     token = _function.set(scope)
@@ -120,17 +121,17 @@ def nested_seeds(run: "Run", seeds: "Seeds") -> Iterator[None]:
 
 
 def is_in_function() -> bool:
-    """Whether a function of `flat_map` is running: a dataset is being made for one element."""
+    """Whether a `flat_map` function is running, that is, creating the dataset of one element."""
     return _function.get() is not None
 
 
 class Origin(NamedTuple):
-    """What the random numbers of a transformation start from, in one run.
+    """The random state of a transformation at the start of a run.
 
     Attributes:
-        seed: The transformation's seed, with the global one mixed in.
+        seed: The transformation's seed, mixed with the global one.
         number: How often it was iterated before.
-        under: The global seed when it was made, for what its function makes.
+        under: The global seed when it was created, for datasets that its function creates.
     """
 
     seed: int
@@ -139,11 +140,12 @@ class Origin(NamedTuple):
 
 
 class Seeds:
-    """The seed of one random transformation, and how many runs have used it.
+    """The seed of one random transformation, and the number of runs started with it.
 
     Attributes:
-        is_free: Whether nobody gave it, neither for this transformation nor for all.
-        depth: In how many functions of `flat_map` it was made.
+        is_free: Whether it was drawn at random: the user set neither a seed for this
+            transformation nor a global seed or source.
+        depth: The number of `flat_map` functions around its creation.
     """
 
     def __init__(self, seed: int | None, *, reshuffle: bool = True) -> None:
@@ -157,8 +159,8 @@ class Seeds:
         if seed is None:
             self.seed = scope.draw() if source is None else int(source())
         else:
-            own = int(seed) & ((1 << 64) - 1)
-            self.seed = own if scope.under is None else _draw_from(_generator(scope.under, own))
+            local = int(seed) & ((1 << 64) - 1)
+            self.seed = local if scope.under is None else _draw_from(_generator(scope.under, local))
         self.under = scope.under
         self.depth = scope.depth
         self.reshuffle = reshuffle
@@ -166,29 +168,30 @@ class Seeds:
         self._lock = threading.Lock()
 
     def begin(self) -> Origin:
-        """What the run that starts now starts from."""
+        """Start a run; return its random state."""
         with self._lock:
             self._runs += 1
             return Origin(self.seed, self._runs - 1, self.under)
 
     def go_on(self, origin: Origin, instead: Origin) -> None:
-        """A run is continued: those that begin later follow it, as they would have.
+        """Continue a restored run, so that later runs have the orders that would have followed it.
 
         Args:
-            origin: That of the run.
-            instead: That of the run which began here in order to become that one.
+            origin: The origin of the restored run.
+            instead: The origin of the run that was started here and is replaced by it.
         """
         with self._lock:
+            # Do not count the replaced run if no other has started since.
             begun = self._runs - (instead.number == self._runs - 1)
             self.seed, self._runs = origin.seed, max(begun, origin.number + 1)
 
 
 class SeedsMet:
-    """Free seeds that a run meets on its way: of datasets that a function refers to.
+    """Replacements for the free seeds of datasets that a `flat_map` function captures.
 
-    They are not in the iterator's graph, and so neither in its state nor known to other workers.
-    Such a seed is drawn anew from that of the function's `flat_map`, which is, and from the place
-    where it is first met.
+    Such datasets are not in the iterator's graph, so their seeds are neither in its state nor equal
+    on all workers. The run derives a replacement from the seed of the `flat_map`, which is in the
+    graph, and from the position at which the captured dataset is first opened.
     """
 
     def __init__(self) -> None:
@@ -196,7 +199,7 @@ class SeedsMet:
         self._lock = threading.Lock()
 
     def seed(self, seeds: Seeds, outer: int, path: tuple[int, ...]) -> int:
-        """The seed of a transformation, the same in the whole run."""
+        """Return the replacement seed of a transformation, constant during the run."""
         with self._lock:
             if seeds not in self._seeds:
                 self._seeds[seeds] = _draw_from(_generator(outer, len(self._seeds), *path))
@@ -205,16 +208,16 @@ class SeedsMet:
 
 @dataclass(frozen=True)
 class Run:
-    """One pass of one iterator: which seeds are in force, and where in the pipeline we are.
+    """One pass of one iterator: the seeds in effect and the current position in the pipeline.
 
     Attributes:
-        origins: Those of the transformations in the iterator's graph.
-        path: Which epochs, branches and elements led here.
-        is_fixed: Whether this is what a cache keeps, the same in every run.
-        outer: That of the outermost function that we are in.
-        floors: How long the path was at each function that we are in.
-        captured: Seeds that are not in the graph.
-        new: Makes the arrays of the batches at the end of the pipeline; NumPy, if None.
+        origins: The origins of the transformations in the iterator's graph.
+        path: Indices of the epochs, branches and elements that lead to this position.
+        is_fixed: Whether the order must be the same in every run, as below a cache.
+        outer: The origin of the outermost enclosing `flat_map`.
+        floors: The length of the path at each enclosing `flat_map`, by depth.
+        captured: Replacement seeds of datasets that are not in the graph.
+        new: Allocates the arrays of the final batches; NumPy if None.
     """
 
     origins: Mapping[Seeds, Origin] = field(default_factory=dict)
@@ -226,15 +229,15 @@ class Run:
     new: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def at(self, *steps: int) -> "Run":
-        """The run as seen from an epoch or a branch."""
+        """Return the run at an epoch or a branch, with `steps` appended to the path."""
         return replace(self, path=(*self.path, *steps))
 
     def inside(self, seeds: Seeds, index: int) -> "Run":
-        """The run as seen from the dataset that a function makes for an element.
+        """Return the run inside the dataset that a `flat_map` function created for an element.
 
         Args:
             seeds: The seeds of the `flat_map`.
-            index: Which element.
+            index: The index of the element.
         """
         path = (*self.path, index)
         floors = (*self.floors[: seeds.depth + 1], len(path))
@@ -242,14 +245,14 @@ class Run:
         return replace(self, path=path, outer=outer, floors=floors)
 
     def fixed(self) -> "Run":
-        """The run for what is kept and seen again, such as the input of a cache."""
+        """Return the run for elements that are stored and reused, such as the input of a cache."""
         return replace(self, path=(), is_fixed=True, floors=(0,) * len(self.floors))
 
     def origin(self, seeds: Seeds) -> Origin:
-        """What the random numbers of a transformation start from."""
-        known = self.origins.get(seeds)
-        if known is not None:
-            return known
+        """Return the random state of a transformation at the start of this run."""
+        in_graph = self.origins.get(seeds)
+        if in_graph is not None:
+            return in_graph
         outer = self.outer
         if seeds.depth or outer is None:
             return Origin(seeds.seed, 0, seeds.under)
@@ -258,7 +261,7 @@ class Run:
         return Origin(seed, outer.number, seeds.under)
 
     def generator(self, seeds: Seeds) -> np.random.Generator:
-        """The random numbers of one transformation at this place."""
+        """Return the random generator of a transformation at this position."""
         origin = self.origin(seeds)
         if not seeds.reshuffle:
             return _generator(origin.seed)

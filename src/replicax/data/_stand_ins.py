@@ -1,4 +1,7 @@
-"""Datasets in traced functions: they have a spec, and nothing can be read from them."""
+"""Abstract datasets, which replace datasets in traced functions: a spec without elements.
+
+Importing this module registers them with `_trace`.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Self, final
@@ -20,7 +23,7 @@ STRING = TensorSpec((), object)
 @final
 @dataclass(frozen=True, eq=False)
 class SpecNode(SourceNode):
-    """A source of which only the spec is known."""
+    """A source with a spec and no elements."""
 
     spec: Any
 
@@ -31,17 +34,20 @@ class SpecNode(SourceNode):
 
     @property
     def cardinality(self) -> int:
-        """Not known."""
+        """Always unknown."""
         return UNKNOWN_CARDINALITY
 
     def open(self, run: Run) -> Stream:
-        """Give up the trace: there is nothing to read."""
+        """Abort the trace: there are no elements to read."""
         del run
         return give_up("a dataset that is read in a function")
 
 
 class SpecDataset(Dataset[Any]):
-    """A dataset in a traced function."""
+    """An abstract dataset in a traced function.
+
+    Methods propagate the spec, and abort the trace if they would need elements or have effects.
+    """
 
     @staticmethod
     def _wrap(node: Any) -> "SpecDataset":
@@ -49,31 +55,31 @@ class SpecDataset(Dataset[Any]):
 
     @classmethod
     def of(cls, spec: Any) -> "SpecDataset":
-        """Make a dataset of a spec."""
+        """Return an abstract dataset with elements of `spec`."""
         return cls(SpecNode(spec))
 
     @classmethod
     def range(cls, *args: Any, output_type: Any = np.int64, name: str | None = None) -> Any:
-        """Numbers."""
+        """Return abstract scalars, or the real range if all arguments are concrete."""
         if not is_abstract(args):
             return super().range(*args, output_type=output_type, name=name)
         return cls.of(TensorSpec((), output_type))
 
     @classmethod
     def from_tensors(cls, tensors: Any, name: str | None = None) -> Any:
-        """One element."""
+        """Return a dataset of one abstract element."""
         return cls.of(result_spec(_tuples(tensors)))
 
     @classmethod
     def from_tensor_slices(cls, tensors: Any, name: str | None = None) -> Any:
-        """Arrays cut along their first axis."""
+        """Return a dataset of the slices along the first axis."""
         if not is_abstract(tensors):
             return super().from_tensor_slices(tensors, name)
         return cls.of(remove_axis(result_spec(_tuples(tensors)), "from_tensor_slices"))
 
     @classmethod
     def from_generator(cls, *args: Any, **kwargs: Any) -> Any:
-        """Elements of a generator, which must have a signature."""
+        """Return a dataset with the signature of the generator; abort the trace without one."""
         made = super().from_generator(*args, **kwargs)
         if not made.node.is_spec_sure:
             give_up("a generator without a signature")
@@ -81,13 +87,13 @@ class SpecDataset(Dataset[Any]):
 
     @classmethod
     def list_files(cls, *args: Any, **kwargs: Any) -> Any:
-        """Names of files."""
+        """Return a dataset of strings."""
         del args, kwargs
         return cls.of(STRING)
 
     @classmethod
     def load(cls, *args: Any, **kwargs: Any) -> Any:
-        """Give up: a file says how elements are built."""
+        """Abort the trace: the spec is in a file."""
         del args, kwargs
         return give_up("Dataset.load")
 
@@ -98,55 +104,55 @@ class SpecDataset(Dataset[Any]):
         return need_value()
 
     def cardinality(self, name: str | None = None) -> Any:
-        """A number that is not known."""
+        """Return an unknown int64."""
         del name
         return AbstractArray((), np.int64)
 
     def get_single_element(self, name: str | None = None) -> Any:
-        """An element of the spec."""
+        """Return an abstract element."""
         del name
         return element_of(self.element_spec)
 
     def batch(self, batch_size: Any, drop_remainder: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Batches; of a size that is not known, if the function computes it."""
+        """Return a dataset of batches, of unknown size if `batch_size` is abstract."""
         if drop_remainder and is_abstract((batch_size, drop_remainder)):
             need_value()
         return super().batch(_count(batch_size), bool(drop_remainder), *args, **kwargs)
 
     def padded_batch(self, batch_size: Any, *args: Any, **kwargs: Any) -> Any:
-        """Padded batches."""
+        """Return a dataset of padded batches."""
         if is_abstract(batch_size):
             need_value()
         return super().padded_batch(batch_size, *args, **kwargs)
 
     def take(self, count: Any, name: str | None = None) -> Any:
-        """The first elements."""
+        """Return a dataset of the same spec."""
         return super().take(_count(count), name)
 
     def skip(self, count: Any, name: str | None = None) -> Any:
-        """Everything after the first elements."""
+        """Return a dataset of the same spec."""
         return super().skip(_count(count), name)
 
     def repeat(self, count: Any = None, name: str | None = None) -> Any:
-        """Several passes."""
+        """Return a dataset of the same spec."""
         return super().repeat(_count(count), name)
 
     def shuffle(self, *args: Any, **kwargs: Any) -> Self:
-        """The same spec."""
+        """Return this dataset: the spec does not change."""
         del args, kwargs
         return self
 
     def window(self, size: Any, shift: Any = None, stride: Any = 1, *args: Any, **kw: Any) -> Any:
-        """Windows."""
+        """Return a dataset of windows."""
         return super().window(_count(size), _count(shift), _count(stride), *args, **kw)
 
     def save(self, *args: Any, **kwargs: Any) -> None:
-        """Give up: files would be written."""
+        """Abort the trace: saving writes files."""
         del args, kwargs
         give_up("Dataset.save")
 
     def cache(self, *args: Any, **kwargs: Any) -> Self:
-        """The same spec."""
+        """Return this dataset: the spec does not change."""
         del args, kwargs
         return self
 
@@ -163,12 +169,12 @@ def _tuples(tensors: Any) -> Any:
 
 
 def _count(value: Any) -> Any:
-    """A number of elements; any will do in place of one that is not known."""
+    """Return a count argument; 1 for an unknown one, because it does not affect the spec."""
     return 1 if is_abstract(value) else value
 
 
-def _of_records(*args: Any, **kwargs: Any) -> SpecDataset:
-    """Stand in for a class that reads records."""
+def _record_dataset(*args: Any, **kwargs: Any) -> SpecDataset:
+    """Return a dataset of strings, in place of a dataset that reads records from files."""
     del args, kwargs
     return SpecDataset.of(STRING)
 
@@ -176,4 +182,4 @@ def _of_records(*args: Any, **kwargs: Any) -> SpecDataset:
 register(Dataset, SpecDataset)
 register_dataset(SpecDataset.of)
 for _reader in (TFRecordDataset, TextLineDataset, FixedLengthRecordDataset):
-    register(_reader, _of_records)
+    register(_reader, _record_dataset)
