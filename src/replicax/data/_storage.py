@@ -1,9 +1,8 @@
-"""Files of this machine and objects behind URLs, with one set of functions for both.
+"""File operations on local paths (through `os`) and on URLs (through fsspec).
 
-Local files go through `os`, URLs through fsspec. Three habits of fsspec are not taken over, because
-each can make a file that exists look absent: cached listings, `exists` that returns False after any
-error, and walks that leave out folders which cannot be listed. Reads are ranged requests, so that
-two readers of one file never share a position.
+Three behaviours of fsspec are avoided, because each can make an existing file look absent: cached
+listings, `exists` returning False after any error, and `walk` skipping folders that cannot be
+listed. Reads are range requests, so concurrent readers of one file never share a position.
 """
 
 import contextlib
@@ -24,13 +23,14 @@ from replicax.data._paths import is_url
 
 _fsspec: Any = LazyModule("fsspec")
 _dircache: Any = LazyModule("fsspec.dircache")
-_READ = 8 << 20  # bytes of one request of a reader
-_WRITE = 32 << 20  # of one part of an upload
+_READ = 8 << 20  # bytes per range request
+_WRITE = 32 << 20  # bytes per part of a multipart upload
 _MAGIC = re.compile(r"[*?\[]")
 _instances: dict[tuple[int, str], Any] = {}
 _lock = threading.Lock()
 
-# Stores whose folders are only parts of names, and that show an object when all of it has arrived.
+# Stores without real folders (only name prefixes), in which an object appears when its upload is
+# complete.
 OBJECT_STORES = {"abfs", "abfss", "az", "gcs", "gs", "oci", "oss", "r2", "s3", "s3a"}
 WHOLE_PUTS = {*OBJECT_STORES, "memory"}
 
@@ -46,11 +46,11 @@ def status(path: str) -> FileStatus | None:
     """Return the status of a path; None if it does not exist.
 
     Raises:
-        OSError: The file system did not answer, or denied access: that is not "nothing".
+        OSError: The file system did not respond or denied access; that does not mean "absent".
     """
     try:
         if is_url(path):
-            info = _ask(path, "info", path)
+            info = _call_remote(path, "info", path)
             return FileStatus(int(info.get("size") or 0), info["type"] == "directory")
         found = os.stat(path)
     except FileNotFoundError:
@@ -59,12 +59,12 @@ def status(path: str) -> FileStatus | None:
 
 
 def exists(path: str) -> bool:
-    """Whether there is a file or a folder."""
+    """Whether a path exists, as a file or a folder."""
     return status(path) is not None if is_url(path) else os.path.exists(path)
 
 
 def is_file(path: str) -> bool:
-    """Whether there is a file."""
+    """Whether a path is an existing file."""
     if not is_url(path):
         return os.path.isfile(path)
     found = status(path)
@@ -72,7 +72,7 @@ def is_file(path: str) -> bool:
 
 
 def is_folder(path: str) -> bool:
-    """Whether there is a folder; in an object store, whether names begin with it."""
+    """Whether a path is an existing folder; in an object store, a prefix of some name."""
     if not is_url(path):
         return os.path.isdir(path)
     found = status(path)
@@ -80,17 +80,17 @@ def is_folder(path: str) -> bool:
 
 
 def modified(path: str) -> int:
-    """Return when a file was changed last, in nanoseconds."""
+    """Return the modification time of a file in nanoseconds; 0 if a URL's is unknown."""
     if not is_url(path):
         return os.stat(path).st_mtime_ns
     try:
-        return int(_ask(path, "modified", path).timestamp() * 1e9)
-    except (NotImplementedError, FileNotFoundError, KeyError):  # of a folder nobody knows it
+        return int(_call_remote(path, "modified", path).timestamp() * 1e9)
+    except (NotImplementedError, FileNotFoundError, KeyError):  # folders of object stores have none
         return 0
 
 
 def entries(folder: str) -> dict[str, bool]:
-    """Return the names in a folder, and whether each is a folder.
+    """Return the names in a folder, mapped to whether each is a folder.
 
     Raises:
         FileNotFoundError: There is no such folder.
@@ -98,11 +98,11 @@ def entries(folder: str) -> dict[str, bool]:
     if not is_url(folder):
         with os.scandir(folder) as found:
             return {entry.name: entry.is_dir() for entry in found}
-    top = _ask(folder, "_strip_protocol", folder).strip("/")
+    top = _call_remote(folder, "_strip_protocol", folder).strip("/")
     result: dict[str, bool] = {}
-    for entry in _ask(folder, "ls", folder, detail=True):
+    for entry in _call_remote(folder, "ls", folder, detail=True):
         name = entry["name"].strip("/")
-        if name != top:  # some stores keep an empty object in the place of a folder
+        if name != top:  # some stores represent a folder by an empty object of its name
             result[name.rpartition("/")[2]] = entry["type"] == "directory"
         elif entry["type"] != "directory" and entry["size"]:
             raise NotADirectoryError(f"{folder!r} is a file")
@@ -110,7 +110,7 @@ def entries(folder: str) -> dict[str, bool]:
 
 
 def open_file(path: str, mode: str = "rb", encoding: str | None = None) -> IO[Any]:
-    """Open a file to read, or to write from its start on.
+    """Open a file for reading, or for writing from its start; local files in any mode.
 
     Raises:
         UnimplementedError: The mode appends or updates, and the path is a URL.
@@ -124,15 +124,15 @@ def open_file(path: str, mode: str = "rb", encoding: str | None = None) -> IO[An
             " Use 'r' or 'w', or write a local file and copy it."
         )
     if kind == "w":
-        binary = _ask(path, "open", path, "wb", block_size=_WRITE)
+        binary = _call_remote(path, "open", path, "wb", block_size=_WRITE)
     else:
-        binary = io.BufferedReader(_Ranges(path), _READ)
+        binary = io.BufferedReader(_RangeReader(path), _READ)
     return binary if "b" in mode else io.TextIOWrapper(binary, encoding=encoding)
 
 
 @contextlib.contextmanager
 def uploading(path: str) -> Iterator[IO[bytes]]:
-    """Open a file to write; after an error there is no file, rather than a part of one."""
+    """Open a file for writing in a ``with`` block; if the block raises, no partial file is left."""
     file = open_file(path, "wb")
     try:
         yield file
@@ -143,11 +143,11 @@ def uploading(path: str) -> Iterator[IO[bytes]]:
 
 
 def discard(file: IO[bytes], path: str) -> None:
-    """Give up a file that is being written."""
+    """Abort writing a file, and delete it; errors are ignored."""
     with contextlib.suppress(Exception):
         remote: Any = file
         if is_url(path) and hasattr(remote, "discard"):
-            remote.discard()  # closing would complete the upload
+            remote.discard()  # abort: `close` would complete the upload
             remote.closed = True
         else:
             file.close()
@@ -156,27 +156,27 @@ def discard(file: IO[bytes], path: str) -> None:
 
 
 def here(path: str) -> str:
-    """Return where a relative path begins, for a message; nothing for a URL."""
+    """Return the current folder for an error message about a local path; "" for a URL."""
     return "" if is_url(path) else f" (the current folder is {os.getcwd()!r})"
 
 
 def read_range(path: str, start: int, stop: int) -> bytes:
-    """Read a range of a file behind a URL."""
-    return bytes(_ask(path, "cat_file", path, start=start, end=stop))
+    """Return the bytes from `start` to `stop` of a file at a URL."""
+    return bytes(_call_remote(path, "cat_file", path, start=start, end=stop))
 
 
 def read_bytes(path: str) -> bytes:
-    """Read a whole file."""
+    """Return the content of a file."""
     if is_url(path):
-        return bytes(_ask(path, "cat_file", path))
+        return bytes(_call_remote(path, "cat_file", path))
     with open(path, "rb") as file:
         return file.read()
 
 
 def put(path: str, data: bytes) -> None:
-    """Write a file that others see only when all of it is there."""
+    """Write a file atomically: readers see the old content or all of the new one."""
     if is_url(path):
-        _ask(path, "pipe_file", path, data)
+        _call_remote(path, "pipe_file", path, data)
         return
     part = f"{path}.{secrets.token_hex(8)}.part"
     try:
@@ -190,7 +190,7 @@ def put(path: str, data: bytes) -> None:
 
 
 def puts_whole(path: str) -> bool:
-    """Whether the store of a URL shows an object only when all of it has arrived."""
+    """Whether writes to the store of a URL are atomic: objects appear when complete."""
     return path.partition("://")[0] in WHOLE_PUTS
 
 
@@ -198,7 +198,7 @@ def remove(path: str) -> None:
     """Delete a file.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The file does not exist.
     """
     if not is_url(path):
         os.remove(path)
@@ -208,27 +208,27 @@ def remove(path: str) -> None:
         raise FileNotFoundError(f"There is no file {path!r}.")
     if found.is_folder:
         raise IsADirectoryError(f"{path!r} is a folder.")
-    _ask(path, "rm_file", path)
+    _call_remote(path, "rm_file", path)
 
 
 def remove_tree(path: str) -> None:
     """Delete a folder with everything in it."""
     if is_url(path):
-        _ask(path, "rm", path, recursive=True)
+        _call_remote(path, "rm", path, recursive=True)
     else:
         shutil.rmtree(path)
 
 
 def make_folders(path: str) -> None:
-    """Make a folder and those above it; an object store has none, and needs none."""
+    """Create a folder and its parents; does nothing in object stores, which have no folders."""
     if not is_url(path):
         os.makedirs(path or ".", exist_ok=True)
     elif path.partition("://")[0] not in OBJECT_STORES:
-        _ask(path, "makedirs", path, exist_ok=True)
+        _call_remote(path, "makedirs", path, exist_ok=True)
 
 
 def make_folder(path: str) -> None:
-    """Make one folder."""
+    """Create a folder; the parent of a local one must exist."""
     if is_url(path):
         make_folders(path)
     else:
@@ -242,14 +242,14 @@ def copy(source: str, target: str) -> None:
     elif is_url(source) and is_url(target) and _remote(source) is _remote(target):
         if not is_file(source):
             raise FileNotFoundError(f"There is no file {source!r}.")
-        _ask(source, "cp_file", source, target)
+        _call_remote(source, "cp_file", source, target)
     else:
         with open_file(source) as reading, uploading(target) as writing:
             shutil.copyfileobj(reading, writing, _READ)
 
 
 def replace(source: str, target: str) -> None:
-    """Rename a file. In an object store that is a copy, whole when it appears, and a deletion."""
+    """Rename a file, replacing the target; at a URL, by an atomic copy and a deletion."""
     if not is_url(source) and not is_url(target):
         os.replace(source, target)
         return
@@ -265,7 +265,7 @@ def replace(source: str, target: str) -> None:
 def walk(
     top: str, *, topdown: bool = True, onerror: Callable[[OSError], Any] | None = None
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """Yield a folder and all folders in it, as `os.walk` does."""
+    """Yield a folder and all folders in it, like `os.walk`; errors of URLs are not ignored."""
     if not is_url(top):
         yield from os.walk(top, topdown, onerror)
         return
@@ -288,9 +288,9 @@ def walk(
 
 
 def glob(pattern: str) -> list[str]:
-    """Return the URLs that match a pattern in the syntax of `fnmatch`, in order.
+    """Return the sorted URLs that match a pattern in `fnmatch` syntax.
 
-    A wildcard never matches a slash, and matches a leading dot.
+    A wildcard does not match a slash; it does match a leading dot.
     """
     scheme, _, rest = pattern.partition("://")
     first, *others = rest.split("/")
@@ -310,21 +310,21 @@ def glob(pattern: str) -> list[str]:
         found = [
             f"{path}/{name}"
             for path in found
-            for name, is_inner in _entries_or_none(path).items()
+            for name, is_inner in _entries_if_folder(path).items()
             if matches(name) and (is_last or is_inner)
         ]
     return sorted(found)
 
 
-def _entries_or_none(folder: str) -> dict[str, bool]:
+def _entries_if_folder(folder: str) -> dict[str, bool]:
     try:
         return entries(folder)
     except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
-class _Ranges(io.RawIOBase):
-    """A file behind a URL, read by ranges."""
+class _RangeReader(io.RawIOBase):
+    """A seekable file at a URL, read with range requests."""
 
     def __init__(self, path: str) -> None:
         found = status(path)
@@ -363,11 +363,11 @@ class _Ranges(io.RawIOBase):
         return len(data)
 
 
-def _ask(path: str, verb: str, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the file system of a URL.
+def _call_remote(path: str, verb: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the fsspec file system of a URL.
 
     Raises:
-        OSError: Whatever went wrong: each library has errors of its own.
+        OSError: The call failed. Errors of the store's library are converted to it.
     """
     try:
         return getattr(_remote(path), verb)(*args, **kwargs)
@@ -378,12 +378,12 @@ def _ask(path: str, verb: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _remote(path: str) -> Any:
-    """Return fsspec's file system of a URL: one for each process and host or bucket."""
+    """Return the fsspec file system of a URL, cached per process and host or bucket."""
     scheme, _, rest = path.partition("://")
     key = os.getpid(), f"{scheme}://{rest.partition('/')[0]}"
     with _lock:
         if key not in _instances:
-            # Not the instance that the user's program may have: the cache of listings goes off.
+            # A separate instance, because disabling the listings cache must not affect the user's.
             files, _ = _fsspec.core.url_to_fs(path, skip_instance_cache=True)
             files.dircache = _dircache.DirCache(use_listings_cache=False)
             _instances[key] = files

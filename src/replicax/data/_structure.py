@@ -1,7 +1,7 @@
-"""Nested elements as flat lists of leaves, and back.
+"""Flattening of nested elements to lists of leaves, and back.
 
-Tuples, named tuples, dicts (of any type), dataclasses, attrs classes and ``None`` are structure;
-everything else, lists too, is a leaf.
+Tuples, named tuples, mappings, dataclasses, attrs classes and ``None`` are structure; everything
+else, including lists, is a leaf.
 """
 
 from collections import defaultdict
@@ -16,7 +16,7 @@ _Kind = Literal["leaf", "none", "tuple", "named", "dict", "object"]
 
 @dataclass(frozen=True, slots=True)
 class Structure:
-    """The shape of nesting, without the leaves; equal by value."""
+    """The nesting of an element without its leaves (like a treedef); compared by value."""
 
     kind: _Kind
     children: tuple["Structure", ...] = ()
@@ -26,7 +26,7 @@ class Structure:
     is_flat_tuple: bool = False
 
     def unflatten(self, leaves: Sequence[Any]) -> Any:
-        """Leaves in order -> the nested value."""
+        """Return the nested value with these leaves."""
         if self.kind == "leaf":
             return leaves[0]
         if self.is_flat_tuple:
@@ -34,11 +34,11 @@ class Structure:
         return self.build(iter(leaves))
 
     def leaves_of(self, value: Any, *, takes_tuples: bool = False) -> list[Any]:
-        """The nested value -> its leaves, or `StructureError` if it is built differently.
+        """Return the leaves of `value`; raise `StructureError` if its structure differs.
 
         Args:
-            value: What to take apart.
-            takes_tuples: Whether a tuple in the place of a leaf is that leaf, as a list is.
+            value: The nested value.
+            takes_tuples: Whether to accept a tuple as a leaf, as lists are.
         """
         if self.kind == "leaf" and not isinstance(value, (tuple, dict)):
             return [value]
@@ -51,11 +51,11 @@ class Structure:
 
     @property
     def is_uneven(self) -> bool:
-        """Whether its parts stand for one sparse or ragged array."""
+        """Whether this is the structure of a sparse or ragged tensor."""
         return bool(getattr(self.factory, "is_uneven", False))
 
     def nested(self) -> Iterator["Structure"]:
-        """This structure and all in it."""
+        """Yield this structure and all structures nested in it."""
         yield self
         for child in self.children:
             yield from child.nested()
@@ -64,7 +64,7 @@ class Structure:
         return _describe(self.unflatten(["*"] * self.num_leaves))
 
     def build(self, leaves: Iterable[Any]) -> Any:
-        """Take as many leaves as are needed, and nest them."""
+        """Return the nested value, taking the leaves it needs from an iterator."""
         if self.kind == "leaf":
             return next(leaves)  # type: ignore[call-overload]
         if self.kind == "none":
@@ -74,7 +74,8 @@ class Structure:
             named = zip(self.keys, parts, strict=True)
             if self.kind == "object":
                 assert self.factory is not None
-                is_attrs = hasattr(self.factory, "__attrs_attrs__")  # whose arguments have no "_"
+                # attrs strips leading underscores from the names of __init__ arguments.
+                is_attrs = hasattr(self.factory, "__attrs_attrs__")
                 return self.factory(**{k.lstrip("_") if is_attrs else k: v for k, v in named})
             return dict(named) if self.factory is None else self.factory(named)
         if self.factory is not None:
@@ -84,7 +85,11 @@ class Structure:
     def collect(
         self, value: Any, leaves: list[Any], whole: Any, *, takes_tuples: bool = False
     ) -> None:
-        """Add the leaves of a part of ``whole``."""
+        """Append the leaves of `value`, a part of ``whole``, to `leaves`.
+
+        Raises:
+            StructureError: If the structure differs; the message shows ``whole``.
+        """
         if self.kind == "leaf":
             nested = Mapping if takes_tuples else (tuple, Mapping)
             if value is None or isinstance(value, nested) or field_names(value):
@@ -115,27 +120,27 @@ LEAF = Structure("leaf")
 
 
 def flatten(value: Any) -> tuple[Structure, list[Any]]:
-    """A nested value -> its structure and its leaves in order (dicts in their own order)."""
+    """Return the structure of a nested value and its leaves; dicts keep insertion order."""
     leaves: list[Any] = []
     return _flatten_into(value, leaves), leaves
 
 
 def tuple_of(children: Iterable[Structure]) -> Structure:
-    """The structure of a tuple with these parts."""
+    """Return the structure of a tuple with these parts."""
     return _tuple(tuple(children), "tuple", None)
 
 
 def map_leaves(function: Callable[..., Any], value: Any) -> Any:
-    """The same nesting with ``function`` applied to each leaf."""
+    """Return `value` with ``function`` applied to each leaf."""
     structure, leaves = flatten(value)
     return structure.unflatten([function(leaf) for leaf in leaves])
 
 
 def parts_like(structure: Structure, value: Any) -> list[Any]:
-    """What stands in ``value`` in the place of each leaf, whatever it is, by key or by place.
+    """Return the subtree of ``value`` at the position of each leaf of `structure`.
 
     Raises:
-        StructureError: It is not nested alike.
+        StructureError: The nesting above the leaves differs.
     """
     if structure.kind == "leaf":
         return [value]
@@ -154,7 +159,7 @@ def parts_like(structure: Structure, value: Any) -> list[Any]:
 
 
 def require_dense(structure: Structure, verb: str) -> None:
-    """Refuse sparse and ragged parts: their arrays side by side would mean something else."""
+    """Raise `StructureError` for sparse and ragged tensors: their parts must not be stacked."""
     if structure.is_flat_tuple or structure.kind == "leaf":
         return
     found = next((part for part in structure.nested() if part.is_uneven), None)
@@ -169,14 +174,14 @@ def require_dense(structure: Structure, verb: str) -> None:
 
 
 def field_names(value: Any) -> tuple[str, ...]:
-    """The fields of a dataclass or an attrs object; none for anything else."""
+    """Return the names of the fields of a dataclass or attrs object; empty for other values."""
     if is_dataclass(value) and not isinstance(value, type):
         return tuple(part.name for part in fields(value) if part.init)
     return tuple(part.name for part in getattr(type(value), "__attrs_attrs__", ()) if part.init)
 
 
 def to_json(structure: Structure) -> Any:
-    """What JSON can hold of a structure, or None: types that a user made cannot be told."""
+    """Return a JSON-serializable form of a structure; None if it contains user-defined types."""
     children = [to_json(child) for child in structure.children]
     if structure.factory is not None or any(not isinstance(key, str) for key in structure.keys):
         return None
@@ -186,7 +191,7 @@ def to_json(structure: Structure) -> Any:
 
 
 def from_json(stored: Any) -> Structure | None:
-    """The structure that `to_json` described."""
+    """Return the structure that `to_json` described; None for None."""
     return None if stored is None else flatten(_nested(stored))[0]
 
 
@@ -216,15 +221,15 @@ def _flatten_into(value: Any, leaves: list[Any]) -> Structure:
 
 
 def _factory(value: Mapping[Any, Any]) -> Callable[..., Any] | None:
-    """What makes a mapping of the same type from pairs; None for a dict."""
+    """Return a function that creates a mapping of the same type from pairs; None for a dict."""
     if isinstance(value, defaultdict):
-        return _SameDefault(value.default_factory)
+        return _DefaultDictFactory(value.default_factory)
     return None if type(value) is dict or not isinstance(value, dict) else type(value)
 
 
 @dataclass(frozen=True)
-class _SameDefault:
-    """Makes a defaultdict from pairs; equal to others with the same default."""
+class _DefaultDictFactory:
+    """Creates a defaultdict from pairs; instances with the same default compare equal."""
 
     default: Callable[[], Any] | None
 

@@ -1,9 +1,9 @@
-"""Trace a user's function of elements with abstract arrays, without running it on data.
+"""Tracing of user functions with abstract arrays, to infer the spec of their results.
 
-A trace must not be observable. The function runs as a copy in a sandbox: closures and global names
-are replaced by values that cannot be changed through them (copies of containers, abstract arrays
-for arrays), libraries by the functions that have a rule, and anything else, such as an object of a
-user's class, an import or a ``print``, makes the function untraceable.
+A trace must have no side effects. A copy of the function runs in a sandbox: captured values are
+replaced by copies (containers) or abstract arrays (arrays), and libraries by the functions that
+have a shape rule. Anything else, such as an object of a user's class, an import or a ``print``,
+makes the function untraceable.
 """
 
 import dis
@@ -87,8 +87,8 @@ _FORBIDDEN = frozenset(
     }
 )
 _ATTRIBUTES = {"LOAD_ATTR", "LOAD_METHOD", "LOAD_SUPER_ATTR"}
-_PRIVATE = {"_asdict", "_fields", "_replace"}  # which named tuples have
-_FRAMES = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")
+_PRIVATE = {"_asdict", "_fields", "_replace"}  # public attributes of named tuples
+_FRAMES = ("gi_", "cr_", "ag_", "f_", "tb_", "co_", "func_")  # attributes that lead to frames
 _CONSTANTS = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType)
 
 
@@ -96,7 +96,7 @@ class Verdict(enum.Enum):
     """The outcome of a trace."""
 
     PROVED = "the spec holds for every element"
-    VALUE = "the numbers of an element decide"
+    VALUE = "the result depends on the data of an element"
     UNPROVED = "the function cannot be traced"
 
 
@@ -108,44 +108,44 @@ class TraceOutcome:
     result: Any = None
 
 
-# By the identity of a function or class: its replacement in a trace.
+# Replacements of functions and classes in traces, by the id of the original, which is kept alive.
 _stand_ins: dict[int, tuple[Any, Any]] = {}
 _MODULES = ("numpy", "replicax", "replicax.data", "replicax.data.experimental")
-_MOST_PARTS = 1024  # of a container that a function captures
+_MOST_PARTS = 1024  # largest captured container that is copied
 _dataset_of: list[Callable[[Any], Any]] = []
 
 
 def register(real: Any, stand_in: Any) -> None:
-    """Use a stand-in for a function or class in traces."""
+    """Replace the function or class `real` by `stand_in` in traces."""
     _stand_ins[id(real)] = (real, stand_in)
 
 
 def register_dataset(make: Callable[[Any], Any]) -> None:
-    """Use a function that makes a dataset of a spec, for elements that are datasets."""
+    """Set the function that creates an abstract dataset from a spec, for nested datasets."""
     _dataset_of[:] = [make]
 
 
 def traced(function: Callable[..., Any], *specs: Any, is_tuple: bool = False) -> TraceOutcome:
-    """Call a function on abstract values of specs.
+    """Call `function` on abstract values in a sandbox; return the spec of its result if proved.
 
     Args:
         function: The user's function.
         *specs: One nested spec for each argument.
-        is_tuple: Whether a single spec that is a tuple gives the arguments.
+        is_tuple: Whether to unpack a single spec that is a tuple into arguments.
     """
     if not _dataset_of:
-        # Not at the top: datasets are made of nodes, which trace functions.
+        # Imported here because of an import cycle: datasets consist of nodes, which use traces.
         importlib.import_module("replicax.data._stand_ins")
     state = Trace()
     is_inside = trace.get() is not None
     token = trace.set(state)
     try:
-        # A seed that the function draws is not one of the program's.
+        # Seeds drawn during the trace must not advance the program's seed source.
         with nullcontext() if is_inside else nested_seeds(Run(), Seeds(0)):
             return _outcome(function, specs, state, is_tuple=is_tuple)
     except UntraceableError:
         pass
-    except Exception:  # an error of the function itself shows when it is called on an element
+    except Exception:  # the user's own error is raised when the function runs on an element
         state.is_untraceable = True
     finally:
         trace.reset(token)
@@ -158,8 +158,8 @@ def _outcome(
 ) -> TraceOutcome:
     sandbox = _Sandbox()
     copied = sandbox.value(function)
-    given = [element_of(spec) for spec in specs]
-    args = given[0] if is_tuple and type(given[0]) is tuple else given
+    elements = [element_of(spec) for spec in specs]
+    args = elements[0] if is_tuple and type(elements[0]) is tuple else elements
     result = copied(*args)
     spec = result_spec(tuple(result) if type(result) is list else result)
     if sandbox.is_changed() or state.is_untraceable:
@@ -168,7 +168,7 @@ def _outcome(
 
 
 def element_of(spec: Any) -> Any:
-    """An element of abstract values."""
+    """Return an abstract element of `spec`."""
     structure, leaves = flatten(spec)
     for part in structure.nested():
         if not _is_plain(part):
@@ -177,7 +177,7 @@ def element_of(spec: Any) -> Any:
 
 
 def result_spec(result: Any) -> Any:
-    """The nested spec of a function's result."""
+    """Return the nested spec of a traced function's result."""
     structure, leaves = flatten(result)
     return structure.unflatten([_spec_of_leaf(leaf) for leaf in leaves])
 
@@ -199,7 +199,7 @@ def _spec_of_leaf(leaf: Any) -> Any:
 
 
 def _is_plain(structure: Structure) -> bool:
-    """Whether building it runs no code of a user."""
+    """Whether building a value of this structure runs no user code."""
     factory = structure.factory
     if structure.kind == "object":
         return False
@@ -207,12 +207,12 @@ def _is_plain(structure: Structure) -> bool:
 
 
 def _is_named_tuple(value: Any) -> bool:
-    own = isinstance(value, type) and value.__bases__ == (tuple,) and hasattr(value, "_fields")
-    return own and not {"__init__", "__getattribute__", "__getattr__"} & vars(value).keys()
+    is_one = isinstance(value, type) and value.__bases__ == (tuple,) and hasattr(value, "_fields")
+    return is_one and not {"__init__", "__getattribute__", "__getattr__"} & vars(value).keys()
 
 
 class _Library:
-    """A module in a trace: its functions that have a rule, and its plain values."""
+    """A proxy of a module in a trace, whose attributes are replaced by sandboxed ones."""
 
     def __init__(self, sandbox: "_Sandbox", module: ModuleType) -> None:
         self._sandbox = sandbox
@@ -223,15 +223,15 @@ class _Library:
 
 
 class _Sandbox:
-    """Copies of functions and of the values that they refer to."""
+    """Copies functions and the values they reference, so a trace cannot affect the originals."""
 
     def __init__(self) -> None:
         self._copies: dict[int, Any] = {}
         self._alive: list[Any] = []
-        self._containers: list[tuple[Any, list[Any]]] = []  # copies, with their first content
+        self._containers: list[tuple[Any, list[Any]]] = []  # copies and their initial content
 
     def is_changed(self) -> bool:
-        """Whether a function has written into a container that it captured."""
+        """Whether the traced function modified a container that it captured."""
         return any(
             len(now := _items(copied)) != len(before)
             or any(a is not b for a, b in zip(now, before, strict=True))
@@ -239,7 +239,7 @@ class _Sandbox:
         )
 
     def value(self, value: Any) -> Any:  # noqa: C901 - one case for each kind of value
-        """The replacement of a captured value."""
+        """Return the sandboxed replacement of a captured value; abort the trace if none exists."""
         if type(value) in _CONSTANTS or isinstance(value, (AbstractArray, TypeSpec, np.dtype)):
             return value
         if isinstance(value, np.ndarray):
@@ -319,7 +319,7 @@ def _items(container: Any) -> list[Any]:
 
 @functools.lru_cache(maxsize=1024)
 def _refusal(code: CodeType) -> str:
-    """The reason why code cannot be traced; nothing if it can."""
+    """Return the reason why code cannot be traced; "" if it can."""
     for part in all_codes(code):
         for step in dis.get_instructions(part):
             name = str(step.argval)
@@ -363,6 +363,7 @@ _scalar_types: dict[Any, Any] = {}
 
 
 def _scalar_type(kind: Any) -> Any:
+    """Return a subclass of a NumPy scalar type whose constructor accepts abstract values."""
     if kind in _scalar_types:
         return _scalar_types[kind]
 
@@ -371,11 +372,12 @@ def _scalar_type(kind: Any) -> Any:
             return as_array(args[0], kind)
         return kind(*args)
 
-    # A subclass, which is the same dtype to NumPy.
+    # As a subclass it denotes the same dtype to NumPy.
     return _scalar_types.setdefault(kind, type(kind.__name__, (kind,), {"__new__": new}))
 
 
 def _type(kind: type) -> Any:
+    """Return the sandboxed replacement of a class; abort the trace for user-defined ones."""
     if kind in _BUILTINS.values() or kind in (str, bytes):
         return kind
     if _is_named_tuple(kind) or kind in (TensorSpec, DatasetSpec):

@@ -1,4 +1,4 @@
-"""The errors that replicax raises.
+"""The exceptions that replicax raises.
 
 Example:
     >>> issubclass(rx.errors.DivergenceError, ValueError)

@@ -1,4 +1,4 @@
-"""Records on disk: TFRecord files and the Example messages inside them."""
+"""Reading and writing of files: TFRecords, Example messages, CSV, images and plain files."""
 
 from typing import TYPE_CHECKING
 
@@ -82,7 +82,7 @@ _ABSENT = {
     "match_filenames_once": "Write `rx.io.matching_files(pattern)`.",
     "serialize_many_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
     "serialize_sparse": "Keep `rx.io.serialize_tensor` of indices, values and shape.",
-    "write_graph": "There are no graphs: see `rx.saved_model` for what can be exported.",
+    "write_graph": "There are no graphs: export models with `rx.saved_model`.",
 }
 
 if not TYPE_CHECKING:

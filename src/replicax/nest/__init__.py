@@ -1,4 +1,4 @@
-"""Structures of values, under TensorFlow's names for what `jax.tree` does.
+"""Functions on nested structures, like `jax.tree`, under TensorFlow's names.
 
 Example:
     >>> rx.nest.flatten({"b": 2, "a": [1]})

@@ -1,4 +1,4 @@
-"""Summaries for TensorBoard, under TensorFlow's names; neither of the two is needed.
+"""Summaries for TensorBoard, under TensorFlow's names; requires neither of the two.
 
 Example:
     >>> import tempfile
@@ -40,8 +40,8 @@ __all__ = [
 __dir__ = __all__.copy
 
 _ABSENT = {
-    "audio": "Write `torch.utils.tensorboard`'s `add_audio`, or sound files beside the summaries.",
-    "graph": "There is no graph of operations; `rx.preflight` shows what a step compiles to.",
+    "audio": "Use `add_audio` of `torch.utils.tensorboard`, or write sound files separately.",
+    "graph": "There is no graph of operations; `rx.preflight` shows the compiled step.",
     **dict.fromkeys(
         ("trace_export", "trace_off", "trace_on"),
         "Write `with jax.profiler.trace(logdir):`, which TensorBoard's profiler reads.",

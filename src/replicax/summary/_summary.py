@@ -1,4 +1,4 @@
-"""Writing summaries: to the writer of now, if they are wanted."""
+"""The functions that write summaries to the current writer."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -14,11 +14,11 @@ from replicax.data._leaves import Array
 from replicax.state._levels import TraceLevel
 from replicax.summary._writer import (
     SummaryWriter,
+    defaults,
     get_step,
     histogram_value,
     image_value,
     scalar_value,
-    settled,
     state,
     text_value,
 )
@@ -26,23 +26,23 @@ from replicax.values._placement import is_traced
 
 
 def scalar(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
-    """Write a number.
+    """Write a scalar summary.
 
     Args:
-        name: What it is called.
+        name: The name of the summary.
         data: One number.
-        step: At which step; that of `as_default` or `set_step` if None.
-        description: What TensorBoard says of it, in Markdown.
+        step: The step; the one passed to `as_default` or `set_step` if None.
+        description: A description for TensorBoard, in Markdown.
 
     Returns:
-        Whether it was written: there is a writer, `record_if` allows it, and this is the first
-        worker, and the first replica if it is called in one.
+        Whether it was written. That requires a writer, a true `record_if` condition, and that this
+        is the first worker and, if called in a replica, the first replica.
 
     Example:
         >>> rx.summary.scalar("loss", 0.5, step=1)  # there is no writer
         False
     """
-    return _written(name, data, step, lambda x: scalar_value(name, x, description))
+    return _write(name, data, step, lambda x: scalar_value(name, x, description))
 
 
 def histogram(
@@ -52,14 +52,14 @@ def histogram(
     buckets: int | None = None,
     description: str | None = None,
 ) -> bool:
-    """Write how the values of an array are distributed.
+    """Write a histogram of the values of an array.
 
     Args:
-        name: What it is called.
+        name: The name of the summary.
         data: Numbers, in any shape.
-        step: At which step; that of `as_default` or `set_step` if None.
-        buckets: How many intervals of the same width; 30 if None.
-        description: What TensorBoard says of it, in Markdown.
+        step: The step; the one passed to `as_default` or `set_step` if None.
+        buckets: The number of buckets, of equal width; 30 if None.
+        description: A description for TensorBoard, in Markdown.
 
     Returns:
         Whether it was written.
@@ -68,7 +68,7 @@ def histogram(
         >>> rx.summary.histogram("weights", np.arange(10.0), step=1)  # there is no writer
         False
     """
-    return _written(name, data, step, lambda x: histogram_value(name, x, buckets, description))
+    return _write(name, data, step, lambda x: histogram_value(name, x, buckets, description))
 
 
 def image(
@@ -81,11 +81,11 @@ def image(
     """Write images.
 
     Args:
-        name: What they are called.
+        name: The name of the summary.
         data: Images of shape [count, height, width, channels]: uint8, or floats from 0 to 1.
-        step: At which step; that of `as_default` or `set_step` if None.
-        max_outputs: How many of them at most.
-        description: What TensorBoard says of them, in Markdown.
+        step: The step; the one passed to `as_default` or `set_step` if None.
+        max_outputs: The maximum number of images to write.
+        description: A description for TensorBoard, in Markdown.
 
     Returns:
         Whether they were written.
@@ -94,17 +94,17 @@ def image(
         >>> rx.summary.image("digits", np.zeros((1, 8, 8, 1)), step=1)  # there is no writer
         False
     """
-    return _written(name, data, step, lambda x: image_value(name, x, max_outputs, description))
+    return _write(name, data, step, lambda x: image_value(name, x, max_outputs, description))
 
 
 def text(name: str, data: Any, step: Any = None, description: str | None = None) -> bool:
     """Write text.
 
     Args:
-        name: What it is called.
+        name: The name of the summary.
         data: A string, or an array of strings, in Markdown.
-        step: At which step; that of `as_default` or `set_step` if None.
-        description: What TensorBoard says of it.
+        step: The step; the one passed to `as_default` or `set_step` if None.
+        description: A description for TensorBoard.
 
     Returns:
         Whether it was written.
@@ -114,16 +114,17 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
         False
     """
     objects = np.asarray(data, dtype=object)
-    return _written(name, objects, step, lambda x: text_value(name, x, description))
+    return _write(name, objects, step, lambda x: text_value(name, x, description))
 
 
-def _written(name: str, data: Any, step: Any, encode: Callable[[Array], bytes]) -> bool:
+def _write(name: str, data: Any, step: Any, encode: Callable[[Array], bytes]) -> bool:
+    """Encode `data` and write it if summaries are recorded; return whether it was written."""
     is_compiled = isinstance(current().level, TraceLevel)
     if is_compiled or any(is_traced(x) for x in (data, step)):
         raise TracingError(
             f"The summary {name!r} is written in a function that is being compiled, where its value"
             " is not known yet. Return the value from the function, and call"
-            " `rx.summary` with what it gives."
+            " `rx.summary` with the result."
         )
     if not should_record_summaries():
         return False
@@ -140,15 +141,15 @@ def _written(name: str, data: Any, step: Any, encode: Callable[[Array], bytes]) 
 
 
 def _writer() -> SummaryWriter | None:
-    return state.get().writer or settled.get("writer")
+    return state.get().writer or defaults.get("writer")
 
 
 def should_record_summaries() -> bool:
-    """Whether a summary that is written now goes to a file.
+    """Whether a summary written now would be recorded.
 
     Returns:
-        True if there is a writer, `record_if` allows it, and this is the first worker, and the
-        first replica if it is called in one.
+        True if there is a writer, the condition of `record_if` holds, and this is the first worker
+        and, if called in a replica, the first replica.
 
     Example:
         >>> rx.summary.should_record_summaries()
@@ -175,7 +176,7 @@ def record_if(  # TensorFlow's signature
     """Write summaries in the block only if a condition holds.
 
     Args:
-        condition: True or False, or a function that is asked for each summary.
+        condition: A bool, or a function that is called for each summary.
 
     Example:
         >>> with rx.summary.record_if(lambda: step % 100 == 0):
@@ -189,11 +190,11 @@ def record_if(  # TensorFlow's signature
 
 
 def flush(writer: SummaryWriter | None = None, name: str | None = None) -> None:
-    """Bring what is written so far to the file.
+    """Write buffered summaries to the file.
 
     Args:
-        writer: Whose; the one that summaries go to now if None.
-        name: Accepted for TensorFlow's sake.
+        writer: The writer to flush; the current one if None.
+        name: Accepted for compatibility with TensorFlow and ignored.
 
     Example:
         >>> rx.summary.flush()

@@ -1,6 +1,6 @@
-"""Event files of TensorBoard: their bytes, as TensorFlow writes them, and their writers.
+"""TensorBoard event files: `SummaryWriter`, the current writer and step, and the encoding.
 
-Which writer is asked now, and at which step, is known here too.
+The bytes are those that TensorFlow writes: TFRecords of `Event` messages.
 """
 
 import contextlib
@@ -29,17 +29,17 @@ from replicax.data._records._wire import write_field, write_varint
 from replicax.data._records._writer import TFRecordWriter
 
 _FLUSH_MILLIS, _MAX_QUEUE = 120_000, 10
-_file_numbers = itertools.count()  # of the files of this process
-_FLOAT, _DOUBLE, _STRING = 1, 2, 7  # numbers of TensorFlow's dtypes
+_file_numbers = itertools.count()  # makes the names of this process's files unique
+_FLOAT, _DOUBLE, _STRING = 1, 2, 7  # values of TensorFlow's enum of dtypes
 _BUCKETS = 30
-_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}  # channels -> PNG's type of colour
+_COLOURS = {1: 0, 2: 4, 3: 2, 4: 6}  # number of channels -> colour type of PNG
 _WHITE = 255
-_LARGEST_OBJECT = 16 << 20  # bytes of a file behind a URL, which is sent again with each flush
+_LARGEST_OBJECT = 16 << 20  # bytes of a remote file, which is uploaded again with each flush
 
 
 @dataclass(frozen=True)
 class State:
-    """Where summaries go now, at which step, and under which condition."""
+    """The writer, step and condition that apply to summaries in the current context."""
 
     writer: "SummaryWriter | None" = None
     step: Any = None
@@ -47,13 +47,13 @@ class State:
 
 
 state: ContextVar[State] = ContextVar("summary", default=State())  # noqa: B039 - it is frozen
-settled: dict[str, Any] = {}  # what set_as_default and set_step say, for all threads
+defaults: dict[str, Any] = {}  # set by `set_as_default` and `set_step`, for all threads
 
 
 class SummaryWriter:
-    """Writes summaries to a file for TensorBoard; `create_file_writer` makes one.
+    """A writer of summaries for TensorBoard, returned by `create_file_writer`.
 
-    With several workers the first writes; what the others are told goes nowhere.
+    With several workers only the first one writes; summaries of the others are dropped.
 
     Example:
         >>> writer = rx.summary.create_noop_writer()
@@ -77,22 +77,22 @@ class SummaryWriter:
         self._queue = queue
         self._wait = wait
         self._records: TFRecordWriter | None = None
-        self._waiting = 0
+        self._buffered = 0
         self._flushed = time.monotonic()
         self._lock = threading.Lock()
         self._is_closed = False
 
     @property
     def writes(self) -> bool:
-        """Whether there is a file behind it."""
+        """Whether the writer has a file and is not closed."""
         return self._open is not None and not self._is_closed
 
     @contextlib.contextmanager
     def as_default(self, step: Any = None) -> Iterator["SummaryWriter"]:
-        """Make it the one that summaries go to until the block ends.
+        """Make this the current writer in a ``with`` block.
 
         Args:
-            step: The step of the summaries in the block that name none.
+            step: The default step of summaries in the block.
 
         Example:
             >>> with rx.summary.create_noop_writer().as_default():
@@ -109,53 +109,53 @@ class SummaryWriter:
             state.reset(token)
 
     def set_as_default(self, step: Any = None) -> None:
-        """Make it the one that summaries go to outside of every `as_default`.
+        """Make this the current writer outside of all `as_default` blocks.
 
         Args:
-            step: The step of summaries that name none.
+            step: The default step of summaries.
 
         Example:
             >>> rx.summary.create_noop_writer().set_as_default()
         """
-        settled["writer"] = self
+        defaults["writer"] = self
         if step is not None:
-            settled["step"] = step
+            defaults["step"] = step
 
     def init(self) -> None:
-        """Does nothing: a writer is ready when it is made.
+        """Do nothing; a writer needs no initialization.
 
         Example:
             >>> rx.summary.create_noop_writer().init()
         """
 
     def write(self, step: int, value: bytes) -> None:
-        """Add one value of a summary to the file.
+        """Append one encoded summary value to the file, which the first call creates.
 
         Args:
-            step: At which step.
-            value: Its bytes.
+            step: The step.
+            value: A serialized `Summary.Value` message.
         """
         with self._lock:
             if self._records is None:
                 assert self._open is not None
                 self._records = self._open()
-                weakref.finalize(self, self._records.close)  # at the end of the program, too
+                weakref.finalize(self, self._records.close)  # also runs at interpreter exit
             self._records.write(event(time.time(), step, value))
-            self._waiting += 1
-        if self._is_late() or (self._waiting >= self._queue and not self._is_remote):
+            self._buffered += 1
+        if self._is_late() or (self._buffered >= self._queue and not self._is_remote):
             self.flush()
 
     def _is_late(self) -> bool:
         return time.monotonic() - self._flushed > self._wait
 
     def flush(self) -> None:
-        """Bring what is written so far to the file.
+        """Write buffered summaries to the file.
 
         Example:
             >>> rx.summary.create_noop_writer().flush()
         """
         with self._lock:
-            self._waiting, self._flushed = 0, time.monotonic()
+            self._buffered, self._flushed = 0, time.monotonic()
             if self._records is not None and not self._is_closed:
                 self._records.flush()
                 if isinstance(self._records, _RemoteRecords) and self._records.is_full:
@@ -163,7 +163,7 @@ class SummaryWriter:
                     self._records = None
 
     def close(self) -> None:
-        """Finish the file; nothing can be written after it.
+        """Close the file; later summaries are not recorded.
 
         Example:
             >>> rx.summary.create_noop_writer().close()
@@ -183,20 +183,19 @@ def create_file_writer(
     experimental_trackable: bool = False,
     experimental_mesh: Any = None,
 ) -> SummaryWriter:
-    """A writer of a new file for TensorBoard.
+    """Return a writer of a new event file for TensorBoard.
 
-    The file is made with the first summary, and by the first of several workers only.
+    The first summary creates the file. With several workers only the first one writes.
 
     Args:
-        logdir: The folder, which is made if it is not there. An object behind a URL is written
-            anew after ``flush_millis``, with `flush` and with `close`, and another one is begun
-            when it has 16 MiB.
-        max_queue: After how many summaries they are brought to a local file; 10 if None.
-        flush_millis: After what time they are; two minutes if None.
-        filename_suffix: The end of the file's name; ``".v2"`` if None.
-        name: Accepted for TensorFlow's sake, as all that follow.
-        experimental_trackable: Accepted.
-        experimental_mesh: Accepted.
+        logdir: The folder, which is created if missing. A file at a URL is uploaded as a whole
+            every ``flush_millis``, on `flush` and on `close`; at 16 MiB a new file is started.
+        max_queue: Number of summaries after which a local file is flushed; 10 if None.
+        flush_millis: Time after which the file is flushed; two minutes if None.
+        filename_suffix: The suffix of the file name; ``".v2"`` if None.
+        name: Accepted for compatibility with TensorFlow and ignored.
+        experimental_trackable: Ignored.
+        experimental_mesh: Ignored.
 
     Returns:
         The writer.
@@ -220,7 +219,7 @@ def create_file_writer(
 
 
 class _EventObject(io.BytesIO):
-    """A file behind a URL, of which all is sent whenever it is flushed: objects do not grow."""
+    """A remote file that is uploaded as a whole on each flush: objects cannot be appended to."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -238,14 +237,14 @@ class _EventObject(io.BytesIO):
 
 
 class _RemoteRecords(TFRecordWriter):
-    """Writes an event file behind a URL."""
+    """A TFRecord writer of a remote event file."""
 
-    def _opened(self, path: str | os.PathLike[str]) -> IO[bytes]:
+    def _open(self, path: str | os.PathLike[str]) -> IO[bytes]:
         return _EventObject(os.fspath(path))
 
     @property
     def is_full(self) -> bool:
-        """Whether another file should be begun."""
+        """Whether the file is so large that a new one should be started."""
         return self._file is not None and self._file.tell() >= _LARGEST_OBJECT
 
 
@@ -255,11 +254,13 @@ def _close_if_alive(writer: "weakref.ref[SummaryWriter]") -> None:
         alive.close()
 
 
-# Libraries of object stores need threads, which Python stops before it calls `atexit`.
+# Remote writers are closed by this hook, not by `atexit`: uploading needs threads, which Python
+# shuts down before it runs `atexit` callbacks.
 _before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
 
 
 def _open(folder: str, suffix: str) -> TFRecordWriter:
+    """Create an event file in `folder`, with its header record."""
     _storage.make_folders(folder)
     now, host = time.time(), socket.gethostname()
     name = f"events.out.tfevents.{int(now)}.{host}.{os.getpid()}.{next(_file_numbers)}{suffix}"
@@ -270,7 +271,7 @@ def _open(folder: str, suffix: str) -> TFRecordWriter:
 
 
 def create_noop_writer() -> SummaryWriter:
-    """A writer that writes nothing.
+    """Return a writer that writes nothing.
 
     Example:
         >>> rx.summary.create_noop_writer().writes
@@ -280,7 +281,7 @@ def create_noop_writer() -> SummaryWriter:
 
 
 def get_step() -> Any:
-    """The step of summaries that name none.
+    """Return the default step of summaries.
 
     Example:
         >>> with rx.summary.create_noop_writer().as_default(step=7):
@@ -288,14 +289,14 @@ def get_step() -> Any:
         7
     """
     step = state.get().step
-    return settled.get("step") if step is None else step
+    return defaults.get("step") if step is None else step
 
 
 def set_step(step: Any) -> None:
-    """Say the step of summaries that name none.
+    """Set the default step of summaries.
 
     Args:
-        step: A number, or a variable that counts; None for none.
+        step: A number, or a variable that counts steps; None for no default.
 
     Example:
         >>> rx.summary.experimental.set_step(5)
@@ -303,27 +304,27 @@ def set_step(step: Any) -> None:
         5
         >>> rx.summary.experimental.set_step(None)
     """
-    settled["step"] = step
+    defaults["step"] = step
 
 
 def header(wall_time: float) -> bytes:
-    """The first record of a file."""
+    """Return the first record of an event file, with the format version."""
     writer = write_field(10, write_field(1, b"replicax"))
     return _event(wall_time, 0, write_field(3, b"brain.Event:2") + writer)
 
 
 def event(wall_time: float, step: int, value: bytes) -> bytes:
-    """One value of a summary at a step."""
+    """Return a serialized `Event` with one summary value."""
     return _event(wall_time, step, write_field(5, write_field(1, value)))
 
 
-def _event(wall_time: float, step: int, what: bytes) -> bytes:
+def _event(wall_time: float, step: int, content: bytes) -> bytes:
     number = _varint_field(2, step) if step else b""
-    return b"\x09" + struct.pack("<d", wall_time) + number + what
+    return b"\x09" + struct.pack("<d", wall_time) + number + content
 
 
 def scalar_value(tag: str, data: Array, description: str | None) -> bytes:
-    """A number, as float32."""
+    """Return a serialized scalar summary, stored as float32."""
     if data.shape != ():
         raise InvalidArgumentError(
             f"rx.summary.scalar {tag!r} takes one number, got an array of shape {data.shape}."
@@ -333,7 +334,7 @@ def scalar_value(tag: str, data: Array, description: str | None) -> bytes:
 
 
 def histogram_value(tag: str, data: Array, buckets: int | None, description: str | None) -> bytes:
-    """How many values lie in each of some intervals: rows of left edge, right edge and count."""
+    """Return a serialized histogram summary: rows of left edge, right edge and count."""
     count = max(0, _BUCKETS if buckets is None else buckets)
     flat = data.reshape(-1).astype(np.float64)
     rows = np.zeros((count, 3), "<f8")
@@ -350,7 +351,7 @@ def histogram_value(tag: str, data: Array, buckets: int | None, description: str
 
 
 def image_value(tag: str, data: Array, max_outputs: int, description: str | None) -> bytes:
-    """The first few images of a batch, as PNG."""
+    """Return a serialized image summary: the first images of a batch, encoded as PNG."""
     if data.ndim != 4 or data.shape[-1] not in _COLOURS:
         raise InvalidArgumentError(
             f"rx.summary.image {tag!r} takes images of shape [count, height, width, channels] with"
@@ -366,16 +367,16 @@ def image_value(tag: str, data: Array, max_outputs: int, description: str | None
 
 
 def text_value(tag: str, data: Array, description: str | None) -> bytes:
-    """Strings, in Markdown."""
+    """Return a serialized text summary."""
     strings = [x if isinstance(x, bytes) else str(x).encode() for x in data.reshape(-1).tolist()]
     return _value(tag, _strings(strings, data.shape), "text", description)
 
 
 def png(image: Array) -> bytes:
-    """An image of 8 bits as the bytes of a PNG file."""
+    """Encode an 8-bit image of height, width and channels as PNG."""
     height, width, channels = image.shape
     head = struct.pack(">IIBBBBB", width, height, 8, _COLOURS[channels], 0, 0, 0)
-    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter: none
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # first byte: filter type 0, none
     rows[:, 1:] = image.reshape(height, -1)
     parts = ((b"IHDR", head), (b"IDAT", zlib.compress(rows.tobytes())), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in parts)
@@ -386,17 +387,20 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def _value(tag: str, tensor: bytes, plugin: str, description: str | None) -> bytes:
-    about = write_field(1, write_field(1, plugin.encode()))
+    """Return a serialized `Summary.Value` of a tensor, for a plugin of TensorBoard."""
+    metadata = write_field(1, write_field(1, plugin.encode()))
     if description:
-        about += write_field(3, description.encode())
-    return write_field(1, tag.encode()) + write_field(8, tensor) + write_field(9, about)
+        metadata += write_field(3, description.encode())
+    return write_field(1, tag.encode()) + write_field(8, tensor) + write_field(9, metadata)
 
 
 def _numbers(dtype: int, data: Array) -> bytes:
+    """Return a serialized `TensorProto` of numbers."""
     return _varint_field(1, dtype) + _shape(data.shape) + write_field(4, data.tobytes())
 
 
 def _strings(strings: Sequence[bytes], shape: tuple[int, ...]) -> bytes:
+    """Return a serialized `TensorProto` of strings."""
     values = b"".join(write_field(8, string) for string in strings)
     return _varint_field(1, _STRING) + _shape(shape) + values
 

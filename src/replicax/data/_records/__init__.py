@@ -1,4 +1,4 @@
-"""Files of records, and the `Example` messages inside them.
+"""File formats (TFRecord, CSV, images) and the `Example` messages in records.
 
-Layer: above `_errors` and `_leaves`; below `_nodes` and `_readers`. Nothing here knows datasets.
+Layer: above `_errors` and `_leaves`, below `_nodes` and `_readers`. Independent of datasets.
 """

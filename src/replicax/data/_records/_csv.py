@@ -1,4 +1,4 @@
-"""Records of comma-separated values: cut out of files, cut into fields, and read."""
+"""CSV: splitting files into records and records into fields, and parsing fields."""
 
 import functools
 import re
@@ -16,34 +16,34 @@ from replicax.data._records._tfrecord import chunks
 _DTYPES = tuple(np.dtype(kind) for kind in (np.float32, np.float64, np.int32, np.int64, object))
 _INT = re.compile(rb"[+-]?[0-9]+")
 _QUOTE = b'"'
-_LARGEST = float(np.finfo(np.float32).max)
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
 class Column:
-    """The dtype of a column, and what stands for a missing value; None if there must be one."""
+    """The dtype and default of a column; a column whose default is None is required."""
 
     dtype: np.dtype[Any]
     default: Any
 
     @classmethod
-    def of(cls, given: Any, verb: str) -> "Column":
-        """What a user says of a column: a default, in a list or not; none in an empty one."""
-        values = to_array(given)
+    def of(cls, default: Any, verb: str) -> "Column":
+        """Return the column for a user's default: a scalar or list; empty if required."""
+        values = to_array(default)
         if values.dtype not in _DTYPES or values.size > 1:
             raise InvalidArgumentError(
-                f"{verb}(): a column is told by one default of float32, float64, int32, int64 or a"
-                f" string, or by an empty array of that dtype if there must be a value; got"
-                f" {given!r:.60}."
+                f"{verb}(): a column is described by one default of float32, float64, int32, int64"
+                f" or a string, or by an empty array of that dtype if a value is required; got"
+                f" {default!r:.60}."
             )
         return cls(values.dtype, values.reshape(-1)[0] if values.size else None)
 
-    def read(self, field: bytes, na_value: bytes, place: str) -> Any:
-        """The value of a field."""
+    def read(self, field: bytes, na_value: bytes, where: str) -> Any:
+        """Parse a field; `where` names it in error messages."""
         if field in (b"", na_value):
             if self.default is None:
                 raise InvalidArgumentError(
-                    f"{place} is required, but it is missing. Give a default for this column."
+                    f"{where} is required, but it is missing. Give a default for this column."
                 )
             return self.default
         if self.dtype.kind == "O":
@@ -53,20 +53,20 @@ class Column:
             if self.dtype.kind == "f" and b"_" not in text:
                 is_hex = b"x" in text or b"X" in text
                 number = float.fromhex(text.decode()) if is_hex else float(text)
-                if abs(number) <= _LARGEST:
+                if abs(number) <= _MAX_FLOAT32:
                     return self.dtype.type(number)
-                with np.errstate(over="ignore"):  # for a float32 it is infinite
+                with np.errstate(over="ignore"):  # overflows to infinity as a float32
                     return self.dtype.type(number)
             if _INT.fullmatch(text):
                 return self.dtype.type(int(text))
         except (ValueError, OverflowError):
             pass
-        raise InvalidArgumentError(f"{place} is no {self.dtype}: {field[:40]!r}.")
+        raise InvalidArgumentError(f"{where} is no {self.dtype}: {field[:40]!r}.")
 
 
 @dataclass(frozen=True)
 class CsvRules:
-    """How records are cut into fields, and which of them are wanted."""
+    """How to split records into fields, and which columns to parse."""
 
     columns: tuple[Column, ...]
     delimiter: bytes = b","
@@ -75,27 +75,28 @@ class CsvRules:
     selected: tuple[int, ...] | None = None
 
     @classmethod
-    def of(cls, defaults: Sequence[Any], verb: str, **how: Any) -> "CsvRules":
-        """Check what a user says."""
-        delimiter = how.pop("field_delim").encode()
+    def of(cls, defaults: Sequence[Any], verb: str, **options: Any) -> "CsvRules":
+        """Return the rules for a user's arguments; raise `InvalidArgumentError` if invalid."""
+        delimiter = options.pop("field_delim").encode()
         if len(delimiter) != 1:
             raise InvalidArgumentError(f"{verb}(field_delim={delimiter!r}): give one byte.")
-        selected = how.pop("selected")
+        selected = options.pop("selected")
         chosen = None if selected is None else tuple(int(place) for place in selected)
         if chosen is not None and list(chosen) != sorted(set(chosen)):
             raise InvalidArgumentError(
                 f"{verb}(): the numbers of the chosen columns must grow, got {list(chosen)}."
             )
-        columns = tuple(Column.of(given, verb) for given in defaults)
+        columns = tuple(Column.of(default, verb) for default in defaults)
         if chosen is not None and len(chosen) != len(columns):
             raise InvalidArgumentError(
                 f"{verb}(): {len(chosen)} columns are chosen, and {len(columns)} are described in"
                 " record_defaults."
             )
-        return cls(columns, delimiter, how["use_quote_delim"], how["na_value"].encode(), chosen)
+        has_quotes, na_value = options["use_quote_delim"], options["na_value"].encode()
+        return cls(columns, delimiter, has_quotes, na_value, chosen)
 
     def values(self, record: bytes | None, number: int) -> list[Any]:
-        """The values of a record; None is one of a single empty field, as an empty line is."""
+        """Parse record `number`; None means a record of one empty field, from an empty line."""
         fields = [b""] if record is None else self.fields(record, number)
         if self.selected is not None:
             fields = [fields[place] for place in self.selected if place < len(fields)]
@@ -111,7 +112,7 @@ class CsvRules:
         ]
 
     def fields(self, record: bytes, number: int) -> list[bytes]:
-        """A record cut into fields."""
+        """Split record `number` into fields."""
         if not record:
             return []
         if not self.has_quotes:
@@ -127,6 +128,7 @@ class CsvRules:
         return found
 
     def _plain(self, record: bytes, start: int, number: int) -> tuple[bytes, int]:
+        """Return the unquoted field at `start` and the start of the next field."""
         end = record.find(self.delimiter, start)
         end = len(record) if end < 0 else end
         field = record[start:end]
@@ -138,6 +140,7 @@ class CsvRules:
         return field, end + 1
 
     def _quoted(self, record: bytes, start: int, number: int) -> tuple[bytes, int]:
+        """Return the quoted field at `start`, unescaped, and the start of the next field."""
         end = start + 1
         while True:
             end = record.find(_QUOTE, end)
@@ -165,23 +168,23 @@ def decode_csv(  # noqa: PLR0913
     select_cols: Sequence[int] | None = None,
     name: str | None = None,
 ) -> list[Any]:
-    """Records of comma-separated values -> an array for each column.
+    """Parse CSV records into one array per column.
 
     Args:
-        records: One record, or an array of them.
-        record_defaults: For each column its default, which also tells its dtype; an empty array if
-            there must be a value.
-        field_delim: What stands between fields.
-        use_quote_delim: Whether fields may stand in double quotes.
-        na_value: What stands for a missing value, besides nothing.
-        select_cols: The numbers of the columns that are wanted; all if None.
+        records: One record, or an array of records.
+        record_defaults: For each column its default, which also determines its dtype; an empty
+            array for a required column.
+        field_delim: The delimiter between fields.
+        use_quote_delim: Whether fields may be enclosed in double quotes.
+        na_value: A string that means a missing value, in addition to the empty string.
+        select_cols: Indices of the columns to parse; all if None.
         name: Ignored.
 
     Returns:
         A list of arrays, each shaped like ``records``.
 
     Raises:
-        InvalidArgumentError: A record has another number of fields, or a field cannot be read.
+        InvalidArgumentError: A record has the wrong number of fields, or a field is invalid.
 
     Example:
         >>> rx.io.decode_csv(["1,2.5,a", "3,,b"], [[0], [0.0], [""]])[:2]
@@ -196,24 +199,24 @@ def decode_csv(  # noqa: PLR0913
         na_value=na_value,
         selected=select_cols,
     )
-    given = to_array(records)
-    rows = [rules.values(record, k) for k, record in enumerate(given.reshape(-1).tolist())]
+    lines = to_array(records)
+    rows = [rules.values(record, k) for k, record in enumerate(lines.reshape(-1).tolist())]
     results: list[Any] = []
     for place, column in enumerate(rules.columns):
         result: Array = np.full(len(rows), empty_value(column.dtype), column.dtype)
         result[:] = [row[place] for row in rows]
-        results.append(result.reshape(given.shape)[()])
+        results.append(result.reshape(lines.shape)[()])
     return results
 
 
 @final
 @dataclass(frozen=True)
 class CsvFormat:
-    r"""Records of CSV files, with the quotes that stand in them.
+    r"""The file format of CSV files: splits them into records, keeping quotes.
 
-    A line ends with ``\n``, ``\r`` or both. A field that begins with a quote ends with one that
-    stands before a delimiter or the end of a line; until then, ends of lines are part of it. A
-    quote elsewhere is an error of its record alone.
+    A line ends with ``\n``, ``\r`` or both. A field that begins with a quote ends with a quote that
+    is followed by a delimiter or the end of a line; line breaks before that belong to the field. A
+    stray quote elsewhere invalidates only its record.
     """
 
     has_header: bool
@@ -222,10 +225,10 @@ class CsvFormat:
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Lists of records; a header with stray quotes is among them, where it is an error."""
+        """Yield lists of records without the header; a malformed header stays, as a bad record."""
         is_header = self.has_header
         for records in self._records(path):
-            yield records[1:] if is_header and self._is_sound(records[0]) else records
+            yield records[1:] if is_header and self._is_well_formed(records[0]) else records
             is_header = False
         if is_header:
             raise InvalidArgumentError(
@@ -233,7 +236,7 @@ class CsvFormat:
                 " the file out, or pass header=False."
             )
 
-    def _is_sound(self, record: bytes) -> bool:
+    def _is_well_formed(self, record: bytes) -> bool:
         try:
             CsvRules((), self.delimiter, self.has_quotes).fields(record, 0)
         except InvalidArgumentError:
@@ -241,42 +244,44 @@ class CsvFormat:
         return True
 
     def _records(self, path: str) -> Iterator[list[bytes]]:
-        waiting: list[bytes] = []  # the content from the last record on, whose end is not seen yet
+        pending: list[bytes] = []  # the start of a record whose end has not been read yet
         size, enough = 0, 0
         for chunk in chunks(path, self.compression):
-            waiting.append(chunk)
+            pending.append(chunk)
             size += len(chunk)
             if size < enough:
                 continue
-            records, rest = self._cut(b"".join(waiting))
-            # A field that is never closed would be searched again with every chunk.
-            waiting, size, enough = [rest], len(rest), 2 * len(rest)
+            records, rest = self._split(b"".join(pending))
+            # Wait until the text has doubled: searching an unclosed quoted field again with every
+            # chunk would take quadratic time.
+            pending, size, enough = [rest], len(rest), 2 * len(rest)
             if records:
                 yield records
-        records, rest = self._cut(b"".join(waiting), is_last=True)
+        records, rest = self._split(b"".join(pending), is_last=True)
         if records:
             yield records
 
-    def _cut(self, text: bytes, *, is_last: bool = False) -> tuple[list[bytes], bytes]:
-        """The records whose end is in ``text``, and the rest; at the end of the file no rest."""
+    def _split(self, text: bytes, *, is_last: bool = False) -> tuple[list[bytes], bytes]:
+        """Return the complete records in ``text`` and the rest, which is used up at the end."""
         if self.has_quotes and _QUOTE in text:
-            return self._cut_with_quotes(text, is_last=is_last)
-        held = b"" if is_last or text[-1:] != b"\r" else b"\r"  # of a \r\n, perhaps
+            return self._split_quoted(text, is_last=is_last)
+        # A final \r may be the first half of a \r\n that the next chunk completes.
+        carry = b"" if is_last or text[-1:] != b"\r" else b"\r"
         if b"\r" in text:
-            text = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+            text = text[: len(text) - len(carry)].replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *records, rest = text.split(b"\n")
         if is_last and rest:
             records.append(rest)
-        return records, rest + held
+        return records, rest + carry
 
-    def _cut_with_quotes(self, text: bytes, *, is_last: bool) -> tuple[list[bytes], bytes]:
+    def _split_quoted(self, text: bytes, *, is_last: bool) -> tuple[list[bytes], bytes]:
         records: list[bytes] = []
         place = 0
-        for match in _records_between(self.delimiter).finditer(text):
+        for match in _record_pattern(self.delimiter).finditer(text):
             end = match.end()
             if not is_last and (not match["end"] or (match["end"] == b"\r" and end == len(text))):
                 break
-            if end == match.start():  # behind the end of the last line
+            if end == match.start():  # the empty match after the last line
                 break
             records.append(match["record"])
             place = end
@@ -284,8 +289,9 @@ class CsvFormat:
 
 
 @functools.cache
-def _records_between(delimiter: bytes) -> re.Pattern[bytes]:
-    """Match a record and the end of its line, which may be missing."""
+def _record_pattern(delimiter: bytes) -> re.Pattern[bytes]:
+    """Return a pattern that matches a record and its line ending, which may be missing."""
+    # Possessive quantifiers (*+) prevent backtracking, which would be slow on long fields.
     others = b"[^\r\n" + re.escape(delimiter) + b"]"
     quoted = b'"[^"]*+(?:"' + others + b'[^"]*+)*+"?+'
     plain = b'(?!")' + others + b"*+"

@@ -1,4 +1,4 @@
-"""`Example` and `SequenceExample`: the messages that records of TFRecord files usually hold."""
+"""`Example` and `SequenceExample`, the protocol buffer messages that TFRecord files contain."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -12,14 +12,14 @@ from replicax.data._records._messages import (
     FloatList,
     Int64List,
     Message,
-    Named,
+    MessageMap,
     as_message,
 )
 from replicax.data._records._wire import fields, write_example, write_feature, write_field
 
 
 class Feature(Message):
-    """The values of one feature: one of the three lists.
+    """The values of one feature, in one of three typed lists.
 
     Example:
         >>> rx.train.Feature(int64_list=rx.train.Int64List(value=[1])).int64_list.value
@@ -46,7 +46,7 @@ class Feature(Message):
         def int64_list(self) -> Int64List: ...
 
     def WhichOneof(self, oneof_group: str = "kind") -> str | None:  # noqa: N802
-        """Which of the lists is set.
+        """Return the name of the list that is set.
 
         Args:
             oneof_group: ``"kind"``.
@@ -62,12 +62,14 @@ class Feature(Message):
             raise InvalidArgumentError(f"A Feature has one group, 'kind', not {oneof_group!r}.")
         return next((name for name in self._parts if self.HasField(name)), None)
 
-    def _made(self, name: str, value: Any) -> Any:
-        made = as_message(self._kinds[name], value)
-        made.value.touch = lambda: self._mark(name)
-        return made
+    def _convert(self, name: str, value: Any) -> Any:
+        values = as_message(self._kinds[name], value)
+        # Changing a list makes it the one that is set, as in protocol buffers.
+        values.value.touch = lambda: self._mark(name)
+        return values
 
     def _mark(self, name: str) -> None:
+        # The lists are a oneof: setting one clears the others.
         for other in set(self._parts) - {name}:
             self._values.pop(other, None)
         self._set.clear()
@@ -80,23 +82,23 @@ class Feature(Message):
                 getattr(self, names[number])._read(data, *span)
                 self._mark(names[number])
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
         name = self.WhichOneof()
         if name is None:
             return b""
-        return write_field(self._parts[name], getattr(self, name)._written(order))
+        return write_field(self._parts[name], getattr(self, name)._serialized(order))
 
 
-_GivenFeature = Feature | Mapping[str, Any]
+_FeatureLike = Feature | Mapping[str, Any]
 
 
 class _Map(Message):
-    """Messages by name."""
+    """A message with one map field, from names to messages."""
 
     _item: ClassVar[type[Message]]
 
-    def _made(self, name: str, value: Any) -> Any:
-        return Named(self._item, {} if value is None else value)
+    def _convert(self, name: str, value: Any) -> Any:
+        return MessageMap(self._item, {} if value is None else value)
 
     def _read(self, data: bytes, start: int, end: int) -> None:
         (name,) = self._parts
@@ -110,19 +112,19 @@ class _Map(Message):
             if number == 1:
                 getattr(self, name)[key] = item
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
         (name,) = self._parts
         items = getattr(self, name)
-        pairs = ((key.encode(), items[key]._written(order)) for key in order(items))
+        pairs = ((key.encode(), items[key]._serialized(order)) for key in order(items))
         return b"".join(write_field(1, write_field(1, k) + write_field(2, v)) for k, v in pairs)
 
 
-class _Whole(Message):
-    """Messages in fields of their own."""
+class _Composite(Message):
+    """A message whose fields are messages."""
 
     _kinds: ClassVar[dict[str, type[Message]]]
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _convert(self, name: str, value: Any) -> Any:
         return as_message(self._kinds[name], value)
 
     def _read(self, data: bytes, start: int, end: int) -> None:
@@ -132,14 +134,14 @@ class _Whole(Message):
                 getattr(self, names[number])._read(data, *span)
                 self._mark(names[number])
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
-        given = [name for name in self._parts if self.HasField(name)]
-        parts = ((self._parts[name], getattr(self, name)._written(order)) for name in given)
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        present = [name for name in self._parts if self.HasField(name)]
+        parts = ((self._parts[name], getattr(self, name)._serialized(order)) for name in present)
         return b"".join(write_field(number, content) for number, content in parts)
 
 
 class Features(_Map):
-    """Features by name; one that is asked for and missing is made.
+    """Features by name; accessing a missing one creates it.
 
     Example:
         >>> features = rx.train.Features()
@@ -153,13 +155,13 @@ class Features(_Map):
 
     if TYPE_CHECKING:
 
-        def __init__(self, *, feature: Mapping[str, _GivenFeature] | None = ...) -> None: ...
+        def __init__(self, *, feature: Mapping[str, _FeatureLike] | None = ...) -> None: ...
         @property
         def feature(self) -> dict[str, Feature]: ...
 
 
 class FeatureList(Message):
-    """Features one after the other: the steps of a sequence.
+    """A list of features: the steps of a sequence.
 
     Example:
         >>> step = rx.train.Feature(int64_list=rx.train.Int64List(value=[3]))
@@ -171,11 +173,11 @@ class FeatureList(Message):
 
     if TYPE_CHECKING:
 
-        def __init__(self, *, feature: Iterable[_GivenFeature] = ...) -> None: ...
+        def __init__(self, *, feature: Iterable[_FeatureLike] = ...) -> None: ...
         @property
         def feature(self) -> list[Feature]: ...
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _convert(self, name: str, value: Any) -> Any:
         return [as_message(Feature, item) for item in value or ()]
 
     def _read(self, data: bytes, start: int, end: int) -> None:
@@ -183,12 +185,12 @@ class FeatureList(Message):
             if number == 1:
                 self.feature.append(Feature.FromString(data[slice(*span)]))
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
-        return b"".join(write_field(1, item._written(order)) for item in self.feature)
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        return b"".join(write_field(1, item._serialized(order)) for item in self.feature)
 
 
 class FeatureLists(_Map):
-    """Lists of features by name; one that is asked for and missing is made.
+    """Lists of features by name; accessing a missing one creates it.
 
     Example:
         >>> rx.train.FeatureLists(feature_list={"x": rx.train.FeatureList()}).feature_list
@@ -205,8 +207,8 @@ class FeatureLists(_Map):
         def feature_list(self) -> dict[str, FeatureList]: ...
 
 
-class Example(_Whole):
-    """A set of named features: what a record of a TFRecord file usually holds.
+class Example(_Composite):
+    """A set of named features, the usual content of a TFRecord record.
 
     Example:
         >>> feature = rx.train.Feature(int64_list=rx.train.Int64List(value=[1]))
@@ -225,8 +227,8 @@ class Example(_Whole):
         def features(self) -> Features: ...
 
 
-class SequenceExample(_Whole):
-    """Features of a whole, and lists of features for the steps of a sequence.
+class SequenceExample(_Composite):
+    """Context features, and lists of features for the steps of a sequence.
 
     Example:
         >>> sequence = rx.train.SequenceExample()
@@ -256,14 +258,15 @@ class SequenceExample(_Whole):
 
 
 def serialize_example(features: Mapping[str, Any]) -> bytes:
-    """Values by name -> a serialized Example.
+    """Serialize named values as an Example.
 
     Args:
         features: For each name a number, a string, or an array or list of them. Ints and bools are
-            kept as int64, floats as float32; shapes are not kept, `FixedLenFeature` restores them.
+            stored as int64, floats as float32. Shapes are not stored; `FixedLenFeature` restores
+            them.
 
     Returns:
-        The bytes of the message.
+        The serialized message.
 
     Example:
         >>> data = rx.io.serialize_example({"image": np.zeros(4, np.float32), "label": 3})

@@ -1,4 +1,4 @@
-"""What to expect in an `Example`: one description for each feature, and the sparse results."""
+"""Feature descriptions for parsing an `Example`, and the sparse and ragged results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class FixedLenFeature(NamedTuple):
     Attributes:
         shape: The shape of the values.
         dtype: float32, int64, or bytes (also ``str`` and ``object``).
-        default_value: What to use where the feature is missing; an error if None.
+        default_value: The value of a missing feature, which raises if None.
 
     Example:
         >>> data = rx.io.serialize_example({"x": [1, 2]})
@@ -37,7 +37,7 @@ class FixedLenSequenceFeature(NamedTuple):
         shape: The shape of a row.
         dtype: float32, int64, or bytes.
         allow_missing: Must be True: a missing feature has no rows.
-        default_value: What to pad with; zero or an empty string if None.
+        default_value: The padding value; zero or an empty string if None.
 
     Example:
         >>> feature = rx.io.FixedLenSequenceFeature([], np.int64, allow_missing=True)
@@ -70,14 +70,16 @@ class VarLenFeature(NamedTuple):
 
 @dataclass(frozen=True)
 class RaggedFeature:
-    """A feature with any number of values; the result is a `RaggedTensor`, for one example a row.
+    """A feature with any number of values; the result is a `RaggedTensor` with a row per example.
+
+    For a single example the result is one row, an array.
 
     Attributes:
         dtype: float32, int64, or bytes.
-        value_key: The name in the example, if it is not the name in the result.
-        partitions: Refused: a row is not divided further.
-        row_splits_dtype: Accepted for TensorFlow's sake; where rows end is counted in int64.
-        validate: Accepted.
+        value_key: The name in the example, if it differs from the name in the result.
+        partitions: Not supported; must be empty.
+        row_splits_dtype: Accepted for compatibility with TensorFlow; row splits are int64.
+        validate: Accepted for compatibility and ignored.
 
     Raises:
         NotImplementedError: If there are partitions.
@@ -106,12 +108,12 @@ Feature = FixedLenFeature | FixedLenSequenceFeature | VarLenFeature | RaggedFeat
 
 
 class SparseTensor(NamedTuple):
-    """Values and where they stand in a larger array.
+    """A sparse array: values and their coordinates.
 
     Attributes:
         indices: One row of coordinates for each value.
         values: The values.
-        dense_shape: The shape of the larger array.
+        dense_shape: The shape of the dense array.
 
     Example:
         >>> sparse = rx.io.SparseTensor(np.array([[0, 1]]), np.array([5]), np.array([1, 3]))
@@ -125,14 +127,14 @@ class SparseTensor(NamedTuple):
 
     @property
     def is_uneven(self) -> bool:
-        """That it is no array: batches of it would mean something else."""
+        """True: its components cannot be stacked to a batch."""
         return True
 
     def to_dense(self, default_value: Any = None) -> Array:
-        """The larger array.
+        """Return the dense array.
 
         Args:
-            default_value: What stands elsewhere; zero or an empty string if None.
+            default_value: The value of all other entries; zero or an empty string if None.
 
         Returns:
             An array of ``dense_shape``.
@@ -149,11 +151,11 @@ class SparseTensor(NamedTuple):
 
 
 class RaggedTensor(NamedTuple):
-    """Rows of different lengths, one after the other.
+    """Rows of different lengths.
 
     Attributes:
-        values: The values of all rows.
-        row_splits: Where each row starts, and the end of the last.
+        values: The concatenated values of all rows.
+        row_splits: The start of each row in ``values``, and the end of the last row.
 
     Example:
         >>> ragged = rx.io.RaggedTensor(np.array([1, 2, 3]), np.array([0, 2, 3]))
@@ -166,11 +168,11 @@ class RaggedTensor(NamedTuple):
 
     @property
     def is_uneven(self) -> bool:
-        """That it is no array: batches of it would mean something else."""
+        """True: its components cannot be stacked to a batch."""
         return True
 
     def to_list(self) -> list[Any]:
-        """The rows as lists.
+        """Return the rows as lists.
 
         Returns:
             A list of lists.
@@ -182,10 +184,10 @@ class RaggedTensor(NamedTuple):
         return [row.tolist() for row in self._rows()]
 
     def to_tensor(self, default_value: Any = None) -> Array:
-        """The rows as one array, padded to the longest.
+        """Return the rows as one array, padded to the longest.
 
         Args:
-            default_value: What to pad with; zero or an empty string if None.
+            default_value: The padding value; zero or an empty string if None.
 
         Returns:
             An array with two axes, or more if the values are rows themselves.
@@ -213,7 +215,11 @@ KIND_NAMES = {number: name for name, number in _KINDS.items()}
 
 
 def kind_of(dtype: DTypeLike, key: str) -> int:
-    """The number of a feature's type in the wire format."""
+    """Return the field number of the list that stores `dtype` in a `Feature` message.
+
+    Raises:
+        InvalidArgumentError: No list stores it; the message names the feature `key`.
+    """
     if dtype in (bytes, str) or np.dtype(dtype).kind in "OSU":
         return _KINDS["bytes"]
     if np.dtype(dtype) == np.float32:
@@ -227,10 +233,10 @@ def kind_of(dtype: DTypeLike, key: str) -> int:
 
 
 def dtype_of(kind: int) -> np.dtype[Any]:
-    """The NumPy dtype for a type of the wire format."""
+    """Return the NumPy dtype for a field number from `kind_of`."""
     return _DTYPES[kind]
 
 
 def empty_value(dtype: np.dtype[Any]) -> Any:
-    """What to pad with."""
+    """Return the default padding value: b"" for strings, 0 for numbers."""
     return b"" if dtype.kind == "O" else 0

@@ -1,4 +1,4 @@
-"""Whole files, and files that are read and written piece by piece."""
+"""File access under TensorFlow's names: `read_file`, `write_file`, `matching_files` and `GFile`."""
 
 import glob as globbing
 import os
@@ -24,14 +24,14 @@ _MODES = ("r", "w", "a", "r+", "w+", "a+")
 
 
 def read_file(filename: Any, name: str | None = None) -> bytes:
-    """The whole content of a file.
+    """Return the content of a file.
 
     Args:
         filename: The file.
         name: Ignored.
 
     Returns:
-        Its bytes.
+        The content as bytes.
 
     Example:
         >>> import os, tempfile
@@ -41,7 +41,7 @@ def read_file(filename: Any, name: str | None = None) -> bytes:
         b'hello'
     """
     del name
-    path = _one(filename, "read_file")
+    path = _single_path(filename, "read_file")
     try:
         return _storage.read_bytes(path)
     except OSError as error:
@@ -49,11 +49,11 @@ def read_file(filename: Any, name: str | None = None) -> bytes:
 
 
 def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
-    """Write a file; folders on its way are made.
+    """Write a file, creating missing parent folders.
 
     Args:
-        filename: The file, which is replaced if it exists.
-        contents: Its bytes; a str is written as UTF-8.
+        filename: The file, which is overwritten if it exists.
+        contents: The bytes to write; a str is encoded as UTF-8.
         name: Ignored.
 
     Example:
@@ -62,7 +62,7 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
         >>> rx.io.write_file(path, b"hello")
     """
     del name
-    path = _one(filename, "write_file")
+    path = _single_path(filename, "write_file")
     data = contents if isinstance(contents, (str, bytes)) else np.asarray(contents)[()]
     if not isinstance(data, (str, bytes)):
         raise StructureError(
@@ -78,14 +78,14 @@ def write_file(filename: Any, contents: Any, name: str | None = None) -> None:
 
 
 def matching_files(pattern: Any, name: str | None = None) -> Array:
-    """The names of files that match patterns, sorted.
+    """Return the sorted names of files that match patterns.
 
     Args:
         pattern: A pattern such as ``"data/*.csv"``, or several.
         name: Ignored.
 
     Returns:
-        An array of names, as bytes; a file that matches two patterns is there twice.
+        An array of names, as bytes; a file that matches two patterns is listed twice.
 
     Example:
         >>> rx.io.matching_files("/no/such/*.csv")
@@ -104,11 +104,11 @@ def _matching(pattern: str) -> list[str]:
 
 
 class GFile:
-    r"""A file that is opened when it is first used; a context manager.
+    r"""A file that is opened on first use; a context manager.
 
     Args:
         name: The file.
-        mode: ``"r"``, ``"w"``, ``"a"``, with ``"+"`` for both, with ``"b"`` for bytes.
+        mode: ``"r"``, ``"w"`` or ``"a"``; add ``"+"`` to read and write, ``"b"`` for bytes.
 
     Example:
         >>> import os, tempfile
@@ -130,62 +130,62 @@ class GFile:
         self._file: IO[Any] | None = None
 
     def read(self, n: int = -1) -> Any:
-        """The content, from here on.
+        """Return the content from the current position on.
 
         Args:
-            n: At most so many characters, or bytes; all if -1.
+            n: The maximum number of characters, or bytes; no limit if -1.
 
         Returns:
             A str, or bytes if the mode has a "b".
         """
-        return self._opened(reads=True).read(n)
+        return self._open(reads=True).read(n)
 
     def readline(self) -> Any:
-        """The next line, with its end; empty at the end of the file.
+        """Return the next line with its line ending; empty at the end of the file.
 
         Returns:
             A str, or bytes if the mode has a "b".
         """
-        return self._opened(reads=True).readline()
+        return self._open(reads=True).readline()
 
     def readlines(self) -> list[Any]:
-        """The lines that are left, with their ends.
+        """Return the remaining lines with their line endings.
 
         Returns:
-            A list of them.
+            A list of lines.
         """
-        return self._opened(reads=True).readlines()
+        return self._open(reads=True).readlines()
 
     def write(self, file_content: Any) -> None:
-        """Add to the file.
+        """Write to the file.
 
         Args:
             file_content: A str, or bytes if the mode has a "b".
         """
-        self._opened(reads=False).write(file_content)
+        self._open(reads=False).write(file_content)
 
     def seek(self, offset: int | None = None, whence: int = 0, position: int | None = None) -> None:
-        """Go to a place in the file.
+        """Move to a position in the file.
 
         Args:
-            offset: How far.
-            whence: 0 from the start, 1 from here, 2 from the end.
-            position: An older name of offset.
+            offset: The offset from ``whence``.
+            whence: 0 for the start, 1 for the current position, 2 for the end.
+            position: A deprecated name of ``offset``.
 
         Raises:
-            TypeError: If neither or both are given.
-            InvalidArgumentError: For another ``whence``.
+            TypeError: If neither or both of ``offset`` and ``position`` are given.
+            InvalidArgumentError: If ``whence`` is not 0, 1 or 2.
         """
         if (offset is None) == (position is None):
             raise TypeError(f"seek() takes offset, got {offset!r} and position={position!r}.")
         if whence not in (0, 1, 2):
             raise InvalidArgumentError(f"seek(whence={whence!r}): it must be 0, 1 or 2.")
-        file = self._opened(reads="r" in self.mode)
+        file = self._open(reads="r" in self.mode)
         base = (0, file.tell, self.size)[whence]
         file.seek((offset or position or 0) + (base() if callable(base) else 0))
 
     def seekable(self) -> bool:
-        """Whether `seek` works: always.
+        """Whether the file supports `seek`; always True.
 
         Returns:
             True.
@@ -193,18 +193,18 @@ class GFile:
         return True
 
     def tell(self) -> int:
-        """The place in the file.
+        """Return the current position.
 
         Returns:
             Bytes from the start.
         """
-        return self._opened(reads="r" in self.mode).tell()
+        return self._open(reads="r" in self.mode).tell()
 
     def size(self) -> int:
-        """The length of the file.
+        """Return the length of the file.
 
         Returns:
-            Its bytes.
+            The number of bytes.
         """
         found = on_paths(_storage.status, self.name)
         if found is None:
@@ -212,7 +212,7 @@ class GFile:
         return int(found.size)
 
     def flush(self) -> None:
-        """Bring what was written to the file."""
+        """Write buffered data to the file."""
         if self._file is not None:
             self._file.flush()
 
@@ -227,7 +227,7 @@ class GFile:
 
     def __exit__(self, *_: object) -> None:
         if "r" not in self.mode:
-            self._opened(reads=False)
+            self._open(reads=False)  # create the file even if nothing was written
         self.close()
 
     def __del__(self) -> None:
@@ -244,10 +244,11 @@ class GFile:
         return line
 
     def next(self) -> Any:
-        """The next line; an older name of ``next(file)``."""
+        """Return the next line; a deprecated form of ``next(file)``."""
         return next(self)
 
-    def _opened(self, *, reads: bool) -> IO[Any]:
+    def _open(self, *, reads: bool) -> IO[Any]:
+        """Return the open file, opening it on first use; raise if the mode forbids the access."""
         can = "+" in self.mode or ("r" in self.mode) is reads
         if not can:
             raise PermissionDeniedError(
@@ -263,7 +264,8 @@ class GFile:
         return self._file
 
 
-def _one(filename: Any, verb: str) -> str:
+def _single_path(filename: Any, verb: str) -> str:
+    """Return the validated path of one file; raise for arrays and other types."""
     if isinstance(filename, np.ndarray) and not filename.ndim:
         filename = filename[()]
     if not isinstance(filename, (str, bytes, os.PathLike)):
@@ -275,7 +277,7 @@ def _one(filename: Any, verb: str) -> str:
 
 
 def on_paths(function: Callable[..., Any], *paths: Path) -> Any:
-    """What a function of names gives; errors have TensorFlow's names."""
+    """Return `function(*paths)` with validated paths; convert errors to TensorFlow's classes."""
     try:
         return function(*map(user_path, paths))
     except OSError as error:
@@ -283,7 +285,7 @@ def on_paths(function: Callable[..., Any], *paths: Path) -> Any:
 
 
 def explain(error: OSError, path: str) -> NoReturn:
-    """The same with TensorFlow's name, if it has one for it."""
+    """Raise the class with TensorFlow's name for `error`, or `error` itself if there is none."""
     text = f"{path!r}: {error.strerror or error}{_storage.here(path)}."
     if isinstance(error, FileNotFoundError):
         raise NotFoundError(text) from None

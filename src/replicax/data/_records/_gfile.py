@@ -1,4 +1,4 @@
-"""Files and folders, local or behind URLs, with the verbs of tf.io.gfile."""
+"""The functions of tf.io.gfile, for local files and URLs."""
 
 import glob as globbing
 import importlib.util
@@ -12,15 +12,16 @@ from replicax.data._errors import AlreadyExistsError, NotFoundError
 from replicax.data._paths import is_url, user_path
 from replicax.data._records._file import Path, on_paths
 
-_ESCAPED = re.compile(r"\\(.)" if os.sep == "/" else r"(?!)")  # elsewhere it separates folders
+# A backslash escapes the next character, except on systems where it is the path separator.
+_ESCAPED = re.compile(r"\\(.)" if os.sep == "/" else r"(?!)")
 
 
 class FileStatistics(NamedTuple):
-    """What `rx.io.gfile.stat` tells.
+    """The result of `rx.io.gfile.stat`.
 
     Attributes:
-        length: Bytes of the file.
-        mtime_nsec: When it was changed last, in nanoseconds.
+        length: The size of the file in bytes.
+        mtime_nsec: The modification time in nanoseconds.
         is_directory: Whether it is a folder.
 
     Example:
@@ -39,8 +40,8 @@ def copy(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001
 
     Args:
         src: The file.
-        dst: Its new name.
-        overwrite: Whether a file with that name is replaced.
+        dst: The name of the copy.
+        overwrite: Whether to replace an existing file of that name.
 
     Example:
         >>> import os, tempfile
@@ -50,18 +51,18 @@ def copy(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001
         >>> rx.io.read_file(a + "2")
         b'x'
     """
-    _check_free(src, dst, overwrite=overwrite)
+    _check_target(src, dst, overwrite=overwrite)
     on_paths(_storage.copy, src, dst)
 
 
 def exists(path: Path) -> bool:
-    """Whether there is a file or a folder.
+    """Whether a file or a folder exists.
 
     Args:
-        path: Its name.
+        path: The path.
 
     Returns:
-        True if there is.
+        True if it exists.
 
     Example:
         >>> rx.io.gfile.exists("/no/such/file")
@@ -71,11 +72,10 @@ def exists(path: Path) -> bool:
 
 
 def get_registered_schemes() -> list[str]:
-    """Return the schemes of paths that can be opened: local files, and what is installed.
+    """Return the URL schemes whose packages are installed, and ``""`` for local files.
 
     Returns:
-        The schemes, of which the empty one stands for local files. Other file systems of fsspec
-        work too, and are not listed.
+        The schemes. Other fsspec file systems also work but are not listed.
 
     Example:
         >>> "" in rx.io.gfile.get_registered_schemes()
@@ -86,25 +86,26 @@ def get_registered_schemes() -> list[str]:
 
 
 def matching(pattern: str) -> list[str]:
-    r"""The files that a pattern stands for, in order, by TensorFlow's rules.
+    r"""Return the sorted paths that match a pattern by TensorFlow's rules.
 
-    Unlike a shell's, wildcards stand for a leading dot too; ``[^a]`` is ``[!a]``, and ``\\*`` is a
-    star.
+    Unlike in a shell, wildcards also match a leading dot; ``[^a]`` means ``[!a]``, and ``\\*`` a
+    literal star.
     """
-    meant = _ESCAPED.sub(lambda found: globbing.escape(found[1]), pattern).replace("[^", "[!")
-    if is_url(meant):
-        return _storage.glob(meant)
-    return sorted(globbing.glob(meant, include_hidden=True))
+    python_pattern = _ESCAPED.sub(lambda found: globbing.escape(found[1]), pattern)
+    python_pattern = python_pattern.replace("[^", "[!")
+    if is_url(python_pattern):
+        return _storage.glob(python_pattern)
+    return sorted(globbing.glob(python_pattern, include_hidden=True))
 
 
 def glob(pattern: Path | Sequence[Path]) -> list[str]:
-    """The names of files that match patterns.
+    """Return the paths that match patterns.
 
     Args:
         pattern: A pattern such as ``"data/*.csv"``, or several.
 
     Returns:
-        The names, sorted, one pattern after the other.
+        The paths, sorted within each pattern.
 
     Example:
         >>> rx.io.gfile.glob("/no/such/*.csv")
@@ -115,13 +116,13 @@ def glob(pattern: Path | Sequence[Path]) -> list[str]:
 
 
 def isdir(path: Path) -> bool:
-    """Whether there is a folder of that name.
+    """Whether a path is an existing folder.
 
     Args:
-        path: The name.
+        path: The path.
 
     Returns:
-        True if there is.
+        True if it is a folder.
 
     Example:
         >>> import tempfile
@@ -132,14 +133,14 @@ def isdir(path: Path) -> bool:
 
 
 def join(path: Any, *paths: Any) -> Any:
-    """Parts of a name put together.
+    """Join the parts of a path.
 
     Args:
         path: The first part.
-        *paths: The others; one that begins with a slash starts anew.
+        *paths: The other parts; an absolute one discards the parts before it.
 
     Returns:
-        The name.
+        The path.
 
     Example:
         >>> rx.io.gfile.join("data", "a.csv")
@@ -149,13 +150,13 @@ def join(path: Any, *paths: Any) -> Any:
 
 
 def listdir(path: Path) -> list[str]:
-    """The names in a folder.
+    """Return the names in a folder.
 
     Args:
         path: The folder.
 
     Returns:
-        The names, without the folder's.
+        The names, without the path of the folder.
 
     Example:
         >>> import tempfile
@@ -166,7 +167,7 @@ def listdir(path: Path) -> list[str]:
 
 
 def makedirs(path: Path) -> None:
-    """Make a folder and those above it, as far as they do not exist.
+    """Create a folder and its missing parents.
 
     Args:
         path: The folder.
@@ -179,10 +180,10 @@ def makedirs(path: Path) -> None:
 
 
 def mkdir(path: Path) -> None:
-    """Make a folder, if it does not exist.
+    """Create a folder if it does not exist.
 
     Args:
-        path: The folder; the one above it must exist.
+        path: The folder; its parent must exist.
 
     Example:
         >>> import os, tempfile
@@ -208,12 +209,12 @@ def remove(path: Path) -> None:
 
 
 def rename(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT001, FBT002
-    """Give a file or a folder another name.
+    """Rename a file or a folder.
 
     Args:
-        src: Its name.
-        dst: Its new name.
-        overwrite: Whether a file with that name is replaced.
+        src: The current path.
+        dst: The new path.
+        overwrite: Whether to replace an existing file of that name.
 
     Example:
         >>> import os, tempfile
@@ -221,7 +222,7 @@ def rename(src: Path, dst: Path, overwrite: bool = False) -> None:  # noqa: FBT0
         >>> rx.io.write_file(path, "x")
         >>> rx.io.gfile.rename(path, path + "2")
     """
-    _check_free(src, dst, overwrite=overwrite)
+    _check_target(src, dst, overwrite=overwrite)
     on_paths(_storage.replace, src, dst)
 
 
@@ -239,13 +240,13 @@ def rmtree(path: Path) -> None:
 
 
 def stat(path: Path) -> FileStatistics:
-    """What is known of a file.
+    """Return the size, modification time and kind of a file or folder.
 
     Args:
-        path: The file.
+        path: The path.
 
     Returns:
-        Its length, when it was changed, and whether it is a folder.
+        A `FileStatistics`.
 
     Example:
         >>> import os, tempfile
@@ -266,15 +267,15 @@ def walk(
     topdown: bool = True,  # noqa: FBT001, FBT002
     onerror: Callable[[OSError], Any] | None = None,
 ) -> Iterator[tuple[str, list[str], list[str]]]:
-    """A folder and all folders in it.
+    """Walk a folder tree, like `os.walk`.
 
     Args:
-        top: The folder; nothing comes if there is none.
-        topdown: Whether a folder comes before those in it.
-        onerror: Called with what goes wrong.
+        top: The folder; nothing is yielded if it does not exist.
+        topdown: Whether a folder comes before its subfolders.
+        onerror: Called with the error if a folder cannot be listed.
 
     Yields:
-        A folder, the names of folders in it, and the names of files in it.
+        A folder, the names of its subfolders, and the names of its files.
 
     Example:
         >>> import tempfile
@@ -284,7 +285,7 @@ def walk(
     yield from _storage.walk(user_path(top), topdown=topdown, onerror=onerror)
 
 
-def _check_free(src: Path, dst: Path, *, overwrite: bool) -> None:
+def _check_target(src: Path, dst: Path, *, overwrite: bool) -> None:
     if not overwrite and exists(src) and exists(dst):
         raise AlreadyExistsError(
             f"{os.fsdecode(dst)!r} exists already. Pass overwrite=True to replace it."

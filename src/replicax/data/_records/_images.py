@@ -1,4 +1,4 @@
-"""Images in files -> arrays, through Pillow."""
+"""Decoding of image files to arrays, with Pillow and TensorFlow's conversions."""
 
 import io
 from typing import Any
@@ -13,9 +13,9 @@ from replicax.data._leaves import Array, to_array
 _pillow: Any = LazyModule("PIL.Image", extra="images")
 
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
-_GRAY = np.array([9798, 19235, 3735], np.int64)  # 0.299, 0.587, 0.114 in parts of 2**15, as libpng
-_OWN_CHANNELS = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4, "I;16": 1}
-_PNG_DEPTH, _PNG_COLOR = 24, 25  # where a PNG file tells the bits of a value, and its kind
+_GRAY = np.array([9798, 19235, 3735], np.int64)  # 0.299, 0.587, 0.114 times 2**15, as in libpng
+_NATIVE_MODES = ("L", "LA", "RGB", "RGBA", "I;16")  # modes of Pillow that need no conversion
+_PNG_DEPTH, _PNG_COLOR = 24, 25  # byte offsets of the bit depth and colour type in a PNG file
 
 
 def decode_jpeg(  # noqa: PLR0913
@@ -28,14 +28,14 @@ def decode_jpeg(  # noqa: PLR0913
     dct_method: str = "",
     name: str | None = None,
 ) -> Array:
-    """A JPEG image as an array of height, width and channels.
+    """Decode a JPEG image to an array of height, width and channels.
 
-    The numbers are those of TensorFlow's ``dct_method="INTEGER_ACCURATE"``; with its default they
-    differ by a few levels.
+    Values equal those of TensorFlow with ``dct_method="INTEGER_ACCURATE"``; they differ by a few
+    levels from its default method.
 
     Args:
-        contents: The bytes of a file.
-        channels: 1 for gray, 3 for colours; those of the file if 0.
+        contents: The content of a file.
+        channels: 1 for grayscale, 3 for RGB; 0 for the channels of the file.
         ratio: Must be 1; scale the array afterwards.
         fancy_upscaling: Must be True.
         try_recover_truncated: Must be False.
@@ -66,17 +66,17 @@ def decode_jpeg(  # noqa: PLR0913
         )
     if channels not in (0, 1, 3):
         raise InvalidArgumentError(f"decode_jpeg(channels={channels}): give 0, 1 or 3.")
-    return _still(contents, channels, np.uint8, "decode_jpeg")
+    return _decode_still(contents, channels, np.uint8, "decode_jpeg")
 
 
 def decode_png(
     contents: Any, channels: int = 0, dtype: DTypeLike = np.uint8, name: str | None = None
 ) -> Array:
-    """A PNG image as an array of height, width and channels.
+    """Decode a PNG image to an array of height, width and channels.
 
     Args:
-        contents: The bytes of a file.
-        channels: 1 for gray, 3 for colours, 4 with transparency; those of the file if 0.
+        contents: The content of a file.
+        channels: 1 for grayscale, 3 for RGB, 4 for RGBA; 0 for the channels of the file.
         dtype: uint8, or uint16.
         name: Ignored.
 
@@ -97,7 +97,7 @@ def decode_png(
     del name
     if np.dtype(dtype) not in (np.uint8, np.uint16):
         raise InvalidArgumentError(f"decode_png(dtype={np.dtype(dtype)}): give uint8 or uint16.")
-    return _still(contents, channels, dtype, "decode_png")
+    return _decode_still(contents, channels, dtype, "decode_png")
 
 
 def decode_image(
@@ -107,15 +107,15 @@ def decode_image(
     name: str | None = None,
     expand_animations: bool = True,  # noqa: FBT001, FBT002
 ) -> Array:
-    """An image of any kind (BMP, GIF, JPEG, PNG, WebP) as an array.
+    """Decode a BMP, GIF, JPEG, PNG or WebP image to an array.
 
     Args:
-        contents: The bytes of a file.
-        channels: 1 for gray, 3 for colours, 4 with transparency; those of the file if 0 or None.
+        contents: The content of a file.
+        channels: 1 for grayscale, 3 for RGB, 4 for RGBA; 0 or None for the channels of the file.
         dtype: uint8, uint16, or float32 with values from 0 to 1.
         name: Ignored.
-        expand_animations: Whether a GIF gives all its pictures, along a first axis of the array;
-            otherwise the first one.
+        expand_animations: Whether to return all frames of a GIF along a first axis; otherwise
+            only the first frame.
 
     Returns:
         An array of height, width and channels.
@@ -137,17 +137,18 @@ def decode_image(
             f"decode_image(dtype={np.dtype(dtype)}): give uint8, uint16 or float32, and convert the"
             " array afterwards."
         )
-    image = _opened(contents, "decode_image")
+    image = _open_image(contents, "decode_image")
     if image.format == "GIF" and expand_animations:
         frames = [_pixels(frame, 3) for frame in _frames(image)]
-        return _converted(np.stack(frames), dtype)
-    return _still(contents, channels or 0, dtype, "decode_image")
+        return _to_dtype(np.stack(frames), dtype)
+    return _decode_still(contents, channels or 0, dtype, "decode_image")
 
 
-def _still(contents: Any, channels: int, dtype: DTypeLike, verb: str) -> Array:
+def _decode_still(contents: Any, channels: int, dtype: DTypeLike, verb: str) -> Array:
+    """Decode the first frame of an image; errors name the function `verb`."""
     if channels not in (0, 1, 3, 4):
         raise InvalidArgumentError(f"{verb}(channels={channels}): give 0, 1, 3 or 4.")
-    image = _opened(contents, verb)
+    image = _open_image(contents, verb)
     data = to_array(contents)[()]
     is_deep = image.format == "PNG" and data[_PNG_DEPTH] == 16 and data[_PNG_COLOR] != 0
     if is_deep and np.dtype(dtype) != np.uint8:
@@ -157,17 +158,18 @@ def _still(contents: Any, channels: int, dtype: DTypeLike, verb: str) -> Array:
         )
     try:
         if image.format == "JPEG" and channels == 1:
-            image.draft("L", image.size)  # the brightness that the file has itself
+            image.draft("L", image.size)  # decode only the luma channel of the file
         image.load()
     except (OSError, SyntaxError, ValueError) as error:
         raise InvalidArgumentError(f"{verb}(): the image is damaged or cut off: {error}.") from None
     pixels = _pixels(image, channels)
     if image.format == "PNG" and np.dtype(dtype) == np.float32:
-        pixels = _converted(pixels, np.uint16)  # as TensorFlow does, to the last bit
-    return _converted(pixels, dtype)
+        pixels = _to_dtype(pixels, np.uint16)  # via uint16 as in TensorFlow, for equal rounding
+    return _to_dtype(pixels, dtype)
 
 
-def _opened(contents: Any, verb: str) -> Any:
+def _open_image(contents: Any, verb: str) -> Any:
+    """Open an image file with Pillow; raise `InvalidArgumentError` if it is none."""
     data = to_array(contents)[()]
     if not isinstance(data, bytes):
         raise InvalidArgumentError(
@@ -189,31 +191,33 @@ def _frames(image: Any) -> Any:
 
 
 def _pixels(image: Any, channels: int) -> Array:
-    """Height, width and channels, in 8 bits or, of gray images, in 16."""
-    if image.mode not in _OWN_CHANNELS:
-        is_clear = "transparency" in image.info or image.mode in ("PA", "La", "RGBa")
-        image = image.convert("RGBA" if is_clear else "RGB" if image.mode != "1" else "L")
+    """Return an array of height, width and channels: uint8, or uint16 for 16-bit grayscale."""
+    if image.mode not in _NATIVE_MODES:
+        has_alpha = "transparency" in image.info or image.mode in ("PA", "La", "RGBa")
+        image = image.convert("RGBA" if has_alpha else "RGB" if image.mode != "1" else "L")
     pixels = np.array(image).reshape(image.height, image.width, -1)
-    own = pixels.shape[-1]
-    if channels in (0, own):
+    found = pixels.shape[-1]
+    if channels in (0, found):
         return pixels
     if channels == 1:
-        return pixels[..., :1] if own == 2 else _gray(pixels[..., :3])
-    colours = pixels[..., :1].repeat(3, axis=-1) if own < 3 else pixels[..., :3]
+        return pixels[..., :1] if found == 2 else _to_gray(pixels[..., :3])
+    colours = pixels[..., :1].repeat(3, axis=-1) if found < 3 else pixels[..., :3]
     if channels == 3:
         return colours
     most = np.iinfo(pixels.dtype).max
-    clear = np.full((*pixels.shape[:2], 1), most, pixels.dtype)
-    return np.concatenate([colours, pixels[..., -1:] if own == 2 else clear], axis=-1)
+    opaque = np.full((*pixels.shape[:2], 1), most, pixels.dtype)
+    return np.concatenate([colours, pixels[..., -1:] if found == 2 else opaque], axis=-1)
 
 
-def _gray(colours: Array) -> Array:
+def _to_gray(colours: Array) -> Array:
+    """Convert RGB to grayscale with the fixed-point arithmetic of libpng."""
     is_gray = (colours == colours[..., :1]).all(-1, keepdims=True)
     mixed = (colours.astype(np.int64) @ _GRAY)[..., None] >> 15
     return np.where(is_gray, colours[..., :1], mixed).astype(colours.dtype)
 
 
-def _converted(pixels: Array, dtype: DTypeLike) -> Array:
+def _to_dtype(pixels: Array, dtype: DTypeLike) -> Array:
+    """Rescale pixel values to the range of `dtype`; to [0, 1] for float32."""
     wanted = np.dtype(dtype)
     if wanted == np.float32:
         most = np.iinfo(pixels.dtype).max

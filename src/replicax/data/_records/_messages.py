@@ -1,4 +1,4 @@
-"""`Example` messages in Python: built, serialized, and read back, as protocol buffers are."""
+"""The protocol buffer API of `Example` messages in pure Python: `Message` and the value lists."""
 
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +15,10 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class _Values(list[Any]):
-    """The values of a list: each is checked, and setting one makes the list part of its message."""
+    """A list that validates its values and calls `touch` when it changes.
+
+    The message that contains the list uses `touch` to mark its field as set.
+    """
 
     def __init__(self, check: Callable[[Any], Any], values: Iterable[Any] = ()) -> None:
         super().__init__(map(check, values))
@@ -34,13 +37,13 @@ class _Values(list[Any]):
         self.touch()
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        many = [self._check(v) for v in value] if isinstance(index, slice) else None
-        super().__setitem__(index, self._check(value) if many is None else many)
+        values = [self._check(v) for v in value] if isinstance(index, slice) else None
+        super().__setitem__(index, self._check(value) if values is None else values)
         self.touch()
 
 
-class Named(dict[str, Any]):
-    """Messages by name; one that is asked for and missing is made."""
+class MessageMap(dict[str, Any]):
+    """A dict of messages of one type; accessing a missing one creates it."""
 
     def __init__(self, kind: "type[Message]", values: Mapping[str, Any]) -> None:
         super().__init__({str(name): as_message(kind, value) for name, value in values.items()})
@@ -53,26 +56,26 @@ class Named(dict[str, Any]):
 
 
 class Message:
-    """A message with the verbs of protocol buffers that programs with Examples use."""
+    """The base of messages, with the methods of protocol buffers that Example code uses."""
 
     _parts: ClassVar[dict[str, int]]  # names of fields, and their numbers
     _values: dict[str, Any]
     _set: set[str]
 
-    def __init__(self, **given: Any) -> None:
-        for name in given:
+    def __init__(self, **kwargs: Any) -> None:
+        for name in kwargs:
             if name not in self._parts:
                 raise InvalidArgumentError(
                     f"{type(self).__name__}({name}=...): its fields are {list(self._parts)}."
                 )
         object.__setattr__(self, "_values", {})
         object.__setattr__(self, "_set", set())
-        for name, value in given.items():
+        for name, value in kwargs.items():
             if value is not None:
-                self._values[name] = self._made(name, value)
+                self._values[name] = self._convert(name, value)
                 self._mark(name)
 
-    if not TYPE_CHECKING:  # checkers see the fields of each kind of message, and no others
+    if not TYPE_CHECKING:  # hidden from checkers, so that they reject undeclared fields
 
         def __getattr__(self, name: str) -> Any:
             if name.startswith("__") or name not in self._parts:
@@ -80,7 +83,7 @@ class Message:
                     f"{type(self).__name__} has no field {name!r}; it has {list(self._parts)}."
                 )
             if name not in self._values:
-                self._values[name] = self._made(name, None)
+                self._values[name] = self._convert(name, None)
             return self._values[name]
 
         def __setattr__(self, name: str, value: Any) -> None:
@@ -102,56 +105,60 @@ class Message:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        given = (name for name in self._parts if self.HasField(name))
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in given)})"
+        present = (name for name in self._parts if self.HasField(name))
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in present)})"
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _convert(self, name: str, value: Any) -> Any:
+        """Return `value` as a value of the field `name`; an empty one if None."""
         raise NotImplementedError
 
     def _mark(self, name: str) -> None:
+        """Mark a field as set."""
         self._set.add(name)
 
     def _read(self, data: bytes, start: int, end: int) -> None:
+        """Merge the serialized message in ``data[start:end]`` into this one."""
         raise NotImplementedError
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        """Return the serialized message, with map keys in the given order."""
         raise NotImplementedError
 
     def HasField(self, field_name: str) -> bool:  # noqa: N802 - the name in protocol buffers
         """Whether a field is set.
 
         Args:
-            field_name: Its name.
+            field_name: The name of the field.
 
         Returns:
-            Whether it was given, or filled.
+            True if it was set explicitly or contains values.
 
         Example:
             >>> rx.train.Feature().HasField("int64_list")
             False
         """
         value = self._values.get(field_name)
-        is_given = isinstance(value, Message) and field_name in self._set
-        return is_given or bool(value is not None and _is_filled(value))
+        is_set = isinstance(value, Message) and field_name in self._set
+        return is_set or bool(value is not None and _has_content(value))
 
     def SerializeToString(self, deterministic: bool | None = None) -> bytes:  # noqa: N802, FBT001
-        r"""The bytes of the message.
+        r"""Return the serialized message.
 
         Args:
-            deterministic: True for names in sorted order; otherwise they stand as they were given.
+            deterministic: True to sort map keys; otherwise they keep insertion order.
 
         Returns:
-            What `FromString` and the functions of `rx.io` read.
+            The bytes, for `FromString` and the functions of `rx.io`.
 
         Example:
             >>> rx.train.Int64List(value=[1, 2]).SerializeToString()
             b'\n\x02\x01\x02'
         """
-        return self._written(sorted if deterministic else iter)
+        return self._serialized(sorted if deterministic else iter)
 
     @classmethod
     def FromString(cls, data: bytes) -> Self:  # noqa: N802
-        """The message in some bytes.
+        """Return the message parsed from bytes.
 
         Args:
             data: A serialized message of this type.
@@ -160,7 +167,7 @@ class Message:
             The message.
 
         Raises:
-            DataLossError: The bytes are not such a message.
+            DataLossError: The bytes are not a valid message of this type.
 
         Example:
             >>> data = rx.io.serialize_example({"x": 1})
@@ -172,13 +179,13 @@ class Message:
         return message
 
     def ParseFromString(self, data: bytes) -> int:  # noqa: N802
-        """Become the message in some bytes.
+        """Replace this message by the one parsed from bytes.
 
         Args:
             data: A serialized message of this type.
 
         Returns:
-            How many bytes there are.
+            The number of bytes.
 
         Example:
             >>> rx.train.Example().ParseFromString(rx.io.serialize_example({"x": 1}))
@@ -196,7 +203,7 @@ class Message:
         return len(data)
 
     def CopyFrom(self, other_msg: Self) -> None:  # noqa: N802
-        """Become equal to another message.
+        """Replace this message by a copy of another one.
 
         Args:
             other_msg: A message of the same type.
@@ -210,7 +217,7 @@ class Message:
         self.ParseFromString(as_message(type(self), other_msg).SerializeToString())
 
     def Clear(self) -> None:  # noqa: N802
-        """Become empty.
+        """Clear all fields.
 
         Example:
             >>> values = rx.train.Int64List(value=[1])
@@ -223,7 +230,7 @@ class Message:
 
 
 class _List(Message, Generic[_T]):
-    """Values of one type."""
+    """The base of messages with a list of values of one type."""
 
     _parts = {"value": 1}  # noqa: RUF012
     _kind: ClassVar[int]
@@ -239,17 +246,17 @@ class _List(Message, Generic[_T]):
     def _check(value: Any) -> Any:
         raise NotImplementedError
 
-    def _made(self, name: str, value: Any) -> Any:
+    def _convert(self, name: str, value: Any) -> Any:
         return _Values(type(self)._check, () if value is None else value)
 
     def _read(self, data: bytes, start: int, end: int) -> None:
         spans = [span for number, span in fields(data, start, end) if number == 1]
         self.value.extend(values_of(data, self._kind, spans).tolist())
 
-    def _written(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
-        whole = write_feature(self._kind, list(self.value))
-        ((_, (start, end)),) = fields(whole, 0, len(whole))
-        return whole[start:end]
+    def _serialized(self, order: Callable[[Iterable[Any]], Iterable[Any]]) -> bytes:
+        feature = write_feature(self._kind, list(self.value))
+        ((_, (start, end)),) = fields(feature, 0, len(feature))  # unwrap the enclosing Feature
+        return feature[start:end]
 
 
 def _bytes(value: Any) -> bytes:
@@ -286,7 +293,7 @@ def _int(value: Any) -> int:
 
 
 class BytesList(_List[bytes]):
-    """Strings of a feature.
+    """The bytes values of a feature.
 
     Example:
         >>> rx.train.BytesList(value=[b"a"]).value
@@ -304,7 +311,7 @@ class BytesList(_List[bytes]):
 
 
 class FloatList(_List[float]):
-    """Floats of a feature, kept as float32.
+    """The float values of a feature, stored as float32.
 
     Example:
         >>> rx.train.FloatList(value=[0.5]).value
@@ -322,7 +329,7 @@ class FloatList(_List[float]):
 
 
 class Int64List(_List[int]):
-    """Ints of a feature.
+    """The int values of a feature.
 
     Example:
         >>> rx.train.Int64List(value=[1]).value
@@ -340,7 +347,7 @@ class Int64List(_List[int]):
 
 
 def as_message(kind: type[Any], value: Any) -> Any:
-    """What was given for a part of a message: one of its type, its fields in a dict, or nothing."""
+    """Return `value` as a message of type `kind`; it may be one, a dict of fields, or None."""
     if isinstance(value, kind):
         return value
     if value is None or isinstance(value, Mapping):
@@ -351,7 +358,7 @@ def as_message(kind: type[Any], value: Any) -> Any:
     )
 
 
-def _is_filled(value: Any) -> bool:
+def _has_content(value: Any) -> bool:
     if isinstance(value, Message):
         return any(value.HasField(name) for name in value._parts)
     return bool(value)

@@ -1,8 +1,8 @@
-"""Serialized `Example` messages -> arrays.
+"""Parsing of serialized `Example` and `SequenceExample` messages to arrays.
 
-Records of a batch mostly differ only in their values: same length, same bytes around the values.
-Such a group is read as one matrix of bytes, a column slice for each feature. Everything else, and
-everything that must raise, goes record by record.
+Records of a batch usually differ only in their values and share length and framing bytes. Fixed
+length features of such a group are parsed together, as slices of one byte matrix (see `_template`);
+all other records, and those that must raise, are parsed one by one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +34,7 @@ _MOST_READERS = 32
 def parse_example(
     serialized: Any, features: Mapping[str, Feature], example_names: Any = None, name: Any = None
 ) -> dict[str, Any]:
-    """Many serialized Examples -> one batch.
+    """Parse serialized Examples into one batch.
 
     Args:
         serialized: An array or list of bytes, one Example each.
@@ -47,7 +47,7 @@ def parse_example(
         For each name an array with a leading axis, a `SparseTensor` or a `RaggedTensor`.
 
     Raises:
-        InvalidArgumentError: A feature is missing, or has another type or number of values.
+        InvalidArgumentError: A feature is missing, or has the wrong type or number of values.
         DataLossError: The bytes are not an Example.
 
     Example:
@@ -71,9 +71,10 @@ def parse_example(
 def parse_single_example(
     serialized: Any, features: Mapping[str, Feature], example_names: Any = None, name: Any = None
 ) -> dict[str, Any]:
-    """One serialized Example -> its values.
+    """Parse one serialized Example.
 
-    Given an array of them it is `parse_example`, so that `Dataset.map` may call it on whole blocks.
+    For an array of Examples it is the same as `parse_example`, so `Dataset.map` may call it on
+    whole blocks.
 
     Args:
         serialized: The bytes.
@@ -85,7 +86,7 @@ def parse_single_example(
         For each name an array, or a `SparseTensor` with one axis.
 
     Raises:
-        InvalidArgumentError: A feature is missing, or has another type or number of values.
+        InvalidArgumentError: A feature is missing, or has the wrong type or number of values.
         DataLossError: The bytes are not an Example.
 
     Example:
@@ -111,22 +112,22 @@ def parse_single_sequence_example(
     example_name: Any = None,
     name: Any = None,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """One serialized SequenceExample -> the values of the whole, and those of its steps.
+    """Parse one serialized SequenceExample.
 
     Args:
         serialized: The bytes.
-        context_features: Of the whole, as for `parse_single_example`.
-        sequence_features: Of the steps: for each name a `FixedLenSequenceFeature`, whose first axis
-            is the steps, a `VarLenFeature` or a `RaggedFeature`.
+        context_features: The features of the context, as for `parse_single_example`.
+        sequence_features: The features of the steps: for each name a `FixedLenSequenceFeature`,
+            whose result has the steps as its first axis, a `VarLenFeature` or a `RaggedFeature`.
         example_name: Ignored.
         name: Ignored.
 
     Returns:
-        Two dicts.
+        A dict of context features and a dict of sequence features.
 
     Raises:
-        InvalidArgumentError: A feature is missing, or has another type or number of values, or the
-            bytes are not a SequenceExample.
+        InvalidArgumentError: A feature is missing, or has the wrong type or number of values, or
+            the bytes are not a SequenceExample.
 
     Example:
         >>> sequence = rx.train.SequenceExample()
@@ -152,18 +153,19 @@ def parse_sequence_example(
     example_names: Any = None,
     name: Any = None,
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Several serialized SequenceExamples -> values of each, of their steps, and how many steps.
+    """Parse serialized SequenceExamples into one batch.
 
     Args:
         serialized: A list or array of bytes; or one, as for `parse_single_sequence_example`.
-        context_features: Of the whole, as for `parse_example`.
-        sequence_features: Of the steps: for each name a `FixedLenSequenceFeature`, filled up to the
-            longest, or a `VarLenFeature`.
+        context_features: The features of the context, as for `parse_example`.
+        sequence_features: The features of the steps: for each name a `FixedLenSequenceFeature`,
+            padded to the longest sequence, or a `VarLenFeature`.
         example_names: Ignored.
         name: Ignored.
 
     Returns:
-        Three dicts; the last has the number of steps for each `FixedLenSequenceFeature`.
+        Dicts of context features, of sequence features, and of the number of steps for each
+        `FixedLenSequenceFeature`.
 
     Raises:
         InvalidArgumentError: As for `parse_single_sequence_example`.
@@ -191,11 +193,11 @@ def parse_sequence_example(
     context = parse_example(whole, context_features) if context_features else {}
     lists = {k: [_steps(message, k, f) for message in messages] for k, f in features.items()}
     lengths = {key: np.array([len(rows) for rows in lists[key]], np.int64) for key in fixed}
-    return context, {key: _joined(lists[key], key, f) for key, f in features.items()}, lengths
+    return context, {key: _batch_steps(lists[key], key, f) for key, f in features.items()}, lengths
 
 
-def _joined(parts: Sequence[Any], key: str, feature: Feature) -> Any:
-    """The steps of several sequences: filled up, or sparse."""
+def _batch_steps(parts: Sequence[Any], key: str, feature: Feature) -> Any:
+    """Batch the steps of several sequences: padded, or sparse."""
     if isinstance(feature, RaggedFeature):
         raise NotImplementedError(
             f"The feature {key!r} of several sequences is declared as a RaggedFeature, and rows"
@@ -234,7 +236,8 @@ _readers: dict[Any, FixedColumns] = {}
 
 
 def _columns_for(features: Mapping[str, FixedLenFeature]) -> FixedColumns:
-    # A reader remembers the forms of records it has seen, so one is kept for each description.
+    # A reader caches the layouts of records it has seen, so it is reused for equal features.
+    # Defaults that are arrays make no reliable cache key.
     defaults = [f.default_value for f in features.values() if f.default_value is not None]
     if any(map(np.ndim, defaults)):
         return FixedColumns(features)
@@ -248,7 +251,7 @@ def _columns_for(features: Mapping[str, FixedLenFeature]) -> FixedColumns:
 
 
 def _plain_key(features: Mapping[str, FixedLenFeature]) -> Any:
-    """The features without defaults, to look them up by; their words, if they have no hash."""
+    """Return a cache key for features without defaults; their repr if they are not hashable."""
     try:
         key = tuple([(key, f.dtype, tuple(f.shape)) for key, f in features.items()])
         hash(key)
@@ -276,6 +279,7 @@ def _scalar(serialized: Any) -> bytes:
 
 
 def _first(value: Any, feature: Feature) -> Any:
+    """Return the only example of a parsed batch of one."""
     if isinstance(value, SparseTensor):
         return SparseTensor(value.indices[:, 1:], value.values, value.dense_shape[1:])
     if isinstance(value, RaggedTensor):
@@ -286,6 +290,7 @@ def _first(value: Any, feature: Feature) -> Any:
 def _variable(
     records: Sequence[bytes], layouts: Sequence[Layout], key: str, feature: Feature
 ) -> Any:
+    """Parse a feature of variable length from all records."""
     kind = kind_of(feature.dtype, key)
     source = (feature.value_key if isinstance(feature, RaggedFeature) else None) or key
     rows = [
@@ -295,20 +300,21 @@ def _variable(
         return _sequences(rows, key, feature, kind)
     values = np.concatenate(rows) if rows else np.empty(0, dtype_of(kind))
     lengths = np.array([len(row) for row in rows], np.int64)
-    return _uneven(values, lengths, feature)
+    return _sparse_or_ragged(values, lengths, feature)
 
 
-def _uneven(values: Array, lengths: Array, feature: Feature) -> Any:
-    """Rows of different lengths, sparse or ragged."""
+def _sparse_or_ragged(values: Array, lengths: Array, feature: Feature) -> Any:
+    """Return concatenated rows of different lengths as the tensor that `feature` asks for."""
     if isinstance(feature, VarLenFeature):
-        places = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        owners = np.repeat(np.arange(len(lengths)), lengths)
+        columns = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        rows = np.repeat(np.arange(len(lengths)), lengths)
         shape = np.array([len(lengths), lengths.max(initial=0)], np.int64)
-        return SparseTensor(np.stack([owners, places], axis=1), values, shape)
+        return SparseTensor(np.stack([rows, columns], axis=1), values, shape)
     return RaggedTensor(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 
 def _row(record: bytes, layout: Layout, key: str, kind: int) -> Array:
+    """Return the values of a feature in one record; empty if it is missing."""
     found, spans = layout.get(key.encode(), (0, []))
     if not found:
         return np.empty(0, dtype_of(kind))
@@ -319,6 +325,7 @@ def _row(record: bytes, layout: Layout, key: str, kind: int) -> Array:
 def _sequences(
     rows: Sequence[Array], key: str, feature: FixedLenSequenceFeature, kind: int
 ) -> Array:
+    """Batch rows of a `FixedLenSequenceFeature`, padded to the longest."""
     shape = tuple(feature.shape)
     size = int(np.prod(shape, dtype=np.int64))
     if any(len(row) % size for row in rows):
@@ -336,7 +343,7 @@ def _sequences(
 
 
 def _steps(message: SequenceExample, key: str, feature: Feature) -> Any:
-    """The values of one feature in all steps of a sequence."""
+    """Return the values of one feature in all steps of a sequence."""
     lists = message.feature_lists.feature_list
     steps = lists[key].feature if key in lists else None
     if isinstance(feature, FixedLenFeature):
@@ -350,7 +357,7 @@ def _steps(message: SequenceExample, key: str, feature: Feature) -> Any:
         return _fixed_steps(rows, key, feature, is_missing=steps is None)
     values = np.concatenate(rows) if rows else np.empty(0, dtype_of(kind))
     lengths = np.array([len(row) for row in rows], np.int64)
-    return _uneven(values, lengths, feature)
+    return _sparse_or_ragged(values, lengths, feature)
 
 
 def _step(step: Any, key: str, kind: int) -> Array:

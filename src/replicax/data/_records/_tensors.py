@@ -1,4 +1,4 @@
-"""One array as the bytes of a `TensorProto`, and back."""
+"""Serialization of arrays as `TensorProto` messages, and `decode_raw`."""
 
 from typing import Any
 
@@ -32,20 +32,20 @@ _NUMBERS: dict[Any, int] = {
 }
 _DTYPES = {number: dtype for dtype, number in _NUMBERS.items()}
 _STRINGS = 7
-_BITS = {14: np.uint16, 19: np.uint16}  # kept as the bits of their values
-_FIXED = {5: "<f4", 6: "<f8", 9: "<f4", 12: "<f8"}  # fields of floats; pairs for complex numbers
-_VARINTS = (7, 10, 11, 13, 16, 17)  # fields of ints and bools
+_BITS = {14: np.uint16, 19: np.uint16}  # dtypes stored as the bits of their values in an int field
+_FIXED = {5: "<f4", 6: "<f8", 9: "<f4", 12: "<f8"}  # float fields; pairs for complex numbers
+_VARINTS = (7, 10, 11, 13, 16, 17)  # int and bool fields
 
 
 def serialize_tensor(tensor: Any, name: str | None = None) -> bytes:
-    r"""An array as bytes that `parse_tensor` reads, here and in TensorFlow.
+    r"""Serialize an array for `parse_tensor`, here or in TensorFlow.
 
     Args:
         tensor: An array, a number, a string, or lists of them.
         name: Ignored.
 
     Returns:
-        The bytes of a TensorProto.
+        A serialized TensorProto.
 
     Example:
         >>> rx.io.parse_tensor(rx.io.serialize_tensor([1.5, 2.5]), np.float32)
@@ -68,18 +68,18 @@ def serialize_tensor(tensor: Any, name: str | None = None) -> bytes:
 
 
 def parse_tensor(serialized: Any, out_type: DTypeLike, name: str | None = None) -> Any:
-    """The array in the bytes of a `TensorProto`.
+    """Return the array of a serialized `TensorProto`.
 
     Args:
-        serialized: What `serialize_tensor` returned, here or in TensorFlow.
-        out_type: The dtype that it must have.
+        serialized: The bytes that `serialize_tensor` returned, here or in TensorFlow.
+        out_type: The expected dtype.
         name: Ignored.
 
     Returns:
         An array, or a scalar.
 
     Raises:
-        InvalidArgumentError: The bytes are no TensorProto, or one of another dtype.
+        InvalidArgumentError: The bytes are not a TensorProto of that dtype.
 
     Example:
         >>> rx.io.parse_tensor(rx.io.serialize_tensor([[1, 2]]), np.int32)
@@ -107,6 +107,7 @@ def parse_tensor(serialized: Any, out_type: DTypeLike, name: str | None = None) 
 
 
 def _parsed(data: bytes) -> Array:
+    """Return the array of a serialized TensorProto, of any dtype; raise if malformed."""
     number, shape, content = 0, list[int](), None
     spans: dict[int, list[Span]] = {}
     for field, (start, end) in fields(data, 0, len(data)):
@@ -121,16 +122,18 @@ def _parsed(data: bytes) -> Array:
     dtype = _DTYPES[number]
     if content is not None:
         return np.frombuffer(bytearray(content), dtype).reshape(shape)
-    return _filled(_values(data, spans, number), shape, dtype)
+    return _expanded(_values(data, spans, number), shape, dtype)
 
 
 def _size(data: bytes, span: Span) -> int:
+    """Return the size in a serialized `TensorShapeProto.Dim`, whose default is 0."""
     return next(
         (varint(data, start)[0] for part, (start, _) in fields(data, *span) if part == 1), 0
     )
 
 
 def _values(data: bytes, spans: dict[int, list[Span]], number: int) -> Array:
+    """Return the flat values of a TensorProto that are stored in a typed field."""
     dtype = _DTYPES[number]
     if number == _STRINGS:
         return values_of(data, 1, spans.get(8, []))
@@ -140,14 +143,14 @@ def _values(data: bytes, spans: dict[int, list[Span]], number: int) -> Array:
             values = np.frombuffer(content, _FIXED[field])
             return values.view(dtype) if dtype.kind == "c" else values.astype(dtype)
         if field in _VARINTS:
-            whole = values_of(data, 3, parts)
+            integers = values_of(data, 3, parts)
             bits = _BITS.get(number)
-            return whole.astype(dtype) if bits is None else whole.astype(bits).view(dtype)
+            return integers.astype(dtype) if bits is None else integers.astype(bits).view(dtype)
     return np.zeros(0, dtype)
 
 
-def _filled(values: Array, shape: list[int], dtype: np.dtype[Any]) -> Array:
-    """All values; the last one stands for those that are left out."""
+def _expanded(values: Array, shape: list[int], dtype: np.dtype[Any]) -> Array:
+    """Return an array of `shape`; a TensorProto may omit trailing values equal to the last."""
     result: Array = np.full(int(np.prod(shape)), empty_value(dtype), dtype)
     if len(values) > len(result):
         raise ValueError(f"{len(values)} values for the shape {shape}")
@@ -164,17 +167,17 @@ def decode_raw(
     fixed_length: int | None = None,
     name: Any = None,
 ) -> Array:
-    r"""The bytes of strings as numbers.
+    r"""Reinterpret the bytes of strings as numbers.
 
     Args:
         input_bytes: One string, or an array of strings of equal length.
         out_type: The dtype of the numbers.
-        little_endian: The order of bytes in ``input_bytes``.
-        fixed_length: How many bytes of each string to take; what is missing is zero.
+        little_endian: The byte order of ``input_bytes``.
+        fixed_length: Truncate or zero-pad each string to this number of bytes.
         name: Ignored.
 
     Returns:
-        An array with one axis more than ``input_bytes``.
+        An array with one more axis than ``input_bytes``.
 
     Example:
         >>> rx.io.decode_raw(b"\x01\x00\x02\x00", np.int16)

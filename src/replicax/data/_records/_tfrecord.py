@@ -1,10 +1,7 @@
-"""Records and lines: cut out of files.
+"""File formats of records: TFRecord, lines of text and fixed-length records.
 
-The bytes of a file in large pieces, decompressed.
-
-Text files, line by line, and files of pieces of a fixed length.
-
-TFRecord files: for each record its length, a checksum of that, the data, a checksum of it.
+Files are read in large chunks and decompressed. A TFRecord file stores for each record its length,
+a checksum of the length, the data, and a checksum of the data.
 """
 
 import struct
@@ -22,13 +19,13 @@ from replicax.data._paths import is_url
 from replicax.data._records._wire import checksums, masked
 
 _CHUNK = 1 << 20
-_ANY_HEADER = 47  # zlib's code for: up to 32 KB window, gzip or zlib header
+_ANY_HEADER = 47  # zlib's wbits for a window of up to 32 KB and a gzip or zlib header
 
 COMPRESSIONS = ("", "GZIP", "ZLIB")
 
 
 def to_compression(value: Any, verb: str) -> str:
-    """A compression type as its name; None is no compression."""
+    """Return a validated compression type; "" for None, no compression."""
     name = "" if value is None else str(value)
     if name not in COMPRESSIONS:
         raise InvalidArgumentError(
@@ -38,21 +35,21 @@ def to_compression(value: Any, verb: str) -> str:
 
 
 def chunks(path: str, compression: str) -> Iterator[bytes]:
-    """The content of a file, piece by piece."""
+    """Yield the decompressed content of a file in chunks."""
     with _storage.open_file(path) if is_url(path) else open(path, "rb", buffering=0) as file:
         raw = iter(lambda: file.read(_CHUNK), b"")
         yield from _decompressed(raw, path, compression) if compression else raw
 
 
 def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator[bytes]:
-    """Pieces of at most `_CHUNK` bytes, however much a piece of the file stands for."""
+    """Yield decompressed chunks of at most `_CHUNK` bytes, whatever the compression ratio."""
     worker = zlib.decompressobj(_ANY_HEADER)
     offset = 0
-    is_open = False
+    is_incomplete = False
     for chunk in raw:
         data, has_more = chunk, True
         while data or has_more:
-            if worker.eof:  # several compressed streams may follow each other in one file
+            if worker.eof:  # a file may consist of several concatenated streams
                 worker = zlib.decompressobj(_ANY_HEADER)
             try:
                 content = worker.decompress(data, _CHUNK)
@@ -65,9 +62,9 @@ def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator
                 yield content
             data = worker.unused_data if worker.eof else worker.unconsumed_tail
             has_more = not worker.eof and len(content) == _CHUNK
-        is_open = not worker.eof
+        is_incomplete = not worker.eof
         offset += len(chunk)
-    if is_open:
+    if is_incomplete:
         raise DataLossError(
             f"{path!r} is cut off: its {compression} stream has no end at byte {offset}, the end"
             " of the compressed file."
@@ -77,12 +74,12 @@ def _decompressed(raw: Iterator[bytes], path: str, compression: str) -> Iterator
 @final
 @dataclass(frozen=True)
 class TextFormat:
-    """Lines without their ends; carriage returns are left out, as TensorFlow does."""
+    """Lines without line endings; all carriage returns are removed, as in TensorFlow."""
 
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Lists of lines."""
+        """Yield lists of lines."""
         rest: list[bytes] = []
         for chunk in chunks(path, self.compression):
             lines = chunk.split(b"\n")
@@ -104,7 +101,7 @@ def _without_returns(lines: list[bytes]) -> list[bytes]:
 @final
 @dataclass(frozen=True)
 class FixedLengthFormat:
-    """Records of ``record_bytes``, between a header and a footer to leave out."""
+    """Records of ``record_bytes`` bytes, between a header and a footer that are skipped."""
 
     record_bytes: int
     header_bytes: int = 0
@@ -112,17 +109,18 @@ class FixedLengthFormat:
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Lists of records."""
+        """Yield lists of records."""
         size, skip = self.record_bytes, self.header_bytes
         data, total = b"", 0
         for chunk in chunks(path, self.compression):
             data, total = data + chunk, total + len(chunk)
             dropped = min(skip, len(data))
             skip, data = skip - dropped, data[dropped:]
-            whole = max(0, (len(data) - self.footer_bytes) // size * size)
-            if whole:
-                yield [data[i : i + size] for i in range(0, whole, size)]
-                data = data[whole:]
+            # The last bytes read so far may be the footer: keep that many back.
+            complete = max(0, (len(data) - self.footer_bytes) // size * size)
+            if complete:
+                yield [data[i : i + size] for i in range(0, complete, size)]
+                data = data[complete:]
         if skip or len(data) != self.footer_bytes:
             body = total - self.header_bytes - self.footer_bytes
             raise InvalidArgumentError(
@@ -140,13 +138,14 @@ _FOOTER = 4  # the checksum of the data
 @final
 @dataclass(frozen=True)
 class TFRecordFormat:
-    """Records of bytes; every checksum is verified."""
+    """The TFRecord format; every checksum is verified."""
 
     compression: str = ""
 
     def read(self, path: str) -> Iterator[list[bytes]]:
-        """Lists of records; the good ones before a bad one come first."""
+        """Yield lists of records; intact records before a corrupt one are yielded first."""
         parts: list[bytes] = []
+        # Bytes buffered, bytes needed for the next record, and file offset of the buffer.
         have, need, base = 0, _HEADER, 0
         for chunk in chunks(path, self.compression):
             parts.append(chunk)
@@ -166,7 +165,7 @@ class TFRecordFormat:
 
 
 def _frames(data: bytes) -> Array:
-    """Offset and length of each complete record, one row for each."""
+    """Return the offset and data length of each complete record, one per row."""
     frames: list[tuple[int, int]] = []
     offset, size = 0, len(data)
     unpack = _LENGTH.unpack_from
@@ -181,6 +180,7 @@ def _frames(data: bytes) -> Array:
 
 
 def _verified(data: bytes, frames: Array, path: str, base: int) -> Iterator[list[bytes]]:
+    """Yield the records up to the first corrupt one, for which `DataLossError` is raised."""
     if not len(frames):
         return
     starts, lengths = frames[:, 0], frames[:, 1]
@@ -201,7 +201,11 @@ def _verified(data: bytes, frames: Array, path: str, base: int) -> Iterator[list
 
 
 def _needed(rest: bytes, path: str, base: int) -> int:
-    """How many bytes the next record needs; its length must be believed first."""
+    """Return how many bytes the next record needs.
+
+    The checksum of the length is verified first: a corrupt length could make us wait for, and
+    buffer, the rest of the file.
+    """
     if len(rest) < _HEADER:
         return _HEADER
     (length,) = _LENGTH.unpack_from(rest, 0)
@@ -211,19 +215,21 @@ def _needed(rest: bytes, path: str, base: int) -> int:
 
 
 def _good_lengths(data: bytes, content: Array, starts: Array) -> Array:
+    """Return for each record whether the checksum of its length is right."""
     found = masked(checksums(data, starts, np.full(len(starts), _LENGTH.size)))
     result: Array = found == _stored(content, starts + _LENGTH.size)
     return result
 
 
 def _stored(content: Array, offsets: Array) -> Array:
+    """Return the little-endian uint32 at each offset."""
     return np.ascontiguousarray(content[offsets[:, None] + np.arange(4)]).view("<u4")[:, 0]
 
 
 def _corrupt(path: str, offset: int, what: str, length: int) -> DataLossError:
     return DataLossError(
         f"{path!r} is corrupt: the checksum of the {what} of the record at byte {offset} is wrong"
-        f" (it says to be {length} bytes long). The records before it were delivered; write the"
+        f" (its stored length is {length} bytes). The records before it were delivered; write the"
         " file again, or check `compression_type`."
     )
 

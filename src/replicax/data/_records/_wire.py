@@ -1,15 +1,11 @@
-"""Bytes: the fields of messages, and checksums.
+"""Byte-level encodings of TFRecord files, in two parts.
 
-CRC-32C of many pieces of a buffer at once.
-
-google-crc32c is used where it is installed (the extra ``replicax[records]``). Otherwise NumPy: a
-CRC is linear, so all 64-byte segments of all pieces go through the table in step, as lanes of one
-array, and the segments of a piece are joined pairwise, in a tree, by multiplying with a power of x.
-
-The wire format of `Example` messages, read and written.
-
-An Example is nested: Example > Features > entries of a map > Feature > one of three lists. All
-levels are length-delimited, so one small loop reads them all.
+- CRC-32C checksums of many slices of a buffer. google-crc32c is used if installed (the extra
+  ``replicax[records]``). Otherwise NumPy: a CRC is linear, so the 64-byte segments of all slices
+  are processed in lockstep as lanes of one array, and the CRCs of a slice's segments are combined
+  pairwise in a tree, by multiplication with powers of x.
+- The protocol buffer wire format of `Example` messages, which nest as Example > Features > map
+  entries > Feature > one of three lists. All levels are length-delimited, so one loop parses all.
 """
 
 import functools
@@ -29,7 +25,7 @@ _MASK_DELTA = 0xA282EAD8
 
 
 def checksums(data: bytes, starts: Array, lengths: Array) -> Array:
-    """The CRC-32C of each piece of ``data``, as uint32."""
+    """Return the CRC-32C of each slice of ``data``, as uint32."""
     native = _native()
     if native is None:
         return _checksums_numpy(data, starts, lengths)
@@ -39,23 +35,24 @@ def checksums(data: bytes, starts: Array, lengths: Array) -> Array:
 
 
 def checksum(data: bytes) -> int:
-    """The CRC-32C of one piece."""
+    """Return the CRC-32C of `data`."""
     return int(checksums(data, np.array([0]), np.array([len(data)]))[0])
 
 
 def masked(crc: Array) -> Array:
-    """The form in which TFRecord files hold checksums."""
+    """Return checksums in the masked form that TFRecord files store."""
     rotated = (crc >> np.uint32(15)) | (crc << np.uint32(17))
     return rotated + np.uint32(_MASK_DELTA)
 
 
 @functools.cache
 def _native() -> Callable[[bytes], int] | None:
+    """Return the CRC function of google-crc32c; None if its C extension is not installed."""
     try:
         module: Any = importlib.import_module("google_crc32c")
     except ImportError:
         return None
-    # Its own fallback is pure Python, far slower than ours.
+    # google-crc32c falls back to pure Python, which is far slower than NumPy.
     return module.value if module.implementation == "c" else None
 
 
@@ -63,26 +60,27 @@ def _checksums_numpy(data: bytes, starts: Array, lengths: Array) -> Array:
     segment = min(_SEGMENT, max(4, (int(lengths.max(initial=0)) + 3) // 4 * 4))
     counts = np.maximum(1, (lengths + segment - 1) // segment)
     lanes = _segments(_padded(data, starts, lengths, counts * segment), segment)
-    result = lanes if len(lanes) == len(lengths) else _all_joined(lanes, counts)
+    result = lanes if len(lanes) == len(lengths) else _combined(lanes, counts)
     result ^= np.uint32(_ONES)
-    # Too short for the trick with the first four bytes, see _padded.
+    # Slices under four bytes are too short for inverting the first four bytes, see `_padded`.
     for place in np.flatnonzero(lengths < 4).tolist():
         start = int(starts[place])
-        result[place] = _one_by_one(data[start : start + int(lengths[place])])
+        result[place] = _bytewise(data[start : start + int(lengths[place])])
     return result
 
 
 def _padded(data: bytes, starts: Array, lengths: Array, sizes: Array) -> Array:
-    """Each piece filled up with zeros in front, which do not change a CRC that starts at zero.
+    """Return the slices left-padded with zeros to `sizes`, concatenated.
 
-    Starting at all ones instead is the same as inverting the first four bytes.
+    Leading zeros do not change a CRC whose initial state is zero. CRC-32C starts with all ones
+    instead, which is equivalent to inverting the first four bytes of the slice.
     """
     length = int(lengths[0]) if len(lengths) else 0
     if length >= 4 and (lengths == length).all():
-        pieces = _equal_pieces(np.frombuffer(data, np.uint8), starts, length)
-        if pieces is not None:
+        slices = _equal_slices(np.frombuffer(data, np.uint8), starts, length)
+        if slices is not None:
             table = np.zeros((len(starts), int(sizes[0])), np.uint8)
-            table[:, -length:] = pieces
+            table[:, -length:] = slices
             table[:, -length : 4 - length or None] ^= 0xFF
             return table.reshape(-1)
     rows = zip((sizes - lengths).tolist(), starts.tolist(), lengths.tolist(), strict=True)
@@ -95,8 +93,8 @@ def _padded(data: bytes, starts: Array, lengths: Array, sizes: Array) -> Array:
     return result
 
 
-def _equal_pieces(content: Array, starts: Array, length: int) -> Array | None:
-    """Pieces of one length as rows: a view where they are equally far apart, or few bytes."""
+def _equal_slices(content: Array, starts: Array, length: int) -> Array | None:
+    """Return slices of one length as rows: a view if evenly spaced, a copy if short, else None."""
     first = int(starts[0])
     steps = np.diff(starts)
     step = int(steps[0]) if len(steps) else length
@@ -107,7 +105,7 @@ def _equal_pieces(content: Array, starts: Array, length: int) -> Array | None:
 
 
 def _segments(padded: Array, size: int) -> Array:
-    """The CRC of each segment, from a start of zero: two table look-ups for four bytes."""
+    """Return the CRC of each segment with initial state 0: two table lookups per four bytes."""
     low, high = _word_tables()
     words = np.ascontiguousarray(padded.view("<u4").reshape(-1, size // 4).T)
     count = words.shape[1]
@@ -123,19 +121,19 @@ def _segments(padded: Array, size: int) -> Array:
     return state
 
 
-def _all_joined(lanes: Array, counts: Array) -> Array:
-    """The CRC of each piece from those of its segments."""
+def _combined(lanes: Array, counts: Array) -> Array:
+    """Return the CRC of each slice from the CRCs of its segments."""
     result = np.empty(len(counts), np.uint32)
     firsts = np.cumsum(counts) - counts
     widths = 1 << np.ceil(np.log2(counts)).astype(np.int64)
     for width in np.unique(widths).tolist():
         group = np.flatnonzero(widths == width)
-        result[group] = _joined(lanes, firsts[group], counts[group], width)
+        result[group] = _reduced(lanes, firsts[group], counts[group], width)
     return result
 
 
-def _joined(lanes: Array, firsts: Array, counts: Array, width: int) -> Array:
-    """The CRCs of pieces from those of their segments, at most ``width`` (a power of 2) each."""
+def _reduced(lanes: Array, firsts: Array, counts: Array, width: int) -> Array:
+    """Combine the CRCs of segments, at most ``width`` (a power of 2) per slice, in a tree."""
     columns = np.arange(width)
     is_used = columns >= (width - counts)[:, None]
     sources = firsts[:, None] + columns - (width - counts)[:, None]
@@ -148,7 +146,7 @@ def _joined(lanes: Array, firsts: Array, counts: Array, width: int) -> Array:
 
 
 def _shifted(crc: Array, level: int) -> Array:
-    """The CRC after 64 * 2**level zero bytes more."""
+    """Return the CRC after appending 64 * 2**level zero bytes."""
     tables = _shift_tables(level)
     result: Array = tables[0].take(crc & 0xFF)
     for number in (1, 2, 3):
@@ -158,6 +156,7 @@ def _shifted(crc: Array, level: int) -> Array:
 
 @functools.cache
 def _byte_table() -> Array:
+    """Return the usual table of CRC updates for one byte."""
     table = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         table = (table >> np.uint32(1)) ^ np.where(table & 1, np.uint32(_POLYNOMIAL), np.uint32(0))
@@ -166,20 +165,21 @@ def _byte_table() -> Array:
 
 @functools.cache
 def _word_tables() -> tuple[Array, Array]:
-    """What the lower and the upper half of a word of four bytes contribute after it."""
+    """Return tables of CRC updates for the lower and upper half of a four-byte word."""
     pairs = np.arange(1 << 16, dtype=np.uint32)
     high = _after_byte(_after_byte(pairs))
     return _after_byte(_after_byte(high)), high
 
 
 def _after_byte(state: Array) -> Array:
+    """Return the CRC state after a zero byte."""
     shifted: Array = _byte_table()[state & 0xFF] ^ (state >> np.uint32(8))
     return shifted
 
 
 @functools.cache
 def _shift_columns(level: int) -> Array:
-    """What becomes of each of the 32 bits."""
+    """Return the matrix of `_shifted` over GF(2): the image of each of the 32 bits."""
     if level:
         before = _shift_columns(level - 1)
         return _combine(before, before)
@@ -190,6 +190,7 @@ def _shift_columns(level: int) -> Array:
 
 
 def _combine(columns: Array, states: Array) -> Array:
+    """Multiply the GF(2) matrix with these columns by each state."""
     bits = (states[:, None] >> np.arange(32, dtype=np.uint32)) & 1
     result: Array = np.bitwise_xor.reduce(np.where(bits, columns, np.uint32(0)), axis=1)
     return result
@@ -197,12 +198,14 @@ def _combine(columns: Array, states: Array) -> Array:
 
 @functools.cache
 def _shift_tables(level: int) -> Array:
+    """Return the matrix of `_shifted` as lookup tables, one for each byte of a CRC."""
     columns = _shift_columns(level)
     numbers = np.arange(256, dtype=np.uint32)
     return np.stack([_combine(columns, numbers << np.uint32(8 * k)) for k in range(4)])
 
 
-def _one_by_one(data: bytes) -> int:
+def _bytewise(data: bytes) -> int:
+    """Return the CRC-32C of `data`, byte by byte."""
     table, crc = _byte_table(), _ONES
     for byte in data:
         crc = int(table[(crc ^ byte) & 0xFF]) ^ (crc >> 8)
@@ -219,9 +222,12 @@ _LENGTH_DELIMITED = 2
 
 
 def layout_of(record: bytes) -> Layout:
-    """Where the values of each feature stand: its type, and spans of bytes.
+    """Return the type of each feature and the byte spans of its values.
 
     A span is one string, or a run of packed numbers.
+
+    Raises:
+        DataLossError: The record is not a serialized Example.
     """
     layout: Layout = {}
     try:
@@ -243,9 +249,10 @@ def layout_of(record: bytes) -> Layout:
 
 
 def _values(record: bytes, feature: Span | None) -> tuple[int, list[Span]]:
+    """Return the type of a Feature message and the spans of its values."""
     kind, spans = 0, list[Span]()
     for number, span in fields(record, *feature) if feature else ():
-        if kind != number:
+        if kind != number:  # the lists are a oneof: the last one wins
             kind, spans = number, []
         spans.extend(inner for n, inner in fields(record, *span) if n == 1)
     return kind, spans
@@ -258,7 +265,11 @@ def _parts(record: bytes, start: int, end: int, wanted: int) -> Iterator[Span]:
 def fields(  # noqa: C901 - varints are read in place: this is done for every record
     record: bytes, start: int, end: int
 ) -> list[tuple[int, Span]]:
-    """The number and the bytes of each field."""
+    """Return the field number and the span of the content of each field of a message.
+
+    Raises:
+        ValueError, IndexError: The message is malformed.
+    """
     found: list[tuple[int, Span]] = []
     offset = start
     while offset < end:
@@ -286,7 +297,7 @@ def fields(  # noqa: C901 - varints are read in place: this is done for every re
 
 
 def varint(record: bytes, offset: int) -> tuple[int, int]:
-    """The number at ``offset``, and where it ends."""
+    """Return the varint at ``offset`` and the offset after it."""
     byte = record[offset]
     if byte < 128:
         return byte, offset + 1
@@ -303,7 +314,7 @@ def varint(record: bytes, offset: int) -> tuple[int, int]:
 
 
 def read_varints(data: Array) -> Array:
-    """Packed numbers -> int64; ``data`` is uint8."""
+    """Decode packed varints, a uint8 array, as int64."""
     is_last = data < 128
     if is_last.all():
         return data.astype(np.int64)
@@ -320,7 +331,7 @@ def read_varints(data: Array) -> Array:
 
 
 def read_int64(record: bytes, start: int, end: int) -> np.int64 | None:
-    """The number that is all of these bytes, as `read_varints` reads it; None if it is not one."""
+    """Return the single varint that fills the span, as an int64; None if it does not fill it."""
     number = 0
     for place in range(start, end if end - start <= 10 else start):
         byte = record[place]
@@ -332,7 +343,7 @@ def read_int64(record: bytes, start: int, end: int) -> np.int64 | None:
 
 
 def write_varint(value: int) -> bytes:
-    """One number; negative ones as 64-bit two's complement."""
+    """Encode an int as a varint; negative ones as 64-bit two's complement."""
     value &= (1 << 64) - 1
     parts = bytearray()
     while value > 127:
@@ -343,12 +354,12 @@ def write_varint(value: int) -> bytes:
 
 
 def write_field(number: int, content: bytes) -> bytes:
-    """One length-delimited field."""
+    """Encode a length-delimited field."""
     return write_varint(number << 3 | _LENGTH_DELIMITED) + write_varint(len(content)) + content
 
 
 def write_feature(kind: int, values: Sequence[Any] | Array) -> bytes:
-    """A Feature message."""
+    """Encode a Feature message with one list of `values`."""
     if kind == 1:
         content = b"".join(write_field(1, value) for value in values)
     elif not len(values):
@@ -362,7 +373,7 @@ def write_feature(kind: int, values: Sequence[Any] | Array) -> bytes:
 
 
 def write_example(features: dict[str, bytes]) -> bytes:
-    """An Example message from Feature messages."""
+    """Encode an Example message from encoded Feature messages."""
     entries = (
         write_field(1, write_field(1, key.encode()) + write_field(2, feature))
         for key, feature in features.items()

@@ -1,4 +1,4 @@
-"""Writing TFRecord files."""
+"""`TFRecordWriter` and its options."""
 
 import os
 import struct
@@ -18,18 +18,18 @@ _BULK_RECORDS = 1024
 
 
 class TFRecordOptions:
-    """How a `TFRecordWriter` writes.
+    """Options of a `TFRecordWriter`.
 
     Args:
         compression_type: ``""`` (or None), ``"GZIP"`` or ``"ZLIB"``.
-        flush_mode: Accepted for TensorFlow's sake, as all without a text.
-        input_buffer_size: Accepted.
-        output_buffer_size: Accepted.
-        window_bits: Accepted.
-        compression_level: From 0, none, to 9, smallest; zlib's choice if None.
-        compression_method: Accepted.
-        mem_level: Accepted.
-        compression_strategy: Accepted.
+        flush_mode: Accepted for compatibility with TensorFlow and ignored.
+        input_buffer_size: Ignored.
+        output_buffer_size: Ignored.
+        window_bits: Ignored.
+        compression_level: From 0, no compression, to 9, smallest; zlib's default if None.
+        compression_method: Ignored.
+        mem_level: Ignored.
+        compression_strategy: Ignored.
 
     Example:
         >>> rx.io.TFRecordOptions("GZIP").compression_type
@@ -63,8 +63,8 @@ class TFRecordWriter:
     """Writes records of bytes to a TFRecord file; a context manager.
 
     Args:
-        path: The file, which is replaced if it exists. Behind a URL of an object store it appears
-            when the writer is closed.
+        path: The file, which is overwritten if it exists. In an object store it appears when the
+            writer is closed.
         options: `TFRecordOptions`, or the name of a compression type.
 
     Example:
@@ -82,20 +82,20 @@ class TFRecordWriter:
     ) -> None:
         if not isinstance(options, TFRecordOptions):
             options = TFRecordOptions(options)
-        self._file: IO[bytes] | None = self._opened(path)
+        self._file: IO[bytes] | None = self._open(path)
         self._compressor: Any = None
         if options.compression_type:
             window = 31 if options.compression_type == "GZIP" else 15
             level = -1 if options.compression_level is None else options.compression_level
             self._compressor = zlib.compressobj(level, zlib.DEFLATED, window)
-        self._waiting: list[bytes] = []
+        self._buffered: list[bytes] = []
         self._bytes = 0
 
     def write(self, record: bytes) -> None:
-        """Add a record.
+        """Append a record.
 
         Args:
-            record: Its bytes; a str is written as UTF-8.
+            record: The bytes of the record; a str is encoded as UTF-8.
 
         Example:
             >>> import os, tempfile
@@ -114,13 +114,13 @@ class TFRecordWriter:
                 f"A record is bytes, got {type(record).__name__}. Serialize it first, for example"
                 " with `rx.io.serialize_example({'x': value})` or `array.tobytes()`."
             )
-        self._waiting.append(record)
+        self._buffered.append(record)
         self._bytes += len(record)
-        if self._bytes >= _BULK_BYTES or len(self._waiting) >= _BULK_RECORDS:
-            self._write_waiting()
+        if self._bytes >= _BULK_BYTES or len(self._buffered) >= _BULK_RECORDS:
+            self._write_buffered()
 
     def flush(self) -> None:
-        """Bring everything written so far to the file.
+        """Write all buffered records to the file.
 
         Example:
             >>> import os, tempfile
@@ -133,13 +133,13 @@ class TFRecordWriter:
         """
         if self._file is None:
             return
-        self._write_waiting()
+        self._write_buffered()
         if self._compressor is not None:
             self._file.write(self._compressor.flush(zlib.Z_SYNC_FLUSH))
         self._file.flush()
 
     def close(self) -> None:
-        """Finish the file.
+        """Write all buffered records and close the file.
 
         Example:
             >>> import os, tempfile
@@ -148,7 +148,7 @@ class TFRecordWriter:
         """
         if self._file is None:
             return
-        self._write_waiting()
+        self._write_buffered()
         if self._compressor is not None:
             self._file.write(self._compressor.flush())
         self._file.close()
@@ -160,18 +160,20 @@ class TFRecordWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _opened(self, path: str | os.PathLike[str]) -> IO[bytes]:
+    def _open(self, path: str | os.PathLike[str]) -> IO[bytes]:
         return _storage.open_file(user_path(path), "wb")
 
-    def _write_waiting(self) -> None:
-        if self._file is None or not self._waiting:
+    def _write_buffered(self) -> None:
+        if self._file is None or not self._buffered:
             return
-        data = _framed(self._waiting)
-        self._waiting, self._bytes = [], 0
+        data = _framed(self._buffered)
+        self._buffered, self._bytes = [], 0
         self._file.write(data if self._compressor is None else self._compressor.compress(data))
 
 
 def _framed(records: list[bytes]) -> bytes:
+    """Return records in the TFRecord format, with lengths and checksums."""
+    # In bulk, because the NumPy checksums are fast only for many records at once.
     lengths = np.array([len(record) for record in records], np.int64)
     headers = lengths.astype("<u8").tobytes()
     places = np.arange(len(records)) * 8

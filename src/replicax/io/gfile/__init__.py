@@ -1,4 +1,4 @@
-"""Files and folders, with the names of tf.io.gfile.
+"""Operations on files and folders, under the names of tf.io.gfile.
 
 Example:
     >>> rx.io.gfile.exists("/no/such/file")

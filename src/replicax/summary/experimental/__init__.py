@@ -1,4 +1,4 @@
-"""The step of summaries that name none.
+"""The default step of summaries.
 
 Example:
     >>> rx.summary.experimental.get_step() is None
