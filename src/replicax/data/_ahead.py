@@ -172,7 +172,7 @@ class Failed(Due):
 
 
 def as_state(value: Any) -> Mapping[str, Any]:
-    """Return `value` if it is a mapping, else an empty one, so that lookups find nothing."""
+    """Return `value` if it is a mapping, else an empty mapping."""
     return value if isinstance(value, Mapping) else {}
 
 

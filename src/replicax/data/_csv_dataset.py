@@ -218,8 +218,10 @@ def _column_indices(columns: Sequence[str | int], names: Sequence[str]) -> list[
     """Return the sorted indices of `columns`, given by name or index."""
     indices: list[int] = []
     for column in columns:
-        is_index = isinstance(column, int)
-        index = column if is_index else (names.index(column) if column in names else -1)
+        if isinstance(column, int):
+            index = column
+        else:
+            index = names.index(column) if column in names else -1
         if not 0 <= index < len(names):
             raise InvalidArgumentError(
                 f"select_columns has {column!r}, which is none of the {len(names)} columns {names}."

@@ -166,6 +166,7 @@ class _Binding:
         return value
 
     def _is_live(self, cell: CellType) -> bool:
+        """Whether a closure cell stays shared: it is assigned somewhere, or still empty."""
         return id(cell) in self._stored_cells or not _is_filled(cell)
 
 
@@ -263,6 +264,11 @@ class ElementFunction:
         return ColumnBlock(self._structure, leaves, len(block))
 
     def _row(self, result: Any, element: Any, index: int) -> Row:
+        """Return the leaves of one result, copied unless provably unshared.
+
+        Raises:
+            StructureError: The structure differs from that of earlier results.
+        """
         # A later call may write into an array that this one returned, so arrays are copied unless
         # only the frames here and the argument of the call refer to them.
         try:
@@ -296,6 +302,7 @@ class ElementFunction:
         return [to_leaf(leaf) for leaf in leaves]
 
     def _failed(self, error: Exception, where: str) -> InvalidArgumentError:
+        """Return the error to raise if the function itself raised."""
         name = getattr(self.function, "__qualname__", repr(self.function))
         return InvalidArgumentError(
             f"The function {name} given to {self.name}() raised {type(error).__name__}: {error},"

@@ -209,11 +209,11 @@ class DatasetIterator(Ahead, Generic[T_co]):
                 f" version {_STATE_VERSION}. Begin a new pass with `iter(dataset)`."
             )
         if saved.get("graph") != graph:
-            there, here = _difference(str(saved.get("graph")), graph)
+            saved_node, node = _difference(str(saved.get("graph")), graph)
             raise InvalidArgumentError(
-                f"This state was saved by another pipeline, which had {there:.200} where this one"
-                f" has {here}: its place is another one here. Build the dataset as it was when the"
-                " state was saved, or begin a new pass with `iter(dataset)`."
+                f"This state was saved by another pipeline, which had {saved_node:.200} where this"
+                f" one has {node}: its position does not apply here. Build the dataset as it was"
+                " when the state was saved, or begin a new pass with `iter(dataset)`."
             )
         position, errors = counted(state, "position", "errors")
         origins = _origins(state.get("seeds"), len(self._seeds))
@@ -323,4 +323,4 @@ def _describe_node(part: Node) -> str:
 def _difference(saved: str, graph: str) -> tuple[str, str]:
     """Return the first pair of nodes in which two graph descriptions differ."""
     parts = zip_longest(saved.split(_FROM), graph.split(_FROM), fillvalue="nothing")
-    return next((there, here) for there, here in parts if there != here)
+    return next((first, second) for first, second in parts if first != second)

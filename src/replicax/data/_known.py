@@ -100,6 +100,7 @@ def traced_on(node: Node, function: ElementFunction) -> TraceOutcome:
 
 
 def _with_axis(spec: Any) -> Any:
+    """Return the spec of a block of elements of `spec`: a leading axis of unknown size."""
     if not isinstance(spec, TensorSpec) or spec.shape is None:
         return spec
     return TensorSpec((None, *spec.shape), spec.dtype)
@@ -180,62 +181,62 @@ class _GraphHasher:
         if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype)):
             self._update(repr(value))
         elif isinstance(value, (np.ndarray, np.generic)):
-            self._array(np.asarray(value))
+            self._add_array(np.asarray(value))
         elif id(value) in self._visited:
             self._update(f"seen {self._visited[id(value)]}")
         else:
             self._visited[id(value)] = len(self._visited)
             self._alive.append(value)
             if isinstance(value, Node) and needs_stack(value):
-                on_new_stack(partial(self._inside, value))
+                on_new_stack(partial(self._add_parts, value))
             else:
-                self._inside(value)
+                self._add_parts(value)
 
-    def _inside(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
+    def _add_parts(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
         if isinstance(value, (tuple, list)):
-            self._all(value)
+            self._add_all(value)
         elif isinstance(value, (set, frozenset)):
-            self._all(sorted(value, key=repr))
+            self._add_all(sorted(value, key=repr))
         elif isinstance(value, dict):
-            self._all(part for pair in value.items() for part in pair)
+            self._add_all(part for pair in value.items() for part in pair)
         elif name := _installed_name(value):
             self._update(name)
         elif isinstance(value, FunctionType):
-            self._function(value)
+            self._add_function(value)
         elif isinstance(value, CodeType):
-            self._all((value.co_code, value.co_names, value.co_consts, value.co_varnames))
+            self._add_all((value.co_code, value.co_names, value.co_consts, value.co_varnames))
         elif isinstance(value, _COMPOSITE) or isinstance(getattr(value, "node", None), Node):
-            self._all(_parts_of(value))
+            self._add_all(_parts_of(value))
         elif isinstance(value, TypeSpec):
             self._update(repr(value))
         elif isinstance(value, (type, ModuleType)):
             self._update(f"{getattr(value, '__module__', '')}.{value.__name__}")
         elif is_dataclass(value):
-            self._all(getattr(value, field.name) for field in fields(value))
+            self._add_all(getattr(value, field.name) for field in fields(value))
         else:
             self._update(_token(value))
 
-    def _all(self, parts: Any) -> None:
+    def _add_all(self, parts: Any) -> None:
         count = 0
         for part in parts:
             self.add(part)
             count += 1
         self._update(f"{count} parts")
 
-    def _array(self, array: np.ndarray[Any, Any]) -> None:
+    def _add_array(self, array: np.ndarray[Any, Any]) -> None:
         self._update(f"{array.dtype} {array.shape}")
         if array.dtype == object:
-            self._all(array.reshape(-1).tolist())
+            self._add_all(array.reshape(-1).tolist())
         else:
             self._digest.update(np.ascontiguousarray(array).tobytes())
 
-    def _function(self, function: FunctionType) -> None:
+    def _add_function(self, function: FunctionType) -> None:
         scope = function.__globals__
         names = [name for name in _all_names(function.__code__) if name in scope]
-        self._all((function.__code__, function.__defaults__, function.__kwdefaults__))
+        self._add_all((function.__code__, function.__defaults__, function.__kwdefaults__))
         cells = function.__closure__ or ()
-        self._all(cell.cell_contents for cell in cells if _is_filled(cell))
-        self._all(scope[name] for name in names)
+        self._add_all(cell.cell_contents for cell in cells if _is_filled(cell))
+        self._add_all(scope[name] for name in names)
 
     def _update(self, text: str) -> None:
         data = text.encode()

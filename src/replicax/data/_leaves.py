@@ -176,6 +176,7 @@ def common_shape(left: Any, right: Any) -> Shape | None:
 
 
 def _convert(value: Any) -> Any:
+    """Convert a value that is not a NumPy array, scalar or string."""
     try:
         array = np.asarray(value)
     except ValueError:
@@ -189,6 +190,7 @@ def _convert(value: Any) -> Any:
 
 
 def _as_object(value: Any) -> Array:
+    """Convert strings, or nested lists of them, to an object array; raise for ragged lists."""
     # Not through NumPy's fixed-width strings, which drop trailing zero bytes.
     array: Array | None = None
     with suppress(ValueError):  # raised for some ragged nestings; reported below

@@ -157,11 +157,11 @@ def make_batched_features_dataset(  # noqa: PLR0913
             f"make_batched_features_dataset(label_key={label_key!r}): there is no such feature;"
             f" features has {sorted(features)}."
         )
-    read, more = reader or TFRecordDataset, tuple(reader_args or ())
+    read, arguments = reader or TFRecordDataset, tuple(reader_args or ())
     files = Dataset.list_files(file_pattern, shuffle=shuffle, seed=shuffle_seed)
     threads = 1 if reader_num_threads is None else reader_num_threads
     records: Dataset = files.interleave(
-        lambda name: read(name, *more),
+        lambda name: read(name, *arguments),
         cycle_length=threads,
         num_parallel_calls=None if threads == 1 else threads,
     )

@@ -104,10 +104,10 @@ def _check_installed(text: str, scheme: str) -> None:
     try:
         fsspec = importlib.import_module("fsspec")
     except ModuleNotFoundError as error:
-        what = f"replicax[{extra}]" if extra else "fsspec"
+        package = f"replicax[{extra}]" if extra else "fsspec"
         raise ModuleNotFoundError(
             f"{text!r} is in the file system {scheme!r}, which needs fsspec:"
-            f" `pip install '{what}'`.",
+            f" `pip install '{package}'`.",
             name=error.name,
         ) from None
     try:
@@ -115,9 +115,9 @@ def _check_installed(text: str, scheme: str) -> None:
     except ValueError:
         raise _refused(text, scheme, "names a file system that fsspec does not know") from None
     except ImportError as error:
-        what = f"`pip install 'replicax[{extra}]'`" if extra else f"fsspec says: {error}"
+        hint = f"`pip install 'replicax[{extra}]'`" if extra else f"fsspec says: {error}"
         raise ModuleNotFoundError(
-            f"{text!r} is in the file system {scheme!r}, whose package is not installed: {what}.",
+            f"{text!r} is in the file system {scheme!r}, whose package is not installed: {hint}.",
             name=getattr(error.__cause__, "name", None),
         ) from None
 

@@ -148,6 +148,7 @@ class _ShardWriter:
             self._structure = flatten(node.element_spec)[0]
 
     def add(self, number: int, block: Block) -> None:
+        """Append a block to the file of a shard."""
         if self._structure is None:
             self._structure = block.structure
         block = as_structure(block, self._structure)
@@ -161,6 +162,7 @@ class _ShardWriter:
             self._write(number)
 
     def commit(self) -> dict[str, Any]:
+        """Complete all files; return their entries for the manifest."""
         if not self._files:
             self._files[0] = writing(os.path.join(self._folder, f"{0:08d}"))
             self._counts[0], self._buffered[0] = 0, []
@@ -175,6 +177,7 @@ class _ShardWriter:
         }
 
     def abandon(self) -> None:
+        """Delete all files of this save."""
         for file in self._files.values():
             file.abandon()
         with suppress(OSError):

@@ -80,10 +80,10 @@ class SpecDataset(Dataset[Any]):
     @classmethod
     def from_generator(cls, *args: Any, **kwargs: Any) -> Any:
         """Return a dataset with the signature of the generator; abort the trace without one."""
-        made = super().from_generator(*args, **kwargs)
-        if not made.node.is_spec_sure:
+        dataset = super().from_generator(*args, **kwargs)
+        if not dataset.node.is_spec_sure:
             give_up("a generator without a signature")
-        return cls.of(made.element_spec)
+        return cls.of(dataset.element_spec)
 
     @classmethod
     def list_files(cls, *args: Any, **kwargs: Any) -> Any:

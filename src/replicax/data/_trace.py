@@ -156,6 +156,7 @@ def traced(function: Callable[..., Any], *specs: Any, is_tuple: bool = False) ->
 def _outcome(
     function: Callable[..., Any], specs: Sequence[Any], state: Trace, *, is_tuple: bool
 ) -> TraceOutcome:
+    """Run the trace; raise `UntraceableError`, or any error of the function, if it fails."""
     sandbox = _Sandbox()
     copied = sandbox.value(function)
     elements = [element_of(spec) for spec in specs]
@@ -289,6 +290,7 @@ class _Sandbox:
         return copied
 
     def _function(self, function: FunctionType) -> Any:
+        """Return a copy of a plain function whose globals and cells hold sandboxed values."""
         code = function.__code__
         _check_code(code)
         scope: dict[str, Any] = {"__builtins__": _BUILTINS, "__name__": "replicax_trace"}

@@ -244,6 +244,7 @@ class CsvFormat:
         return True
 
     def _records(self, path: str) -> Iterator[list[bytes]]:
+        """Yield lists of records, the header included."""
         pending: list[bytes] = []  # the start of a record whose end has not been read yet
         size, enough = 0, 0
         for chunk in chunks(path, self.compression):

@@ -258,7 +258,8 @@ def stat(path: Path) -> FileStatistics:
     found = on_paths(_storage.status, path)
     if found is None:
         text = os.fsdecode(path)
-        raise NotFoundError(f"{text!r}: No such file or directory{_storage.here(text)}.")
+        where = _storage.here(text)
+        raise NotFoundError(f"{text!r}: No such file or directory{where}.")
     return FileStatistics(found.size, on_paths(_storage.modified, path), found.is_folder)
 
 

@@ -141,8 +141,9 @@ def parse_single_sequence_example(
     del example_name, name
     _require_features(context_features, sequence_features)
     message = _sequence_example(_scalar(serialized))
-    whole = Example(features=message.context).SerializeToString()
-    context = parse_single_example(whole, context_features or {})
+    # The context has the wire format of an Example's features.
+    example = Example(features=message.context).SerializeToString()
+    context = parse_single_example(example, context_features or {})
     return context, {k: _steps(message, k, f) for k, f in (sequence_features or {}).items()}
 
 
@@ -189,8 +190,8 @@ def parse_sequence_example(
         context, steps = parse_single_sequence_example(serialized, context_features, features)
         return context, steps, {key: np.int64(len(steps[key])) for key in fixed}
     messages = [_sequence_example(record) for record in _records(serialized)]
-    whole = [Example(features=message.context).SerializeToString() for message in messages]
-    context = parse_example(whole, context_features) if context_features else {}
+    examples = [Example(features=message.context).SerializeToString() for message in messages]
+    context = parse_example(examples, context_features) if context_features else {}
     lists = {k: [_steps(message, k, f) for message in messages] for k, f in features.items()}
     lengths = {key: np.array([len(rows) for rows in lists[key]], np.int64) for key in fixed}
     return context, {key: _batch_steps(lists[key], key, f) for key, f in features.items()}, lengths
@@ -236,6 +237,7 @@ _readers: dict[Any, FixedColumns] = {}
 
 
 def _columns_for(features: Mapping[str, FixedLenFeature]) -> FixedColumns:
+    """Return a parser of `features`, cached if possible."""
     # A reader caches the layouts of records it has seen, so it is reused for equal features.
     # Defaults that are arrays make no reliable cache key.
     defaults = [f.default_value for f in features.values() if f.default_value is not None]
@@ -374,6 +376,7 @@ def _step(step: Any, key: str, kind: int) -> Array:
 def _fixed_steps(
     rows: Sequence[Array], key: str, feature: FixedLenSequenceFeature, *, is_missing: bool
 ) -> Array:
+    """Stack the values of all steps, each of which must have the shape of `feature`."""
     shape = tuple(feature.shape)
     size = int(np.prod(shape, dtype=np.int64))
     if is_missing and not feature.allow_missing:

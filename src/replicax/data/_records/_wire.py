@@ -57,6 +57,7 @@ def _native() -> Callable[[bytes], int] | None:
 
 
 def _checksums_numpy(data: bytes, starts: Array, lengths: Array) -> Array:
+    """Return the CRC-32C of each slice of `data`; see the module's docstring."""
     segment = min(_SEGMENT, max(4, (int(lengths.max(initial=0)) + 3) // 4 * 4))
     counts = np.maximum(1, (lengths + segment - 1) // segment)
     lanes = _segments(_padded(data, starts, lengths, counts * segment), segment)
@@ -258,8 +259,9 @@ def _values(record: bytes, feature: Span | None) -> tuple[int, list[Span]]:
     return kind, spans
 
 
-def _parts(record: bytes, start: int, end: int, wanted: int) -> Iterator[Span]:
-    return (span for number, span in fields(record, start, end) if number == wanted)
+def _parts(record: bytes, start: int, end: int, field: int) -> Iterator[Span]:
+    """Yield the spans of all occurrences of a field."""
+    return (span for number, span in fields(record, start, end) if number == field)
 
 
 def fields(  # noqa: C901 - varints are read in place: this is done for every record
