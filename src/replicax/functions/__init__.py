@@ -1,4 +1,4 @@
-"""The compiler of replicax: trace once, lift state to inputs and outputs, keep the result.
+"""`rx.function` and its relatives: tracing, lifting of state, compiled programs, gradients.
 
-Layer: above ``variables``; knows levels and cells, not strategies' verbs.
+Layer: above ``state``. Depends on levels and cells, not on the methods of strategies.
 """

@@ -1,12 +1,10 @@
-"""The border of a traced function: what crosses it beside plain arguments, inwards and outwards.
+"""Inputs and outputs of a traced function other than plain array arguments.
 
-Distributed values that code closes over. A replica function sees of such a value its replica's
-component, as if it had been an argument. In code that is traced the value is an input, and not a
-constant: its arrays are on other devices than constants are, and it may be large.
-
-Given: iterators that are arguments of a function, one program for all of them.
-
-Outputs: what a traced function returned -> arrays, and back on every call.
+- Distributed values that the code closes over. A replica function sees its replica's component, as
+  if the value had been an argument. In traced code the value becomes an input, not a constant: its
+  arrays are on other devices than constants are, and may be large.
+- `Given`: iterators passed as arguments; one program serves all iterators of one dataset.
+- `Outputs`: the structure that the function returned, to rebuild it from arrays on every call.
 """
 
 import weakref
@@ -50,9 +48,10 @@ from replicax.values._structures import closed, has_records, opened, record_type
 
 
 def _form(value: Distributed) -> Form:
-    """How the code that runs now sees the components."""
+    """Return the components of `value` in the form that the running code sees."""
     frame, held = current(), value.held
     level = frame.level
+    # Eager code, and values that already belong to this trace, need no conversion.
     if level is None or getattr(level, "is_eager", True) or not is_transformed():
         return held
     if _is_of_trace(held):
@@ -80,7 +79,7 @@ def _is_of_trace(held: Form) -> bool:
 
 
 def _cell(value: Distributed, inside: Any) -> Cell | None:
-    """The cell that makes the value an input; None for what can only be a constant.
+    """Return the cell that makes `value` an input; None if it can only be a constant.
 
     Raises:
         HostDriven: If no single program can take it.
@@ -113,7 +112,7 @@ def _of_pieces(held: Pieces, inside: Any) -> Cell | None:
 
 @final
 class Captured(Cell):
-    """A value that never changes, as the cell that compiled functions read it from."""
+    """A constant value, as the cell from which compiled functions read it."""
 
     __slots__ = ()
 
@@ -132,7 +131,7 @@ class Captured(Cell):
 
 
 def _component(value: Distributed) -> Any:
-    """What the replica that runs sees of a value."""
+    """Return the component of `value` for the running replica."""
     replica = current().replica
     if replica is None:
         return as_one(value)
@@ -154,7 +153,7 @@ def _component(value: Distributed) -> Any:
 
 
 def own_value(x: Any) -> Any:
-    """What a replica returned, as its own value: its component, or of an assignment the value."""
+    """Return one replica's own value of its result: its component, or an assigned value."""
     if isinstance(x, Variable) and x.is_written:
         return x.read_value()
     return x.component if isinstance(x, Distributed) else x
@@ -169,10 +168,10 @@ seen_by(form=_form, component=_component, is_replica=_is_replica)
 
 @final
 class Given(Ahead):
-    """An iterator that a function takes as an argument: another one with every call.
+    """A placeholder for an iterator argument, bound to a different iterator on each call.
 
     Attributes:
-        place: Which of the leaves of the arguments it is.
+        place: The iterator's index among the leaves of the arguments.
     """
 
     def __init__(self, iterator: Ahead, place: int) -> None:
@@ -181,13 +180,13 @@ class Given(Ahead):
         self.bind(iterator)
 
     def bind(self, iterator: Ahead) -> None:
-        """Stand for another iterator, for as long as somebody else holds that."""
+        """Bind to another iterator, with a weak reference."""
         self._iterator = weakref.ref(iterator)
         self.lock = iterator.lock
 
     @property
     def bound(self) -> Ahead:
-        """The iterator that it stands for."""
+        """The iterator that it is bound to."""
         iterator = self._iterator()
         if iterator is None:
             raise TracingError(
@@ -208,39 +207,39 @@ class Given(Ahead):
 
     @property
     def origin(self) -> Any:
-        """Where the elements come from, as the bound iterator says."""
+        """The source of the bound iterator's elements."""
         return self.bound.origin
 
     @property
     def element_spec(self) -> Any:
-        """What the elements look like, as the bound iterator says."""
+        """The spec of the bound iterator's elements."""
         return self.bound.element_spec
 
     def take(self) -> Any:
-        """The next element of the bound iterator."""
+        """Take the next element of the bound iterator."""
         return self.bound.take()
 
     def reaches(self, count: int) -> bool:
-        """Whether the bound iterator has ``count`` more elements."""
+        """Whether the bound iterator has at least `count` more elements."""
         return self.bound.reaches(count)
 
     def peek(self, ahead: int) -> Any:
-        """An element of the bound iterator that is not taken yet."""
+        """Return an upcoming element of the bound iterator without taking it."""
         return self.bound.peek(ahead)
 
     def consume(self, count: int) -> None:
-        """Take ``count`` elements of the bound iterator."""
+        """Take and discard `count` elements of the bound iterator."""
         self.bound.consume(count)
 
     def _fetch(self) -> Any:
         return self.bound.take()
 
     def _end(self) -> str:
-        return self.bound._end()  # noqa: SLF001 - it stands for it
+        return self.bound._end()  # noqa: SLF001 - delegates to the bound iterator
 
 
 def with_givens(leaves: Sequence[Any]) -> list[Any]:
-    """Arguments in which iterators are replaced by what stands for those of any call."""
+    """Return the arguments with each iterator replaced by a placeholder for any call's."""
     givens: dict[int, Given] = {}
     return [
         givens.setdefault(id(x), Given(x, i)) if isinstance(x, Ahead) else x
@@ -249,16 +248,16 @@ def with_givens(leaves: Sequence[Any]) -> list[Any]:
 
 
 _NUMBERS = (bool, int, float, complex, np.generic, np.ndarray)
-_Field = tuple[Any, ...]  # the class of an object, and the way from it to a leaf
+_Field = tuple[Any, ...]  # the class of an object, and the path from it to a leaf
 
 
 class Fields:
-    """The Python numbers in the objects that a function was given, such as the sizes of a model.
+    """The Python numbers in objects among a function's arguments, such as a model's sizes.
 
-    A number that a function returns is an array, as in TensorFlow, in the structures that it knows:
-    tuples, lists and dictionaries. In an object of another class it is a field, which the methods
-    of the object may need in Python, and comes back as it was. Only a field that was given with
-    another value is a counter: as an array it does not make every step another program.
+    As in TensorFlow, a number returned in a tuple, list or dictionary becomes an array. In an
+    object of another class it is a field, which the object's methods may need as a Python number,
+    and stays one. The exception is a field whose argument had another value: it is a counter, and
+    as a Python number it would make every step a new program.
     """
 
     def __init__(self, treedef: Any, leaves: Sequence[Any]) -> None:
@@ -268,7 +267,7 @@ class Fields:
                 self._given.setdefault(field_, set()).add(static_key(x))
 
     def keep(self, field_: _Field | None, x: Any) -> bool:
-        """Whether a number that is returned there stays as it is."""
+        """Whether the number `x` returned in `field_` stays a Python number."""
         if field_ is None or isinstance(x, np.generic | np.ndarray):
             return False
         given = self._given.get(field_)
@@ -276,7 +275,7 @@ class Fields:
 
 
 def _fields(treedef: Any, owner: _Field | None = None) -> list[_Field | None]:
-    """The field that each leaf is; None for those in no object."""
+    """Return the field that each leaf belongs to; None for leaves outside of objects."""
     node = treedef.node_data()
     if node is None:
         return [owner] * treedef.num_leaves
@@ -301,7 +300,7 @@ class Outputs:
     def take(
         self, result: Any, topology: Callable[[], Topology | None], given: Fields
     ) -> list[Any]:
-        """Note the structure of ``result``, and return its arrays."""
+        """Record the structure of `result`, and return its arrays."""
         tree = opened(result)
         self.has_records = has_records(tree)
         paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
@@ -317,11 +316,12 @@ class Outputs:
         return arrays
 
     def rebuild(self, arrays: Sequence[Any], *, local: bool) -> Any:
-        """The structure with new arrays in it.
+        """Return the structure with `arrays` as its arrays.
 
         Args:
-            arrays: What a call returned.
-            local: Whether plain results are copies on all devices, of which the first is wanted.
+            arrays: The results of a call.
+            local: Whether plain results are replicated over all devices, and only the first copy
+                is wanted.
         """
         rest = iter(arrays)
         leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
@@ -339,7 +339,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _refuse_traced(x: Any, path: Any) -> None:
-    """Refuse an object that would carry values of the trace out of it."""
+    """Refuse an object that would carry tracers out of the trace."""
     where = f"result{jax.tree_util.keystr(path)}"
     if x is not None and (found := Reach(Edge(where, x), everything=True).traced):
         raise TypeError(
@@ -357,7 +357,7 @@ def _plain(x: Any, local: Any) -> Any:
 def _part(
     x: Any, topology: Callable[[], Topology | None], is_kept: Callable[[Any], bool]
 ) -> tuple[Any, Any, bool]:
-    x = value_of(x)  # a snapshot, as every result is
+    x = value_of(x)  # a variable is returned as a snapshot of its value
     if is_array(x):
         return _plain, x, False
     if isinstance(x, Distributed):

@@ -1,7 +1,7 @@
-"""Control flow on array values that carries assignments.
+"""Control flow on array values that supports assignments to variables.
 
-Outside of a trace these are plain Python. Inside one each body is lifted once, and the variables
-that it writes are carried through JAX's own control flow.
+Outside of a trace these are plain Python. Inside a trace each body is lifted once, and the
+variables that it writes are carried through JAX's own control flow.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,12 +25,12 @@ def cond(
 ) -> Any:
     """Call one of two functions, by a condition that may be an array.
 
-    Both must return the same structure. Assignments in the function that is called are kept.
+    Both must return the same structure. Assignments in the chosen function take effect.
 
     Args:
         pred: A boolean scalar.
-        true_fn: Called with ``operands`` if it is true.
-        false_fn: Called with ``operands`` if it is false.
+        true_fn: Called with ``operands`` if ``pred`` is true.
+        false_fn: Called with ``operands`` if ``pred`` is false.
         *operands: Arrays, or structures of them.
 
     Example:
@@ -50,7 +50,7 @@ def cond(
             f"The two functions of rx.cond return different structures: {a.out} and {b.out}."
         )
     if a.level.pulls != b.level.pulls:
-        raise HostDriven  # how many elements it takes, only Python can say
+        raise HostDriven  # the number of elements taken depends on `pred`
     pulls = [*a.pulls, *b.pulls]
     handed: dict[Cell, Cell] = dict(zip(pulls, outward(pulls, a.level.pulls), strict=True))
     writes = list(dict.fromkeys([*a.lifted.writes, *b.lifted.writes]))
@@ -77,18 +77,18 @@ def scan(
     reverse: bool = False,
     unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
-    """Fold a function over the first axis of arrays, as `jax.lax.scan`, keeping assignments.
+    """Like `jax.lax.scan`, with support for assignments in ``f``.
 
     Args:
         f: Takes the carry and one slice of ``xs``; returns the new carry and an output.
-        init: The first carry.
-        xs: Arrays whose first axis is walked, or None with ``length``.
-        length: How many steps, if ``xs`` is None.
-        reverse: Walk from the end.
-        unroll: How many steps to lay out as straight code.
+        init: The initial carry.
+        xs: Arrays to scan over along the first axis, or None with ``length``.
+        length: The number of steps, if ``xs`` is None.
+        reverse: Scan from the last slice to the first.
+        unroll: The number of steps to unroll.
 
     Returns:
-        The last carry, and the outputs stacked.
+        The final carry, and the stacked outputs.
 
     Example:
         >>> total = rx.Variable(0.0)
@@ -139,12 +139,12 @@ def scan(
 def while_loop(
     cond_fun: Callable[[Any], Any], body_fun: Callable[[Any], Any], init_val: Any
 ) -> Any:
-    """Repeat a function while a condition holds, as `jax.lax.while_loop`, keeping assignments.
+    """Like `jax.lax.while_loop`, with support for assignments in ``body_fun``.
 
     Args:
-        cond_fun: Takes the value; whether to go on.
-        body_fun: Takes the value; returns the next one.
-        init_val: The first value.
+        cond_fun: Takes the value; returns whether to continue.
+        body_fun: Takes the value; returns the next value.
+        init_val: The initial value.
 
     Example:
         >>> turns = rx.Variable(0)
@@ -177,7 +177,7 @@ def while_loop(
             " condition is only asked; assign in body_fun."
         )
     if test.level.pulls or body.level.pulls:
-        raise HostDriven  # how many elements it takes, only Python can say
+        raise HostDriven  # the number of elements taken depends on the condition
     writes = body.lifted.writes
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
@@ -199,7 +199,7 @@ def while_loop(
 
 
 class _LoopBody:
-    """A function of flat arrays, lifted where it stands."""
+    """A function of flat arrays, lifted in the current trace."""
 
     def __init__(
         self, fn: Callable[..., Any], leaves: list[Any], treedef: Any, *, idle: bool = False
@@ -222,12 +222,12 @@ class _LoopBody:
     def with_state(
         self, reads: list[Cell], writes: list[Cell], handed: Mapping[Cell, Cell] | None = None
     ) -> Callable[..., Any]:
-        """The function of the arrays and of the values of ``reads``; gives those of ``writes``.
+        """Return `f(arrays, read_values) -> (outputs, written_values)`.
 
         Args:
-            reads: What it is given.
-            writes: What it gives.
-            handed: Of what the body reads, what stands for it in ``reads``.
+            reads: The cells of `read_values`.
+            writes: The cells of `written_values`.
+            handed: Maps cells that the body reads to the cells in `reads` that replace them.
         """
         lifted, handed = self.lifted, handed or {}
         place = {c: i for i, c in enumerate(reads)}
@@ -243,7 +243,7 @@ class _LoopBody:
 
 
 def _is_mapped(x: Any) -> bool:
-    """Whether ``x`` has no single value now, as under `jax.vmap`."""
+    """Whether `x` has no concrete boolean value, as under `jax.vmap`."""
     try:
         bool(x)
     except jax.errors.ConcretizationTypeError:

@@ -1,7 +1,7 @@
-"""rx.function: trace a Python function once for each signature, then run what was compiled."""
+"""`rx.function`: trace a Python function once per signature, then run the compiled program."""
 
 # mypy: disable-error-code="no-any-return"
-# (a traced function gives what the Python function does, as far as types go)
+# (to type checkers, a traced function returns what the Python function returns)
 
 from __future__ import annotations
 
@@ -103,19 +103,19 @@ def function(
 ) -> Any:
     """Compile a function: its Python body runs once for each signature of its arguments.
 
-    Arrays are told apart by shape and dtype, Python values by value. Variables that the body reads
-    and writes become inputs and outputs of the compiled program by themselves; assignments, random
-    state and `strategy.run` inside are carried along. A function called by another one becomes
-    part of it.
+    Arrays are distinguished by shape and dtype, Python values by value. Variables that the body
+    reads and writes automatically become inputs and outputs of the compiled program; assignments,
+    random state and `strategy.run` inside it are supported. A function called by another one is
+    inlined into it.
 
     Args:
         func: The function; without it, a decorator is returned.
         input_signature: Specs of the positional arguments, checked on every call.
-        autograph: Accepted for TensorFlow's sake; Python control flow is not rewritten. Use
-            `rx.cond`, `rx.scan` and `rx.while_loop` for control flow on array values.
-        jit_compile: Accepted for TensorFlow's sake; XLA always compiles.
-        reduce_retracing: Do not warn when the function is traced again and again.
-        **ignored: TensorFlow's experimental options, accepted for its sake.
+        autograph: Accepted for compatibility with TensorFlow; Python control flow is not rewritten.
+            Use `rx.cond`, `rx.scan` and `rx.while_loop` for control flow on array values.
+        jit_compile: Accepted for compatibility with TensorFlow; XLA always compiles.
+        reduce_retracing: Do not warn about repeated retracing.
+        **ignored: TensorFlow's experimental options, accepted for compatibility.
 
     Example:
         >>> count = rx.Variable(0)
@@ -139,7 +139,7 @@ def function(
 
 @final
 class Function(Generic[_P, _R_co]):
-    """What `rx.function` makes of a Python function.
+    """A compiled function, as returned by `rx.function`.
 
     Example:
         >>> f = rx.function(lambda x: x + 1)
@@ -159,7 +159,7 @@ class Function(Generic[_P, _R_co]):
         self._python: Callable[..., Any] = func
         self._signature = tuple(input_signature) if input_signature is not None else None
         self._quiet = quiet
-        # Several for one key where iterators give elements of several shapes.
+        # Several programs per key if iterators yield elements of several shapes.
         self._programs: dict[Any, list[Program]] = {}
         self._traces = 0
         self._started = False
@@ -180,7 +180,7 @@ class Function(Generic[_P, _R_co]):
         return self._signature
 
     def experimental_get_tracing_count(self) -> int:
-        """How many signatures the function was traced for."""
+        """Return the number of signatures that the function was traced for."""
         return self._traces
 
     def __call__(self, *args: _P.args, **kwargs: _P.kwargs) -> _R_co:
@@ -203,7 +203,7 @@ class Function(Generic[_P, _R_co]):
     def _run(self, arguments: Arguments) -> Any:
         if CHECKS_EVERY_CALL:
             check_carried(self, arguments.named(self._python), self._name)
-        # What `key_of` gives, without the call: every step comes here.
+        # Inlines `key_of`: this is on the path of every step.
         programs = self._programs.get((arguments.key, whereabouts(), settings()), ())
         for program in programs:
             try:
@@ -215,7 +215,7 @@ class Function(Generic[_P, _R_co]):
         return program(arguments.arrays, arguments.leaves)
 
     def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Python runs the body; every run of a strategy in it is compiled."""
+        """Run the body in Python; each `strategy.run` in it is still compiled."""
         return driven(lambda: self._python(*args, **kwargs))
 
     @overload
@@ -233,7 +233,7 @@ class Function(Generic[_P, _R_co]):
         with self._lock:
             own = self._methods.get(key)
             if own is None:
-                # Every object has variables of its own, which its own first call may create.
+                # Every object has its own variables, which its own first call may create.
                 own = Function(self._python, self._signature, quiet=self._quiet)
                 receivers.add(type(instance))
                 alive = {k: f for k, f in self._methods.items() if k.target() is not None}
@@ -241,7 +241,7 @@ class Function(Generic[_P, _R_co]):
         return BoundFunction(own, instance)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """The compiled program for these arguments, or for arguments of these specs.
+        """Return the compiled program for these arguments, or for arguments of these specs.
 
         Example:
             >>> f = rx.function(lambda x: x + 1)
@@ -273,7 +273,7 @@ class Function(Generic[_P, _R_co]):
                 if self._started:
                     raise VariableError(late_creation(self._name, created))
                 tell_newcomers()
-                # As a new caller would find it: the variables exist now.
+                # Trace again now that the variables exist: this is the program of all later calls.
                 program, again = self._trace_apart(arguments)
                 if again:
                     raise VariableError(late_creation(self._name, again))
@@ -301,7 +301,7 @@ class Function(Generic[_P, _R_co]):
                 level.uses(place, "a per-replica value")
             return next(iter(level.topologies), None)
 
-        @functools.wraps(self._python)  # JAX names the function that it traces in its messages
+        @functools.wraps(self._python)  # JAX shows the name of the traced function in its messages
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = given.with_arrays(arrays)
             return outputs.take(self._python(*args, **kwargs), topology, fields)
@@ -361,12 +361,12 @@ class BoundFunction(Generic[_P, _R_co]):
 
     @property
     def python_function(self) -> Callable[_P, _R_co]:
-        """The Python method, bound."""
+        """The bound Python method."""
         return functools.partial(self._unbound.python_function, self._instance)
 
     @property
     def instance(self) -> Any:
-        """The object whose method it is."""
+        """The object to which the method is bound."""
         return self._instance
 
     @property
@@ -383,9 +383,9 @@ class BoundFunction(Generic[_P, _R_co]):
         return self._unbound(self._instance, *args, **kwargs)
 
     def get_concrete_function(self, *args: Any, **kwargs: Any) -> ConcreteFunction:
-        """The compiled program for these arguments."""
+        """Return the compiled program for these arguments."""
         return self._unbound.get_concrete_function(self._instance, *args, **kwargs)
 
     def experimental_get_tracing_count(self) -> int:
-        """How many signatures the function was traced for."""
+        """Return the number of signatures that the function was traced for."""
         return self._unbound.experimental_get_tracing_count()

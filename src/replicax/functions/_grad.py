@@ -1,9 +1,4 @@
-"""Gradients: of functions, and backwards through what a tape recorded.
-
-Backwards through what a gradient tape recorded.
-
-Gradients with respect to variables.
-"""
+"""Gradients with respect to variables: `value_and_grad`, and the backward pass of tapes."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,12 +21,12 @@ from replicax.state._variable import Variable
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on arrays that a tape follows.
+    """One operation that a tape recorded.
 
     Attributes:
-        call: The operation as a function of ``inputs``.
-        pull: Gradients with respect to ``outputs`` -> gradients with respect to ``inputs``.
-        seen_by: The tapes that were open around, and saw what ``pull`` was made of.
+        call: The operation as a function of `inputs`.
+        pull: Maps gradients of `outputs` to gradients of `inputs` (the VJP).
+        seen_by: The enclosing tapes that recorded the computation of `pull`.
     """
 
     call: Callable[..., list[Any]]
@@ -41,16 +36,16 @@ class Operation:
     seen_by: tuple[Any, ...]
 
     def pulled(self, gradients: dict[int, Any]) -> Iterator[tuple[jax.Array, Any]]:
-        """Each input with its part of the gradient, where it has one."""
+        """Yield each input that has a gradient, with this operation's contribution to it."""
         given, taken = [], set()
         for out in self.outputs:
-            # An operation may return one array twice, which then has one gradient.
+            # An array that the operation returned twice has one gradient: count it once.
             known = id(out) in gradients and id(out) not in taken
             given.append(gradients[id(out)] if known else _zero(out))
             taken.add(id(out))
         pull = self.pull
         if any(tape not in self.seen_by for tape in current().tapes):
-            # Such a tape must see how the gradient depends on the inputs.
+            # A tape that did not record `pull` must see how the gradient depends on the inputs.
             _, pull = jax.vjp(self.call, *self.inputs)
         for x, part in zip(self.inputs, pull(given), strict=True):
             if part.dtype != jax.dtypes.float0:
@@ -59,12 +54,12 @@ class Operation:
 
 @dataclass
 class Record:
-    """What a tape knows.
+    """The recording of a tape.
 
     Attributes:
-        operations: In the order in which they ran.
-        followed: The arrays that are watched or computed from such, by their identity.
-        reads: The arrays that reads of each watched variable gave.
+        operations: The operations, in execution order.
+        followed: The arrays that are watched or computed from watched ones, by `id`.
+        reads: The arrays that reads of each watched variable returned, by `id`.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -76,7 +71,7 @@ class Record:
             self.followed[id(x)] = x
 
     def backwards(self, gradients: dict[int, Any], sources: Sequence[Sequence[int]]) -> list[Any]:
-        """The gradient with respect to each source, from those with respect to the targets."""
+        """Return the gradient of each source, given the gradients of the targets by `id`."""
         kept = {i for source in sources for i in source}
         between, reached = self._from(kept)
         gradients = {i: g for i, g in gradients.items() if i in reached}
@@ -92,7 +87,7 @@ class Record:
         return [_total([gradients[i] for i in s if i in gradients]) for s in sources]
 
     def _from(self, sources: set[int]) -> tuple[list[Operation], set[int]]:
-        """The operations that depend on arrays, and all arrays that do."""
+        """Return the operations that depend on the sources, and the ids of all such arrays."""
         reached, operations = set(sources), []
         for operation in self.operations:
             if any(id(x) in reached for x in operation.inputs):
@@ -102,7 +97,7 @@ class Record:
 
 
 class Question:
-    """What a gradient is asked for."""
+    """A request for gradients of a recording with respect to `sources`."""
 
     def __init__(self, record: Record, sources: Any, unconnected: UnconnectedGradients) -> None:
         self.record = record
@@ -110,7 +105,7 @@ class Question:
         self._unconnected = unconnected
 
     def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """The gradient of each source, in their structure."""
+        """Return the gradient of the weighted targets for each source, in their structure."""
         start: dict[int, Any] = {}
         for x, weight in zip(targets, weights, strict=True):
             variable = variable_of(x)
@@ -125,10 +120,11 @@ class Question:
         return jax.tree.unflatten(self._treedef, list(answers))
 
     def answer_recorded(self, target: jax.Array, weight: jax.Array) -> Any:
-        """The same for one target, which counts only if the tape follows it.
+        """Return the gradients of one target; zero or None unless the tape follows it.
 
-        A gradient of an array with respect to itself is one even if the tape does not follow it. A
-        jacobian is that of a reshaped array, in TensorFlow, which is another one.
+        The gradient of an array with respect to itself is one even if the tape does not follow it.
+        TensorFlow reshapes the target of a jacobian, though, which makes it a different tensor, so
+        for a target that is not followed the jacobian is unconnected.
         """
         if id(target) in self.record.followed:
             return self.answer([target], [weight])
@@ -148,7 +144,7 @@ class Question:
 
 
 class DerivativeGuard:
-    """Sees to it that Python code with its own derivatives hides nothing from the tape."""
+    """A recorder that ensures code with custom derivatives hides no array from the tape."""
 
     def __init__(self, record: Record, given: set[int]) -> None:
         self._record = record
@@ -170,7 +166,7 @@ class DerivativeGuard:
 
 
 def is_variable(x: Any) -> bool:
-    """Whether ``x`` is a variable, or holds one."""
+    """Whether `x` is or contains a variable."""
     return variable_of(x) is not None
 
 
@@ -184,7 +180,7 @@ def _array(x: Any, what: str) -> jax.Array:
 
 
 def _conjugate(x: jax.Array) -> jax.Array:
-    # Of complex numbers TensorFlow takes the conjugate of JAX's gradient.
+    # For complex numbers, TensorFlow's gradient is the conjugate of JAX's.
     return jnp.conj(x) if jnp.issubdtype(x.dtype, jnp.complexfloating) else x
 
 
@@ -201,9 +197,9 @@ def _total(parts: list[Any]) -> Any:
 def value_and_grad(
     fn: Callable[..., Any], variables: Any = None, has_aux: bool = False
 ) -> Callable[..., Any]:
-    """A function that computes ``fn`` and its gradients with respect to variables.
+    """Return a function that computes ``fn`` and its gradients with respect to variables.
 
-    Assignments that ``fn`` makes are kept. Inside `strategy.run` the gradients are this replica's
+    Assignments in ``fn`` take effect. Inside `strategy.run` the gradients are this replica's
     own; all-reduce them before they are applied.
 
     Args:
@@ -216,7 +212,7 @@ def value_and_grad(
         structure of ``variables``.
 
     Raises:
-        TypeError: If ``variables`` holds something else, or ``fn`` returns no scalar array.
+        TypeError: If ``variables`` contains other objects, or ``fn`` returns no scalar array.
 
     Example:
         >>> w = rx.Variable(3.0)
@@ -232,7 +228,7 @@ def value_and_grad(
             " jax.value_and_grad."
         )
     given = [_checked(v) for v in leaves]
-    # A variable that is named twice has one gradient, and gets it twice.
+    # A variable that occurs twice is differentiated once; both places get the gradient.
     cells = list(dict.fromkeys(v.cell for v in given))
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -258,7 +254,7 @@ def value_and_grad(
 
 
 def _keep(overlay: Overlay, values: Iterable[Any]) -> None:
-    """Write what was written in an overlay to what is outside."""
+    """Apply the writes buffered in `overlay` to the enclosing level."""
     outside, replica = level(), current().replica
     for cell, value in zip(overlay.writes, values, strict=True):
         if outside.is_eager and replica is not None and not cell.per_replica:

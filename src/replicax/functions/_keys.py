@@ -1,8 +1,8 @@
-"""Cache keys of Python values: equal only for values that no traced function can tell apart.
+"""Cache keys of Python values: equal only for values that a traced function cannot distinguish.
 
-Python's own equality is too wide for that. ``1``, ``1.0`` and ``True`` are equal, and so are
-``0.0`` and ``-0.0``, alone and inside of containers, while programs that are traced for them
-differ. Mutable values must be found by their content, because they may change between two calls.
+Python's equality is too weak for that. ``1``, ``1.0`` and ``True`` are equal, and so are ``0.0``
+and ``-0.0``, also inside containers, while the programs traced for them differ. Mutable values are
+identified by their content, because they may change between two calls.
 """
 
 import array
@@ -23,12 +23,13 @@ import numpy as np
 
 from replicax.values._per_replica import is_opaque
 
-# Classes with methods that are functions: what such an object holds is its own business.
+# Classes with methods that are `rx.function`s: their instances are identified by `id`, and their
+# attributes are not part of the key.
 receivers: weakref.WeakSet[type] = weakref.WeakSet()
 
 
 class Identity:
-    """Equal only to the key of the same object, for as long as that lives."""
+    """A key equal only to that of the same object, for as long as the object lives."""
 
     __slots__ = ("_hash", "_keep", "_ref")
 
@@ -41,7 +42,7 @@ class Identity:
             self._ref, self._keep = None, x
 
     def target(self) -> Any:
-        """The object, or None when it is gone."""
+        """Return the object, or None if it has been deleted."""
         return self._ref() if self._ref is not None else self._keep
 
     def __hash__(self) -> int:
@@ -58,7 +59,7 @@ class Identity:
 
 
 def static_key(x: Any) -> Any:
-    """Return a key that is equal for Python values which mean the same to a traced function."""
+    """Return a key that is equal for Python values that are equivalent to a traced function."""
     if x is None:
         return None
     kind = type(x)
@@ -70,7 +71,7 @@ def static_key(x: Any) -> Any:
 
 
 def structure_key(treedef: Any) -> Any:
-    """Return a key of a tree's structure that compares dict keys and static fields as values."""
+    """Return a key of a pytree structure that compares dict keys and static fields by value."""
     data = treedef.node_data()
     if data is None:  # a leaf
         return None
@@ -79,7 +80,7 @@ def structure_key(treedef: Any) -> Any:
 
 
 def python_words(key: Any) -> str:
-    """The value of a key, in words."""
+    """Return a description of the value that a key represents."""
     if not (isinstance(key, tuple) and len(key) > 1 and isinstance(key[0], type)):
         return repr(key)
     kind, value = key[:2]
@@ -91,14 +92,14 @@ def python_words(key: Any) -> str:
 
 
 def _key(x: Any, within: tuple[int, ...]) -> Any:
-    """The key of ``x``, which the containers ``within`` hold, by their ids."""
+    """Return the key of `x`, where `within` are the ids of the containers around it."""
     kind: Any = type(x)
     if x is None or kind in _HASHED:
         return kind, x
-    # JAX warns of generators among pytrees; an iterator is none, and its content is its position.
+    # JAX warns about generators in pytrees. The content of an iterator is its position.
     if is_opaque(x) or isinstance(x, jax.Array | type | types.FunctionType | Iterator):
         return Identity(x)
-    if id(x) in within:  # a container that holds itself
+    if id(x) in within:  # a container that contains itself
         return "cycle", within.index(id(x))
     inside = (*within, id(x))
     for kinds, look in _LOOKS:
@@ -112,15 +113,15 @@ def _key(x: Any, within: tuple[int, ...]) -> Any:
 def _object(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
     if kind not in receivers:
         if hasattr(kind, "__dataclass_fields__"):
-            # By the values of its fields, which may change while it is the same object.
+            # By the values of its fields, which may change while the object stays the same.
             return kind, tuple(_key(getattr(x, n, None), inside) for n in kind.__dataclass_fields__)
         held, treedef = jax.tree.flatten(x, is_leaf=lambda y: y is not x)
-        if len(held) != 1 or held[0] is not x:  # a pytree in a value that is none
+        if len(held) != 1 or held[0] is not x:  # a pytree inside a value that is not one
             return structure_key(treedef), tuple(_key(y, inside) for y in held)
     if kind.__hash__ is None or kind.__hash__ is object.__hash__:
         is_value = kind.__hash__ is None and kind not in receivers
         own = getattr(x, "__dict__", None) if is_value else None
-        # One that is equal by its content may have changed that.
+        # An unhashable object compares by content, which may have changed since.
         return Identity(x) if own is None else (Identity(x), _key(own, inside))
     try:
         hash(x)
@@ -130,7 +131,7 @@ def _object(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
 
 
 def _is_member(x: Any) -> bool:
-    """Whether ``x`` is a member of an enumeration, whose attributes belong to the class."""
+    """Whether `x` is an enum member, whose attributes belong to the class."""
     return hasattr(type(x), "__members__")
 
 
@@ -138,7 +139,7 @@ _Look = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def _float(x: Any, key: Any) -> Any:
-    # `repr` tells 0.0 from -0.0, and shows NaN without its sign.
+    # `repr` distinguishes 0.0 from -0.0, but not the sign and payload of NaN.
     return repr(x) if x == x else (repr(x), struct.pack("<2d", x.real, x.imag))
 
 
@@ -157,7 +158,7 @@ def _array(x: Any, key: Any) -> Any:
     return x.shape, x.dtype.str, x.tobytes()
 
 
-# What tells the values of a class apart. The first class that fits counts.
+# For each class, the content that distinguishes its values. The first matching class is used.
 _LOOKS: list[tuple[Any, _Look]] = [
     ((np.ndarray, np.generic), _array),
     (str, lambda x, key: str.__str__(x)),
@@ -170,7 +171,7 @@ _LOOKS: list[tuple[Any, _Look]] = [
     (defaultdict, lambda x, key: (key(x.default_factory), _items(x, key))),
     ((dict, OrderedDict, types.MappingProxyType), _items),
     (deque, lambda x, key: (x.maxlen, tuple(map(key, x)))),
-    # In the order of the iteration, which may differ between equal sets.
+    # In iteration order, which may differ between equal sets.
     ((tuple, list, set, frozenset), lambda x, key: tuple(map(key, x))),
     ((type({}.keys()), type({}.values()), type({}.items())), lambda x, key: tuple(map(key, x))),
     ((slice, range), lambda x, key: (key(x.start), key(x.stop), key(x.step))),

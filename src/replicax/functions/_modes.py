@@ -1,7 +1,7 @@
-"""How functions are run: compiled or not, how exactly, and what ends a trace.
+"""Execution modes of functions (eager, matmul precision), and the signals that end a trace.
 
-The signals that end a trace, with the words for what it cannot do, are no `Exception`, so that user
-code which catches those does not swallow them.
+The signals derive from `BaseException`, not `Exception`, so that user code that catches exceptions
+does not swallow them.
 """
 
 from collections.abc import Iterable
@@ -13,19 +13,19 @@ from replicax._jax_private import setting
 
 
 class HostDriven(BaseException):
-    """Python must run the function, as how many elements it takes depends on values."""
+    """Python must run the function: how many elements it takes depends on values."""
 
 
 class Unfilled(BaseException):
-    """An iterator cannot fill this call of a compiled function: Python runs it this time."""
+    """The program cannot run with the upcoming elements; Python runs this call instead."""
 
 
 class Reshaped(Unfilled):
-    """The elements that come have other shapes than those that the function was traced with."""
+    """The upcoming elements have other shapes than those the function was traced with."""
 
 
 class Text(Unfilled):
-    """An argument holds strings: no compiled program can take them."""
+    """An argument contains strings, which no compiled program can take."""
 
 
 class Ragged(Unfilled):
@@ -33,7 +33,7 @@ class Ragged(Unfilled):
 
 
 def late_creation(name: str, created: Iterable[Any]) -> str:
-    """What to say of variables that are created too late."""
+    """Return the error message for variables that are created after the first call."""
     names = ", ".join(repr(v.name) for v in created)
     return (
         f"{name} creates variables ({names}) on a call that is not its first. A traced function may"
@@ -43,7 +43,7 @@ def late_creation(name: str, created: Iterable[Any]) -> str:
 
 
 def needs_value(name: str, error: Exception) -> str:
-    """What to say if Python asks for the value of a traced array."""
+    """Return the error message for code that needs the value of a traced array."""
     return (
         f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
         " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
@@ -58,7 +58,7 @@ runs_eagerly = [False]
 
 
 class FunctionOptions(TypedDict, total=False):
-    """The options of `rx.function` beside the signature; most are TensorFlow's, and ignored."""
+    """The options of `rx.function` besides the signature; most are TensorFlow's, and ignored."""
 
     autograph: bool
     jit_compile: bool | None
@@ -72,9 +72,9 @@ class FunctionOptions(TypedDict, total=False):
 
 
 def run_functions_eagerly(run_eagerly: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
-    """Have every `rx.function` run as plain Python, op by op, until it is switched off again.
+    """Run every `rx.function` as plain Python, op by op, until this is switched off again.
 
-    Prints, breakpoints and values of arrays are there then, as without the decorator.
+    Prints, breakpoints and array values then work as they do without the decorator.
 
     Example:
         >>> @rx.function
@@ -101,7 +101,7 @@ def functions_run_eagerly() -> bool:
 
 
 def enable_tensor_float_32_execution(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's
-    """Whether products of float32 matrices may be less exact on devices that are faster then.
+    """Allow float32 matrix products of reduced precision on devices where they are faster.
 
     Example:
         >>> rx.config.experimental.enable_tensor_float_32_execution(False)
@@ -115,7 +115,7 @@ def enable_tensor_float_32_execution(enabled: bool) -> None:  # noqa: FBT001 - T
 
 
 def tensor_float_32_execution_enabled() -> bool:
-    """Whether products of float32 matrices may be less exact; True at first.
+    """Whether float32 matrix products may have reduced precision; True by default.
 
     Example:
         >>> rx.config.experimental.tensor_float_32_execution_enabled()

@@ -1,4 +1,4 @@
-"""Program: one traced signature of a function, compiled, with the variables that it touches."""
+"""`Program`: one traced signature of a function, compiled, with the variables that it uses."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ from replicax.workers._watch import load
 
 
 class Program:
-    """A compiled call: arrays and variables in, results and variables out."""
+    """A compiled call: takes arrays and variables, returns results and new variable values."""
 
     def __init__(self, lifted: Lifted, level: TraceLevel, outputs: Outputs, name: str) -> None:
         lifted = lifted.rewritten(with_cpu_kernels)
@@ -41,8 +41,8 @@ class Program:
         self.outputs = outputs
         self.topology = _one_topology(level.topologies, name)
         reads, read, written = lifted.reads, set(lifted.reads), set(lifted.writes)
-        # In one order, as JAX gives each donated array to the first result of its shape: another
-        # variable's array would have to be copied before it is overwritten.
+        # `changed` and `written` share one order: JAX pairs each donated array with the first
+        # output of its shape. Paired with another variable's output, it would be copied first.
         self.changed = [c for c in lifted.writes if c in read]
         self.read_only = [c for c in reads if c not in written]
         self.written = [*self.changed, *(c for c in lifted.writes if c not in read)]
@@ -55,7 +55,7 @@ class Program:
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
         alone = topology is None or topology.is_whole
-        # What a worker's own iterator gives must be put where all workers' arrays are.
+        # Elements of a worker-local iterator must be put where all workers' arrays are.
         self._handed_in = [
             i
             for i, c in enumerate(self.read_only)
@@ -68,8 +68,8 @@ class Program:
         at = {c: num_outs + i for i, c in enumerate(lifted.writes)}
         new_at = [at[c] for c in self.written]
 
-        # Arrays that the function closed over are inputs where processes may hold different ones:
-        # constants would make other programs of theirs, whose collectives come in another order.
+        # Captured arrays are inputs where they may differ between processes: as constants they
+        # would make the programs differ, and with them the order of their collectives.
         self._closed_over: list[Any] = []
         if topology is not None and not alone:
             self._closed_over = [_placed(x, topology) for x in lifted.consts]
@@ -83,7 +83,7 @@ class Program:
             return [results[i] for i in new_at], results[:num_outs]
 
         pure.__name__ = pure.__qualname__ = name
-        # A call that may fail while it runs must leave the variables as they were.
+        # A call that may fail at run time must leave the variables unchanged, so it cannot donate.
         calls = host_calls(lifted.jaxpr)
         self._may_fail = bool(self._verdicts) or not calls.isdisjoint(MAY_RAISE)
         self._calls_back = "debug_callback" in calls
@@ -97,11 +97,11 @@ class Program:
             self._label = f"{name} (program {digest(' '.join(outline(lifted.jaxpr)))})"
 
     def __call__(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
-        """Run it on the variables' own storage.
+        """Run the program on the stored values of the variables.
 
         Args:
             arrays: The arrays among the arguments.
-            leaves: All arguments, of which it takes the iterators.
+            leaves: All leaves of the arguments, from which it takes the iterators.
         """
         if not self._pulls:
             return self._called(arrays, leaves)
@@ -117,11 +117,11 @@ class Program:
         arrays: Sequence[Any],
         leaves: Sequence[Any],
     ) -> Any:
-        """Call it while no other thread can take the elements that it looks at."""
+        """Run the call while holding the locks of all iterators in `locked`, in that order."""
         if locked:
             with locked[0].lock:
                 return self._pulling(sources, locked[1:], arrays, leaves)
-        # Elements are made now: functions of a pipeline must not run under the lock of all calls.
+        # Produce elements now: a pipeline's functions must not run under the lock of all calls.
         for iterator, count in sources.items():
             reaches(iterator, count)
         return self._called(arrays, leaves)
@@ -131,7 +131,7 @@ class Program:
         self._calls += 1
         if topology is not None:
             arrays = [_placed(x, topology) for x in arrays]
-        # A donated array must not be seen by another thread's call.
+        # Another thread's call must not see a donated array.
         with _one_call:
             self._bind(leaves)
             inputs = (self._read_only(), arrays, self._closed_over)
@@ -144,10 +144,10 @@ class Program:
         return self.outputs.rebuild(outs, local=topology is not None)
 
     def _step(self, inputs: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-        """Compute, and give the variables their new values: wholly, or not at all.
+        """Run the program and commit the new values of the variables atomically.
 
-        An exception of a signal's handler must not come between a call that consumed the old arrays
-        and the last variable's new one; nor between these and the iterators that were read.
+        An exception raised by a signal handler must not interrupt between the call that donates the
+        old arrays and the commit of the last new one, nor before the iterators are advanced.
         """
         if (journal := current().journal) is not None:
             for cell in self.written:
@@ -160,16 +160,17 @@ class Program:
                 with held, changing:
                     self._commit(new)
             return outs, new
-        # A callback of the program's may want a variable while the call waits for it.
+        # Without the lock if the program has callbacks: one may read a variable from another
+        # thread while this call waits for it.
         with held, changing if not self._calls_back else nullcontext():
-            # What a program gave to a variable, and nobody has seen, is as this one takes it.
+            # An owned value is the unread output of an earlier call: it can be donated directly.
             changed = [c.value if c.owned else own_copy(c.array()) for c in self.changed]
             new, outs = self._call(changed, *inputs)
             self._commit(new)
         return outs, new
 
     def _first_call(self, *args: Any) -> Any:
-        result = undisturbed(lambda: self.jitted(*args))  # JAX traces and lowers, in Python
+        result = undisturbed(lambda: self.jitted(*args))  # JAX traces and lowers in Python
         self._call = self.jitted
         return result
 
@@ -181,7 +182,7 @@ class Program:
             iterator.consume(count)
 
     def _step_together(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
-        """The same with other processes, whose failure shows in the results only."""
+        """Like `_step`, with other processes; restore the old values if a process fails."""
         with together(topology, f"call {self._calls} of {self._label}") as finished:
             old = [c.value for c in self.written]
             outs, new = self._step(inputs)
@@ -199,7 +200,7 @@ class Program:
         for given in self._givens:
             iterator = leaves[given.place]
             if iterator in self._pulls:
-                raise Unfilled  # closed over as well: only Python knows whose turn it is
+                raise Unfilled  # also closed over: only Python knows the order of the two
             given.bind(iterator)
 
     def _read_only(self) -> list[Any]:
@@ -226,7 +227,7 @@ class Program:
                 cell.owned = False
 
     def lowered(self, arrays: Sequence[Any]) -> Any:
-        """JAX's lowered form, for looking at the compiled program."""
+        """Return JAX's lowered form, for inspection of the compiled program."""
         read_only, changed = self._read_only(), [c.array() for c in self.changed]
         return self.jitted.lower(changed, read_only, list(arrays), self._closed_over)
 
@@ -255,14 +256,14 @@ class Program:
                 )
 
 
-# Called with the function, the arguments taken apart, and the program.
+# Called with the function, its flattened arguments, and the program.
 Watcher = Callable[[Any, Any, Any], None]
 
 _watcher: ContextVar[Watcher | None] = ContextVar("replicax_watcher", default=None)
 
 
 def tell(function: Any, arguments: Any, program: Program) -> None:
-    """Tell whoever watches of a program that a function was traced into, before it first runs."""
+    """Notify the active watcher of a newly traced program, before its first run."""
     watcher = _watcher.get()
     if watcher is not None:
         watcher(function, arguments, program)
@@ -270,7 +271,7 @@ def tell(function: Any, arguments: Any, program: Program) -> None:
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Have ``watcher`` told of the functions that this thread traces in the block."""
+    """Call `watcher` for each function that this thread traces in the block."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -302,7 +303,7 @@ class ConcreteFunction:
         return self._arguments.with_arrays([jax.typeof(x) for x in self._arguments.arrays])
 
     def as_text(self) -> str:
-        """The optimized HLO that the devices run."""
+        """Return the optimized HLO that the devices run."""
         return str(self._program.lowered(self._arguments.arrays).compile().as_text())
 
 
@@ -310,7 +311,7 @@ def _placed(x: Any, topology: Topology) -> Any:
     if not topology.is_whole:
         known = isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set
         return x if known else replicate(x, topology)
-    # Uncommitted arrays go where the others are by themselves; committed ones must be sent.
+    # JAX moves uncommitted arrays to the devices of the others; committed ones must be copied.
     if not isinstance(x, jax.Array) or not x.committed:
         return x
     where = x.sharding
@@ -320,7 +321,7 @@ def _placed(x: Any, topology: Topology) -> Any:
         return x
     if x.is_fully_replicated:
         return jax.device_put(first(x), topology.mirrored)
-    # A per-replica value of another strategy, or an array that the user spread.
+    # A per-replica value of another strategy, or an array that the user sharded.
     is_stacked = x.shape[0] == topology.num_replicas
     return jax.device_put(x, topology.stacked if is_stacked else topology.mirrored)
 

@@ -1,8 +1,8 @@
 """Pulls: elements of an iterator as inputs of a compiled function.
 
-While a function is traced, ``next(iterator)`` gives stand-ins for the element that is coming, which
-is looked at and not taken. Each call of the compiled function then takes as many elements as it was
-traced with, and hands them in. What a body of `rx.scan` takes in its turns is handed in stacked.
+While a function is traced, ``next(iterator)`` peeks at the upcoming element and returns tracers of
+its shape. Each call of the compiled function then takes as many elements as the trace did, and
+passes them as inputs. Elements taken by the body of `rx.scan` are passed stacked over the steps.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from replicax.values._placement import NUMERIC, as_array, fitting, is_array
 
 
 def _taken(iterator: Ahead) -> Any:
-    """``next(iterator)`` in code that is traced, or part of a function."""
+    """Return ``next(iterator)`` in traced code, or in the body of a function run by Python."""
     where = traced_function()
     if where is not None and where.is_idle:
         return _example(iterator)
@@ -53,7 +53,7 @@ def _taken(iterator: Ahead) -> Any:
 
 
 def _loop() -> None:
-    """``iter(iterator)`` in code that is traced: how often it turns, only Python can say."""
+    """Refuse ``iter(iterator)`` in traced code: only Python can run a loop of unknown length."""
     if traced_function() is not None:
         raise HostDriven
 
@@ -62,10 +62,10 @@ around.take, around.loop = _taken, _loop
 
 
 def traced_function() -> TraceLevel | None:
-    """The function that is being traced, if elements can be taken in it; None in plain code.
+    """Return the function being traced, if elements can be taken in it; None in eager code.
 
     Raises:
-        TracingError: In code that JAX traces, which would take an element once and for all.
+        TracingError: In code that JAX traces on its own, where one element would be a constant.
     """
     where: Any = level()
     now = current_trace()
@@ -102,18 +102,18 @@ _IN_REPLICA = (
 
 
 def driven(fn: Callable[[], Any]) -> Any:
-    """Python runs the body of a function: elements are arrays in it, and runs are compiled."""
+    """Run the body of a function in Python: elements become arrays, and runs are compiled."""
     before = in_function.get()
     try:
         in_function.set(True)
         return within(fn, hosted=True)
     finally:
-        in_function.set(before)  # in one call, which nothing interrupts
+        in_function.set(before)  # a single call into C, which no signal handler interrupts
 
 
 @contextmanager
 def _outside() -> Iterator[None]:
-    """The pipeline's own functions are no part of the function that takes its elements."""
+    """Leave the current function: the pipeline's own code is no part of its trace."""
     token = in_function.set(False)
     try:
         with (
@@ -126,7 +126,7 @@ def _outside() -> Iterator[None]:
 
 
 def reaches(source: Ahead, count: int) -> bool:
-    """Whether ``count`` elements can be looked at, from any code."""
+    """Whether `source` has at least `count` more elements to peek at, called from any code."""
     if is_plain():
         return source.reaches(count)
     with _outside():
@@ -142,7 +142,7 @@ def _is_numeric(x: Any) -> bool:
 
 
 def _example(iterator: Ahead) -> Any:
-    """What stands for an element in a loop of no turns, which takes none."""
+    """Return zeros shaped like an element, for the body of a loop with zero steps."""
     with _outside():
         with iterator.lock:
             element = iterator.peek(0) if iterator.reaches(1) else None
@@ -166,7 +166,7 @@ def _leaves(element: Any) -> list[Any]:
 
 
 def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
-    """Stand-ins for the next element, in a function that is being traced."""
+    """Return tracers for the next element, in a function that is being traced."""
     ahead = where.pulls.get(iterator, 0)
     block = PulledBlock(iterator, ahead, ())
     first = ahead + _before(iterator, where.outer)
@@ -183,7 +183,7 @@ def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
 
 
 def _before(iterator: Ahead, where: Level | None) -> int:
-    """How many elements the levels around take before the one that is asked for."""
+    """Return how many elements the enclosing levels take before the requested one."""
     count = 0
     while isinstance(where, TraceLevel | Overlay):
         count += where.pulls.get(iterator, 0) if isinstance(where, TraceLevel) else 0
@@ -208,14 +208,14 @@ def _like(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
 
 
 class Turns(NamedTuple):
-    """One axis of a block: how many turns, and how many elements further each one begins."""
+    """One stacked axis of a block: the number of steps, and the elements taken per step."""
 
     times: int
     step: int
 
 
 class PulledBlock:
-    """Elements that one call takes: one, or with axes of turns, one for each of the turns."""
+    """The elements that one call takes: a single one, or one for each step along `axes`."""
 
     def __init__(self, source: Ahead, start: int, axes: tuple[Turns, ...]) -> None:
         self.source, self.start, self.axes = source, start, axes
@@ -223,15 +223,15 @@ class PulledBlock:
         self._seen: tuple[list[Any], list[Any]] = ([], [])
 
     def places(self) -> list[int]:
-        """Which of the coming elements they are."""
+        """Return the indices of the block's elements among the upcoming ones."""
         steps = [[i * a.step for i in range(a.times)] for a in self.axes]
         return [self.start + sum(turn) for turn in itertools.product(*steps)]
 
     def leaf(self, number: int) -> Any:
-        """One leaf of the element; of several, stacked.
+        """Return one leaf of the element; of several elements, stacked.
 
         Raises:
-            Unfilled: If they are not all there, or cannot be stacked.
+            Unfilled: If there are too few elements, or they cannot be stacked.
         """
         places = self.places()
         with self.source.lock:
@@ -243,7 +243,7 @@ class PulledBlock:
             leaves = _stacked(elements, tuple(a.times for a in self.axes))
         if len(leaves) != self.size:
             raise Unfilled
-        # Kept for the other leaves only: the elements are large.
+        # Cached only until the last leaf is read: the elements are large.
         self._seen = ([], []) if number == self.size - 1 else (elements, leaves)
         return leaves[number]
 
@@ -254,7 +254,7 @@ def _is_other(a: Any, b: Any) -> bool:
 
 @final
 class Pull(Cell):
-    """One leaf of a block; a cell that is filled anew for every call."""
+    """One leaf of a block: a cell that is filled for every call."""
 
     __slots__ = ("_own", "block", "leaf")
 
@@ -279,23 +279,23 @@ class Pull(Cell):
 
     @property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
-        """Turns, then replicas if those are not left to the reader, then the leaf's own axes."""
+        """The steps, then the replicas unless `per_replica`, then the axes of the leaf."""
         axes = tuple(a.times for a in self.block.axes)
         rows = self.topology is not None and not self.per_replica
         return (*axes, *((self.topology.num_replicas,) if rows else ()), *self._own)  # type: ignore[union-attr]
 
     @property
     def sharding(self) -> NamedSharding:
-        """Cut over the replicas."""
+        """The sharding over the replicas."""
         assert self.topology is not None
         return _cut(self.topology, len(self.block.axes))
 
     def array(self) -> jax.Array:
-        """The leaf of the elements that are coming now.
+        """Return this leaf of the upcoming elements.
 
         Raises:
-            Unfilled: If there are not enough, or they have different shapes.
-            Reshaped: If they have another shape than those of the trace.
+            Unfilled: If there are too few elements, or their shapes differ.
+            Reshaped: If their shape is not that of the trace.
         """
         x: Any = self.block.leaf(self.leaf)
         rows = (self.topology.num_replicas,) if self.topology and self.per_replica else ()
@@ -305,7 +305,7 @@ class Pull(Cell):
         return taken
 
     def moved(self, block: PulledBlock) -> Pull:
-        """The same leaf of another block."""
+        """Return the cell of the same leaf in another block."""
         block.size = self.block.size
         return Pull(block, self.leaf, self._own, self.dtype, self.topology)
 
@@ -313,12 +313,12 @@ class Pull(Cell):
 def outward(
     cells: Sequence[Cell], taken: Mapping[Ahead, int], axis: tuple[int, bool] | None = None
 ) -> list[Pull]:
-    """What the code around a body hands in for elements that the body takes.
+    """Return the cells that the enclosing trace reads for the elements that a body takes.
 
     Args:
-        cells: What the body reads of them.
-        taken: How many the body takes, of each iterator.
-        axis: If the body runs several times: how often, and whether the last turn comes first.
+        cells: The cells of elements that the body reads.
+        taken: How many elements of each iterator the body takes.
+        axis: For a loop body: the number of steps, and whether the last step comes first.
     """
     if not taken:
         return []
@@ -343,10 +343,10 @@ def outward(
 
 
 def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
-    """The leaves of elements, each with axes of ``counts`` in front.
+    """Return the leaves of `elements`, each stacked with leading axes of sizes `counts`.
 
     Raises:
-        Unfilled: If the elements differ in structure or shape, or hold what devices cannot.
+        Unfilled: If the elements differ in structure or shape, or are not arrays.
     """
     flat = [jax.tree.flatten(e, is_leaf=is_distributed) for e in elements]
     structures: set[Any] = {treedef for _, treedef in flat}
@@ -365,7 +365,7 @@ def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
 
 def _array(x: Any) -> Any:
     if _is_numeric(x):
-        # JAX reads the memory while the program runs, when a view's owner may have changed it.
+        # JAX reads the buffer while the program runs; the owner of a view may change it by then.
         return fitting(np.asarray(x) if getattr(x, "base", None) is None else np.array(x))
     if not _is_liftable(x):
         raise Unfilled
@@ -382,7 +382,7 @@ def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None
         return np.stack(arrays).reshape(*counts, *shape)
     if topology is None:
         return _stack_on_device(arrays).reshape(*counts, *shape)
-    # Device by device: a program of all processes would have to be started by all together.
+    # Device by device: a multi-process program would have to be launched by all processes.
     shards = [[s.data for s in a.addressable_shards] for a in arrays]
     parts = [_stack_on_device(list(row)) for row in zip(*shards, strict=True)]
     parts = [p.reshape(*counts, *p.shape[1:]) for p in parts]

@@ -1,8 +1,8 @@
-"""Reach: what a function can come to, through closures, globals, attributes and containers.
+"""Reach: the objects that a function can access, through closures, globals and attributes.
 
-Python values that a traced function reads are part of its program. So a program is found again only
-if they are all as they were; and a value of the trace that was left in one of them is lost, which
-is refused.
+Python values that a traced function reads are part of its program, so a cached program is valid
+only while they are unchanged. A tracer stored in one of them during the trace is an error, since
+it has no value afterwards.
 """
 
 import functools
@@ -26,7 +26,7 @@ from replicax.values._placement import is_traced
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
 _BOXES = (list, tuple, set, frozenset, deque)
 _PLAIN_BOXES = frozenset({*_BOXES, dict})
-# Code that names one of these may read attributes which it does not name.
+# Code that uses one of these names may read attributes that it does not name.
 _BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
 _MAKING = frozenset({"__init__", "__new__", "__post_init__", "__repr__", "__str__", "__reduce__"})
 _MISSING = object()
@@ -34,29 +34,29 @@ _call: Any = operator.call
 
 
 class Edge(NamedTuple):
-    """A way from one object to another: how to write it in Python, and where it leads."""
+    """A reference from one object to another: its Python expression, and its target."""
 
     label: str
     value: Any
 
 
 class Reach:
-    """Everything that some objects lead to.
+    """All objects reachable from some roots.
 
-    Of an object's attributes only those count whose names occur in the code that was found; a
-    counter that the loop around the replica function keeps is none of its business.
+    Only attributes whose names occur in the reachable code count: a counter that the training loop
+    keeps on the same object, for example, is not part of the replica function.
 
     Attributes:
-        facts: What was found, and where: values, and how objects hang together.
-        traced: Where a value of a trace is held.
+        facts: The keys of the objects found and their expressions, in traversal order.
+        traced: The expressions that lead to tracers.
     """
 
     def __init__(self, *roots: Edge, everything: bool = False) -> None:
-        self._names: set[str] = set()  # in the user's code
-        self._settled: set[str] = set()  # in the methods of libraries that it calls
+        self._names: set[str] = set()  # names in the user's code
+        self._settled: set[str] = set()  # names in methods of libraries that it calls
         self._everything = everything
         size = -1
-        # Until no more code is found that names more attributes.
+        # Repeat until the reachable code names no further attributes.
         while size != len(self._names) + len(self._settled) and not (everything and size >= 0):
             size = len(self._names) + len(self._settled)
             self._seen: dict[Any, int] = {}
@@ -68,19 +68,20 @@ class Reach:
             self.traced: list[str] = []
             for root in roots:
                 self._visit(root)
-        # All in C, for a model of a thousand attributes is looked at before every step.
+        # Columns for `map`, whose loops run in C: a model may have a thousand attributes, and they
+        # are checked before every step.
         self._looks = [list(column) for column in zip(*self._looked, strict=True)] or [[], [], []]
         self._sizes = [list(column) for column in zip(*self._sized, strict=True)] or [[], []]
 
     @property
     def key(self) -> Any:
-        """Equal for two functions that mean the same."""
+        """A key that is equal for two equivalent functions."""
         return tuple(fact for _, fact in self.facts)
 
     def is_unchanged(self) -> bool:
-        """Whether all is as it was, object by object: the key is the same, without looking for it.
+        """Whether all objects are identical to those found before, so that `key` is unchanged.
 
-        If not, the key may be the same all the same.
+        If not, the key may still be equal: this is only the fast check.
         """
         looks, keys, values = self._looks
         containers, sizes = self._sizes
@@ -107,11 +108,11 @@ class Reach:
             todo.extend(reversed(edges))
 
     def _look(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
-        """What tells ``x`` from other objects, and where it leads."""
+        """Return the key of `x` and its references."""
         if is_traced(x) or (is_distributed(x) and any(map(is_traced, _held(x)))):
             self.traced.append(label)
             return Identity(x), []
-        if is_opaque(x) or isinstance(x, Variable):  # equal means something else to these
+        if is_opaque(x) or isinstance(x, Variable):  # their `==` is elementwise
             return Identity(x), []
         for kinds, look in _LOOKS:
             if isinstance(x, kinds):
@@ -125,7 +126,7 @@ class Reach:
         return (self._value(x), []) if is_value else self._instance(x, label)
 
     def _value(self, x: Any) -> Any:
-        """The key of an object that has no inside; one that can change is looked at again."""
+        """Return the key of an object without references; if mutable, it is checked again."""
         key: Any = static_key(x)
         if type(x).__hash__ is None or isinstance(x, MappingProxyType | memoryview):
             self._checks.append(lambda: static_key(x) == key)
@@ -134,7 +135,7 @@ class Reach:
     def _array(self, x: np.ndarray, label: str) -> tuple[Any, list[Edge]]:
         if self._everything:
             return None, []
-        if x.dtype.hasobject:  # its bytes are addresses
+        if x.dtype.hasobject:  # its bytes are pointers
             return self._value(x), []
         mine = x.tobytes()
         self._checks.append(lambda: x.tobytes() == mine)
@@ -160,7 +161,7 @@ class Reach:
     ) -> list[Edge]:
         known = sorted(n for n in names if n in table)
         place = ("class", id(owner))
-        if owner is None or place not in self._seen:  # a class is met with each of its instances
+        if owner is None or place not in self._seen:  # once per class, not per instance
             self._seen[place] = 0
             self._looked += [(table.get, n, table[n]) for n in known]
             self._sized.append((table, len(table)))
@@ -180,12 +181,12 @@ class Reach:
             held = _slot(x, name)
             self._looked.append((functools.partial(_slot, x), name, held))
             edges.append(Edge(f"{label}.{name}", None if held is _MISSING else held))
-        if own is None and not slots:  # made in C: it only knows itself
+        if own is None and not slots:  # an extension type: no attributes to inspect
             return self._value(x), []
         return type(x), [*edges, *self._inherited(type(x), label)]
 
     def _inherited(self, kind: type, label: str) -> list[Edge]:
-        """What an instance finds in its classes: named, or implied by operators."""
+        """Return the class attributes an instance uses: named in code, or implied by operators."""
         edges = []
         for base in kind.__mro__:
             if not _is_opaque(base) and not (self._everything and is_library(base.__module__)):
@@ -205,13 +206,13 @@ class Reach:
         keys, held = list(x), list(x.values())
         self._sized.append((x, len(x)))
         self._looked += [(x.get, k, v) for k, v in x.items()]
-        self._checks.append(lambda: all(map(operator.is_, x, keys)))  # in this order
+        self._checks.append(lambda: all(map(operator.is_, x, keys)))  # in the same order
         fact = (type(x), tuple(map(static_key, keys)))
         edges = [Edge(f"{label}[{k!r}]", v) for k, v in zip(keys, held, strict=True)]
         return fact, edges + self._besides(x, label)
 
     def _besides(self, x: Any, label: str) -> list[Edge]:
-        """What a container holds besides its items: the attributes of a subclass."""
+        """Return the references of a container other than its items: a subclass's attributes."""
         if type(x) in _PLAIN_BOXES:
             return []
         factory = [Edge(label, x.default_factory)] if isinstance(x, defaultdict) else []
@@ -245,7 +246,7 @@ class Reach:
         return Identity(x), self._named(vars(x), self._names, f"{label}.")
 
 
-# By which method each kind of object is looked at; anything else is an instance of some class.
+# The method that inspects each kind of object; any other object is inspected as an instance.
 _LOOKS: list[tuple[Any, str]] = [
     (np.ndarray, "_array"),
     (FunctionType, "_function"),
@@ -260,7 +261,7 @@ _LOOKS: list[tuple[Any, str]] = [
 
 
 def first_difference(old: Reach, new: Reach) -> str:
-    """In words, what has changed."""
+    """Return a description of the first difference between two reaches."""
     for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
         if a != b:
             return f"`{label}` changed from {python_words(a)} to {python_words(b)}"
@@ -268,10 +269,10 @@ def first_difference(old: Reach, new: Reach) -> str:
 
 
 def refuse_lost(name: str, fn: Callable[..., Any], arguments: Iterable[Any]) -> None:
-    """Refuse values of a trace that has ended, which are still held by what it could reach.
+    """Refuse tracers that are still stored in objects `fn` or its arguments reach.
 
     Raises:
-        TracingError: If there is one; it says where.
+        TracingError: If there are any; names the expressions.
     """
     given = [Edge("an argument", x) for x in arguments]
     lost = Reach(Edge(name, fn), *given, everything=True).traced
@@ -285,10 +286,10 @@ def refuse_lost(name: str, fn: Callable[..., Any], arguments: Iterable[Any]) -> 
 
 
 def refuse_leaked(name: str, values: Iterable[Any]) -> None:
-    """Refuse values of another trace that has ended.
+    """Refuse tracers that leaked from another function's trace.
 
     Raises:
-        TracingError: If there is one.
+        TracingError: If `values` contains one.
     """
     if any(map(is_traced, values)):
         raise TracingError(
@@ -299,7 +300,7 @@ def refuse_leaked(name: str, values: Iterable[Any]) -> None:
 
 
 def code_names(code: CodeType) -> frozenset[str]:
-    """The globals and attributes that code names, with the functions that it defines."""
+    """Return the globals and attributes named in `code` and in the functions it defines."""
     inner = (code_names(c) for c in code.co_consts if isinstance(c, CodeType))
     return frozenset(code.co_names).union(*inner)
 
@@ -313,14 +314,14 @@ def is_library(module: str | None) -> bool:
         return True
     found = sys.modules.get(module)
     file: str | None = getattr(found, "__file__", None)
-    if file is None:  # Python's own in C has a spec, a module that was made by hand has none
+    if file is None:  # a C module has a spec; a module object created by user code has none
         return getattr(found, "__spec__", None) is not None
     return is_library_file(file)
 
 
 @functools.cache
 def _is_opaque(kind: Hashable) -> bool:
-    """Whether objects of a class have no inside for programs: Python's own, JAX's and ours."""
+    """Whether programs never inspect instances of a class: builtins, JAX's and our own."""
     home = str(getattr(kind, "__module__", "")).split(".")[0]
     if home in ("replicax", "jax", "jaxlib", "numpy", "logging", "threading", "_thread", "weakref"):
         return True
@@ -329,7 +330,7 @@ def _is_opaque(kind: Hashable) -> bool:
 
 @functools.cache
 def _is_standard_value(kind: Any) -> bool:
-    """Whether objects of a class of Python's own are equal by value: dates, fractions, paths."""
+    """Whether instances of a standard library class compare by value: dates, paths, ..."""
     is_standard = str(kind.__module__).partition(".")[0] in sys.stdlib_module_names
     return is_standard and kind.__hash__ not in (None, object.__hash__)
 
@@ -347,12 +348,12 @@ def _slot(x: Any, name: str) -> Any:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that was not given a value yet
+    except ValueError:  # a name that has no value yet
         return None
 
 
 def _held(x: Any) -> Iterable[Any]:
-    """The arrays in a distributed value, which is not taken apart: that would be a program."""
+    """Return the arrays in a distributed value without splitting it, which would run a program."""
     held: Form = x.held
     if isinstance(held, Pieces):
         return jax.tree.leaves(held.values)

@@ -1,4 +1,4 @@
-"""Recordings: who listens is told every operation that JAX does in a thread."""
+"""Record every JAX operation that runs on the current thread."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,28 +13,28 @@ from replicax.functions._jaxpr._lift import taking_consts
 
 
 class Recorder(Protocol):
-    """Is told every operation while `recorded` is open."""
+    """Receives every operation that runs inside `recorded`."""
 
     @abstractmethod
     def follows(self, x: Any) -> bool:
-        """Whether it needs to know what becomes of the array ``x``."""
+        """Whether operations on the array `x` must be recorded."""
 
     @abstractmethod
     def record(
         self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
     ) -> list[Any]:
-        """Run one operation on what surrounds the recording.
+        """Run one operation in the enclosing trace.
 
         Args:
-            call: The operation, a function of ``args`` that JAX can differentiate.
-            args: What it is applied to, closed-over arrays included.
-            opaque: Whether it is Python code with derivatives of its own, which may close over
-                arrays that are not among ``args``.
+            call: The operation, a function of `args` that JAX can differentiate.
+            args: Its arguments, including captured arrays.
+            opaque: Whether it is Python code with custom derivatives, which may capture arrays
+                that are not among `args`.
         """
 
 
 class _Recording(Listening):
-    """What JAX asks to process each operation; values stay the arrays that they are."""
+    """The JAX trace that intercepts each operation; values stay ordinary arrays."""
 
     def __init__(self, parent: Any, recorder: Recorder) -> None:
         super().__init__(parent)
@@ -47,13 +47,13 @@ class _Recording(Listening):
     def process_primitive(self, primitive: Any, args: Any, params: Any) -> Any:
         args = list(args)
         if primitive.name == "stop_gradient":
-            # The recordings and transformations around this one must stop here too.
+            # Enclosing recordings and transformations must stop here too.
             with jaxprs.set_current_trace(self.parent):
                 stopped = primitive.bind(*args, **params)
                 return jax.numpy.copy(stopped) if stopped is args[0] else stopped
         closed = params.get("jaxpr")
         if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
-            # A jitted function closed over such an array: it becomes an argument.
+            # A jitted function captured a followed array: pass it as an argument.
             return self._record(taking_consts(closed), [*args, *closed.consts])
         if primitive.multiple_results:
             return self._record(lambda *xs: list(primitive.bind(*xs, **params)), args)
@@ -95,6 +95,6 @@ class _Recording(Listening):
 
 @contextmanager
 def recorded(recorder: Recorder) -> Iterator[None]:
-    """Tell ``recorder`` every operation that this thread does until the block ends."""
+    """Pass every operation that this thread runs in the block to `recorder`."""
     with jaxprs.set_current_trace(_Recording(traced.value, recorder)):
         yield

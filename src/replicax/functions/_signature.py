@@ -1,4 +1,4 @@
-"""Signatures: the arguments of a call -> a cache key, the arrays, and how to put them back."""
+"""Signatures: split the arguments of a call into a cache key and arrays, and rebuild them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -38,13 +38,13 @@ Rebuild = Callable[[Any], Any]
 
 
 class Arguments(NamedTuple):  # made on every call: a dataclass takes four times as long
-    """The arguments of one call, taken apart.
+    """The flattened arguments of one call.
 
     Attributes:
         key: Equal for two calls that one compiled program can serve.
-        arrays: What the program takes.
-        rebuilds: For each leaf, how it is made of its array; None for a leaf that is not one.
-        leaves: All leaves, as given.
+        arrays: The inputs of the program.
+        rebuilds: For each leaf, a function from its array to the leaf; None for other leaves.
+        leaves: All leaves, as passed.
     """
 
     key: Any
@@ -54,7 +54,7 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
     treedef: Any
 
     def with_arrays(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The positional and keyword arguments, with other arrays in their place."""
+        """Return the positional and keyword arguments with `arrays` as their arrays."""
         rest = iter(arrays)
         leaves = [
             x if rebuild is None else rebuild(next(rest))
@@ -64,16 +64,16 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
         return args, kwargs
 
     def named(self, func: Callable[..., Any]) -> list[tuple[str, Any]]:
-        """Each leaf, with what to call it."""
+        """Return each leaf with its name in messages."""
         return list(zip(self.names(func), self.leaves, strict=True))
 
     def names(self, func: Callable[..., Any]) -> list[str]:
-        """What to call each leaf: the parameter of ``func``, and where in it."""
+        """Return the name of each leaf: the parameter of `func`, and the path inside it."""
         tree = jax.tree.unflatten(self.treedef, range(len(self.leaves)))
         paths, _ = zip(*jax.tree.leaves_with_path(tree), strict=True) if self.leaves else ((), ())
         try:
             parameters = list(inspect.signature(func).parameters)
-        except (TypeError, ValueError):  # a callable of C has none
+        except (TypeError, ValueError):  # builtins have no signature
             parameters = []
         return [_parameter(path, parameters) for path in paths]
 
@@ -87,13 +87,13 @@ def _parameter(path: Sequence[Any], parameters: Sequence[str]) -> str:
 
 
 def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-    """The arguments of a call as a cache key and arrays.
+    """Split the arguments of a call into a cache key and arrays.
 
     Raises:
         Ragged: If a per-replica value has components of different shapes.
         Text: If an argument is an array of strings.
     """
-    plain = 0  # containers whose equality is exact
+    plain = 0  # containers whose treedefs compare exactly
 
     def is_leaf(x: Any) -> bool:
         nonlocal plain
@@ -124,14 +124,14 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
 
 
 def _is_exact(x: Any, kind: Any) -> bool:
-    """Whether the structure of a container is equal only to that of one with the same keys."""
+    """Whether treedefs of such containers are equal only if their keys are identical."""
     if kind is dict:
         return _STR.issuperset(map(type, x))
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 
 def _places(iterators: list[Any]) -> tuple[int, ...]:
-    """Which of the iterators are the same one."""
+    """Return, for each iterator, the index of its first occurrence in the list."""
     ids = [id(x) for x in iterators]
     return tuple(map(ids.index, ids))
 
@@ -160,7 +160,7 @@ def _distributed(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
         array, topology = form.array, form.topology
         key = ("mirrored", array.shape, array.dtype, topology, kind)
         return key, array, lambda a: kind.of(Joined(a, topology))
-    if isinstance(form, Stacked):  # what every step but the first hands on
+    if isinstance(form, Stacked):  # the usual case: the result of an earlier step
         return _stacked(form.array, form.topology, kind)
     if isinstance(form, Pieces) and (known := stacked_at_once(form)) is not None:
         return _stacked(known, form.topology, kind)  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def _distributed(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
 
 
 def _plain_or_rows(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
-    """The same for components that are no arrays, differ, or are elsewhere."""
+    """Like `_distributed`, for components that are not arrays, or are not on the replicas."""
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None
@@ -177,7 +177,7 @@ def _plain_or_rows(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
     if is_ragged(x):
         raise Ragged
     place, kind = x.topology, type(x)
-    if place is None:  # made by hand: the strategy that runs it will say where it belongs
+    if place is None:  # built by user code: the strategy that runs it will place it
         rows = np.stack([np.asarray(v) for v in x.values])
         return ("rows", rows.shape, rows.dtype, kind), rows, kind
     return _stacked(stacked_array(x, place), place, kind)  # type: ignore[arg-type]
@@ -191,12 +191,12 @@ def _stacked(
 
 
 def conform(signature: Sequence[Any], args: tuple[Any, ...], name: str) -> tuple[Any, ...]:
-    """Positional arguments converted to what ``input_signature`` declares.
+    """Convert positional arguments to the specs of an ``input_signature``.
 
-    One more argument than declared is the object of a method, and passes.
+    One extra leading argument is taken as a method's `self`, and passed through.
 
     Raises:
-        TypeError: If they do not fit.
+        TypeError: If the arguments do not match.
     """
     is_spec = lambda x: isinstance(x, TypeSpec)  # noqa: E731
     own, args = args[: len(args) == len(signature) + 1], args[len(args) == len(signature) + 1 :]
@@ -233,11 +233,11 @@ def _fit(spec: Any, x: Any, name: str) -> Any:
 
 
 def examples(args: Any, place: Any) -> Any:
-    """Arguments in which every spec is replaced by zeros of its shape; unknown sizes are 1.
+    """Return the arguments with every spec replaced by zeros of its shape; unknown sizes are 1.
 
     Args:
         args: Arguments, or specs.
-        place: A strategy, or what else has a topology, for values of several replicas.
+        place: An object with a topology, such as a strategy, for per-replica values.
     """
 
     def zeros(spec: Any) -> Any:
@@ -257,7 +257,7 @@ def _converted(spec: Any, x: Any) -> Any:
 
 
 def explain(old: Any, new: Any, names: Sequence[str]) -> str:
-    """What differs between two keys, in words."""
+    """Return a description of the difference between two argument keys."""
     if old[0] != new[0]:
         return f"the structure of the arguments changed from {old[0]} to {new[0]}"
     for name, a, b in zip(names, old[1:], new[1:], strict=False):
@@ -282,7 +282,7 @@ def _words(key: Any) -> str:
 
 
 def why_new(old: Any, new: Any, names: Sequence[str]) -> str:
-    """Why a call with the key ``new`` was not found beside the one with the key ``old``."""
+    """Return why the program for the key `old` could not serve a call with the key `new`."""
     if old[0] == new[0] and old[1][:-1] == new[1][:-1]:
         if old[1] != new[1]:
             return f"{attributes.last} was changed"
@@ -291,11 +291,11 @@ def why_new(old: Any, new: Any, names: Sequence[str]) -> str:
 
 
 def key_of(arguments: Arguments) -> tuple[Any, ...]:
-    """What a program is found by: the arguments, where it is called, and JAX's settings."""
+    """Return the cache key of a program: the arguments, the context and JAX's settings."""
     return arguments.key, whereabouts(), settings()
 
 
 def shape_of(x: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of an argument."""
+    """Return the shape and dtype of an argument."""
     aval = jax.typeof(x)
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)

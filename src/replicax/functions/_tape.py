@@ -1,7 +1,7 @@
-"""GradientTape: what is computed while it is open is recorded, to be differentiated later.
+"""`GradientTape`: record the operations in its block, to differentiate them afterwards.
 
-Values stay ordinary arrays. A tape knows the arrays that it follows by identity: each operation
-on one of them runs through `jax.vjp`, and the function that takes gradients backwards is kept.
+Values stay ordinary arrays. A tape identifies the arrays that it follows by `id`: each operation
+on one of them runs through `jax.vjp`, and the tape keeps the resulting VJP function.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _NONE = UnconnectedGradients.NONE
 
 @final
 class GradientTape:
-    """Records what is computed in its block, for gradients of it.
+    """Records the operations in its block, to compute gradients of their results.
 
-    Trainable variables are watched by themselves; arrays after `watch`. In compiled code it costs
-    what `rx.value_and_grad` costs. Open it inside the replica function, not around `strategy.run`.
+    Trainable variables are watched automatically, arrays after a call of `watch`. In compiled code
+    a tape costs the same as `rx.value_and_grad`. Open it inside the replica function, not around
+    `strategy.run`.
 
     Args:
-        persistent: Whether more than one gradient may be asked for.
-        watch_accessed_variables: Whether trainable variables are watched by themselves.
+        persistent: Whether more than one gradient may be computed.
+        watch_accessed_variables: Whether trainable variables are watched automatically.
 
     Example:
         >>> w = rx.Variable(3.0)
@@ -75,13 +76,13 @@ class GradientTape:
         self._open = None
 
     def watch(self, tensor: Any) -> None:
-        """Follow arrays, or variables that are not watched by themselves.
+        """Follow arrays, or variables that are not watched automatically.
 
         Args:
             tensor: An array, a variable, or a structure of them.
 
         Raises:
-            ValueError: If it holds something else.
+            ValueError: If it contains other objects.
 
         Example:
             >>> x = jnp.float32(3)
@@ -109,7 +110,7 @@ class GradientTape:
 
     @contextmanager
     def stop_recording(self) -> Iterator[None]:
-        """Do not record until the block ends.
+        """Suspend recording in the block.
 
         Raises:
             RuntimeError: If the tape does not record.
@@ -128,8 +129,8 @@ class GradientTape:
             with self._paused():
                 yield
         finally:
-            # As in TensorFlow, where a gradient that was asked for in the block ends the record of
-            # a tape that is not persistent, and going on starts a new one.
+            # As in TensorFlow: a gradient computed in the block ends the recording of a tape that
+            # is not persistent, and resuming starts a new one.
             self._record = self._record or Record()
 
     @contextmanager
@@ -141,11 +142,11 @@ class GradientTape:
             yield
 
     def is_recording(self) -> bool:
-        """Whether operations of this thread are recorded now."""
+        """Whether operations of this thread are being recorded."""
         return self._record is not None and self in current().tapes
 
     def reset(self) -> None:
-        """Forget everything that was recorded.
+        """Discard the recording.
 
         Raises:
             ValueError: If the tape does not record.
@@ -163,7 +164,7 @@ class GradientTape:
         self._record = Record()
 
     def watched_variables(self) -> tuple[Any, ...]:
-        """The variables that are watched, in the order in which they were first read.
+        """Return the watched variables, in the order in which they were first read.
 
         Example:
             >>> w = rx.Variable(3.0, name="w")
@@ -185,20 +186,20 @@ class GradientTape:
         output_gradients: Any = None,
         unconnected_gradients: UnconnectedGradients | str = _NONE,
     ) -> Any:
-        """The gradient of what was computed, with respect to what it was computed from.
+        """Return the gradient of ``target`` with respect to ``sources``.
 
         Args:
-            target: An array or a structure of arrays; their gradients are added up.
-            sources: Variables, or arrays that are watched or were computed from such.
-            output_gradients: What to weigh each array of ``target`` with, instead of ones.
-            unconnected_gradients: What to return for a source that ``target`` does not depend on:
+            target: An array or a structure of arrays; their gradients are summed.
+            sources: Variables, or arrays that are watched or were computed from watched ones.
+            output_gradients: A weight for each array of ``target``, instead of ones.
+            unconnected_gradients: The gradient of a source that ``target`` does not depend on:
                 None, or zeros.
 
         Returns:
-            The structure of ``sources``, with a gradient in the place of each.
+            The structure of ``sources``, with a gradient in place of each source.
 
         Raises:
-            RuntimeError: If it was asked for a gradient before, and is not persistent.
+            RuntimeError: If a gradient was already computed and the tape is not persistent.
 
         Example:
             >>> x, y = rx.Variable(2.0), rx.Variable(5.0)
@@ -230,18 +231,18 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> Any:
-        """The derivative of each entry of an array with respect to each entry of the sources.
+        """Return the derivative of each entry of an array by each entry of the sources.
 
         Args:
             target: One array.
             sources: Variables or arrays, as for `gradient`.
             unconnected_gradients: As for `gradient`.
-            parallel_iterations: Accepted for TensorFlow's sake.
+            parallel_iterations: Accepted for compatibility with TensorFlow.
             experimental_use_pfor: Compute all rows at once; False takes less memory.
 
         Returns:
-            The structure of ``sources``, with an array of the target's shape followed by the
-            source's shape in the place of each.
+            The structure of ``sources``; for each source an array of the target's shape followed by
+            the source's shape.
 
         Example:
             >>> x = rx.Variable([1.0, 2.0])
@@ -266,13 +267,13 @@ class GradientTape:
         parallel_iterations: int | None = None,
         experimental_use_pfor: bool = True,
     ) -> Any:
-        """The jacobian of each row, where row i of the target depends on row i of the source only.
+        """Return the jacobian of each row; row i of the target depends only on row i of the source.
 
         Args:
             target: An array of shape ``[b, ...]``.
             source: A watched array of shape ``[b, ...]``.
-            unconnected_gradients: Accepted for TensorFlow's sake: the answer is zeros.
-            parallel_iterations: Accepted for TensorFlow's sake.
+            unconnected_gradients: Accepted for compatibility with TensorFlow; always zeros.
+            parallel_iterations: Accepted for compatibility with TensorFlow.
             experimental_use_pfor: Compute all entries at once; False takes less memory.
 
         Returns:
@@ -303,20 +304,20 @@ class GradientTape:
                 columns,
                 experimental_use_pfor,
             )
-        if found is None:  # TensorFlow gives zeros here, whatever `unconnected_gradients` says
+        if found is None:  # TensorFlow returns zeros here, whatever `unconnected_gradients` is
             return jnp.zeros((*target.shape, *jnp.shape(source)[1:]), target.dtype)
         return jnp.moveaxis(found, 0, 1).reshape(*target.shape, *found.shape[2:])
 
-    # What the operations and the variables tell it.
+    # Hooks called by the recording and by variables.
 
     def follows(self, x: Any) -> bool:
-        """Whether ``x`` is watched, or was computed from what is."""
+        """Whether `x` is watched, or was computed from watched arrays."""
         return self._record is not None and id(x) in self._record.followed
 
     def record(
         self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
     ) -> list[Any]:
-        """Run an operation, and keep how to take gradients backwards through it."""
+        """Run an operation; if it uses a followed array, keep its VJP function."""
         record, tapes = self._record, current().tapes
         if record is None or self not in tapes:
             return call(*args)
@@ -333,7 +334,7 @@ class GradientTape:
             if not places:
                 return call(*args)
             outs, pull = jax.vjp(of_followed, *inputs)
-        # An array that is handed through is another one from here on.
+        # An input returned unchanged gets a new identity: its gradient is that of this output.
         outs = [jnp.copy(x) if id(x) in given and is_differentiable(x) else x for x in outs]
         seen_by = tuple(tape for tape in self._outer if tape in tapes)
         record.operations.append(Operation(of_followed, inputs, outs, pull, seen_by))
@@ -342,7 +343,7 @@ class GradientTape:
         return outs
 
     def note_read(self, cell: Cell, value: jax.Array) -> None:
-        """Follow what a watched variable gave."""
+        """Follow `value`, which reading `cell` returned, if the variable is watched."""
         record = self._record
         if record is not None and (cell in record.reads or (self._watches and cell.trainable)):
             record.reads.setdefault(cell, {})[id(value)] = value

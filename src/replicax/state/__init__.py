@@ -1,4 +1,4 @@
-"""Variables: where their values live, and what reading and writing them means where.
+"""Variables: storage, synchronization policies, and tracing of their reads and writes.
 
-Layer: above ``context``; knows replicas and contexts, not strategies' verbs.
+Layer: above ``context``. Depends on replicas and contexts, not on the methods of strategies.
 """

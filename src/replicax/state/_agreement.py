@@ -1,9 +1,9 @@
-"""Agreement: what the replicas wrote to one mirrored variable -> the one value that all hold.
+"""Agreement: combine the values that replicas wrote to a mirrored variable into one.
 
-One rule for eager replicas, compiled ones, those that are compiled each by itself, and workers:
-values are compared as numbers, where NaN is NaN and 0.0 is -0.0, and all take the first's.
-Where they differ it is an error, or their mean if the variable averages (`Cell.averages`). Then a
-replica that was given no rows does not take part: it has nothing to average.
+The same rule holds for eager replicas, replicas compiled together or separately, and workers.
+Values are compared as numbers (NaN equals NaN, 0.0 equals -0.0), and all copies take the first
+replica's value. Different values are an error, or are averaged if `Cell.averages`. A replica
+without input rows does not take part in the average.
 """
 
 import hashlib
@@ -26,22 +26,22 @@ from replicax.values._reduce import first_value
 def settled(
     cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: Topology | None
 ) -> Any:
-    """The one value of what this process's replicas wrote, all known now.
+    """Return the one value for the concrete values that this process's replicas wrote.
 
     Args:
-        cell: What they wrote to.
-        values: What each wrote.
-        rows: Whether each was given any rows.
-        topology: Whose replicas they are; None for copies that no other worker need know.
+        cell: The variable's storage.
+        values: Each replica's value.
+        rows: Whether each replica has any input rows.
+        topology: The topology of the replicas; None to compare within this process only.
 
     Raises:
-        DivergenceError: If they differ, here or on other workers.
+        DivergenceError: If the values differ, here or on other workers.
     """
     if cell.averages:
         return _averaged(values, rows, topology)
     arrays = [on_host(v) for v in values]
     alike = all(a.shape == arrays[0].shape and bool(is_same(a, arrays[0])) for a in arrays[1:])
-    # All workers ask, whatever they found at home.
+    # A collective: every worker must call it, whatever its local result.
     told = _digest(arrays[0]) if alike else "differs"
     what = f"the value written to variable {cell.name!r}"
     elsewhere = topology is None or equal_across(told, topology, what)
@@ -51,10 +51,10 @@ def settled(
 
 
 def check_workers_agree(cell: Cell, value: Any) -> None:
-    """See that all workers assign the same value to a variable of which each holds a part.
+    """Check that all workers assign the same value to a sharded variable.
 
     Raises:
-        DivergenceError: If they do not; the parts would be of different values.
+        DivergenceError: If they do not; the shards would belong to different values.
     """
     assert cell.topology is not None
     what = f"the value assigned to variable {cell.name!r}"
@@ -71,10 +71,10 @@ def check_workers_agree(cell: Cell, value: Any) -> None:
 def settled_in_body(
     cell: Cell, x: jax.Array, topology: Topology, across: Across
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The one value of what this replica and the others wrote, in compiled code.
+    """Combine the values that all replicas wrote, inside a compiled replica body.
 
     Returns:
-        The value, and whether the replicas agreed on it; None if they need not.
+        The value, and whether the replicas agreed on it (None if they need not).
     """
     first = first_value(PerReplica.of(InBody(x, topology, across)))
     differ = across.sum([(~is_same(x, first)).astype(jnp.int32)])[0]
@@ -85,11 +85,11 @@ def settled_in_body(
 
 
 def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
-    """The one value of all replicas' values, known when the program runs.
+    """Return the one value for all replicas' traced values; they are compared at run time.
 
     Args:
-        where: The level whose program finds out whether they agree.
-        cell: What they are written to.
+        where: The level whose program records whether they agree.
+        cell: The variable's storage.
         copies: The values.
     """
     cell.note_line()
@@ -102,18 +102,18 @@ def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
 
 
 def note_verdict(where: Any, cell: Cell, agreed: jax.Array) -> None:
-    """Have the compiled call at ``where`` find out whether the copies of ``cell`` agree."""
+    """Make the program traced at `where` record whether the copies of `cell` agree."""
     verdict = cell.verdict()
     where.write(verdict, where.read(verdict) & agreed)
 
 
 def is_same(a: Any, b: Any) -> Any:
-    """Whether two arrays are the same numbers, where NaN is NaN; of NumPy's or of JAX's."""
+    """Whether two arrays (both NumPy or both JAX) are equal, with NaN equal to NaN."""
     return ((a == b) | ((a != a) & (b != b))).all()
 
 
 def diverging(cell: Cell, values: Sequence[Any]) -> str:
-    """What to say of replicas that write different values; without values, in compiled code."""
+    """Return the error message for replicas that wrote different values; `values` may be empty."""
     shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
     line = cell.line
     return (
@@ -140,7 +140,7 @@ def _averaged(values: Sequence[Any], rows: Sequence[bool], topology: Topology | 
 
 
 def _wide(x: Any) -> Any:
-    # The sum of narrow floats loses digits, and may be too large for them.
+    # Summing narrow floats loses precision and may overflow.
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
@@ -152,7 +152,7 @@ def _digest(x: np.ndarray) -> str:
 
 
 def equal_shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array]:
-    """The first replica's part of ``x`` and each other's; their sum is ``x`` to the bit."""
+    """Return the first replica's share of `x` and every other's; they sum to exactly `x`."""
     count = topology.num_replicas
     if jnp.iscomplexobj(x):
         pairs = zip(equal_shares(x.real, topology), equal_shares(x.imag, topology), strict=True)
@@ -161,11 +161,12 @@ def equal_shares(x: jax.Array, topology: Topology) -> tuple[jax.Array, jax.Array
     if jnp.issubdtype(x.dtype, jnp.integer):
         other = x // count
     elif jnp.issubdtype(x.dtype, jnp.floating):
-        # A multiple of the last bit of x: then so is every partial sum, and none is rounded.
-        # Halved, so that nothing overflows; rounded by force, as XLA may keep more bits.
+        # `other` is a multiple of the last bit of x, and then so is every partial sum: no rounding.
+        # Computed on x / 2 so that nothing overflows; `reduce_precision` forces the rounding, since
+        # XLA may compute with more bits.
         half, kind = x / 2, jnp.finfo(x.dtype)
         near = jax.lax.reduce_precision(half + half / count, kind.nexp, kind.nmant)
         other = jnp.where(jnp.isfinite(x), (near - half) * 2, 0)
-    else:  # truth values
+    else:  # booleans
         other = jnp.zeros_like(x)
     return (x - other * (count - 1) if x.dtype != bool else x), other

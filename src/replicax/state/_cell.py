@@ -1,9 +1,9 @@
-"""Cell: where one variable's value lives between calls.
+"""`Cell`, the storage of one variable's value, and the undo journal of eager runs.
 
-A mirrored cell holds one array that is the same on all replicas of its topology; within each
-replica it is on every logical device, or cut over them. A sharded one is mirrored for who reads and
-writes it, and held in parts, one on each replica. A per-replica cell holds one value for each
-replica: a stacked array, or a tuple after eager replicas wrote to it.
+A mirrored cell holds one array that is equal on all replicas of its topology; within each replica
+the array is replicated over the logical devices, or sharded over them. A sharded cell is mirrored
+for its readers and writers, but each replica stores only a shard. A per-replica cell holds one
+value per replica: a stacked array, or a tuple after eager replicas wrote to it.
 """
 
 import itertools
@@ -46,9 +46,9 @@ from replicax.values._placement import (
 
 _numbers = itertools.count(1)
 
-# Held while a value is read and replaced, or given away, so that threads lose no update and see no
-# array that a compiled call consumes. Nobody waits for a replica, a worker, an element of a dataset
-# or a callback while he holds it: only for the runtime to take an operation.
+# Serializes read-modify-write and donation of variables, so threads lose no update and never see an
+# array that a compiled call has consumed. Never block on a replica, worker, dataset or callback
+# while holding it; enqueueing an operation is all that may happen.
 changing = threading.RLock()
 
 
@@ -57,16 +57,17 @@ class Cell:
 
     Attributes:
         value: The array, or the tuple of a per-replica cell's pieces.
-        owned: Whether nobody else holds ``value``, so that a compiled call may consume it: an array
-            that a compiled call made, or a copy that was stored here. Reading it gives it away.
-        spec: How a mirrored value is cut over the logical devices of each replica, or over the
-            replicas.
-        averages: Whether replicas that write different values to a mirrored cell leave their mean,
-            as statistics of their batches do; of floats only. Otherwise that is an error.
-        draws: Whether it is a source of random numbers.
-        trainable: Whether gradient tapes watch it by themselves.
-        sharded: Whether each replica holds only its part of the value.
-        line: Where the user's code wrote it in the last trace, for messages; empty if not known.
+        owned: Whether this cell has the only reference to `value`, so that a compiled call may
+            donate it: the array is the output of a compiled call, or a copy made for this cell.
+            A read clears the flag.
+        spec: The sharding of a mirrored value over the logical devices of each replica, or over
+            the replicas.
+        averages: Whether different values written by the replicas are averaged (floats only), as
+            for batch statistics. Otherwise different values are an error.
+        draws: Whether it is the state of a random number generator.
+        trainable: Whether gradient tapes watch it without a call of `watch`.
+        sharded: Whether each replica stores only its shard of the value.
+        line: The line of user code that wrote it in the last trace, for messages; "" if unknown.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class Cell:
         "value",
     )
 
-    transient = False  # whether it is filled anew for every call, and not kept
+    transient = False  # whether it is filled for every call and holds no value between calls
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Cell:
         self.spec = spec
         self.sharded = spec == SPEC
         self.name = name
-        # The same in every process of a cluster, where all make the same variables.
+        # The same in every process of a cluster, since all processes create the same variables.
         self.number = next(_numbers) if topology is not None else 0
         self.owned = False
         self.averages = self.draws = False
@@ -130,7 +131,7 @@ class Cell:
 
     @property
     def cut(self) -> Cut | None:
-        """How a sharded value lies on the replicas; None for the others."""
+        """The layout of a sharded value on the replicas; None for other cells."""
         topology = self.topology
         if not self.sharded or topology is None:
             return None
@@ -138,7 +139,7 @@ class Cell:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape of what `array` gives."""
+        """The shape of the array that `array` returns."""
         if self.per_replica:
             assert self.topology is not None
             return (self.topology.num_replicas, *self.shape)
@@ -146,7 +147,7 @@ class Cell:
         return self.shape if cut is None else cut.stored_shape
 
     def array(self) -> jax.Array:
-        """The value as compiled code takes it: replicated, in parts, or stacked."""
+        """Return the value in the form compiled code takes: replicated, in shards, or stacked."""
         self._require_value()
         if self.sharded:
             self._unite()
@@ -158,24 +159,24 @@ class Cell:
 
     @property
     def sharding(self) -> NamedSharding:
-        """Where compiled code puts the value, in a cell that belongs to a topology."""
+        """The sharding of the value in compiled code; the cell must have a topology."""
         assert self.topology is not None
         return self.topology.stacked if self.per_replica else self.topology.sharding(self.spec)
 
     def lay_out(self, spec: PartitionSpec) -> None:
-        """Cut the value over the logical devices in another way."""
+        """Reshard the value over the logical devices as `spec` describes."""
         value = self.value if is_planned(self.value) else self.view()
         self.spec = spec
         self.store(value)
 
     def to_one_device(self) -> None:
-        """Take a plain value back from the devices that a strategy's function left it on."""
+        """Reduce a plain value that a strategy's function left replicated to a single device."""
         if isinstance(self.value.sharding, NamedSharding) and self.value.is_fully_replicated:
             self.value = first(self.value)
             self.owned = False
 
     def verdict(self) -> "Cell":
-        """The cell into which a compiled call writes whether the replicas agreed on this one."""
+        """Return the cell that receives whether the replicas agreed on this one."""
         if self._verdict is None:
             with concrete():
                 self._verdict = Cell(jnp.asarray(True), None, self.name, per_replica=False)
@@ -183,11 +184,11 @@ class Cell:
         return self._verdict
 
     def note_line(self) -> None:
-        """Keep the line of the user's code that writes it now, in a trace."""
+        """Record the line of user code that writes the variable in the current trace."""
         self.line = user_line(sys._getframe(1)) or self.line  # noqa: SLF001
 
     def view(self) -> Any:
-        """The value as cross-replica code sees it: an array, or a per-replica value."""
+        """Return the value for cross-replica code: an array, or a per-replica value."""
         self._require_value()
         if self.sharded:
             return self._collected(0)
@@ -208,14 +209,15 @@ class Cell:
             refuse_planned(self.value, self.name)
 
     def store(self, x: Any) -> None:
-        """Replace the value, by one of the kind that `view` gives."""
+        """Replace the value by `x`, which has the form that `view` returns."""
         if is_planned(x):
             self.put(x)
         elif self.per_replica:
             self.put(tuple(x.held.values))
         elif self.topology is None:
             own = own_copy(x)
-            # Free to meet other arrays: where the value came from must not decide where it is used.
+            # Uncommitted, so it can be used with arrays on any device: where the value was computed
+            # must not decide where it is used.
             self.put(first(own) if own.is_fully_replicated else own)
         elif (cut := self.cut) is not None:
             self.put(cut.spread(x, self.topology))
@@ -223,20 +225,20 @@ class Cell:
             self.put(replicate(x, self.topology, self.spec), owned=self.topology.is_whole)
 
     def put(self, value: Any, *, owned: bool = False) -> None:
-        """Replace what is held, by an array or tuple that is ready, and perhaps nobody else's."""
+        """Replace the stored array or tuple by `value`; `owned` if nothing else references it."""
         with changing:
             if (journal := current().journal) is not None:
                 journal.note(self)
-            # What an eager run wrote may be undone, to an array that others hold.
+            # An eager run may be undone, which restores an array that others may reference.
             self.owned = owned and journal is None
             self.value = value
 
     def piece(self, replica: int) -> jax.Array:
-        """One replica's own value."""
+        """Return the value of replica number `replica`."""
         return self._collected(replica) if self.sharded else self.pieces()[replica]
 
     def pieces(self) -> tuple[jax.Array, ...]:
-        """Every replica's own value."""
+        """Return the value of every replica of this process."""
         if self.sharded:
             return self._copies()
         with changing:
@@ -247,7 +249,7 @@ class Cell:
             return split(self.value, self.topology) if self.topology is not None else (view,)
 
     def store_piece(self, replica: int, x: Any) -> None:
-        """Replace one replica's own value."""
+        """Replace the value of replica number `replica`."""
         if self.topology is None:
             self.store(x)
             return
@@ -259,7 +261,7 @@ class Cell:
             self.put(join(own, self.topology, self.spec) if whole else tuple(own))
 
     def _collected(self, replica: int) -> jax.Array:
-        """A sharded value in one place, where one of this process's replicas is."""
+        """Gather a sharded value to the device of one of this process's replicas."""
         self._require_value()
         if isinstance(self.value, tuple):
             copy: jax.Array = self.value[replica]
@@ -272,7 +274,7 @@ class Cell:
         return cut.collected(parts, topology, topology.leads[replica], f"variable {self.name!r}")
 
     def _copies(self) -> tuple[jax.Array, ...]:
-        """A sharded value in all of these places."""
+        """Gather a sharded value to the devices of all of this process's replicas."""
         lead = self._collected(0)
         if isinstance(self.value, tuple):
             return self.value
@@ -280,7 +282,7 @@ class Cell:
         return tuple(on_device(lead, device) for device in self.topology.leads)
 
     def _unite(self) -> None:
-        """Take apart again what was written copy by copy."""
+        """Reshard a value whose copies were written one by one; they must be equal."""
         if not isinstance(self.value, tuple):
             return
         copies = [on_host(x) for x in self.value]
@@ -294,15 +296,15 @@ class Cell:
 
 
 class Journal(dict[Cell, Any]):
-    """What the cells held that an eager run has written."""
+    """The values that cells had before an eager run wrote to them, for rollback."""
 
     is_over = False
 
     def note(self, cell: Cell) -> None:
-        """Keep what ``cell`` holds, which is written next.
+        """Save the value of `cell` before its first write.
 
         Raises:
-            Abandoned: In a replica whose run has ended without it.
+            Abandoned: In a replica whose run has already ended.
         """
         if self.is_over:
             raise Abandoned
@@ -312,17 +314,19 @@ class Journal(dict[Cell, Any]):
 
 
 def wholly(run: Callable[[], Any], **frame: Any) -> Any:
-    """``run()``, which is the code of eager replicas; if it raises, no variable has changed.
+    """Call `run`, the code of eager replicas; if it raises, roll back all variables.
 
-    Whatever raises: the code, or the handler of a signal at any moment. The undoing is one call
-    into C, in which no handler runs.
+    The exception may come from the code, or from a signal handler at any point. The rollback is a
+    single call into C, so no signal handler can interrupt it.
 
     Args:
         run: The code.
-        **frame: What it finds in the current frame.
+        **frame: Fields of the current frame while it runs.
     """
     if current().journal is not None or current().level is not None:
-        return within(run, **frame)  # part of what is undone as a whole
+        return within(run, **frame)  # the enclosing run or trace is rolled back as a whole
+    # The rollback is built here from iterators implemented in C, and only consumed on failure: a
+    # Python loop in the handler could itself be interrupted by a signal half way.
     journal = Journal()
     end = map(setattr, (journal,), ("is_over",), (True,))
     undo = starmap(_hold, chain.from_iterable(map(dict.items, (journal,))))
@@ -339,12 +343,12 @@ _hold = vars(Cell)["value"].__set__
 
 
 def on_host(x: Any) -> np.ndarray:
-    """The bits of an array as NumPy has them; of random keys, the numbers that they stand for."""
+    """Return an array as NumPy; PRNG keys as their underlying integers."""
     is_keys = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
     return np.asarray(jax.random.key_data(x) if is_keys else x)
 
 
 def shown(x: jax.Array) -> str:
-    """The value for a person: a number, or an array."""
+    """Format a value for display: a number, or an array."""
     array = on_host(x)
     return repr(array.item()) if array.ndim == 0 else repr(array)

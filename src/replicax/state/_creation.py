@@ -1,9 +1,4 @@
-"""Those who listen: scopes that are told of new variables, and tapes that are told of reads.
-
-Making variables: creator scopes, and one variable for all replicas.
-
-Reads, told to the gradient tapes that are open.
-"""
+"""Creation of variables (creator scopes, initial values), and reads reported to gradient tapes."""
 
 import copy
 from abc import abstractmethod
@@ -35,7 +30,7 @@ _creators: ContextVar[tuple[Creator, ...]] = ContextVar("replicax_creators", def
 
 @contextmanager
 def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
-    """Let a function take part in the making of every variable in the block.
+    """Call a function for every variable that is created in the block.
 
     Args:
         variable_creator: Called as ``variable_creator(next_creator, **kwargs)`` with the
@@ -58,7 +53,7 @@ def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
 
 
 class CreatedOnce(type):
-    """Makes a class's call go through creator scopes, and once for all replicas of a run."""
+    """Metaclass: routes construction through creator scopes, once for all replicas of a run."""
 
     def __call__(cls: type[_T], *args: Any, **kwargs: Any) -> _T:
         if args:
@@ -92,7 +87,7 @@ class _Creation:
 
     @property
     def subject(self) -> dict[str, Any]:
-        """The declaration; the first replica's initial value is taken, as in TensorFlow."""
+        """The declaration, without the initial value: the first replica's is used, as in TF."""
         return {k: v for k, v in self.kwargs.items() if k != "initial_value"}
 
     def __call__(self, _: Any) -> Any:
@@ -100,10 +95,10 @@ class _Creation:
 
 
 def duplicated(variable: Any) -> Any:
-    """A variable of its own with the same declaration and the same value, on every replica.
+    """Return a new variable with the declaration and value of `variable`, on every replica.
 
     Raises:
-        TracingError: In a function that is traced, where there are no values.
+        TracingError: In a replica or a traced function, which has no concrete values.
     """
     if not level().is_eager or current().replica is not None:
         raise TracingError(
@@ -148,10 +143,10 @@ def _as_array(value: Any, dtype: Any) -> jax.Array:
 
 
 def refuse_tree(value: Any) -> None:
-    """Refuse a structure that is no array; lists of numbers are.
+    """Refuse an initial value that is not one array; (nested) lists of numbers are.
 
     Raises:
-        VariableError: If there is a dictionary, None, text or another object in it.
+        VariableError: If it contains a dictionary, None, a string or another object.
     """
     leaves = jax.tree.leaves(value, is_leaf=lambda x: not isinstance(x, list | tuple))
     for leaf in leaves:
@@ -164,16 +159,17 @@ def refuse_tree(value: Any) -> None:
 
 
 class _BeforeTrace(Storage):
-    """What variables held before the function that is traced now, for a start that is a function.
+    """The values of variables before the function that is being traced, for initializers.
 
-    So it may draw random numbers, whose source is a variable, as if it were called outside.
+    An initializer may therefore draw random numbers, whose generator state is a variable, as it
+    would outside of the function.
     """
 
     def __init__(self, trace: TraceLevel) -> None:
         self._trace = trace
 
     def read(self, cell: Cell) -> Any:
-        """The value, if the function has not changed it or made it."""
+        """Return the value; raise `TracingError` if the function changed or created `cell`."""
         where: Any = self._trace
         while isinstance(where, TraceLevel):
             if cell in where.writes or any(cell is v.cell for v, _ in where.created):
@@ -187,10 +183,10 @@ class _BeforeTrace(Storage):
 
 
 def value_before(cell: Cell) -> Any:
-    """What a variable held before the function that is traced now.
+    """Return the value of a variable before the function that is being traced.
 
     Raises:
-        TracingError: If the function has changed it, or made it.
+        TracingError: If the function has changed or created the variable.
     """
     where = level()
     with concrete():
@@ -206,11 +202,11 @@ def _called(start: Callable[[], Any]) -> Any:
 
 
 def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
-    """The array that a new variable starts with.
+    """Return the initial value of a new variable as an array.
 
     Returns:
-        The array, and None; or zeros, and the traced value that it is to be computed from. While
-        planning, the shape and dtype alone.
+        The array and None; or, for a traced initial value, zeros and the tracer. While planning,
+        only the shape and dtype, and None.
     """
     if initial_value is None:
         raise ValueError(
@@ -236,26 +232,27 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
 
 
 class Listener(Protocol):
-    """A gradient tape, as variables see it."""
+    """The interface of a gradient tape that variables use."""
 
     @abstractmethod
     def note_read(self, cell: Cell, value: jax.Array) -> None:
-        """Note that ``value`` is what ``cell`` held when it was read."""
+        """Record that reading `cell` returned `value`."""
 
 
 def read(cell: Cell) -> Any:
-    """The value at the current level."""
+    """Return the value of `cell` at the current level, and report the read to active tapes."""
     value = level().read(cell)
     return told(cell, value) if current().tapes else value
 
 
 def told(cell: Cell, value: Any) -> Any:
-    """What a read of ``cell`` gave, with the tapes knowing where it is from."""
+    """Report to the active tapes that reading `cell` returned `value`; return the value to use."""
     tapes: tuple[Listener, ...] = current().tapes
     if not tapes or not is_differentiable(value):
         return value
-    # Tapes know arrays by identity. The array of the cell is also what reads outside of the tapes
-    # give, what was assigned, and what another variable may hold, which no tape may follow.
+    # Tapes identify arrays by `id`. The cell's array may also be returned by reads outside of the
+    # tapes, be the array that was assigned, or be shared with another variable, none of which a
+    # tape may follow. So each read under a tape gets an array object of its own.
     with unrecorded():
         value = renewed(value)
     for tape in tapes:
@@ -264,5 +261,5 @@ def told(cell: Cell, value: Any) -> Any:
 
 
 def is_differentiable(x: Any) -> bool:
-    """Whether ``x`` is an array that can have a gradient."""
+    """Whether `x` is an array of a dtype that has gradients."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.inexact)

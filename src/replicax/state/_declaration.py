@@ -1,14 +1,10 @@
-"""What is declared of a variable before it has a value: its dtype, its layout, that it is planned.
+"""Declarations of variables: consistency checks, planned and awaited values, and layouts.
 
-What may be declared as a variable, and what may be assigned to it.
-
-Variables whose value is not there yet.
-
-Planned ones have none, only a shape and a dtype, to look ahead at what is too large. Awaited ones
-have a first value, but somebody wants to give them another before anyone looks: a checkpoint that
-was restored before they existed.
-
-Layouts: which variables are cut over the logical devices of a replica, and how.
+- Checks of a declaration, and of the dtypes that may be assigned to a variable.
+- Planned variables have only a shape and a dtype, for programs too large for this machine.
+  Awaited variables have an initial value that is replaced before its first use if a checkpoint
+  was restored before the variable existed.
+- `LayoutMap`: which variables are sharded over the logical devices of a replica, and how.
 """
 
 from __future__ import annotations
@@ -36,10 +32,10 @@ def check_declaration(v: Any, name: str, value: Any, shape: Any, *, distributed:
 
     Args:
         v: The variable.
-        name: What it will be called.
+        name: Its name.
         value: Its initial value.
         shape: Its declared shape, or None.
-        distributed: Whether it is made in the scope of a strategy.
+        distributed: Whether it is created in the scope of a strategy.
 
     Raises:
         ValueError: If it does.
@@ -79,12 +75,12 @@ def check_dtype(v: Any, value: Any, verb: str, *, exact: bool) -> None:
 
     Args:
         v: The variable.
-        value: Has a dtype.
-        verb: What is done with it, for the message.
-        exact: Whether the dtype was chosen; that of Python numbers was not.
+        value: An object with a dtype.
+        verb: The method that assigns it, for the message.
+        exact: Whether the caller chose the dtype; False for Python numbers.
 
     Raises:
-        VariableError: If it cannot.
+        VariableError: If the conversion would lose information.
     """
     if jnp.issubdtype(v.dtype, jax.dtypes.extended):
         return
@@ -105,7 +101,7 @@ def _python_fits(have: np.dtype, want: np.dtype) -> bool:
 
 
 def is_key(x: Any) -> bool:
-    """Whether ``x`` is an array of random keys, which has no dtype to convert to."""
+    """Whether `x` is an array of PRNG keys, whose dtype cannot be converted."""
     return isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.extended)
 
 
@@ -114,9 +110,9 @@ _planning: ContextVar[bool] = ContextVar("replicax_planning", default=False)
 
 @contextmanager
 def planning() -> Iterator[None]:
-    """Make variables that take no memory, for `rx.tpu.preflight` of a model too large to be here.
+    """Create variables without memory, to `rx.tpu.preflight` a model too large for this machine.
 
-    A variable made in the block has a name, a shape and a dtype, but no value. An initial value
+    A variable created in the block has a name, a shape and a dtype, but no value. An initial value
     that is a function is not computed either, so pass functions.
 
     Example:
@@ -136,12 +132,12 @@ def planning() -> Iterator[None]:
 
 
 def is_planning() -> bool:
-    """Whether variables are made without values."""
+    """Whether variables are being created without values."""
     return _planning.get()
 
 
 def plan(initial_value: Callable[[], Any] | Any, dtype: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an initial value."""
+    """Return the shape and dtype of an initial value."""
     make = initial_value if callable(initial_value) else lambda: initial_value
     dtype = kept_dtype(dtype)
     shape: jax.ShapeDtypeStruct = jax.eval_shape(lambda: jnp.asarray(make(), dtype))
@@ -149,12 +145,12 @@ def plan(initial_value: Callable[[], Any] | Any, dtype: Any) -> jax.ShapeDtypeSt
 
 
 def is_planned(x: Any) -> bool:
-    """Whether ``x`` stands for a value that there is not."""
+    """Whether `x` is a planned value: a shape and a dtype without data."""
     return isinstance(x, jax.ShapeDtypeStruct)
 
 
 class Awaited(jax.ShapeDtypeStruct):
-    """Stands for the value of a new variable until somebody looks at it."""
+    """The initial value of a new variable, whose first use calls `settle`."""
 
     def __init__(self, value: Any, settle: Callable[[], None]) -> None:
         head = value[0] if isinstance(value, tuple) else value
@@ -163,22 +159,22 @@ class Awaited(jax.ShapeDtypeStruct):
         self.settle = settle
 
 
-# What wants to know of new variables; each is called before one is first looked at, and when a
-# library has made some.
+# Callbacks of restored checkpoints that still wait for variables. Each runs before a new variable
+# is first used, and after a library has created variables.
 newcomers: list[Callable[[], None]] = []
 
 
 def tell_newcomers() -> None:
-    """Say that there may be new variables."""
+    """Run all callbacks in `newcomers`: new variables may exist."""
     for tell in list(newcomers):
         tell()
 
 
 def refuse_planned(x: Any, name: str) -> None:
-    """Refuse to look at a value that there is not.
+    """Refuse to use a planned variable's value, which does not exist.
 
     Raises:
-        VariableError: It is planned only.
+        VariableError: If `x` is planned.
     """
     if is_planned(x[0] if isinstance(x, tuple) else x):
         raise VariableError(
@@ -188,11 +184,11 @@ def refuse_planned(x: Any, name: str) -> None:
 
 
 class LayoutMap(MutableMapping[str, Sequence[int]]):
-    """Patterns of variable names, with the parts into which such a variable is cut.
+    """Patterns of variable names, with the partition dimensions of the matching variables.
 
-    Under a `TPUStrategy` whose replicas own several logical devices, a variable made inside
-    `scope` whose name matches lies in parts on them, so that each device holds only its part. The
-    state that an optimizer keeps for it is best created with ``jnp.zeros_like(variable)``, or in
+    Under a `TPUStrategy` whose replicas have several logical devices, a variable created inside
+    `scope` whose name matches is sharded over them, so that each device holds only its shard.
+    Create optimizer state for it with ``jnp.zeros_like(variable)``, or in
     ``strategy.extended.colocate_vars_with(variable)``: both follow the variable's layout.
 
     Args:
@@ -238,7 +234,7 @@ class LayoutMap(MutableMapping[str, Sequence[int]]):
 
     @contextmanager
     def scope(self) -> Iterator[LayoutMap]:
-        """Lay out the variables that are made until the block ends.
+        """Apply the layouts to the variables that are created in the block.
 
         Example:
             >>> with rx.tpu.LayoutMap({"kernel": [1, 2]}).scope() as layouts:
@@ -252,7 +248,7 @@ class LayoutMap(MutableMapping[str, Sequence[int]]):
             _layouts.reset(token)
 
     def find(self, name: str) -> Sequence[int] | None:
-        """The partition dimensions of a variable; None if no pattern matches its name.
+        """Return the partition dimensions of a variable; None if no pattern matches its name.
 
         Raises:
             VariableError: If several patterns match, and none is the name itself.
@@ -278,7 +274,7 @@ _example: ContextVar[Any] = ContextVar("replicax_layout_example", default=None)
 
 @contextmanager
 def laid_out_like(cell: Any) -> Iterator[None]:
-    """Variables of the same shape that are made in the block are cut as ``cell`` is."""
+    """Shard variables that are created in the block with the shape of `cell` as `cell` is."""
     token = _example.set(cell)
     try:
         yield
@@ -289,10 +285,10 @@ def laid_out_like(cell: Any) -> Iterator[None]:
 def layout_of(
     value: jax.Array, name: str, topology: Topology | None, *, per_replica: bool
 ) -> PartitionSpec:
-    """How a new variable is cut over logical devices.
+    """Return the sharding of a new variable over logical devices.
 
-    As its initial value is; else as the variable that it is created with; else as the layout map
-    says; else not at all.
+    It is taken from the initial value, else from the variable given to `laid_out_like`, else from
+    the layout map; otherwise the variable is replicated.
     """
     if topology is None or topology.cores == 1 or per_replica:
         return WHOLE

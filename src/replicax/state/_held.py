@@ -1,14 +1,12 @@
-"""Many variables: of other libraries, in structures, and whether their copies are still equal.
+"""Variables inside other objects and structures, and checks that mirrored copies are equal.
 
-Variables of other libraries: an object of Keras or Flax that holds an `rx.Variable`.
+Three subjects:
 
-An adapter gives the library's class a method ``__rx_variable__``, which returns the variable that
-an object holds, or None; whoever asks for a variable asks `variable_of`, so that all such objects
-pass wherever an `rx.Variable` does.
-
-A structure of arrays -> the same structure of variables.
-
-Are all copies of every mirrored variable still equal?
+- Objects of Keras or Flax that contain an `rx.Variable`. An adapter adds a method
+  `__rx_variable__` to the library's class, which returns the variable or None. Code that accepts
+  variables calls `variable_of`, so that such objects work wherever an `rx.Variable` does.
+- `variables`, which maps a pytree of arrays to the same pytree of variables.
+- `check_in_sync` and its relatives, which compare the copies of mirrored variables.
 """
 
 import hashlib
@@ -37,7 +35,7 @@ _trusted: ContextVar[bool] = ContextVar("replicax_trusted", default=False)
 
 
 def variable_of(x: Any) -> Variable | None:
-    """The variable that ``x`` is or holds; None if it is something else."""
+    """Return the variable that `x` is or contains; None for any other object."""
     if isinstance(x, Variable):
         return x
     ask = getattr(type(x), "__rx_variable__", None)
@@ -45,10 +43,10 @@ def variable_of(x: Any) -> Variable | None:
 
 
 def required_variable(x: Any, verb: str) -> Variable:
-    """The variable that ``x`` is or holds, for ``verb``.
+    """Return the variable that `x` is or contains, for the function named `verb`.
 
     Raises:
-        TypeError: If it is something else.
+        TypeError: If `x` is neither.
     """
     variable = variable_of(x)
     if variable is None:
@@ -60,14 +58,14 @@ def required_variable(x: Any, verb: str) -> Variable:
 
 
 def value_of(x: Any) -> Any:
-    """The value of a variable in the current context; anything else as it is."""
+    """Return the value of a variable in the current context; any other `x` unchanged."""
     held = variable_of(x)
     return x if held is None else held.read_value()
 
 
 @contextmanager
 def trusted() -> Iterator[None]:
-    """Allow reads while JAX traces, in code of a library that keeps nothing of what it traced."""
+    """Allow reads while JAX traces, for library code that does not cache its traces."""
     token = _trusted.set(True)
     try:
         yield
@@ -76,11 +74,11 @@ def trusted() -> Iterator[None]:
 
 
 def read_global(held: Variable) -> jax.Array:
-    """The value as a library's own code wants it: across replicas, on all their devices.
+    """Return the value for a library's own code: across replicas, on all their devices.
 
-    In a replica, or in a function that is traced, it is what `Variable.read_value` gives. Outside
-    it is the array of all replicas, not the first one's copy, so that operations on it run where
-    the variable lives. Of several workers each computes for itself, with its own copy.
+    In a replica or a traced function this is `Variable.read_value`. Elsewhere it is the array of
+    all replicas instead of the first copy, so that operations on it run on the variable's devices.
+    With several workers, each computes on its local copy.
     """
     frame = current()
     if frame.level is not None or frame.replica is not None:
@@ -95,7 +93,7 @@ def read_global(held: Variable) -> jax.Array:
         alone = cell.topology is None or not cell.topology.is_whole
         if alone or cell.per_replica or cell.sharded:
             return held.read_value()
-        with changing:  # between the two another thread's call could give it a value of its own
+        with changing:  # both steps under the lock: another thread's call may replace the value
             cell.owned = False
             whole = cell.array()
     seen: jax.Array = told(cell, whole)
@@ -103,9 +101,9 @@ def read_global(held: Variable) -> jax.Array:
 
 
 def held_array(held: Variable) -> jax.Array:
-    """The array as the devices of all workers hold it, which stays as it is now.
+    """Return the array that the devices of all workers hold; it is never donated afterwards.
 
-    Of a sharded variable it is the stored one, in parts; see `Cell.cut`.
+    For a sharded variable this is the stored array, in shards; see `Cell.cut`.
     """
     cell = held.cell
     refuse_in_foreign_trace(cell)
@@ -116,20 +114,20 @@ def held_array(held: Variable) -> jax.Array:
 
 
 def variables(tree: Any, name: str | None = None, **declared: Any) -> Any:
-    """A variable for each array of a structure, named by its path.
+    """Create a variable for each array of a structure, named by its path.
 
     Args:
         tree: Dictionaries, lists, tuples and other pytrees of arrays and numbers. A list is a
-            structure here, also a list of numbers.
-        name: What the paths begin with.
-        **declared: What `rx.Variable` takes, the same for all: ``trainable``, ``dtype``,
+            structure here, even a list of numbers.
+        name: A prefix for the paths.
+        **declared: Arguments of `rx.Variable` for every variable: ``trainable``, ``dtype``,
             ``synchronization``, ``aggregation``.
 
     Returns:
         The same structure, of variables.
 
     Raises:
-        ValueError: If something in it is no array.
+        ValueError: If a leaf is not an array.
 
     Example:
         >>> model = rx.variables({"dense": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}})
@@ -153,18 +151,18 @@ CHECKS_EVERY_CALL = os.environ.get("REPLICAX_CHECK_SYNC", "") not in ("", "0")
 
 
 def check_in_sync(variables: Iterable[Any] | None = None, step: Any = None) -> None:
-    """Check that every mirrored variable is the same, to the bit, on all replicas.
+    """Check that every mirrored variable is bitwise equal on all replicas.
 
-    With the environment variable ``REPLICAX_CHECK_SYNC=1`` this is done after every call of a
-    compiled function, for the variables that it wrote; and before it for arguments that were the
-    same on all replicas in an earlier call, such as parameters that a program carries.
+    With the environment variable ``REPLICAX_CHECK_SYNC=1`` this runs after every call of a
+    compiled function, on the variables that it wrote, and before the call on arguments that were
+    equal on all replicas in an earlier call, such as parameters carried by a program.
 
     Args:
-        variables: Which to look at; all that are alive by default.
-        step: Named in the message.
+        variables: The variables to check; all live variables by default.
+        step: The step to name in the error message.
 
     Raises:
-        DivergenceError: If one is not; it names the first, where it differs and by how much.
+        DivergenceError: If copies differ; names the first such variable, the index and the values.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -187,10 +185,10 @@ _alike: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
 
 
 def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str) -> None:
-    """Check arguments that were once the same on all replicas: state that a program carries.
+    """Check arguments that were equal on all replicas in an earlier call, such as carried state.
 
     Raises:
-        DivergenceError: If one has come back with values that differ.
+        DivergenceError: If one of them now differs between replicas.
     """
     alike = _alike.setdefault(function, set())
     for name, x in arguments:
@@ -209,7 +207,7 @@ def check_carried(function: Any, arguments: Iterable[tuple[str, Any]], call: str
 
 
 def check_cells(cells: Iterable[Cell], when: str) -> None:
-    """Check that every mirrored one of ``cells`` is the same on all replicas.
+    """Check that each mirrored cell of `cells` is equal on all replicas.
 
     Raises:
         DivergenceError: If one is not.
@@ -217,7 +215,7 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
     spread: dict[str, tuple[Cell, np.ndarray]] = {}
     fault = ""
     for cell in cells:
-        if cell.per_replica or cell.topology is None or cell.sharded:  # or there is one copy
+        if cell.per_replica or cell.topology is None or cell.sharded:  # no copies to compare
             continue
         pieces = [on_host(p) for p in cell.pieces()]
         if not fault and not agree(pieces):
@@ -231,7 +229,7 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
 
 
 def _compared(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str) -> str:
-    """What is wrong with variables that several workers hold; the same answer on all of them."""
+    """Compare cells across workers; return the error message or "", the same on all workers."""
     mine = {
         number: [hashlib.sha256(value.tobytes()).hexdigest(), str(value.ravel()[:3])]
         for number, (_, value) in spread.items()

@@ -1,9 +1,9 @@
-"""Levels: where a read comes from and a write goes to, in the code that runs now.
+"""Levels: the read and write targets of variables for the code that is running.
 
-Outside of every trace that is the variables' own storage. While a function is traced, reading a
-variable makes it an input of the function, and writing it stays in the level until it ends, when
-the function returns it as an output. One mechanism serves function, run, value_and_grad, cond and
-scan.
+Outside of any trace the target is the variables' storage. While a function is traced, reading a
+variable adds it to the function's inputs; a write stays in the level until tracing ends, and then
+becomes one of the function's outputs. function, run, value_and_grad, cond and scan all use this
+mechanism.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from replicax.values import _placement
 from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._placement import is_traced
 
-# Part of the key of JAX's trace caches. JAX keeps the jaxpr of a function that is given to scan,
-# cond, jit or checkpoint; one that reads a variable must not be found again where the variable
-# has another value.
+# Part of the key of JAX's trace caches. JAX caches the jaxpr of a function passed to scan, cond,
+# jit or checkpoint. If the function read a variable, the cached jaxpr holds that value as a
+# constant, so the key has to change whenever the variable does.
 generation = jax.make_user_context(default_value=None)
 _numbers = itertools.count(1)
 _eager_generation = [0]
@@ -41,43 +41,43 @@ _callbacks: ContextVar[dict[Any, Callable[[], str]] | None] = ContextVar(
 
 
 class Level(Protocol):
-    """Where a read comes from and a write goes to."""
+    """The target of variable reads and writes."""
 
     is_eager: bool
-    """Whether what is written is known now, and each operation runs when it is called."""
+    """Whether operations run immediately, with concrete values, instead of being traced."""
 
     @abstractmethod
     def read(self, cell: Cell) -> Any:
-        """The value as the current context sees it."""
+        """Return the value of `cell` as the current context sees it."""
 
     @abstractmethod
     def write(self, cell: Cell, value: Any) -> None:
-        """Replace the value."""
+        """Replace the value of `cell`."""
 
     @abstractmethod
     def uses(self, topology: Topology, what: Any) -> None:
-        """Note that code at this level computes on ``topology``.
+        """Record that code at this level computes on `topology`.
 
         Args:
             topology: The devices.
-            what: Why: in words, or the strategy whose run it is.
+            what: The cause, for error messages: a description, or the strategy whose run it is.
         """
 
     @abstractmethod
     def read_copy(self, cell: Cell, replica: int) -> Any:
-        """One replica's copy."""
+        """Return the copy of replica number `replica`."""
 
     @abstractmethod
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
-        """Replace one replica's copy."""
+        """Replace the copy of replica number `replica`."""
 
 
 @contextmanager
 def ending() -> Iterator[None]:
-    """Call what `at_end` collected in the block when it ends, also if it raises.
+    """Run the callbacks registered with `at_end` when the block exits, also if it raises.
 
     Raises:
-        TracingError: If the block ends well, but a callback says what it must not leave behind.
+        TracingError: If the block succeeds but a callback returns an error message.
     """
     callbacks: dict[Any, Callable[[], str]] = {}
     token = _callbacks.set(callbacks)
@@ -92,11 +92,11 @@ def ending() -> Iterator[None]:
 
 
 def at_end(key: Any, callback: Callable[[], str]) -> None:
-    """Register a callback for the end of the innermost level; the first one for a key stays.
+    """Register a callback for the exit of the innermost level; the first one per `key` wins.
 
     Args:
-        key: What the callback is about.
-        callback: Undoes what must not outlive the level. Returns an error message, or "".
+        key: Identifies the callback's subject.
+        callback: Cleans up state that must not outlive the level. Returns an error message, or "".
     """
     callbacks = _callbacks.get()
     assert callbacks is not None  # every level has a block of `ending`
@@ -104,12 +104,12 @@ def at_end(key: Any, callback: Callable[[], str]) -> None:
 
 
 class Storage:
-    """The variables' own storage, seen from cross-replica context."""
+    """The stored values of variables, seen from cross-replica context."""
 
     is_eager = True
 
     def read(self, cell: Cell) -> Any:
-        """The first copy, or the per-replica value."""
+        """Return the first copy, or the per-replica value."""
         refuse_in_foreign_trace(cell)
         return cell.view()
 
@@ -121,28 +121,28 @@ class Storage:
         cell.store(value)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
-        """One replica's copy."""
+        """Return the copy of replica number `replica`."""
         refuse_in_foreign_trace(cell)
         return cell.piece(replica)
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
-        """Replace one replica's copy."""
+        """Replace the copy of replica number `replica`."""
         refuse_tracer(cell, value)
         cell.store_piece(replica, value)
 
     def uses(self, topology: Topology, what: Any) -> None:
-        """Nothing to note: every operation runs where its arrays are."""
+        """Do nothing: every eager operation runs where its arrays are."""
 
 
 class ReplicaStorage(Storage):
-    """The variables' own storage, seen from one eager replica."""
+    """The stored values of variables, seen from one replica that runs eagerly."""
 
     def __init__(self, topology: Topology, replica: int) -> None:
         self._topology = topology
         self._replica = replica
 
     def read(self, cell: Cell) -> Any:
-        """This replica's copy; the first copy of a variable that lives elsewhere."""
+        """Return this replica's copy, or the first copy if `cell` is on another topology."""
         refuse_in_foreign_trace(cell)
         if cell.topology == self._topology:
             return cell.piece(self._replica)
@@ -155,7 +155,7 @@ class ReplicaStorage(Storage):
 
 
 class Freshness:
-    """Sees to it that JAX finds no jaxpr again which closed over a variable's old value."""
+    """Invalidates JAX's cached jaxprs that captured a variable's old value as a constant."""
 
     def __init__(self) -> None:
         self.trace: Any = None
@@ -164,12 +164,12 @@ class Freshness:
 
     @contextmanager
     def kept(self, *, eager: bool) -> Iterator[None]:
-        """Keep the code in the block apart from what JAX traced before.
+        """Give the code in the block its own key in JAX's trace caches.
 
         Args:
-            eager: Whether the block is not traced as a whole. Then it shares what JAX compiled
-                with the blocks before it, up to the first that read a variable in a sub-trace:
-                a new generation for every step would compile every step anew.
+            eager: Whether the block runs operation by operation. Eager blocks share one key until
+                a variable is read in a sub-trace: with a new key per block, JAX would recompile
+                every operation of every step.
         """
         self.trace = current_trace()
         start = ("eager", _eager_generation[0], generation.value) if eager else next(_numbers)
@@ -182,12 +182,12 @@ class Freshness:
                 _eager_generation[0] = next(_numbers)
 
     def note_read(self, cell: Cell) -> None:
-        """Note a read; in a sub-trace, JAX may keep what it gave."""
+        """Record a read of `cell`; JAX may cache a sub-trace together with the value read."""
         if current_trace() is not self.trace:
             self._foreign.add(cell)
 
     def note_write(self, cell: Cell) -> None:
-        """Note a write: a jaxpr that closed over the old value becomes unfindable."""
+        """Record a write to `cell`, and change the cache key if a sub-trace captured its value."""
         if cell in self._foreign:
             self._context.__exit__(None, None, None)
             self._enter(next(_numbers))
@@ -198,7 +198,7 @@ class Freshness:
 
 
 class Overlay:
-    """Values that stand for some variables, and writes that are kept, until the block ends."""
+    """A level that substitutes values for some variables and buffers writes until it exits."""
 
     def __init__(self, values: dict[Cell, Any], around: Any) -> None:
         self.outer, self.around = level(), around
@@ -209,12 +209,12 @@ class Overlay:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Read and write here until the block ends."""
+        """Direct reads and writes in the block to this level."""
         with self.fresh.kept(eager=self.is_eager), entered(level=self), ending():
             yield
 
     def read(self, cell: Cell) -> Any:
-        """What was written here, stands for it here, or is outside."""
+        """Return the buffered write, the substituted value, or the outer level's value."""
         self.fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
@@ -224,13 +224,13 @@ class Overlay:
             return self.outer.read(cell)
 
     def write(self, cell: Cell, value: Any) -> None:
-        """Keep the value until the block ends."""
+        """Buffer the value until the block exits."""
         refuse_other_trace(cell, self.fresh.trace)
         self.writes[cell] = value
         self.fresh.note_write(cell)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
-        """One replica's copy, as far as it is known here."""
+        """Return one replica's copy, from this level if it has a value for `cell`."""
         if cell in self.writes or cell in self._values:
             return _copy_of(self.read(cell), replica)
         self.fresh.note_read(cell)
@@ -238,7 +238,7 @@ class Overlay:
             return self.outer.read_copy(cell, replica)
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
-        """Refuse: what is kept here is one value for all replicas."""
+        """Raise `TracingError`: this level buffers one value for all replicas."""
         raise TracingError(
             f"A single copy of variable {cell.name!r} was assigned inside a function that"
             " `rx.value_and_grad` differentiates. Assign the variable itself there, or the copy"
@@ -246,18 +246,18 @@ class Overlay:
         )
 
     def uses(self, topology: Topology, what: Any) -> None:
-        """Pass it on to what is outside."""
+        """Forward to the outer level."""
         self.outer.uses(topology, what)
 
 
 class TraceLevel:
-    """One function that is being traced: what it reads becomes inputs, what it writes outputs.
+    """A function that is being traced: its reads become inputs, its writes outputs.
 
     Attributes:
-        pulls: How many elements of each iterator one run of the function takes.
-        outer: The level that the function is a part of; None for one that stands alone.
-        around: What was being traced where the function was given to `rx.cond`, `rx.scan`, ...
-        is_idle: Whether the function is traced for what it would return, and never run.
+        pulls: The number of elements that one call of the function takes from each iterator.
+        outer: The enclosing level; None for a function that is traced independently.
+        around: The JAX trace in which the function was passed to `rx.cond`, `rx.scan`, ...
+        is_idle: Whether the function is traced only for its output shapes, and never run.
     """
 
     def __init__(self, *, in_replica: bool, outer: Level | None = None) -> None:
@@ -274,18 +274,18 @@ class TraceLevel:
 
     @property
     def reads(self) -> list[Cell]:
-        """The variables that were read before they were written, in that order."""
+        """The variables that were read before they were written, in order of first read."""
         return list(self._reads)
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Trace here until the block ends."""
+        """Trace the code in the block at this level."""
         with self.fresh.kept(eager=False), entered(level=self), ending():
             yield
             self._compare_copies()
 
     def read(self, cell: Cell) -> Any:
-        """What was written here, or the input that stands for the variable."""
+        """Return the value written in this trace, or the input that represents the variable."""
         self.fresh.note_read(cell)
         if cell in self.writes:
             return self.writes[cell]
@@ -303,7 +303,7 @@ class TraceLevel:
         return value
 
     def write(self, cell: Cell, value: Any) -> None:
-        """Keep the value as an output of the function."""
+        """Make `value` an output of the function."""
         refuse_other_trace(cell, self.fresh.trace)
         if cell.topology is not None:
             self.uses(cell.topology, f"variable {cell.name!r}")
@@ -312,13 +312,13 @@ class TraceLevel:
         self.fresh.note_write(cell)
 
     def read_copy(self, cell: Cell, replica: int) -> Any:
-        """One replica's copy; inside a replica, its own."""
+        """Return one replica's copy; inside a replica, that replica's own."""
         if cell in self._copies:
             return self._copies[cell][replica]
         return _copy_of(self.read(cell), replica)
 
     def write_copy(self, cell: Cell, replica: int, value: Any) -> None:
-        """Replace one replica's copy; at the end all copies of a mirrored one must agree."""
+        """Replace one replica's copy; mirrored copies are compared when tracing ends."""
         if self.in_replica or cell.topology is None:
             self.write(cell, value)
             return
@@ -333,7 +333,7 @@ class TraceLevel:
             self.writes[cell] = settled_copies(self, cell, copies)
 
     def uses(self, topology: Topology, what: Any) -> None:
-        """Note that the function computes on ``topology``."""
+        """Record that the function computes on `topology`."""
         self.topologies.setdefault(topology, what)
 
     def _aval(self, cell: Cell) -> Any:
@@ -347,7 +347,7 @@ _storage = Storage()
 
 
 def level() -> Level:
-    """The level of the code that runs now."""
+    """Return the level of the running code."""
     found: Level | None = current().level
     return found if found is not None else _storage
 
@@ -357,25 +357,25 @@ def _copy_of(value: Any, replica: int) -> Any:
 
 
 def current_trace() -> Any:
-    """JAX's own notion of what is being traced now; a gradient tape only listens."""
+    """Return the trace that JAX is in, ignoring gradient tapes, which only observe."""
     return surrounding(traced.value)
 
 
 def is_transformed() -> bool:
-    """Whether JAX transforms or records the code that runs now: jit, grad, scan, a tape, ..."""
+    """Whether the running code is under a JAX transformation or a tape: jit, grad, scan, ..."""
     return traced.value is not at_rest
 
 
 def is_staging() -> bool:
-    """Whether operations on constants are recorded rather than run."""
+    """Whether operations on constants are traced instead of executed."""
     return _placement.is_staging()
 
 
 def refuse_in_foreign_trace(cell: Cell) -> None:
-    """Refuse to bake a variable's value into a function that JAX traces and keeps.
+    """Refuse a read that would become a constant in a function that JAX traces and caches.
 
     Raises:
-        TracingError: In ``jax.jit``, ``jax.lax.scan`` and the like, outside of `rx.function`.
+        TracingError: Inside `jax.jit`, `jax.lax.scan` and the like, outside of `rx.function`.
     """
     if is_staging():
         raise TracingError(
@@ -389,7 +389,7 @@ def refuse_tracer(cell: Cell, value: Any) -> None:
     """Refuse to store a value that exists only while a function is traced.
 
     Raises:
-        TracingError: If ``value`` is or holds a tracer, or JAX traces the code that runs now.
+        TracingError: If `value` is or contains a tracer, or JAX is tracing the running code.
     """
     if is_staging() or any(map(is_traced, jax.tree.leaves(value))):
         raise TracingError(
@@ -405,7 +405,7 @@ def refuse_other_trace(cell: Cell, trace: Any) -> None:
     """Refuse a write inside a JAX transformation that would lose it.
 
     Raises:
-        TracingError: If JAX traces something else than the level's own function.
+        TracingError: If the current JAX trace is not `trace`, that of the level's function.
     """
     if current_trace() is not trace:
         raise TracingError(

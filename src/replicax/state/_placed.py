@@ -1,4 +1,4 @@
-"""Placed: where a variable or an array is, found without looking at its value."""
+"""`Placed`: the devices and layout of a variable or array, found without reading its value."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from replicax.values._placement import WHOLE
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an array or a variable is, found without looking at its value.
+    """The devices and layout of an array or a variable, found without reading its value.
 
     Attributes:
         name: Its name.
         shape: Its shape, as programs see it.
-        dtype: Its type.
-        layout: How it lies on the devices, in words.
-        parts: For each device, the first and the last entry that it holds of the axis along which
-            the array is cut, as fractions of that axis; and how many bytes.
+        dtype: Its dtype.
+        layout: A description of its layout on the devices.
+        parts: For each device, its range along the sharded axis, as two fractions of that axis,
+            and the number of bytes that it stores.
     """
 
     name: str
@@ -36,13 +36,13 @@ class Placed:
 
     @classmethod
     def of_cell(cls, cell: Cell, name: str) -> Placed:
-        """Where a variable is."""
+        """Return the placement of a variable."""
         topology, held = cell.topology, cell.value
         if isinstance(held, Awaited):
             held = held.value
         arrays = held if isinstance(held, tuple) else (held,)
         parts: dict[jax.Device, tuple[float, float, int]] = {}
-        for array in {id(x): x for x in arrays}.values():  # new copies may still be one array
+        for array in {id(x): x for x in arrays}.values():  # fresh copies may share one array
             where = cell.sharding if is_planned(array) and topology else array.sharding
             for device, part in _parts(tuple(array.shape), array.dtype, where).items():
                 before = parts.get(device, (0.0, 0.0, 0))[-1]
@@ -51,7 +51,7 @@ class Placed:
 
     @classmethod
     def of_array(cls, array: jax.Array, name: str) -> Placed:
-        """Where an array is."""
+        """Return the placement of an array."""
         parts = _parts(tuple(array.shape), array.dtype, array.sharding)
         count, spec = len(parts), getattr(array.sharding, "spec", None)
         if count == 1:
@@ -64,11 +64,11 @@ class Placed:
 
     @property
     def most_bytes(self) -> int:
-        """What a device holds of it; of the one that holds most."""
+        """The number of bytes on the device that stores the most of it."""
         return max((size for _, _, size in self.parts.values()), default=0)
 
     def sheet(self, title: str) -> Sheet:
-        """What a person wants to know of it."""
+        """Return the placement as a table for display."""
         facts = (
             ("name", self.name),
             ("shape", str(self.shape)),

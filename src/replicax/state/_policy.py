@@ -1,15 +1,15 @@
-"""Policies: what reading and writing a variable means, by its declaration and the context.
+"""Policies: the meaning of reading and writing a variable, by declaration and context.
 
 | declared | in a replica                          | across replicas                        |
 |----------|---------------------------------------|----------------------------------------|
-| plain    | the one copy                          | the one copy                           |
-| mirrored | read its copy; write what aggregation | read the first copy; write all copies  |
-|          | makes of all replicas' values         |                                        |
-| on read  | read and write its own copy           | read what aggregation makes of all     |
-|          |                                       | copies; write so that a read gives it  |
+| plain    | the only copy                         | the only copy                          |
+| mirrored | read the local copy; write the        | read the first copy; write all copies  |
+|          | aggregate of all replicas' values     |                                        |
+| on read  | read and write the local copy         | read the aggregate of all copies;      |
+|          |                                       | write copies that aggregate to a value |
 
-A mirrored variable with aggregation NONE may be written by replicas only if all write the same
-value; see ``variables._agreement``.
+Replicas may write a mirrored variable with aggregation NONE only if all write the same value; see
+`replicax.state._agreement`.
 """
 
 from abc import abstractmethod
@@ -40,36 +40,36 @@ Parts = tuple[Any, ...]
 
 
 class Policy(Protocol):
-    """What reading and writing one variable means."""
+    """The meaning of reading and writing one variable."""
 
     cell: Cell
 
     @abstractmethod
     def read(self) -> jax.Array:
-        """The value in the current context."""
+        """Return the value in the current context."""
 
     @abstractmethod
     def update(self, parts: Parts, verb: Update) -> None:
-        """Write ``verb.combine(old, *parts)``, with the parts of several replicas made one first.
+        """Write `verb.combine(old, *parts)`, after combining the parts of several replicas.
 
         Args:
-            parts: What the caller gave: a value, or the indices and values of a sparse update.
-            verb: Which verb it is.
+            parts: The caller's arguments: a value, or the indices and values of a sparse update.
+            verb: The kind of write.
         """
 
 
 @final
 class PlainPolicy:
-    """One copy: made outside of every scope, or for a single replica.
+    """A single copy: created outside of any scope, or for a single replica.
 
-    Written by several replicas, additions add up, and other writes must agree.
+    When several replicas write it, additions are summed, and other writes must agree.
     """
 
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
 
     def read(self) -> jax.Array:
-        """The value."""
+        """Return the value."""
         value: jax.Array = read(self.cell)
         return value
 
@@ -96,14 +96,14 @@ class PlainPolicy:
 
 @final
 class ComponentPolicy:
-    """One replica's copy of a distributed variable; inside compiled code, this replica's."""
+    """One replica's copy of a distributed variable; inside compiled code, the local replica's."""
 
     def __init__(self, cell: Cell, replica: int) -> None:
         self.cell = cell
         self.replica = replica
 
     def read(self) -> jax.Array:
-        """The copy of the replica that reads."""
+        """Return the copy."""
         value: jax.Array = level().read_copy(self.cell, self.replica)
         return value
 
@@ -125,12 +125,12 @@ class MirroredPolicy:
         self._aggregation = aggregation
 
     def read(self) -> jax.Array:
-        """This replica's copy, or the first."""
+        """Return this replica's copy; across replicas, the first."""
         value: jax.Array = read(self.cell)
         return value
 
     def update(self, parts: Parts, verb: Update) -> None:
-        """Write all copies; in a replica, what aggregation makes of all replicas' values."""
+        """Write all copies; in a replica, write the aggregate of all replicas' values."""
         refuse_other_strategy(self.cell, self._strategy)
         replica = current().replica
         if replica is None:
@@ -154,7 +154,7 @@ class MirroredPolicy:
 
 @final
 class OnReadPolicy:
-    """A value of its own on every replica, combined when it is read across them."""
+    """An independent value on every replica, aggregated by cross-replica reads."""
 
     def __init__(self, cell: Cell, strategy: Any, aggregation: VariableAggregation) -> None:
         self.cell = cell
@@ -162,7 +162,7 @@ class OnReadPolicy:
         self._aggregation = aggregation
 
     def read(self) -> jax.Array:
-        """This replica's copy, or what aggregation makes of all copies."""
+        """Return this replica's copy; across replicas, the aggregate of all copies."""
         value = read(self.cell)
         if self._in_own_replica():
             return cast("jax.Array", value)
@@ -181,7 +181,7 @@ class OnReadPolicy:
         return reduce_value(op, everyone, None, self._topology)
 
     def update(self, parts: Parts, verb: Update) -> None:
-        """Write this replica's copy, or all copies so that a read gives the value."""
+        """Write this replica's copy; across replicas, write copies that aggregate to the value."""
         refuse_other_strategy(self.cell, self._strategy)
         if verb.kind == "sparse":
             raise NotImplementedError(
@@ -201,7 +201,7 @@ class OnReadPolicy:
             old = _old(where, self.cell, verb)
             where.write(self.cell, verb.combine(old, *shares(body.across.index())))
             return
-        # A program is the same in all processes, and holds the copies of all of them.
+        # A traced program is the same in all processes and has the copies of all of them.
         own = range(self._topology.num_replicas) if is_staging() else self._topology.own
         with changing:
             old = _old(where, self.cell, verb)
@@ -225,7 +225,7 @@ class OnReadPolicy:
         if isinstance(value, PerReplica):
             return value
         refuse_other_strategy(self.cell, self._strategy, "read")
-        body: Any = current().body  # a value of one replica is met nowhere else
+        body: Any = current().body  # one replica's value occurs only inside a replica body
         return in_body(value, self._topology, body.across)
 
     @property
@@ -235,26 +235,26 @@ class OnReadPolicy:
 
 
 def write(cell: Cell, parts: Sequence[Any], verb: Update) -> None:
-    """Write ``verb.combine(old, *parts)`` at the current level."""
+    """Write `verb.combine(old, *parts)` at the current level."""
     where = level()
     with changing:
         where.write(cell, verb.combine(_old(where, cell, verb), *parts))
 
 
 def _old(where: Any, cell: Cell, verb: Update) -> Any:
-    # A value that is replaced need not be read, nor become an input of a compiled function.
+    # Without a read, a replaced variable does not become an input of the compiled function.
     return None if verb.kind == "replace" else where.read(cell)
 
 
 @dataclass(frozen=True)
 class Merge:
-    """A function for merge_call that says what it is for.
+    """A function for `merge_call` with a description for error messages.
 
     Attributes:
-        purpose: What it is for, in words.
+        purpose: A description of its purpose.
         fn: The function.
-        subject: What it acts on, by label; all replicas must name the same.
-        once: Whether it is called for all replicas at once also while they are traced apart.
+        subject: The objects it acts on, by label; they must be the same on all replicas.
+        once: Whether it is called once for all replicas even while each is traced separately.
     """
 
     purpose: str
@@ -268,13 +268,13 @@ class Merge:
 
 
 def write_of(cell: Cell, verb: Update, fn: Callable[..., Any]) -> Merge:
-    """Return the merge_call of a variable's update, which ``fn`` carries out."""
+    """Return the `merge_call` function of a variable's update, which `fn` carries out."""
     purpose = f"a write to variable {cell.name!r} by {verb.name}"
     return Merge(purpose, fn, {"the variable": cell, "the index": verb.part})
 
 
 def per_worker(part: Any, topology: Topology) -> Any:
-    """A number that this process's replicas wrote, as what other processes' may differ from."""
+    """Wrap a Python number written by this process's replicas: other processes' may differ."""
     is_number = isinstance(part, bool | int | float | complex)
     if topology.is_whole or not is_number or current().body is not None:
         return part
@@ -283,12 +283,12 @@ def per_worker(part: Any, topology: Topology) -> Any:
 
 @dataclass(frozen=True)
 class How:
-    """How the values that replicas write become one.
+    """How the values that the replicas write are combined.
 
     Attributes:
-        aggregation: What is made of them.
-        topology: Whose replicas they are.
-        rows: Whether the replicas were given any rows: one answer, or one for each.
+        aggregation: The aggregation.
+        topology: The topology of the replicas.
+        rows: Whether the replicas have any input rows: one flag, or one per replica.
     """
 
     aggregation: VariableAggregation
@@ -297,7 +297,7 @@ class How:
 
 
 def write_united(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
-    """Write one value for all replicas, made of all replicas' parts as the aggregation says."""
+    """Combine all replicas' `parts` as `how` describes, and write the result to all copies."""
     if not any(isinstance(p, PerReplica) for p in parts):
         write(cell, parts, verb)
     elif how.aggregation is VariableAggregation.NONE:
@@ -307,7 +307,7 @@ def write_united(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> No
 
 
 def write_own(cell: Cell, value: Any, replica: Any) -> None:
-    """Write a replica's own value to a mirrored variable, once all are seen to agree on it."""
+    """Write one replica's `value` to a mirrored variable; all replicas must write the same."""
     topology = replica.strategy.topology
     verb = Update("assign", "replace", lambda _, new: new)
 
@@ -336,7 +336,7 @@ def _unite(part: Any, how: How, verb: Update) -> Any:
 def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
-        # Whether they agree is seen when the replica function ends.
+        # Whether they agree is checked when the replica function ends.
         cell.note_line()
         write(cell, [local_piece(p) if is_distributed(p) else p for p in parts], verb)
         return
@@ -344,7 +344,7 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> N
     rows, *columns = [
         p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
     ]
-    # Workers are not waited for with the lock in hand.
+    # The comparison below waits for other workers, which must not happen under the lock.
     with changing if verb.kind != "replace" and how.topology.is_whole else nullcontext():
         old = _old(where, cell, verb)
         values = [verb.combine(old, *row) for row in zip(*columns, strict=True)]
@@ -355,7 +355,7 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> N
 
 
 def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
-    """Refuse a number that all replicas assigned to a variable which adds them up.
+    """Refuse a Python number assigned by all replicas to a variable with aggregation SUM.
 
     Raises:
         VariableError: If a part is one plain value for all replicas.
@@ -371,7 +371,7 @@ def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:
 
 
 def refuse_other_strategy(cell: Cell, strategy: Any, used: str = "assigned") -> None:
-    """Refuse a variable in the scope of a strategy that did not make it.
+    """Refuse to use a variable under a strategy that did not create it.
 
     Raises:
         ScopeError: If another strategy is current.

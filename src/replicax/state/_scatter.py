@@ -1,4 +1,4 @@
-"""Updates of a variable at some indices."""
+"""Updates of a variable at some indices: slices, scatter and sparse reads."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     _V = TypeVar("_V")
 
     class VariableSlice(jax.Array, Generic[_V]):
-        """A part of a variable, to type checkers: an array that has `assign`."""
+        """A slice of a variable, for type checkers: an array with a method `assign`."""
 
         def assign(self, value: Any, name: Any = None) -> _V: ...
 
-    # To type checkers a variable is an array: it goes wherever `jax.typing.ArrayLike` does, and has
-    # an array's operators and methods. It is no instance of one: `isinstance` says so, they do not.
+    # Type checkers see a variable as an array: it is accepted as `jax.typing.ArrayLike` and has
+    # an array's operators and methods. At run time it is no instance of `jax.Array`.
     _ArrayToCheckers = jax.Array
 else:
     _ArrayToCheckers = object
@@ -45,8 +45,8 @@ def _at(verb: str) -> Callable[..., Any]:
 def _divided(old: Any, indices: Any, values: Any) -> Any:
     if not jnp.issubdtype(old.dtype, jnp.integer):
         return old.at[indices].divide(values)
-    # Integers are divided as TensorFlow's are, towards zero and one after the other: the product of
-    # two divisors of one row may be too large for its type.
+    # Integers are divided as in TensorFlow, towards zero and one update after the other: the
+    # product of two divisors of one row may overflow.
     rows = jnp.broadcast_to(values, (*indices.shape, *old.shape[1:]))
 
     def one(held: Any, update: Any) -> Any:
@@ -68,10 +68,10 @@ def _batched(old: Any, indices: Any, values: Any) -> Any:
 
 
 class SparseUpdates(_ArrayToCheckers):
-    """The verbs that change a variable at some indices only.
+    """Methods that change a variable only at some indices.
 
-    In a replica, the indices and values of all replicas are joined (SUM and MEAN), taken from the
-    first (ONLY_FIRST_REPLICA), or must be equal (NONE).
+    In a replica, the indices and values of all replicas are concatenated (SUM and MEAN), taken
+    from the first replica (ONLY_FIRST_REPLICA), or must be equal (NONE).
     """
 
     if TYPE_CHECKING:
@@ -115,10 +115,10 @@ class SparseUpdates(_ArrayToCheckers):
         def imag(self) -> jax.Array: ...  # type: ignore[override]
 
     def __getitem__(self, key: Any) -> VariableSlice[Self]:  # type: ignore[override]
-        """A part of the value, an array; its method ``assign`` changes that part of the variable.
+        """Return a slice of the value, an array whose method ``assign`` writes to the variable.
 
-        Across replicas it changes all copies. In a replica the values of all replicas become one,
-        as the aggregation says.
+        Across replicas ``assign`` changes all copies. In a replica the values of all replicas are
+        combined by the variable's aggregation.
 
         Raises:
             InvalidArgumentError: An index is out of bounds.
@@ -133,12 +133,12 @@ class SparseUpdates(_ArrayToCheckers):
         whole = self.read_value()
         part = whole[key]
         if part is whole and not is_traced(part):
-            part = jnp.copy(part)  # else the value would keep the variable alive
+            part = jnp.copy(part)  # the stored array must not get an `assign` that refers to self
         give_assign(part, partial(self._assign_part, key, part.shape))
         return cast("VariableSlice[Self]", part)
 
     def _assign_part(self, key: Any, shape: tuple[int, ...], value: Any, name: Any = None) -> Self:
-        """Replace the part that ``self[key]`` is."""
+        """Replace the slice `self[key]`, of shape `shape`, by `value`."""
         if isinstance(value, Distributed) and current().replica is not None:
             value = value.component
         if not isinstance(value, PerReplica):
@@ -160,7 +160,7 @@ class SparseUpdates(_ArrayToCheckers):
     def scatter_add(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
-        """Add to some rows; rows that occur twice are added twice."""
+        """Add to some rows; updates of repeated rows accumulate."""
         return self._scatter(sparse_delta, "scatter_add", _at("add"))
 
     def scatter_sub(
@@ -178,7 +178,7 @@ class SparseUpdates(_ArrayToCheckers):
     def scatter_div(
         self, sparse_delta: IndexedSlices, use_locking: Any = False, name: Any = None
     ) -> Self:
-        """Divide some rows; integers stay integers, cut towards zero."""
+        """Divide some rows; integers are truncated towards zero."""
         return self._scatter(sparse_delta, "scatter_div", _divided)
 
     def scatter_max(
@@ -220,11 +220,11 @@ class SparseUpdates(_ArrayToCheckers):
         )
 
     def sparse_read(self, indices: Any, name: Any = None) -> Any:
-        """Some rows of the value."""
+        """Return some rows of the value."""
         return self.read_value()[jnp.asarray(indices)]
 
     def gather_nd(self, indices: Any, name: Any = None) -> Any:
-        """The entries at index tuples."""
+        """Return the entries at index tuples."""
         return self.read_value()[tuple(jnp.moveaxis(jnp.asarray(indices), -1, 0))]
 
     def _scatter(
@@ -264,7 +264,7 @@ def _fits(shape: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
 
 
 def _check_bounds(key: Any, shape: tuple[int, ...]) -> None:
-    """Refuse a number out of bounds, which JAX would take for the last one."""
+    """Raise if an integer index is out of bounds, which JAX would clamp."""
     keys = [k for k in (key if isinstance(key, tuple) else (key,)) if k is not None]
     if Ellipsis in [k for k in keys if not hasattr(k, "shape")]:
         where = next(i for i, k in enumerate(keys) if k is Ellipsis)

@@ -1,4 +1,4 @@
-"""Updates: one verb that writes a variable."""
+"""Description of one write to a variable."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ Kind = Literal["replace", "add", "part", "sparse"]
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A verb that writes a variable.
+    """One kind of write to a variable.
 
     Attributes:
-        name: Its name; all replicas must call the same.
-        kind: Whether the value is replaced, added to, replaced in part, or changed at some indices.
-        combine: Computes the new value from the old one and the parts that the caller gave.
-        part: The key of the part that is replaced; all replicas must name the same.
+        name: The method's name; all replicas must call the same method.
+        kind: Whether the value is replaced, added to, replaced in part, or updated at some indices.
+        combine: Computes the new value from the old value and the caller's arguments.
+        part: The key of the part that is replaced; it must be equal on all replicas.
     """
 
     name: str

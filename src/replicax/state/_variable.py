@@ -1,4 +1,4 @@
-"""Variable: a value that outlives the functions that read and write it."""
+"""`Variable`: mutable state that outlives the functions that read and write it."""
 
 from __future__ import annotations
 
@@ -51,20 +51,20 @@ live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class Variable(SparseUpdates, metaclass=CreatedOnce):
-    """A value that outlives the functions that read and write it.
+    """Mutable state that outlives the functions that read and write it.
 
     Created in the scope of a strategy it has one copy on each replica's device, kept equal
     (synchronization ON_WRITE, the default) or combined when it is read (ON_READ).
 
     Args:
         initial_value: An array, a number, or a function without arguments that makes one.
-        trainable: Whether an optimizer should change it; by default it should, except with
+        trainable: Whether an optimizer should change it; by default True, except with
             synchronization ON_READ.
         name: For messages and printing.
-        dtype: The type to convert the initial value to.
+        dtype: The dtype to convert the initial value to.
         constraint: A function that optimizers apply to the value after an update.
         synchronization: When the copies are made equal.
-        aggregation: How the values of several replicas become one.
+        aggregation: How the values of several replicas are combined.
         shape: The shape, if it is to be checked against the initial value.
 
     Raises:
@@ -83,7 +83,8 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         array(3., dtype=float32)
     """
 
-    # Whether it is what a replica's assignment returned: a run gives each replica's value of it.
+    # Whether this object was returned by an assignment in a replica: a run then returns each
+    # replica's value of it.
     is_written = False
 
     def __init__(
@@ -134,7 +135,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         if log is not None:
             log.append(self)
 
-    # What it is.
+    # Properties.
 
     @property
     def name(self) -> str:
@@ -150,17 +151,17 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     @property
     def dtype(self) -> Any:
-        """The type of its entries."""
+        """The dtype of its entries."""
         return self._policy.cell.dtype
 
     @property
     def ndim(self) -> int:
-        """How many axes it has."""
+        """The number of axes."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """How many entries it has."""
+        """The number of entries."""
         return int(np.prod(self.shape))
 
     @property
@@ -175,12 +176,12 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     @property
     def aggregation(self) -> VariableAggregation:
-        """How the values of several replicas become one."""
+        """How the values of several replicas are combined."""
         return self._aggregation
 
     @property
     def distribute_strategy(self) -> Any:
-        """The strategy in whose scope it was made."""
+        """The strategy in whose scope it was created."""
         return self._strategy
 
     @property
@@ -199,25 +200,25 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     @property
     def cell(self) -> Cell:
-        """Where its value lives; for code that lifts state into compiled functions."""
+        """The storage of its value; for code that lifts state into compiled functions."""
         return self._policy.cell
 
     def ref(self) -> Variable:
-        """A key for dictionaries; variables are keys themselves here."""
+        """Return a dictionary key; variables are hashable and are their own keys here."""
         return self
 
     # Reading.
 
     def value(self) -> jax.Array:
-        """The value, in the current context."""
+        """Return the value in the current context."""
         return self._policy.read()
 
     def read_value(self) -> jax.Array:
-        """The value, in the current context."""
+        """Return the value in the current context."""
         return self._policy.read()
 
     def numpy(self) -> np.ndarray:
-        """The value as a NumPy array."""
+        """Return the value as a NumPy array."""
         return np.asarray(self._policy.read())
 
     def __jax_array__(self) -> jax.Array:
@@ -275,7 +276,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._after_write()
 
     def _after_write(self) -> Self:
-        """What a write returns: in a replica, the variable as that replica's value of it."""
+        """Return `self`; in a replica, a view of it that a run reads as the replica's value."""
         replica = current().replica
         if replica is None or replica.num_replicas_in_sync == 1 or self.is_written:
             return self
@@ -293,7 +294,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         if isinstance(value, Variable):
             value = value.read_value()
         if isinstance(value, bool | int | float | complex) and self.shape == ():
-            # Stays a Python number, so that all replicas may be seen to agree on it.
+            # Keeps its Python type: equal numbers on all replicas then need no aggregation.
             check_dtype(self, np.asarray(value), verb, exact=False)
             return value
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
@@ -311,7 +312,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
                 f" {self.shape})` to repeat it."
             )
 
-    # Its copies.
+    # Copies.
 
     @property
     def components(self) -> tuple[Variable, ...]:
@@ -320,7 +321,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     @property
     def whole(self) -> Variable:
-        """The variable whose copy this is; itself if it is not a copy."""
+        """The variable of which this is a copy; itself if it is not a copy."""
         return self._whole
 
     def __repr__(self) -> str:
@@ -359,10 +360,10 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
 @final
 class DistributedVariable(Variable, DistributedValues[Variable]):
-    """A variable with a copy for each replica of a strategy; a call of `Variable` makes it.
+    """A variable with a copy for each replica of a strategy; calling `Variable` creates it.
 
-    The strategies that TensorFlow's variables are no distributed values of (one device, and the
-    default) have plain ones.
+    For one device and for the default strategy, TensorFlow's variables are not distributed values,
+    and neither are ours: they are plain `Variable` objects.
     """
 
     @property
@@ -379,7 +380,7 @@ class DistributedVariable(Variable, DistributedValues[Variable]):
         return self._components
 
     def __repr__(self) -> str:
-        if self.cell.sharded:  # its value may be a collective away
+        if self.cell.sharded:  # reading the value may need a collective
             return f"{self._head()}, in {self.cell.topology.num_replicas} parts>"  # type: ignore[union-attr]
         kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
         return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
@@ -388,7 +389,7 @@ class DistributedVariable(Variable, DistributedValues[Variable]):
 def policy_for(
     cell: Cell, strategy: Any, aggregation: VariableAggregation, *, several: bool
 ) -> Policy:
-    """What a declaration means for one replica, or for several."""
+    """Return the policy of a variable for one replica, or for several."""
     if not several:
         return PlainPolicy(cell)
     kind = OnReadPolicy if cell.per_replica else MirroredPolicy
@@ -405,7 +406,7 @@ def _component(whole: Variable, replica: int) -> Variable:
 
 
 def _components(value: PerReplica) -> tuple[Any, ...]:
-    # Inside compiled code the others' pieces are a collective away, and of the same kind.
+    # In compiled code the other pieces need a collective; they have the same shape and dtype.
     return (value.form.piece,) if isinstance(value.form, InBody) else value.values
 
 
@@ -414,6 +415,6 @@ identify(Variable, lambda variable: variable._policy)  # noqa: SLF001 - of what 
 
 
 @cache
-def _known_to_jax() -> None:  # with the first: to try whether JAX takes them slowed the import
+def _known_to_jax() -> None:  # on first use: probing JAX for support slows the import
     for kind in (Variable, DistributedVariable):
         accept_as_array(kind, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

@@ -1,6 +1,7 @@
-"""All that reads and rewrites jaxprs, JAX's form of a traced function, is in this package.
+"""The only package that reads and rewrites jaxprs, JAX's representation of a traced function.
 
-`_lift` makes a jaxpr of a Python function with variables, and rewrites it; `_replicas` says what of
-a replica function differs between replicas, and rewrites it to work on parts. What these two take
-for granted of JAX is listed in ``tests/functions/test_jaxpr.py``.
+`_lift` traces a Python function with variables to a jaxpr and rewrites it; `_replicas` determines
+which outputs of a replica function differ between replicas, and rewrites the function to compute on
+shards; `_cpu_kernels` replaces operations that XLA runs slowly on CPUs. The assumptions about JAX
+are listed in ``tests/functions/test_jaxpr.py``.
 """

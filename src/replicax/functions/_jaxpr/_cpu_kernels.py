@@ -1,17 +1,17 @@
 """Faster CPU code for max pooling and for weight gradients of sequences.
 
-XLA has no window kernels for CPUs: it visits max pooling element by element, for the gradient 5 to
-150 times slower than slices of the whole array that are compared with each other. The result here
-is the same bit for bit: the first of equal numbers wins, a NaN loses to its successor, and sums are
-added in the order of the windows.
+XLA has no window kernels for CPUs: it computes max pooling element by element. For the gradient
+that is 5 to 150 times slower than comparing strided slices of the whole array. The results here
+are bitwise the same: the first of equal numbers wins, a NaN loses to its successor, and sums are
+accumulated in window order.
 
 The weight gradient of a batch of sequences contracts several leading dimensions. XLA transposes one
-operand element by element and takes a slow kernel; as a product of two matrices it takes 0.6 to 0.9
-of the time, and may round differently.
+operand element by element and selects a slow kernel; as a 2-D matmul it takes 0.6 to 0.9 of the
+time, and may round differently.
 
 `with_cpu_kernels` replaces these operations in the jaxpr of a program that replicax compiles, by
-primitives that choose the code when they are lowered: only then is it known how XLA divides the
-arrays. Programs of `jax.jit` are left alone.
+primitives that select the code at lowering: only then is it known how XLA shards the arrays.
+Programs of `jax.jit` are not changed.
 """
 
 import itertools
@@ -27,15 +27,15 @@ from jax.interpreters import mlir
 
 from replicax.functions._jaxpr._lift import with_equations, with_inner
 
-_MOST_PLACES = 32  # of a window: 5 x 5, 3 x 3 x 3; more would be long programs
+_MOST_PLACES = 32  # window size limit (5 x 5, 3 x 3 x 3): larger ones make long programs
 # Equations whose inner jaxprs are lowered like the code around them. The jaxprs of others, such as
-# a Pallas kernel or the operator of a reduction, follow rules of their own.
+# a Pallas kernel or the operator of a reduction, have lowering rules of their own.
 _CALLS = {"scan", "while", "cond", "jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _CALLS |= {"shard_map", "custom_jvp_call", "custom_vjp_call", "remat2", "checkpoint"}
 
 
 def with_cpu_kernels(jaxpr: Any) -> Any:
-    """Return ``jaxpr``, closed or not, with the operations that this module knows replaced."""
+    """Return `jaxpr`, closed or not, with the operations that have CPU kernels replaced."""
 
     def change(equation: Any) -> Any:
         if equation.primitive in _KERNELS:
@@ -49,7 +49,7 @@ def with_cpu_kernels(jaxpr: Any) -> Any:
 
 
 def _kernel(original: Any, fast: Callable[..., Any], fits: Callable[[Any, Any], bool]) -> Any:
-    """Return a primitive like ``original`` that lowers to ``fast`` on CPUs where it ``fits``."""
+    """Return a primitive like `original` that lowers to `fast` on CPUs if `fits(ctx, params)`."""
     primitive = jaxprs.Primitive(f"replicax_{original.name}")
     primitive.def_effectful_abstract_eval(original.abstract_eval)
     plain = mlir.lower_fun(original.bind, multiple_results=False)
@@ -69,10 +69,10 @@ def _pool_fits(ctx: Any, params: Any) -> bool:
 
 
 def _gradient_fits(ctx: Any, params: Any) -> bool:
-    # XLA keeps sums of small floats in larger ones, and would round at other places.
+    # XLA accumulates sums of small floats in larger ones, and would round differently.
     if _overlap(**params) and ctx.avals_out[0].dtype.itemsize < 4:
         return False
-    # Of a single window XLA adds nothing to 0: -0 stays -0.
+    # For a single window XLA does not add the value to 0, so -0 stays -0.
     selects = params["select_prim"] in (lax.ge_p, lax.le_p)
     return selects and _are_plain(ctx) and ctx.avals_in[0].size > 1
 
@@ -82,7 +82,7 @@ def _product_fits(ctx: Any, params: Any) -> bool:
 
 
 def _are_plain(ctx: Any) -> bool:
-    """Whether arrays are floats, shapes are numbers, and JAX itself shards none of them."""
+    """Whether arrays are floats with static, nonempty shapes, not sharded by JAX itself."""
     return all(
         jnp.issubdtype(a.dtype, jnp.floating)
         and all(type(d) is int for d in a.shape)
@@ -92,11 +92,11 @@ def _are_plain(ctx: Any) -> bool:
     )
 
 
-# Products of which all rows are summed.
+# Matrix products that contract all leading dimensions.
 
 
 def _sums_over_rows(dimension_numbers: Any, **_: Any) -> bool:
-    """Whether the sum is over the same first dimensions of both, of which there are several."""
+    """Whether the contraction is over the same two or more leading dimensions of both operands."""
     (left, right), batches = dimension_numbers
     first = tuple(range(len(left)))
     several = len(first) > 1 and tuple(left) == tuple(right) == first
@@ -104,9 +104,10 @@ def _sums_over_rows(dimension_numbers: Any, **_: Any) -> bool:
 
 
 def _are_whole(ctx: Any) -> bool:
-    """Whether each device has these arrays as they are: XLA does not divide them after this.
+    """Whether each device holds these arrays whole, so that XLA does not shard them later.
 
-    It may have cut the second dimension, say, which it could not say of both in one.
+    If XLA sharded the second of the contracted dimensions, a reshape that merges them would have
+    no equivalent sharding, and XLA would have to gather the array.
     """
     mesh = ctx.avals_in[0].sharding.mesh
     if not mesh.empty:
@@ -118,7 +119,7 @@ def _are_whole(ctx: Any) -> bool:
 def _product(
     left: jax.Array, right: jax.Array, *, dimension_numbers: Any, **params: Any
 ) -> jax.Array:
-    """The product, as that of two matrices with all rows below each other."""
+    """Return the product, computed as a 2-D matmul with the contracted dimensions merged."""
     rows = len(dimension_numbers[0][0])
     how = {name: params[name] for name in ("precision", "preferred_element_type")}
     a, b = (x.reshape(-1, math.prod(x.shape[rows:])) for x in (left, right))
@@ -145,7 +146,7 @@ def _pool(
     padding: Sequence[tuple[int, int]],
     **_: Any,
 ) -> jax.Array:
-    """The greatest number of each window."""
+    """Return the maximum of each window."""
     x = _padded(operand, -jnp.inf, padding)
     best, *others = _places(x, window_dimensions, window_strides)
     for other in others:
@@ -154,7 +155,7 @@ def _pool(
 
 
 def _gradient(source: jax.Array, operand: jax.Array, **params: Any) -> jax.Array:
-    """Each window's number of ``source``, at the place that won; a sum where windows overlap."""
+    """Return `source` scattered to the winning position of each window; overlaps are summed."""
     select_prim, padding = params["select_prim"], params["padding"]
     window, strides = params["window_dimensions"], params["window_strides"]
     x = _padded(operand, -jnp.inf if select_prim is lax.ge_p else jnp.inf, padding)
@@ -178,7 +179,7 @@ def _padded(x: jax.Array, value: float, padding: Sequence[tuple[int, int]]) -> j
 
 
 def _places(x: jax.Array, window: Sequence[int], strides: Sequence[int]) -> list[jax.Array]:
-    """For each place within a window, in their order, an array of all windows' numbers there."""
+    """For each position in a window, in order, return the array of all windows' values there."""
     ends = [d - k + 1 for d, k in zip(x.shape, window, strict=True)]
     return [
         lax.slice(x, at, [a + end for a, end in zip(at, ends, strict=True)], strides)
@@ -193,8 +194,8 @@ def _side_by_side(
     window: Sequence[int],
     strides: Sequence[int],
 ) -> jax.Array:
-    """An array of ``shape`` for windows that do not overlap: one block for each of them."""
-    blocks: list[int] = []  # each dimension, and behind it the one within its windows
+    """Return the gradient for windows that do not overlap: one block per window."""
+    blocks: list[int] = []  # each dimension, followed by the one inside its windows
     outer, inner = [], {}
     for d, (count, step) in enumerate(zip(source.shape, strides, strict=True)):
         outer.append(len(blocks))
@@ -224,14 +225,14 @@ def _added(
     window: Sequence[int],
     strides: Sequence[int],
 ) -> jax.Array:
-    """An array of ``shape``: for each place within a window, what the windows give it, added."""
+    """Return the gradient for windows that overlap: a sum over the positions in a window."""
     zero = lax.full_like(source, 0, shape=())
     zeros = lax.full_like(source, 0)
     winner = lax.optimization_barrier(winner)
     source = _from_zero(source)
     total = lax.full(shape, 0, source.dtype)
     places = list(enumerate(itertools.product(*map(range, window))))
-    for number, place in reversed(places):  # the windows in their order
+    for number, place in reversed(places):  # adds the windows in XLA's order
         won = lax.select(winner == number, source, zeros)
         edges = [
             (at, d - at - ((n - 1) * s + 1), s - 1)
@@ -242,11 +243,11 @@ def _added(
 
 
 def _from_zero(x: jax.Array) -> jax.Array:
-    """``0 + x``, which XLA would take for ``x``: it is 0 for -0, and for what counts as 0."""
+    """Return `0 + x`, which XLA would simplify to `x`: 0 for -0, and for flushed denormals."""
     return lax.select(x == 0, lax.full_like(x, 0), x)
 
 
-# For each primitive its replacement, and whether an equation of it may profit, by its parameters.
+# For each primitive its replacement, and whether an equation with given parameters may benefit.
 _KERNELS: dict[Any, tuple[Any, Callable[[Any], bool]]] = {
     lax.reduce_window_max_p: (
         _kernel(lax.reduce_window_max_p, _pool, _pool_fits),

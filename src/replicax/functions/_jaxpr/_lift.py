@@ -1,8 +1,8 @@
-"""Lift: a Python function with variables -> a jaxpr with inputs and outputs in their place.
+"""Lift: trace a Python function with variables to a jaxpr that has them as inputs and outputs.
 
-The Python body runs once. What it reads appears in the jaxpr as `read` equations at its top level,
-which become inputs here; what it writes is appended to its outputs. Behind that, what else is asked
-of a jaxpr: whether it calls Python, what it does in words, and to be one equation of another.
+The Python body runs once. Its reads appear in the jaxpr as `read` equations at the top level,
+which become inputs here; its writes are appended to the outputs. The module also has the other
+operations on jaxprs: finding host callbacks, describing a program, wrapping it in one equation.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,13 +28,13 @@ from replicax.values._per_replica import PerReplica, stacked
 from replicax.values._pieces import from_first, stacked_array
 from replicax.values._placement import is_traced
 
-# A jaxpr with its constants. From JAX 0.11 on this is `Jaxpr` itself, and `jax.extend.core` has the
-# old name at run time only: type checkers do not find it.
+# A jaxpr with its constants. Since JAX 0.11 this is `Jaxpr` itself, and `jax.extend.core` has the
+# old name only at run time, where type checkers do not find it.
 ClosedJaxpr: Any = vars(jaxprs)["ClosedJaxpr"]
 
 
 def as_function(jaxpr: jaxprs.Jaxpr, consts: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Return the function that evaluates ``jaxpr`` with these constants."""
+    """Return the function that evaluates `jaxpr` with these constants."""
     function: Callable[..., list[Any]] = jaxprs.jaxpr_as_fun(ClosedJaxpr(jaxpr, consts))
     return function
 
@@ -44,8 +44,8 @@ class Lifted:
     """A traced function.
 
     Attributes:
-        call: The function: arguments, then the values of ``reads``; to ``num_outs`` results, then
-            the values of ``writes``.
+        call: Maps the arguments, then the values of `reads`, to `num_outs` results, then the
+            values of `writes`.
     """
 
     call: Callable[..., list[Any]]
@@ -56,16 +56,16 @@ class Lifted:
     consts: Sequence[Any]
 
     def rewritten(self, change: Callable[[jaxprs.Jaxpr], jaxprs.Jaxpr]) -> "Lifted":
-        """Return the function with another jaxpr of the same inputs and outputs."""
+        """Return the function with its jaxpr replaced by `change(jaxpr)`, of the same signature."""
         jaxpr = change(self.jaxpr)
         return replace(self, jaxpr=jaxpr, call=as_function(jaxpr, self.consts))
 
     def with_consts(self, consts: Sequence[Any]) -> Callable[..., list[Any]]:
-        """``call``, with other arrays in the place of those that the function closed over."""
+        """Return `call` with `consts` in place of the arrays that the function captured."""
         return as_function(self.jaxpr, list(consts))
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
-        """Call it with the values of a level; its results, with its writes done there."""
+        """Call it with the reads of `level`, apply its writes to `level`, and return its results."""
         results = self.call(*args, *(as_input(level.read(c), c) for c in self.reads))
         for cell, value in zip(self.writes, results[self.num_outs :], strict=True):
             level.write(cell, from_output(value, cell))
@@ -79,12 +79,12 @@ def lift(
     *,
     inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Lifted:
-    """Trace ``body(*args)`` once at ``level``.
+    """Trace `body(*args)` once at `level`.
 
     Args:
         body: Takes arrays, returns a flat list of arrays.
         args: Arrays, or their shapes and dtypes.
-        level: Collects what is read and written.
+        level: Collects the reads and writes.
         inside: A context to enter for the trace.
     """
     counts: list[int] = []
@@ -107,13 +107,13 @@ def lift(
 
 @dataclass(frozen=True)
 class LiftedBody:
-    """A traced replica function, out of the one `shard_map` equation that holds it.
+    """A traced replica function, extracted from its `shard_map` equation.
 
     Attributes:
-        jaxpr: It takes ``arrays``, then the values of ``reads``; it gives results, then writes.
-        arrays: What the equation is applied to.
-        in_specs: How those are cut over the replicas.
-        num_outs: How many results and writes there are.
+        jaxpr: Takes `arrays`, then the values of `reads`; returns results, then writes.
+        arrays: The arguments of the equation.
+        in_specs: Their shardings over the replicas.
+        num_outs: The number of results and writes.
     """
 
     jaxpr: jaxprs.Jaxpr
@@ -129,11 +129,11 @@ def lift_body(
     """Trace a function that is mapped over the replicas, once.
 
     Args:
-        mapped: Makes one `shard_map` of a body that is traced at ``level``.
-        arrays: What it is applied to.
-        level: Collects what the body reads and writes.
-        written: What the body writes for all replicas: its last results before the initial values.
-            Known when the trace ends.
+        mapped: Applies one `shard_map` to a body that is traced at `level`.
+        arrays: Its arguments.
+        level: Collects the reads and writes of the body.
+        written: The cells that the body writes for all replicas; their values are its last
+            results before the initial values. Complete when the trace ends.
     """
     closed = undisturbed(lambda: jax.make_jaxpr(mapped)(*arrays))
     equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
@@ -148,7 +148,7 @@ def lift_body(
 
 
 def as_input(value: Any, cell: Cell) -> Any:
-    """A cell's value at some level as the array that a jaxpr takes."""
+    """Convert a cell's value at some level to the array that a jaxpr takes."""
     if isinstance(value, PerReplica):
         assert cell.topology is not None
         return stacked_array(value, cell.topology)
@@ -157,7 +157,7 @@ def as_input(value: Any, cell: Cell) -> Any:
 
 
 def from_output(value: Any, cell: Cell) -> Any:
-    """The reverse of `as_input`: a stacked array is a per-replica value again."""
+    """Reverse `as_input`: convert an array of a jaxpr to the cell's value at some level."""
     if cell.per_replica and value.ndim > len(cell.shape):
         assert cell.topology is not None
         return stacked(value, cell.topology)
@@ -166,7 +166,7 @@ def from_output(value: Any, cell: Cell) -> Any:
 
 
 def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, list[Cell]]:
-    """``jaxpr`` with its `read` equations turned into inputs, and the cells that they read."""
+    """Return `jaxpr` with its `read` equations turned into inputs, and the cells they read."""
     equations = [e for e in jaxpr.eqns if e.primitive is read_p]
     cells = level.reads
     return (
@@ -180,7 +180,9 @@ def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, li
 
 
 def cancelled(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
-    """``jaxpr`` without ways from a sharded variable's parts to the whole and back again."""
+    """Return `jaxpr` without gathers of a sharded variable that are immediately split again."""
+    # `parts` maps each gathered array to the shards it came from; `same` maps the result of splitting
+    # it again to these shards, which replace it in all later equations.
     parts: dict[Any, Any] = {}
     same: dict[Any, Any] = {}
 
@@ -189,7 +191,7 @@ def cancelled(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
 
     equations = []
     for e in jaxpr.eqns:
-        # A gradient's way back has the name of the way there; it leads to another shape.
+        # The transpose of a gather has the same name, but another input shape.
         is_one = len(e.invars) == len(e.outvars) == 1 and not isinstance(
             e.invars[0], jaxprs.Literal
         )
@@ -215,19 +217,19 @@ def settle_created(
     written: Sequence[Cell],
     known: Sequence[Any] = (),
 ) -> None:
-    """Give variables that the body created the initial values that it computed for them.
+    """Store the initial values that a traced body computed for the variables it created.
 
-    A value that is drawn at random is drawn now, and the source of the numbers goes on: the body
-    is traced again, without the draw.
+    Random initial values are drawn now, and the state of the generator is advanced: the body is
+    traced again afterwards, without the draw.
 
     Args:
-        level: Where they were created.
-        closed: The traced body; its last results are what it wrote, and the initial values.
-        written: What it wrote, in that order.
-        known: For each input, the array that it always is, or a tracer.
+        level: The level at which they were created.
+        closed: The traced body; its last results are its writes, then the initial values.
+        written: The cells of these writes, in order.
+        known: For each input, its constant value, or a tracer.
 
     Raises:
-        TracingError: If such a value depends on the arguments of the function.
+        TracingError: If an initial value depends on the arguments of the function.
     """
     if not level.created:
         return
@@ -269,10 +271,10 @@ def _constant(
     level: TraceLevel,
     drawn: dict[Cell, Any],
 ) -> Any:
-    """What ``out`` is whatever the inputs are; None if it depends on them.
+    """Return the constant value of `out`; None if it depends on the inputs.
 
-    Sources of random numbers count as known: they are what they are before the function. What
-    differs between replicas is that of the first, who makes variables.
+    Generator states count as constants: their values before the function are used. Where replicas
+    differ, the first replica's value is used, as it is for initial values.
     """
     if isinstance(out, jaxprs.Literal):
         return out.val
@@ -301,7 +303,7 @@ def _constant(
 
 
 def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
-    """The value; if it names the replica axis None, or the first replica's if it is drawn."""
+    """Call `call`; if it needs the replica axis return None, or the first replica's draw."""
     with concrete():
         try:
             return call()
@@ -309,7 +311,7 @@ def _called(call: Callable[[], Any], level: TraceLevel, *, draws: bool) -> Any:
             if not draws:
                 return None
         topology = next(iter(level.topologies), None)
-        if topology is None:  # the axis is one that the user's code named
+        if topology is None:  # the axis is one of the user's code
             return None
         size = topology.num_replicas
         return jax.vmap(call, axis_name=REPLICA_AXIS, axis_size=size)()[0]
@@ -319,7 +321,7 @@ MAY_RAISE = frozenset({"pure_callback", "io_callback"})
 
 
 def host_calls(jaxpr: jaxprs.Jaxpr) -> set[str]:
-    """The primitives by which a program calls Python code while it runs."""
+    """Return the primitives by which a program calls Python code while it runs."""
     found = {e.primitive.name for e in jaxpr.eqns} & (MAY_RAISE | {"debug_callback"})
     for e in jaxpr.eqns:
         for inner in jaxprs.jaxprs_in_params(e.params):
@@ -328,7 +330,7 @@ def host_calls(jaxpr: jaxprs.Jaxpr) -> set[str]:
 
 
 def outline(jaxpr: Any) -> Iterator[str]:
-    """What a program does, in words that are the same in every process."""
+    """Yield a description of the program that is the same in every process."""
     for equation in jaxpr.eqns:
         yield equation.primitive.name
         yield from (str(x.aval) for x in equation.outvars)
@@ -340,13 +342,13 @@ def outline(jaxpr: Any) -> Iterator[str]:
 
 
 def taking_consts(closed: Any) -> Callable[..., list[Any]]:
-    """The function, which takes its arguments and then the arrays that it had closed over."""
+    """Return `closed` as a function of its arguments followed by its captured arrays."""
     count = len(closed.in_avals)
     return lambda *xs: as_function(closed.jaxpr, xs[count:])(*xs[:count])
 
 
 def in_one_equation(closed: Any) -> Callable[..., list[Any]]:
-    """As `jaxpr_as_fun`, but one equation, a call, in each trace that it passes through."""
+    """Like `jaxpr_as_fun`, but add a single call equation to every enclosing trace."""
     one = _a_call()
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
         return jaxprs.jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
@@ -354,7 +356,7 @@ def in_one_equation(closed: Any) -> Callable[..., list[Any]]:
     lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
 
     def call(*args: Any) -> list[Any]:
-        # The mesh is that of the code around it, which may be within a `shard_map`.
+        # Use the mesh of the enclosing code, which may be inside a `shard_map`.
         own = {"jaxpr": closed, "name": "replica", "ctx_mesh": jax.sharding.get_abstract_mesh()}
         results: list[Any] = one.primitive.bind(*args, **(one.params | lists | own))
         return results
@@ -368,8 +370,8 @@ def _a_call() -> Any:
 
 
 def with_equations(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``jaxpr``, closed or not, with ``change`` applied to each of its equations."""
-    # From JAX 0.11 on a jaxpr carries its constants itself, and `.jaxpr` is the same object.
+    """Return `jaxpr`, closed or not, with `change` applied to each of its equations."""
+    # Since JAX 0.11 a jaxpr carries its constants itself, and `.jaxpr` is the same object.
     body = getattr(jaxpr, "jaxpr", jaxpr)
     equations = list(map(change, body.eqns))
     if all(new is old for new, old in zip(equations, body.eqns, strict=True)):
@@ -379,7 +381,7 @@ def with_equations(jaxpr: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
-    """Return ``equation`` with ``change`` applied to each jaxpr among its parameters."""
+    """Return `equation` with `change` applied to each jaxpr among its parameters."""
 
     def changed(value: Any) -> Any:
         if isinstance(value, jaxprs.Jaxpr | ClosedJaxpr):
@@ -394,7 +396,7 @@ def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
     return equation if is_same else equation.replace(params=params)
 
 
-# For a primitive: what an equation of it does, by its parameters and the avals of its inputs.
+# For each primitive, a function that describes an equation from its parameters and input avals.
 Described = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
 
 
@@ -403,8 +405,8 @@ def numbered(lifted: Lifted, collectives: Described, effect: Any) -> tuple[Lifte
 
     Args:
         lifted: The function.
-        collectives: The primitives that get the parameter ``number``, from 1 on.
-        effect: The ordered effect that they have.
+        collectives: The primitives whose equations get a parameter `number`, from 1 on.
+        effect: The ordered effect of these primitives.
     """
     found: list[str] = []
 

@@ -1,16 +1,16 @@
-"""What of a replica function differs between replicas, and how it works on parts of arrays.
+"""Analysis of replica functions (which outputs vary), and their rewriting to compute on shards.
 
-Compiled replica functions are one program for all replicas. A walk over their jaxpr finds the
-outputs that can vary, and refuses collectives that only some replicas would reach, which would wait
-for each other for ever.
+A compiled replica function is one program for all replicas. A walk over its jaxpr finds the outputs
+that can vary between replicas, and refuses collectives that only some replicas would reach, which
+would deadlock.
 
-Of a sharded variable a replica holds one part. A replica function reads it whole, so that the parts
-are gathered, and writes it whole, of which each replica keeps its part. An optimizer's update works
-number by number, though: the part of its result is the same update of the parts. So the walk below
-goes back from what is written and takes parts instead of whole arrays as far as that is provably
-the same. It ends at a variable, whose part is at hand; at a sum over the replicas, which becomes a
-sum of which each replica gets its part (a reduce-scatter); or at any other operation, whose result
-is computed whole and cut.
+A replica holds one shard of a sharded variable. A replica function reads the whole variable, which
+requires an all-gather, and writes the whole, of which each replica keeps its shard. An optimizer's
+update is elementwise, however, so the shard of its result is the same update of the shards. The
+second walk goes backward from the writes and computes on shards instead of whole arrays as far as
+this is provably equivalent. It stops at a variable, whose shard is local; at a sum over the
+replicas, which becomes a reduce-scatter; or at any other operation, whose result is computed whole
+and then sliced.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -31,7 +31,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Collectives. Over the whole replica axis, the first give all replicas the same.
+# Collectives. Over the whole replica axis, these return the same value on all replicas.
 _EQUALISING = frozenset(
     {"psum", "psum2", "psum_invariant", "pmax", "pmin", "all_gather", "all_gather_invariant"}
 )
@@ -39,7 +39,7 @@ _MOVING = frozenset(
     {"ppermute", "all_to_all", "ragged_all_to_all", "reduce_scatter", "psum_scatter", "pbroadcast"}
 )
 _COLLECTIVES = _EQUALISING | _MOVING
-# Operations that compute each element of the result from the elements in the same place.
+# Operations that compute each element of the result from the elements at the same index.
 _ELEMENTWISE = _names("""
     abs acos acosh add add_any and asin asinh atan atan2 atanh cbrt ceil clamp complex conj
     convert_element_type copy copy_p cos cosh digamma div eq erf erf_inv erfc exp exp2 expm1 floor
@@ -47,9 +47,9 @@ _ELEMENTWISE = _names("""
     not or pow real reduce_precision rem round rsqrt select_n shift_left shift_right_arithmetic
     shift_right_logical sign sin sinh sqrt square sub tan tanh xor
     """)
-# Operations whose results depend on their inputs alone, so that equal inputs give equal results on
-# all replicas. Left out on purpose: foreign code (ffi_call, pallas_call, callbacks),
-# primitives with a state (get, swap, rng_uniform) and uninitialized arrays (empty).
+# Operations whose results depend only on their inputs, so that equal inputs give equal results on
+# all replicas. Omitted on purpose: foreign code (ffi_call, pallas_call, callbacks), stateful
+# primitives (get, swap, rng_uniform) and uninitialized arrays (empty).
 _DETERMINISTIC = _ELEMENTWISE | _names("""
     after_all approx_top_k argmax argmin bessel_i0e bessel_i1e bitcast_convert_type broadcast_in_dim
     broadcast_to cholesky cholesky_update clz concatenate conv_general_dilated create_token
@@ -72,14 +72,14 @@ _DETERMINISTIC = _ELEMENTWISE | _names("""
 
 
 def varying_outputs(jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool]) -> list[bool]:
-    """Which outputs can differ between replicas.
+    """Return which outputs can differ between replicas.
 
     Args:
         jaxpr: The body of a replica function.
         varying_inputs: Which of its inputs differ.
 
     Raises:
-        ReplicaError: If a collective stands where only some replicas come.
+        ReplicaError: If only some replicas would reach a collective.
     """
     return _walk(jaxpr, list(varying_inputs), divergent=False)
 
@@ -100,8 +100,8 @@ def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool
 def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     """Return which outputs of one equation can differ, given which of its inputs can.
 
-    A primitive that is not known, by JAX's own object and not by its name alone, counts as
-    different on every replica: it may depend on the device that it runs on.
+    The outputs of an unknown primitive (identified by JAX's own object, not by name alone) are
+    assumed to vary: it may depend on the device that it runs on.
     """
     name, outs = equation.primitive.name, len(equation.outvars)
     if not is_of_jax(equation.primitive):
@@ -125,6 +125,8 @@ def _equation(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     return [True] * outs
 
 
+# `scan` and `while` iterate to a fixed point: a carry that varies after one iteration varies from
+# then on. The set of varying carries only grows, so this terminates.
 def _scan(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     consts, carries = scan_counts(equation.params)
     body, state = equation.params["jaxpr"].jaxpr, list(ins)
@@ -172,7 +174,7 @@ def _call(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
 
 
 def _inner(equation: Any, ins: list[bool], *, divergent: bool) -> bool:
-    """Whether any result of the equation's inner functions can differ, whatever it is used for."""
+    """Return whether any result of the inner functions can differ, assuming any input may."""
     varies = any(ins)
     for jaxpr in jaxprs.jaxprs_in_params(equation.params):
         varies |= any(_walk(jaxpr, [any(ins)] * len(jaxpr.invars), divergent=divergent))
@@ -180,13 +182,13 @@ def _inner(equation: Any, ins: list[bool], *, divergent: bool) -> bool:
 
 
 _CONTROL = {"scan": _scan, "while": _while, "cond": _cond}
-# Equations that call functions, which their parameters hold as jaxprs.
+# Equations that call functions, which are jaxprs in their parameters.
 _CALLS = _names("""
     call checkpoint closed_call composite core_call custom_jvp_call custom_lin custom_linear_solve
     custom_vjp_call custom_vjp_call_jaxpr custom_vmap_call eval_jaxpr jit linear_call pjit reduce
     reduce_window remat remat2 remat_opt select_and_scatter shard_map xla_metadata_call
     """)
-# Of these, a call can be replaced by its equations: it has no rules of its own.
+# Calls that can be replaced by their equations, because they have no rules of their own.
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
 
 
@@ -209,12 +211,12 @@ Cuts = Sequence[Cut | None]
 
 
 def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
-    """The function of ``jaxpr``, with parts in the place of some whole arrays.
+    """Return the function of `jaxpr`, with shards in place of some whole arrays.
 
     Args:
         jaxpr: The body of a replica function.
-        given: For each input, how it is cut if the replica holds its part only.
-        kept: For each output, how it is cut if the replica keeps its part only.
+        given: For each input, its layout if the replica holds only its shard.
+        kept: For each output, its layout if the replica keeps only its shard.
     """
     if not any((*given, *kept)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
@@ -259,13 +261,13 @@ def _value(x: Any, values: dict[Any, Any]) -> Any:
 
 @dataclass(frozen=True)
 class _Step:
-    """One operation on parts.
+    """One operation on shards.
 
     Attributes:
-        out: What it computes a part of.
-        cut: How that is cut.
+        out: The variable of which it computes a shard.
+        cut: The layout of `out`.
         equation: The operation on whole arrays.
-        by_part: Which of its inputs are parts.
+        by_part: Which of its inputs are shards.
     """
 
     out: jaxprs.Var
@@ -274,7 +276,7 @@ class _Step:
     by_part: tuple[bool, ...]
 
     def run(self, whole: dict[Any, Any], own: dict[Any, Any]) -> Any:
-        """Compute the part, of the whole arrays and parts that are known."""
+        """Compute the shard from the known whole arrays and shards."""
         equation = self.equation
         inputs = [
             _value(x, own if is_part else whole)
@@ -290,14 +292,14 @@ class _Step:
 
 @dataclass
 class _Rewriting:
-    """What is computed whole and what by parts; found from the end to the start.
+    """Which values are computed whole and which as shards; built from the last equation back.
 
     Attributes:
-        whole: What is needed whole.
-        parts: What a part is needed of.
-        used: Of what is needed whole, what operations on parts take.
-        equations: The operations on whole arrays, the last one first.
-        steps: The operations on parts, the last one first.
+        whole: The values that are needed whole.
+        parts: The values of which a shard is needed, with their layouts.
+        used: The whole values that operations on shards take.
+        equations: The operations on whole arrays, last one first.
+        steps: The operations on shards, last one first.
     """
 
     whole: set[Any]
@@ -318,7 +320,7 @@ class _Rewriting:
         return plan
 
     def visit(self, equation: jaxprs.JaxprEqn) -> Sequence[jaxprs.JaxprEqn]:
-        """Find out how one operation is done; what stands for it, if it is taken apart."""
+        """Decide how to compute one operation; return the equations to visit if it is inlined."""
         parts = [v for v in equation.outvars if v in self.parts and v not in self.whole]
         if not parts:
             if _has_effects(equation) or not self.whole.isdisjoint(equation.outvars):
@@ -371,7 +373,7 @@ class _Rewriting:
 
 
 def _has_effects(equation: jaxprs.JaxprEqn) -> bool:
-    # That it names the replicas' axis is an effect in JAX's terms, but none that anyone sees.
+    # JAX counts naming a mesh axis as an effect, but it is not observable.
     return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
 
 
@@ -386,7 +388,7 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
 
 
 def _by_part(equation: Any) -> tuple[bool, ...] | None:
-    """Which inputs are taken by part if the result is; None if that would be another result."""
+    """Which inputs are shards if the result is; None if the result would then be different."""
     name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
     if name == "broadcast_in_dim":
         return (False,) if shapes == [()] else None
@@ -406,7 +408,7 @@ def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
 
 
 def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
-    """The operations of a function that is called, in the names of the caller."""
+    """Return the equations of a called function, renamed to the caller's variables."""
     key = _INLINED.get(equation.primitive.name)
     inner: Any = equation.params.get(key) if key is not None else None
     if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
@@ -414,7 +416,7 @@ def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
     jaxpr = inner.jaxpr
     computed = {v for e in jaxpr.eqns for v in e.outvars}
     if len(computed.intersection(_variables(jaxpr.outvars))) < len(equation.outvars):
-        return None  # it returns what it was given, a constant, or one result twice
+        return None  # it returns an input, a constant, or one result twice
     names: dict[Any, Any] = dict(zip(jaxpr.invars, equation.invars, strict=True))
     results = zip(jaxpr.outvars, equation.outvars, strict=True)
     names.update((v, out) for v, out in results if not isinstance(out, jaxprs.DropVar))
