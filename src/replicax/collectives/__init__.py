@@ -1,4 +1,4 @@
-"""How replicas combine values: cross-device ops, packing, and the meeting of eager replicas.
+"""Collectives: cross-device ops, packing, and the rendezvous of eager replicas.
 
-Layer: above ``values``; knows nothing of strategies or variables.
+Layer: above ``values``. Does not depend on strategies or variables.
 """

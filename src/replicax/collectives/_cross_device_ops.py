@@ -1,4 +1,4 @@
-"""Cross-device ops: the ways in which the replicas' values become one on all of them."""
+"""Cross-device ops: algorithms that reduce the replicas' values to one on all of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ Leaves = list[jax.Array]
 
 
 class CrossDeviceOps:
-    """How a strategy combines values; derive from it, or from one of ours, to do it your way.
+    """An algorithm that combines values; derive from it, or from a subclass, to write your own.
 
     Override ``reduce_implementation``, ``batch_reduce_implementation`` and
-    ``broadcast_implementation``; they are called eagerly with all replicas' values, and while a
-    compiled function is traced with this replica's, and in both cases the per-replica value can be
-    handed on to the ops of this module.
+    ``broadcast_implementation``. In eager code they get all replicas' values; while a compiled
+    function is traced they get this replica's value. In both cases the per-replica value can be
+    passed on to the ops of this module.
 
     Example:
         >>> class Logged(rx.distribute.ReductionToOneDevice):
@@ -73,15 +73,15 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Combine one per-replica value.
+        """Reduce one per-replica value.
 
         Args:
             reduce_op: SUM or MEAN.
-            per_replica_value: A per-replica value; a plain value is its own mean. Of
-                `rx.IndexedSlices` the rows of all replicas are joined.
-            destinations: Where the result is wanted: a variable, a distributed value, a device's
+            per_replica_value: A per-replica value; a plain value is its own mean. For
+                `rx.IndexedSlices` the rows of all replicas are concatenated.
+            destinations: Where to put the result: a variable, a distributed value, a device's
                 name or a list of them.
-            options: How to pack and move the data.
+            options: How to pack and transfer the data.
 
         Raises:
             ValueError: Without destinations, or for the sum of a plain value.
@@ -100,15 +100,15 @@ class CrossDeviceOps:
         value_destination_pairs: Pairs,
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combine several per-replica values, packed where that helps.
+        """Reduce several per-replica values, packed where that is faster.
 
         Args:
             reduce_op: SUM or MEAN.
             value_destination_pairs: A list of (per-replica value, destinations).
-            options: How to pack and move the data.
+            options: How to pack and transfer the data.
 
         Raises:
-            ValueError: If the pairs are not pairs.
+            ValueError: If ``value_destination_pairs`` is not a list of pairs.
         """
         pairs = checked_pairs(value_destination_pairs)
         op, options = ReduceOp.parse(reduce_op), options or CommunicationOptions()
@@ -119,7 +119,7 @@ class CrossDeviceOps:
         return [self.reduce(op, v, d, options) for v, d in pairs]
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """The same value on all destinations."""
+        """Copy a value to all destinations."""
         check_destinations(destinations)
         return self.broadcast_implementation(tensor, destinations)
 
@@ -130,27 +130,27 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """What `reduce` does, once its arguments are checked."""
+        """Implement `reduce` for checked arguments."""
         raise NotImplementedError(_abstract(self, "reduce_implementation"))
 
     def batch_reduce_implementation(
         self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
     ) -> list[Any]:
-        """What `batch_reduce` does, once its arguments are checked."""
+        """Implement `batch_reduce` for checked arguments."""
         raise NotImplementedError(_abstract(self, "batch_reduce_implementation"))
 
     def broadcast_implementation(self, tensor: Any, destinations: Any) -> Any:
-        """What `broadcast` does, once its arguments are checked."""
+        """Implement `broadcast` for checked arguments."""
         return place(tensor, destinations)
 
 
 class _InBodyOps(CrossDeviceOps):
-    """Ops that are one function of the replicas' pieces."""
+    """Ops that are implemented as one function of the replicas' pieces."""
 
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """The sum over the replicas of each leaf, in code that runs on every replica."""
+        """Return the sum of each leaf over the replicas, in code that runs on every replica."""
         raise NotImplementedError(_abstract(self, "sum_in_body"))
 
     def reduce_implementation(
@@ -160,14 +160,14 @@ class _InBodyOps(CrossDeviceOps):
         destinations: Any,
         options: CommunicationOptions,
     ) -> Any:
-        """One value is a batch of one."""
+        """Reduce the value as a batch of one."""
         pairs = [(per_replica_value, destinations)]
         return self.batch_reduce_implementation(reduce_op, pairs, options)[0]
 
     def batch_reduce_implementation(
         self, reduce_op: ReduceOp, value_destination_pairs: Pairs, options: CommunicationOptions
     ) -> list[Any]:
-        """All values of the batch in one compiled call."""
+        """Reduce all values of the batch in one compiled call."""
         topology = common_topology(value_destination_pairs)
         values = [v for v, _ in value_destination_pairs]
         form = values[0].form
@@ -200,7 +200,7 @@ class _Plan:
 
     @property
     def purpose(self) -> str:
-        """What it does, for messages."""
+        """Its description in messages."""
         return f"all_reduce({self.op.name})"
 
     def __call__(self, leaves: Leaves) -> Leaves:
@@ -209,8 +209,8 @@ class _Plan:
         if self.op is ReduceOp.SUM:
             return self.ops.sum_in_body(leaves, self.options, self.topology)
         size, is_whole = self.topology.num_replicas, self.topology.is_whole
-        # Between workers, results become rows of stacked arrays, and XLA divides a sum in its place
-        # only if nothing reshapes it on its way out.
+        # Across workers, results become rows of stacked arrays. XLA divides a sum in place only if
+        # nothing reshapes it afterwards, so the row axis is added before the sum.
         leaves = leaves if is_whole else [x[None] for x in leaves]
         sums = self.ops.sum_in_body(leaves, self.options, self.topology)
         means = [(s / size).astype(d) for s, d in zip(sums, dtypes, strict=True)]
@@ -223,8 +223,8 @@ class NcclAllReduce(_InBodyOps):
     On GPUs XLA runs it with NCCL. Elsewhere it is the platform's own all-reduce.
 
     Args:
-        num_packs: 1 joins small values into one all-reduce; 0 joins none; more joins all values,
-            large ones too, into about so many.
+        num_packs: 1 packs small values into one all-reduce; 0 packs nothing; more packs all values,
+            including large ones, into about that many.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(
@@ -239,7 +239,7 @@ class NcclAllReduce(_InBodyOps):
 
     @classmethod
     def for_variables(cls, *, sharded: bool) -> "NcclAllReduce":
-        """One for the gradients of variables of which each replica has all, or a part."""
+        """Return ops for the gradients of mirrored variables, or of sharded ones."""
         ops = cls()
         if sharded:
             ops.packing = for_parts(ops.packing)
@@ -248,7 +248,7 @@ class NcclAllReduce(_InBodyOps):
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """One all-reduce for each pack, or what takes less time."""
+        """Sum each pack by an all-reduce, or by all-gather and a local sum if that is faster."""
         return packed(
             partial(self._sum_of_packs, topology.num_replicas),
             leaves,
@@ -265,9 +265,9 @@ class NcclAllReduce(_InBodyOps):
 
 
 class HierarchicalCopyAllReduce(_InBodyOps):
-    """All-reduce in two halves: within each half of the replicas, then between the halves.
+    """All-reduce in two steps: within each half of the replicas, then between the halves.
 
-    Fits machines whose devices form two groups with fast links inside. With an odd number of
+    For machines whose devices form two groups with fast links inside. With an odd number of
     replicas, or fewer than four, there is one group.
 
     Args:
@@ -285,7 +285,7 @@ class HierarchicalCopyAllReduce(_InBodyOps):
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """Two grouped all-reduces for each pack."""
+        """Sum each pack by two grouped all-reduces."""
         size = topology.num_replicas
         half = size // 2
         inside: list[list[int]] | None = None
@@ -304,11 +304,11 @@ class HierarchicalCopyAllReduce(_InBodyOps):
 
 
 class ReductionToOneDevice(_InBodyOps):
-    """Add everything up on one device, then copy the result to all.
+    """Sum on one device, then copy the result to all.
 
     Args:
-        reduce_to_device: The replica's device that adds; the first replica's by default, and
-            for a device that is no replica's, such as the host of GPUs.
+        reduce_to_device: The device that sums, which must be a replica's; otherwise (for example
+            the host of GPUs), and by default, the first replica's.
         accumulation_fn: Combines the list of all replicas' values; their sum by default.
 
     Example:
@@ -328,7 +328,7 @@ class ReductionToOneDevice(_InBodyOps):
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """A tree of copies to one replica, then a tree of copies from it."""
+        """Sum along a tree of copies to one replica, then broadcast along a tree from it."""
         size = topology.num_replicas
         if self.accumulation_fn is not None:
             accumulate = self.accumulation_fn

@@ -1,11 +1,11 @@
 """Collectives of eager replicas, as JAX primitives.
 
-Run op by op, a collective is a meeting of the replica threads. Its gradient is a collective, it can
-be mapped, and inside a compiled function of one replica it becomes a call back to the meeting.
+Executed op by op, a collective is a rendezvous of the replica threads (a `Meeting`). Its gradient
+is again a collective, it can be vmapped, and inside a compiled function of one replica it becomes a
+host callback to the rendezvous.
 
-Which collective of one replica meets which of another is a matter of order alone. So the primitives
-have an ordered effect: in compiled code each waits for the one that was traced before it, though
-they may have nothing else to do with each other.
+Collectives of different replicas are matched only by their order. The primitives therefore have an
+ordered effect: in compiled code each waits for the one traced before it, even without shared data.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ from replicax.values._structures import select
 
 @dataclass(frozen=True)
 class Seat:
-    """A replica's place in the eager runs of a topology; ``replica`` counts this process's."""
+    """One replica in eager runs of a topology; `replica` is its index in this process."""
 
     topology: Topology
     replica: int
@@ -46,20 +46,20 @@ class Seat:
 
     @property
     def number(self) -> int:
-        """The replica's number among those of all processes."""
+        """The replica's number among all processes."""
         return self.topology.own[self.replica]
 
     @property
     def device(self) -> jax.Device:
-        """Where this replica computes."""
+        """The device on which this replica computes."""
         return self.topology.leads[self.replica]
 
     @property
     def meeting(self) -> Meeting:
-        """The run that is under way."""
+        """The meeting of the current run."""
         if (own := _own_meeting.get()) is not None:
             return own
-        # On a thread of the runtime, which belongs to no run.
+        # Called on a thread of the XLA runtime, which has no context of a run.
         meetings = _meetings.get(self.topology, ())
         if not meetings:
             raise ReplicaError(
@@ -83,10 +83,10 @@ _STRUCTURE = "the structure of the value"
 
 @contextmanager
 def opened(topology: Topology) -> Iterator[Meeting]:
-    """A meeting that collectives of ``topology`` find, also from threads of the runtime."""
+    """Open a meeting that collectives of `topology` find, also from threads of the runtime."""
     meeting = Meeting(len(topology.own))
     _meetings.setdefault(topology, []).append(meeting)
-    token = _own_meeting.set(meeting)  # the replicas' threads inherit it
+    token = _own_meeting.set(meeting)  # inherited by the replicas' threads
     try:
         yield meeting
     finally:
@@ -96,26 +96,26 @@ def opened(topology: Topology) -> Iterator[Meeting]:
 
 @dataclass(frozen=True)
 class SeatAcross:
-    """The collectives of a replica that is compiled by itself: it meets the others."""
+    """The collectives of a replica that is compiled separately: they meet the other replicas."""
 
     seat: Seat
 
     def index(self) -> int:
-        """Known while the function is traced."""
+        """Return the replica's number, which is a constant here."""
         return self.seat.number
 
     def sum(self, xs: list[Any]) -> list[Any]:
-        """One meeting."""
+        """Sum each array over the replicas, in one meeting."""
         leaves = [jnp.asarray(x) for x in xs]
         return all_reduce(self.seat, ReduceOp.SUM, leaves, CommunicationOptions())
 
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
-        """One meeting, and one before it for the sizes."""
+        """Concatenate `x` over the replicas: one meeting for the sizes, one for the values."""
         return all_gather(self.seat, x, axis, CommunicationOptions())
 
 
 def settled(result: Any) -> Any:
-    """``result``, waited for if collectives of compiled code may still be on their way."""
+    """Wait for `result` if collectives in compiled code may still be running; return it."""
     return jax.block_until_ready(result) if _staged else result
 
 
@@ -126,7 +126,7 @@ def all_reduce(
     options: CommunicationOptions,
     structure: str = "",
 ) -> list[jax.Array]:
-    """The sum or mean over all replicas of each leaf of a value of this structure."""
+    """Return the sum or mean over all replicas of each leaf of a value of this structure."""
     results: list[jax.Array] = _reduce_p.bind(
         *leaves, seat=seat, op=op, options=options, structure=structure, number=None
     )
@@ -136,7 +136,7 @@ def all_reduce(
 def all_gather(
     seat: Seat, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
 ) -> jax.Array:
-    """All replicas' values, joined along ``axis``; their sizes may differ there."""
+    """Return all replicas' values concatenated along `axis`; their sizes may differ there."""
 
     def settle(own: list[tuple[int, ...]]) -> list[Any]:
         shapes = all_shapes(own, seat.topology, f"all_gather(axis={axis})")
@@ -157,8 +157,8 @@ _gather_p = jaxprs.Primitive("replica_all_gather")
 _call_p = jaxprs.Primitive("replica_call")
 _call_p.multiple_results = True
 
-# What each does, in words. Their parameter ``number`` says which collective of its program it is,
-# so that the meeting sees whether each meets the ones with its number.
+# A description of each collective. Its parameter `number` is its position in the program, which
+# lets the meeting check that the replicas' collectives match.
 COLLECTIVES: dict[jaxprs.Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
     _reduce_p: lambda p, avals: (
         f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}"
@@ -223,10 +223,10 @@ def _check_reduced(rows: Sequence[Any]) -> None:
 
 
 def check_gathered(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
-    """Refuse shapes that cannot be joined along ``axis``.
+    """Check that shapes can be concatenated along `axis`.
 
     Raises:
-        InvalidArgumentError: If they differ elsewhere, a ValueError.
+        InvalidArgumentError: If they differ along another axis; also a ValueError.
     """
     if len({(len(s), *s[:axis], *s[axis + 1 :]) for s in shapes}) > 1:
         raise InvalidArgumentError(
@@ -255,7 +255,7 @@ def _reduced_aval(x: Any, op: ReduceOp) -> Any:
 
 
 def _from_runtime(now: Any, args: Sequence[Any], avals: Sequence[Any], params: Any) -> Any:
-    """The collective as an operation of compiled code: a call back to the meeting."""
+    """Bind the collective as an operation of compiled code: a callback to the meeting."""
     _staged[:] = [True]
     call = lambda *xs: now(*map(np.asarray, xs), **params)  # noqa: E731
     return _call_p.bind(*args, callback=call, avals=tuple(avals))
@@ -288,7 +288,7 @@ def _gather_avals(x: Any, *, axis: int, sizes: tuple[int, ...], **_: Any) -> Any
 
 def _reduce_jvp(primals: Any, tangents: Any, **params: Any) -> Any:
     outs = _reduce_p.bind(*primals, **params)
-    # Integers have no gradient, and constants none that is worth sending.
+    # Integers have no tangents, and symbolic zeros need not be sent.
     moving = [i for i, t in enumerate(tangents) if type(t) is not ad.Zero]
     out_tangents: list[Any] = [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
     if moving:
@@ -316,7 +316,7 @@ def _gather_batched(args: Any, dims: Any, *, axis: int, **params: Any) -> Any:
     return _gather_p.bind(jnp.moveaxis(x, dim, 0), axis=axis + 1, **params), 0
 
 
-# Constants that JAX itself puts into a gradient are arrays of another kind.
+# JAX may pass constants of a gradient as other types than arrays.
 _reduce_p.def_impl(lambda *leaves, **params: _reduce_now(*map(jnp.asarray, leaves), **params))
 _reduce_p.def_effectful_abstract_eval(_in_order(_reduce_avals))
 ad.primitive_jvps[_reduce_p] = _reduce_jvp

@@ -1,14 +1,15 @@
-"""Meeting: the threads of one eager run, and the points where they wait for each other.
-
-JAX settings of the calling thread, for a new thread that would not inherit them.
+"""`Meeting`: the threads of one eager run, and the points where they wait for each other.
 
 One replica runs at a time, in order, until it ends or waits in a collective; then the next one
-runs. So prints and breakpoints come in a fixed order and Python state needs no locks, while the
-devices work in parallel behind. When all wait, the calling thread settles what they met for. It
-holds signals meanwhile: their handlers run where it waits, and in the settling, never in between.
+runs. Prints and breakpoints therefore come in a fixed order and Python state needs no locks, while
+the devices work in parallel in the background. When all replicas wait, the calling thread computes
+the collective (it *settles* the meeting). Signals are deferred meanwhile: their handlers run only
+while it waits or settles, never in between.
 
-A collective inside a compiled function of one replica arrives from a thread of the runtime; its own
-thread may be blocked in the runtime by then, so that the next replica runs beside it.
+A collective inside a compiled function of one replica arrives from a thread of the XLA runtime. The
+replica's own thread may be blocked in the runtime by then, so the next replica runs concurrently.
+
+JAX keeps some settings per thread; `inherited_jax_state` passes them to the replicas' threads.
 """
 
 import contextvars
@@ -42,7 +43,7 @@ _SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
 
 
 def inherited_jax_state() -> Callable[[], AbstractContextManager[None]]:
-    """The settings of this thread, as a context to enter in another one."""
+    """Capture the JAX settings of this thread; return a context manager for another thread."""
     wanted = {name: getattr(jax.config, name) for name in _SETTINGS}
 
     @contextmanager
@@ -57,7 +58,7 @@ def inherited_jax_state() -> Callable[[], AbstractContextManager[None]]:
 
 
 Settle = Callable[[list[Any]], list[Any]]
-_PATIENCE = 0.05  # seconds until signals that came are heard
+_PATIENCE = 0.05  # seconds between checks for deferred signals
 _BY_ARGUMENT = " Pass values that differ between the replicas to merge_call in `args`."
 _SAME_CALLS = (
     "Every replica must call the same collectives, variable writes and merge_calls, on the same"
@@ -66,7 +67,7 @@ _SAME_CALLS = (
 
 
 class Abandoned(BaseException):
-    """Ends a replica that waits for one that failed; never seen by users."""
+    """Ends a replica that waits for one that failed; never visible to users."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ class _Offer:
 
 
 class Meeting:
-    """The replicas of one eager run."""
+    """The rendezvous of the replicas of one eager run."""
 
     def __init__(self, num_replicas: int) -> None:
         self._size = num_replicas
@@ -92,11 +93,11 @@ class Meeting:
         self._threads: list[threading.Thread] = []
 
     def hold(self, body: Callable[[int], Any]) -> list[Any]:
-        """Run ``body(replica)`` for every replica; their results in order; with signals held.
+        """Run `body(replica)` for every replica and return their results; signals are deferred.
 
         Raises:
             ReplicaError: If one replica waits for a collective that another never calls.
-            Exception: What a replica raised, with a note that says which.
+            Exception: The error that a replica raised, with a note that names the replica.
         """
         try:
             for replica in range(self._size):
@@ -117,16 +118,18 @@ class Meeting:
         *,
         timeout: float | None = None,
     ) -> Any:
-        """Wait for all replicas and get this one's part of what ``settle`` makes of their values.
+        """Wait for all replicas; return this replica's answer from `settle`.
 
         Args:
-            replica: Who calls.
-            call: What it calls; the same on all replicas.
+            replica: The calling replica.
+            call: The collective, which must be the same on all replicas.
             value: This replica's contribution.
-            settle: Turns the list of all contributions into the list of all answers; called once,
-                on the thread that holds the meeting.
-            timeout: Seconds to wait for the others; None for as long as they run.
+            settle: Maps the list of all contributions to the list of all answers; called once, on
+                the thread that runs the meeting.
+            timeout: Seconds to wait for the others; None waits as long as they run.
         """
+        # False for a collective in compiled code, which calls from a thread of the runtime while
+        # the replica's own thread may still be running.
         inside = self._threads[replica] is threading.current_thread()
         with self._changed:
             self._offers[replica] = _Offer(call, value, settle, timeout)
@@ -169,10 +172,10 @@ class Meeting:
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         began = time.monotonic()
         while not self._came(condition, began):
-            held.deliver()  # the one place where a signal may end the run
+            held.deliver()  # the only place where a signal may end the run
 
     def _came(self, condition: Callable[[], bool], began: float) -> bool:
-        """Wait a little for a condition to come true, or a replica to fail."""
+        """Wait briefly; return whether `condition` holds. Raise the error of a failed replica."""
         with self._changed:
             if not (condition() or self._failure):
                 limits = [o.timeout for o in self._offers.values() if o.timeout is not None]
@@ -210,12 +213,12 @@ class Meeting:
                 self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
 
     def _note_line(self, error: Exception) -> None:
-        # The error is this thread's; the line that led to it is where the replicas wait.
+        # The error is raised on this thread, but the user's line is where the replicas wait.
         if line := self._line(0):
             error.add_note(f"The replicas were at {line}.")
 
     def _line(self, replica: int) -> str:
-        """Return ``file:line`` of the user's code where a replica waits; empty if unknown."""
+        """Return `file:line` of the user code where a replica waits; "" if unknown."""
         return user_line(sys._current_frames().get(self._threads[replica].ident or 0))  # noqa: SLF001
 
     def _place(self, replica: int, offer: _Offer) -> str:
@@ -260,8 +263,8 @@ class Meeting:
             self._over = True
             self._changed.notify_all()
         for thread in self._threads:
-            if thread.ident is not None:  # it was started
-                # A replica may be busy in code of the user's that nothing can interrupt.
+            if thread.ident is not None:  # the thread was started
+                # A replica may be in user code that cannot be interrupted, so do not wait for ever.
                 thread.join(timeout=5.0)
 
 

@@ -1,9 +1,4 @@
-"""What a collective is told: its options, and where its result is wanted.
-
-Options of a collective, and of a run.
-
-Destinations: where the result of a reduction is wanted, and what has no parts to reduce.
-"""
+"""Options of collectives and runs, and destinations: where the result of a reduction goes."""
 
 import enum
 from collections.abc import Sequence
@@ -21,10 +16,10 @@ from replicax.values._reduce import IndexedSlices, is_slices, reduce_slices
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which library moves the data of a collective.
+    """The library that transfers the data of a collective.
 
-    XLA chooses by platform (NCCL on GPU, ICI on TPU, shared memory or Gloo on CPU), so that all
-    three names are accepted and mean the same here.
+    XLA chooses by platform (NCCL on GPU, ICI on TPU, shared memory or Gloo on CPU), so all three
+    names are accepted and mean the same here.
 
     Example:
         >>> rx.distribute.experimental.CommunicationImplementation.RING.name
@@ -38,17 +33,17 @@ class CommunicationImplementation(enum.Enum):
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """How values are packed and moved when they are combined.
+    """How values are packed and transferred when they are combined.
 
     Args:
-        bytes_per_pack: Join values into packs of at most so many bytes; 0 joins the small ones and
-            leaves the large ones alone.
-        timeout_seconds: How long eager replicas wait for each other; None for as long as all of
+        bytes_per_pack: Pack values up to this many bytes per pack; 0 packs only small values and
+            transfers large ones individually.
+        timeout_seconds: How long eager replicas wait for each other; None waits as long as all of
             them are alive.
         implementation: A `CommunicationImplementation` or its name.
 
     Raises:
-        ValueError: If one of them has no meaning.
+        ValueError: If an argument is invalid.
 
     Example:
         >>> options = rx.distribute.experimental.CommunicationOptions(implementation="ring")
@@ -73,7 +68,7 @@ class CommunicationOptions:
 
 
 class CollectiveHints:
-    """The older name of `CommunicationOptions`, with the fields of its time.
+    """The deprecated name of `CommunicationOptions`, with its original fields.
 
     Example:
         >>> rx.distribute.experimental.CollectiveHints(bytes_per_pack=1024).bytes_per_pack
@@ -89,10 +84,10 @@ class XLAOptions:
     """Options for XLA in `RunOptions`.
 
     Attributes:
-        use_spmd_for_xla_partitioning: Accepted for TensorFlow's sake: XLA's SPMD partitioner is the
-            only one here.
+        use_spmd_for_xla_partitioning: Accepted for compatibility with TensorFlow: XLA's SPMD
+            partitioner is the only one here.
         enable_xla_dynamic_padder: Whether replicas may hold batches of different sizes. Nothing is
-            padded for it: each replica is then compiled by itself.
+            padded: each replica is then compiled separately.
         use_shardy_partitioner: Accepted: JAX chooses the partitioner, Shardy by default.
 
     Example:
@@ -107,17 +102,18 @@ class XLAOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of `Strategy.run`; they matter to `TPUStrategy` only.
+    """Options of `Strategy.run`; only `TPUStrategy` uses them.
 
     Attributes:
         experimental_enable_dynamic_batch_size: Whether replicas may hold batches of different
             sizes, as after a short last batch. With False such a batch is an error.
-        experimental_bucketizing_dynamic_shape: Accepted for TensorFlow's sake. It would pad shapes
-            to save compilations; here every shape has a program of its own, and exact results.
+        experimental_bucketizing_dynamic_shape: Accepted for compatibility with TensorFlow, where it
+            pads shapes to save compilations; here every shape has its own program, and results
+            are exact.
         experimental_xla_options: An `rx.tpu.XLAOptions`.
 
     Raises:
-        TypeError: If the XLA options are something else.
+        TypeError: If ``experimental_xla_options`` is another type.
 
     Example:
         >>> rx.distribute.RunOptions().experimental_enable_dynamic_batch_size
@@ -158,10 +154,10 @@ Pairs = Sequence[tuple[Any, Any]]
 
 
 def plain_reduction(op: ReduceOp, value: Any, size: int) -> Any:
-    """The reduction of a value that has no per-replica parts.
+    """Return the reduction of a value without per-replica components.
 
     Raises:
-        ValueError: For the sum over several replicas, which could mean two things.
+        ValueError: For the sum over several replicas, which would be ambiguous.
     """
     if op is ReduceOp.MEAN or size == 1 or (isinstance(value, int | float) and value == 0):
         return value
@@ -173,7 +169,7 @@ def plain_reduction(op: ReduceOp, value: Any, size: int) -> Any:
 
 
 def place(value: Any, destinations: Any) -> Any:
-    """``value`` on all of ``destinations``."""
+    """Copy `value` to all of `destinations`."""
     topology = topology_of(destinations)
     if topology is None:
         return on_device(value, resolve(destinations))
@@ -181,10 +177,10 @@ def place(value: Any, destinations: Any) -> Any:
 
 
 def common_topology(pairs: Pairs) -> Topology:
-    """Where the values of several pairs live.
+    """Return the topology of the values of several pairs.
 
     Raises:
-        ValueError: If neither a value nor its destination lies on devices.
+        ValueError: If neither a value nor its destination has devices.
     """
     for value, destinations in pairs:
         if found := topology_of(value) or topology_of(destinations):
@@ -197,7 +193,7 @@ def common_topology(pairs: Pairs) -> Topology:
 
 
 def topology_of(x: Any) -> Topology | None:
-    """Where a variable, a distributed value or a list of devices lives; None for one device."""
+    """Return the topology of a variable, value or list of devices; None for a single device."""
     if isinstance(x, Distributed):
         found = x.topology
         if found is not None or not all(map(is_array, x.values)):
@@ -217,20 +213,20 @@ def topology_of(x: Any) -> Topology | None:
 
 
 def replicas_of(destinations: Any) -> int:
-    """How many replicas a destination spans."""
+    """Return the number of replicas of a destination."""
     topology = topology_of(destinations)
     return topology.num_replicas if topology else 1
 
 
 def deliver(result: Mirrored, destinations: Any) -> Any:
-    """The result where it is wanted: on one device, or on all replicas as it is."""
+    """Return the result at its destination: on one device, or on all replicas unchanged."""
     if isinstance(destinations, str | jax.Device) and not isinstance(result.form, InBody):
         return on_device(result.values[0], resolve(destinations))
     return result
 
 
 def joined_slices(op: ReduceOp, slices: IndexedSlices, destinations: Any) -> IndexedSlices:
-    """The rows of all replicas, where they are wanted."""
+    """Return the concatenated rows of all replicas at their destination."""
     topology, form = common_topology([(slices, destinations)]), slices.values.form
     joined: IndexedSlices = reduce_slices(op, slices, None, topology)
     put = lambda x: place(x, destinations)  # noqa: E731
@@ -254,10 +250,10 @@ def check_destinations(destinations: Any) -> None:
 
 
 def checked_pairs(pairs: Any) -> Pairs:
-    """``pairs``, if they are pairs of a value and its destinations.
+    """Return `pairs` if it is a list of pairs of a value and its destinations.
 
     Raises:
-        ValueError: If they are not.
+        ValueError: If it is not.
     """
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(p, list | tuple) and len(p) == 2 for p in pairs

@@ -1,7 +1,7 @@
-"""Packing: many small arrays -> few flat ones -> back.
+"""Packing: concatenate many small arrays into few flat ones for a collective, and split them.
 
-Each collective has a fixed cost, and XLA does not join small ones on every platform. Joining large
-arrays costs a copy and gains nothing, so only the small ones are packed unless asked otherwise.
+Each collective has a fixed cost, and XLA does not combine small ones on every platform. Packing
+large arrays costs a copy and gains nothing, so by default only small arrays are packed.
 """
 
 import itertools
@@ -21,14 +21,15 @@ _MIB = 1024 * _KIB
 
 @dataclass(frozen=True)
 class Packing:
-    """What is packed if nothing else was asked for.
+    """The default packing of arrays for a collective.
 
     Attributes:
         small_bytes: The largest array that shares a pack.
         pack_bytes: The largest pack.
         in_place: Whether arrays are written into the pack one after the other, or concatenated.
-        gathered_bytes: The most that a replica receives if all send it a pack, to be added up there
-            instead of by an all-reduce. The least is 1 KiB, or between two replicas anything.
+        gathered_bytes: The most that a replica may receive if a pack is sent to all replicas and
+            summed locally instead of all-reduced. Packs below 1 KiB are not, except between two
+            replicas.
     """
 
     small_bytes: int
@@ -37,7 +38,7 @@ class Packing:
     gathered_bytes: int = 0
 
     def is_gathered(self, pack: jax.Array, num_replicas: int) -> bool:
-        """Whether each replica gets all packs, and adds them up itself."""
+        """Whether each replica receives all packs and sums them locally."""
         size = _size(pack)[1]
         is_float = jnp.issubdtype(pack.dtype, jnp.inexact)
         pays = size >= _KIB or (num_replicas == 2 and size > 0)
@@ -48,20 +49,21 @@ class Packing:
 # collectives run among other work, 50 layers with gradients of 64 KiB: 16.4 ms with none of them
 # packed, 12.6 in packs of 4 MiB, 12.2 of 1 MiB, 13.4 of 256 KiB.
 WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
-# Between processes on CPUs each collective waits for the network, so that larger arrays gain too,
-# if XLA does not concatenate them, which it does number by number: an MLP with gradients of 1.6
-# and 1.0 MB 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into it; a
-# transformer 67, 42 and 42. From 4 MiB on, arrays are faster alone.
+# Between processes on CPUs each collective waits for the network, so packing also pays for larger
+# arrays, unless XLA concatenates them, which it does element by element: an MLP with gradients of
+# 1.6 and 1.0 MB took 18.8 ms packed as above, 33.6 concatenated into one pack, 12.9 written into
+# it; a transformer 67, 42 and 42. From 4 MiB on, arrays are faster unpacked.
 # XLA's all-reduce is Gloo's ring there, which goes round twice with parts of the data, its
-# all-gather once with all of it; in its all-to-all each sends to each at once, which is for less
-# than 64 KiB. All-to-all of copies and a sum / all-reduce, 2 workers: 4 bytes 0.6, 256 bytes to 64
-# KiB 0.4 to 0.5; 4 workers: 4 bytes 3.4, 4 KiB 0.4. All-gather: 1.2, 0.6 to 0.8, 1 MiB 0.9, 4 MiB
-# 1.2; 5.4, 0.7. A CNN with 200 KB of gradients took 1.25 of its step with an all-to-all.
+# all-gather once with all of it; in its all-to-all (for less than 64 KiB) each sends to each at
+# once. Time of an all-to-all of copies and a sum, relative to all-reduce, 2 workers: 4 bytes 0.6,
+# 256 bytes to 64 KiB 0.4 to 0.5; 4 workers: 4 bytes 3.4, 4 KiB 0.4. All-gather, 2 workers: 1.2, 0.6
+# to 0.8, 1 MiB 0.9, 4 MiB 1.2; 4 workers: 5.4, 0.7. A CNN with 200 KB of gradients took 1.25 of its
+# step with an all-to-all.
 BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=2 * _MIB)
 
 
 def for_parts(packing: Packing) -> Packing:
-    """The same, but for gradients of which each replica wants its part: those stay alone."""
+    """Return the packing for gradients of sharded variables, which are not packed."""
     return replace(packing, small_bytes=SMALL_BYTES, gathered_bytes=0)
 
 
@@ -73,15 +75,15 @@ def packed(
     num_packs: int = 1,
     packing: Packing = WITHIN_PROCESS,
 ) -> list[jax.Array]:
-    """``collective`` of ``leaves``, element by element, in packs.
+    """Apply an elementwise `collective` to `leaves`, in packs.
 
     Args:
-        collective: Combines each array of a list with the other replicas' array in its place.
-        leaves: What to combine.
+        collective: Combines each array of a list with the other replicas' array at its index.
+        leaves: The arrays to combine.
         bytes_per_pack: The largest pack; 0 packs only small arrays.
-        num_packs: Without ``bytes_per_pack``: 0 packs nothing, more than 1 splits all arrays
-            evenly into so many packs.
-        packing: What is small, and how a pack is made.
+        num_packs: Without `bytes_per_pack`: 0 packs nothing, more than 1 splits all arrays
+            evenly into that many packs.
+        packing: The size limits, and how a pack is built.
     """
     packs = plan_packs([_size(x) for x in leaves], bytes_per_pack, num_packs, packing)
     join = _write if packing.in_place else _concatenate
@@ -100,7 +102,7 @@ def plan_packs(
     num_packs: int,
     packing: Packing = WITHIN_PROCESS,
 ) -> list[list[int]]:
-    """Which arrays, given as (dtype, bytes), share a pack; each index stands in exactly one."""
+    """Return packs of array indices for arrays given as (dtype, bytes); each is in one pack."""
     if not bytes_per_pack and num_packs == 0:
         return [[i] for i in range(len(sizes))]
     limit = bytes_per_pack or packing.pack_bytes
@@ -115,7 +117,7 @@ def plan_packs(
             packs.append([i])
             continue
         pack, used = open_packs.get(dtype, (None, 0))
-        # A pack that must not be too large ends before the limit; one of so many, behind it.
+        # A pack of limited size ends before the limit; one of a fixed number of packs, after it.
         full = used >= limit if by_count else used + size > limit
         if pack is None or full:
             pack, used = [], 0
@@ -153,11 +155,11 @@ def _write(arrays: list[jax.Array]) -> jax.Array:
 def _places(
     flat: Sequence[jax.Array], sizes: Sequence[Sequence[int]]
 ) -> list[Sequence[int | jax.Array]]:
-    """Where in its pack each array begins, for arrays of these sizes in the packs ``flat``."""
+    """Return where in its pack each array begins, for arrays of these sizes in packs `flat`."""
     starts: list[Sequence[int | jax.Array]] = [
         [0, *itertools.accumulate(pack[:-1])] for pack in sizes
     ]
-    # Beyond are places that a number of a program may not hold.
+    # Larger offsets do not fit into int32.
     most = np.iinfo(np.int32).max
     several = [i for i, s in enumerate(starts) if len(s) > 1 and 0 < flat[i].size <= most]
     if several:
@@ -186,12 +188,12 @@ def _part(flat: jax.Array, at: int | jax.Array, size: int) -> jax.Array:
 
 
 def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, ...]:
-    """``numbers``, so that a compiler for CPUs does not know them.
+    """Return `numbers` as values that the CPU compiler cannot treat as constants.
 
-    What is done with equal arrays of a pack, as the steps of an optimizer for equal layers, is then
-    one program that gets their places, which XLA compiles once; with the places in it, it is one
-    for each of them. (There XLA drops an `optimization_barrier` before it looks for equal parts.)
-    Which branch is taken makes no difference.
+    Code that processes equal arrays of a pack, such as optimizer steps of equal layers, then takes
+    the offsets as arguments, and XLA compiles it once; with constant offsets it compiles one copy
+    per array. (On CPUs XLA drops an `optimization_barrier` before it looks for equal code, hence
+    the `cond`.) Both branches return the same numbers.
     """
     told: Any = jax.lax.platform_dependent(
         flat[0].real > 0,

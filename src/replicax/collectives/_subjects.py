@@ -1,4 +1,4 @@
-"""Compare the functions and objects that replicas bring to one collective, write or merge_call."""
+"""Compare the functions and objects that replicas pass to one collective, write or merge_call."""
 
 import functools
 import sys
@@ -25,8 +25,8 @@ class Call:
     """A call in which all replicas meet.
 
     Attributes:
-        purpose: What it is, in words.
-        subject: What it acts on, by label: a variable, a function, the structure of a value.
+        purpose: Its description in messages.
+        subject: The objects it acts on, by label: a variable, a function, a value's structure.
     """
 
     purpose: str
@@ -34,20 +34,20 @@ class Call:
 
 
 def identify(kind: type, identity: Callable[[Any], Any]) -> None:
-    """Compare objects of a class by the identity of ``identity(object)``."""
+    """Compare objects of class `kind` by the identity of `identity(object)`."""
     _identities[kind] = identity
 
 
 def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    """Say how the objects that two replicas bring differ; empty if they mean the same.
+    """Describe how the objects that two replicas pass differ; return "" if they are equivalent.
 
-    Functions that the same line defined mean the same if the data that they close over are equal:
-    the meeting calls only one of them. Objects that cannot be compared mean the same only if they
-    are one object.
+    Functions defined by the same line are equivalent if the data that they close over are equal,
+    since the meeting calls only one of them. Objects that cannot be compared are equivalent only
+    if they are the same object.
 
     Args:
         one: The objects of one replica, by label.
-        other: Those of another replica.
+        other: The objects of another replica, by label.
     """
     seen: set[tuple[int, int]] = set()
     if one.keys() != other.keys():
@@ -66,10 +66,10 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
 
 
 def _look(label: str, a: Any, b: Any) -> str | list[_Pair]:
-    """Return how two objects differ, or the parts of them to compare."""
+    """Return how two objects differ, or the pairs of parts to compare next."""
     if type(a) is not type(b):
         return _unlike(label, a, b)
-    if is_traced(a) or is_traced(b):  # not known here: each replica uses its own
+    if is_traced(a) or is_traced(b):  # values are unknown; each replica uses its own
         return []
     identity = next((i for kinds, i in _identities.items() if isinstance(a, kinds)), None)
     if identity is not None:
@@ -153,7 +153,7 @@ _LOOKS: list[tuple[Any, Callable[[str, Any, Any], str | list[_Pair]]]] = [
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # a name that was not given a value yet
+    except ValueError:  # a name that has no value yet
         return None
 
 

@@ -1,4 +1,4 @@
-"""Who is running now: the ambient strategy, and the replica if there is one.
+"""The execution context: the ambient strategy, and the running replica if there is one.
 
-Layer: above ``collectives``; names strategies in annotations only.
+Layer: above ``collectives``. Strategies appear in annotations only.
 """

@@ -1,4 +1,4 @@
-"""The current frame: one ContextVar that says which strategy, which replica, which level."""
+"""The current frame, a ContextVar with the ambient strategy, replica and level."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What code that runs now may ask about its surroundings.
+    """The execution context of the running code.
 
     Attributes:
-        strategy: The ambient strategy; None stands for the default one.
-        replica: The replica that runs; None in cross-replica context.
-        level: Where variables are read and written; None for their own storage.
+        strategy: The ambient strategy; None for the default one.
+        replica: The running replica; None in cross-replica context.
+        level: The target of variable reads and writes; None for their storage.
         body: In cross-replica code inside a compiled replica function, that replica.
         hosted: Whether Python runs the body of an `rx.function`, and each run in it is compiled.
-        tapes: The gradient tapes that record, the outermost first.
-        journal: What an eager run has changed, to be undone if it does not end.
+        tapes: The recording gradient tapes, outermost first.
+        journal: The old values of variables that an eager run has written, for rollback.
     """
 
     strategy: StrategyBase | None = None
@@ -51,18 +51,18 @@ _open_scopes: ContextVar[tuple[Any, ...]] = ContextVar("replicax_open_scopes", d
 
 
 def current() -> Frame:
-    """The frame of the code that runs now."""
+    """Return the frame of the running code."""
     return _frame.get()
 
 
 def in_replica() -> bool:
-    """Whether the code is one replica's own, or cross-replica code inside a compiled replica."""
+    """Whether the code belongs to one replica, including cross-replica code in its trace."""
     frame = current()
     return frame.replica is not None or frame.body is not None
 
 
 def entered(**changes: Any) -> AbstractContextManager[Frame]:
-    """The current frame with some fields changed, until the block ends."""
+    """Return a context manager that changes some fields of the current frame."""
     return _Entered(changes)
 
 
@@ -83,10 +83,10 @@ class _Entered(AbstractContextManager[Frame]):
 
 
 def within(fn: Callable[[], Any], **changes: Any) -> Any:
-    """``fn()`` in the current frame with some fields changed.
+    """Call `fn` with some fields of the current frame changed.
 
-    Unlike at the end of a block, whose own code a signal may interrupt, the frame is put back
-    whatever happens: by one call into C, and also if blocks inside were left without their end.
+    Unlike the exit of a context manager, which a signal handler may interrupt, the frame is always
+    restored: by a single call into C, and even if blocks inside were left without their exit.
     """
     before = _frame.get()
     try:
@@ -97,12 +97,12 @@ def within(fn: Callable[[], Any], **changes: Any) -> Any:
 
 
 def set_default(strategy: StrategyBase) -> None:
-    """Name the strategy that is there when no other is; called once, by its module."""
+    """Register the default strategy; called once, by the module that defines it."""
     _program["default"] = strategy
 
 
 def get_strategy() -> Strategy:
-    """The strategy of the current scope, or the default one.
+    """Return the strategy of the current scope, or the default one.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -116,25 +116,25 @@ def get_strategy() -> Strategy:
 
 
 class Attributes:
-    """Plain attributes of a library's objects, which a trace bakes into its program.
+    """Versions of plain Python attributes of a library's objects, which traces capture.
 
-    Every state that they were in has a number; one that comes back has its number again, so that
-    a model which is switched between training and evaluation has a program for each.
+    Every combination of values gets a number, and gets the same number when it recurs: a model
+    that is switched between training and evaluation keeps one program for each.
     """
 
     def __init__(self) -> None:
-        self.last = ""  # the attribute that was changed last
+        self.last = ""  # the attribute that was changed last, for messages
         self._number: int | None = 0
         self._numbers: dict[frozenset[Any], int] = {frozenset(): 0}
         self._owners: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._changed: dict[tuple[int, str], Any] = {}
         self._first: dict[tuple[int, str], Any] = {}
         self._counter = itertools.count(1)
-        self._room = 64  # how many objects are remembered before the dead ones are forgotten
+        self._room = 64  # how many objects to track before dead ones are dropped
         self._lock = threading.RLock()
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
-        """An attribute of an object changes."""
+        """Record that an attribute of `owner` changes from `old` to `new`."""
         before, after = _mark(old), _mark(new)
         if before == after:
             return
@@ -148,7 +148,7 @@ class Attributes:
             self._number = None
 
     def number(self) -> int:
-        """The number of the state that they are in."""
+        """Return the number of the current combination of values."""
         number = self._number
         if number is None:
             with self._lock:
@@ -157,7 +157,7 @@ class Attributes:
         return number
 
     def _owner(self, owner: Any) -> int:
-        """A number that no other object has, or will have."""
+        """Return a number that is never used for another object, unlike `id`."""
         known = self._owners.get(id(owner))
         if known is None or known[0]() is not owner:
             known = self._owners[id(owner)] = weakref.ref(owner), next(self._counter)
@@ -166,7 +166,7 @@ class Attributes:
         return known[1]
 
     def _forget(self) -> None:
-        """States that differ in dead objects alone are one."""
+        """Drop dead objects, and merge the combinations that differed only in them."""
         self._owners = {i: o for i, o in self._owners.items() if o[0]() is not None}
         self._room = 2 * len(self._owners) + 64
         alive = {number for _, number in self._owners.values()}
@@ -183,7 +183,7 @@ class Attributes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Same:
-    """An object that is only equal to itself, whatever it says of it."""
+    """A wrapper that compares by identity, whatever the value's `__eq__` is."""
 
     value: Any
 
@@ -205,10 +205,10 @@ attributes = Attributes()
 
 
 def whereabouts() -> tuple[Any, bool, int]:
-    """Where the same Python means the same.
+    """Return the part of a program's cache key that depends on the context.
 
     Returns:
-        The current strategy, whether no replica runs, and the state of all plain attributes.
+        The current strategy, whether the context is cross-replica, and `attributes.number()`.
     """
     frame = _frame.get()
     strategy = frame.strategy or _program.get("set") or _program["default"]
@@ -226,10 +226,10 @@ def has_strategy() -> bool:
 
 
 def get_replica_context() -> ReplicaContext | Any:
-    """The context of the replica that runs, or None in cross-replica context.
+    """Return the context of the running replica, or None in cross-replica context.
 
-    Outside every scope it is the context of the default strategy's one replica. Type checkers know
-    its members; that it may be None they do not say, so that replica functions need no assertion.
+    Outside of any scope it is the context of the default strategy's only replica. The annotation
+    leaves out None on purpose, so that replica functions need no assertion.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -248,12 +248,12 @@ def get_replica_context() -> ReplicaContext | Any:
 
 
 def is_default(strategy: Any) -> bool:
-    """Whether ``strategy`` is the one that is there when no other is."""
+    """Whether `strategy` is the default strategy."""
     return strategy is _program["default"]
 
 
 def in_cross_replica_context() -> bool:
-    """Whether code that runs now sees all replicas at once.
+    """Whether the running code is in cross-replica context.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -265,7 +265,7 @@ def in_cross_replica_context() -> bool:
 
 
 def experimental_set_strategy(strategy: Any) -> None:
-    """Make ``strategy`` the current one for the rest of the program; None for the default.
+    """Make ``strategy`` the current one for the rest of the program; None restores the default.
 
     Raises:
         RuntimeError: Inside a scope.
@@ -292,7 +292,7 @@ def experimental_set_strategy(strategy: Any) -> None:
 
 @contextmanager
 def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
-    """Make ``strategy`` the ambient one, in cross-replica context, until the block ends."""
+    """Make `strategy` the ambient one in the block, in cross-replica context."""
     frame = current()
     if frame.replica is not None and not is_default(frame.replica.strategy):
         raise ScopeError(
@@ -305,7 +305,7 @@ def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
             f"Cannot enter the scope of the strategy {strategy} inside a scope of another one,"
             f" {outer}. Leave that scope first; a program may use both, one after the other."
         )
-    if is_default(strategy):  # it is what surrounds everything, in and out of its scope
+    if is_default(strategy):  # it is always current outside of other scopes
         yield strategy
         return
     with entered(strategy=strategy, replica=None):
@@ -313,7 +313,7 @@ def strategy_scope(strategy: StrategyBase) -> Iterator[StrategyBase]:
 
 
 class Scope(ContextDecorator, Generic[_S]):
-    """The scope of a strategy as an object, which may be entered again, also inside itself."""
+    """The scope of a strategy as a reentrant context manager."""
 
     def __init__(self, strategy: _S) -> None:
         self._strategy = strategy
@@ -325,8 +325,8 @@ class Scope(ContextDecorator, Generic[_S]):
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
-        # Scopes of one strategy inside each other are alike: the innermost ends, whichever object
-        # is left first, as in TensorFlow.
+        # Nested scopes of one strategy are interchangeable: the innermost one ends, whichever
+        # object is exited first, as in TensorFlow.
         scopes = _open_scopes.get()
         if not scopes or scopes[-1][0] is not self._strategy:
             inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
@@ -343,7 +343,7 @@ def _ambient(frame: Frame) -> Any:
 
 
 def require_cross_replica(strategy: object, verb: str) -> None:
-    """Refuse a verb that needs to see all replicas.
+    """Raise unless the running code is in the cross-replica context of `strategy`.
 
     Raises:
         ScopeError: Inside a replica function, or inside another strategy's scope.

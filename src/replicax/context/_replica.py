@@ -1,4 +1,4 @@
-"""ReplicaContext: what a replica function can ask and do."""
+"""`ReplicaContext`: the interface of a replica function to its replica and the other replicas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Options = CommunicationOptions | None
 
 
 class Link(Protocol):
-    """How one replica reaches the others: alone, in threads, or in compiled code."""
+    """The connection of one replica to the others: none, between threads, or in compiled code."""
 
     @property
     @abstractmethod
@@ -40,20 +40,20 @@ class Link(Protocol):
     @property
     @abstractmethod
     def has_rows(self) -> bool:
-        """Whether this replica was given any rows of the batch."""
+        """Whether this replica has any rows of the batch."""
 
     @property
     @abstractmethod
     def position(self) -> int | None:
-        """Which of this process's replicas this is; None in code that is the same for all."""
+        """This replica's index in this process; None in code that is the same for all."""
 
     @abstractmethod
     def replica_id(self) -> Any:
-        """This replica's number."""
+        """Return this replica's number."""
 
     @abstractmethod
     def device(self) -> jax.Device:
-        """Where this replica computes; the first replica's device in compiled code."""
+        """Return the device of this replica; in compiled code, of the first replica."""
 
     @abstractmethod
     def all_reduce(
@@ -63,21 +63,21 @@ class Link(Protocol):
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """Each leaf, combined over all replicas, which must have values of the same structure."""
+        """Return each leaf reduced over all replicas, whose structures must be the same."""
 
     @abstractmethod
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
     ) -> jax.Array:
-        """All replicas' values, joined along ``axis``."""
+        """Return all replicas' values concatenated along `axis`."""
 
     @abstractmethod
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
-        """``fn`` called once, in cross-replica context."""
+        """Call `fn` once for all replicas, in cross-replica context."""
 
 
 class ReplicaContext:
-    """The replica that runs, inside a function given to `Strategy.run`.
+    """The running replica, inside a function passed to `Strategy.run`.
 
     Get it with `rx.distribute.get_replica_context()`.
 
@@ -99,12 +99,12 @@ class ReplicaContext:
 
     @property
     def strategy(self) -> StrategyBase:
-        """The strategy whose replica this is."""
+        """The strategy of this replica."""
         return self._strategy
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """How many replicas run this function."""
+        """The number of replicas that run this function."""
         return self._strategy.num_replicas_in_sync
 
     @property
@@ -114,17 +114,17 @@ class ReplicaContext:
 
     @property
     def across(self) -> Across:
-        """How code that is compiled for this replica reaches the others."""
+        """The collectives with which code compiled for this replica reaches the others."""
         return self._link.across
 
     @property
     def has_rows(self) -> bool:
-        """Whether this replica was given any rows of a batch that is short for some."""
+        """Whether this replica has any rows of a batch that is short for some."""
         return self._link.has_rows
 
     @property
     def position(self) -> int | None:
-        """Which of this process's replicas this is; None in code that is compiled for all."""
+        """This replica's index in this process; None in code that is compiled for all."""
         return self._link.position
 
     @property
@@ -162,19 +162,19 @@ class ReplicaContext:
     def all_reduce(
         self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Combine a value of every replica; all get the result. It can be differentiated.
+        """Reduce a value over all replicas; all get the result. It is differentiable.
 
         Args:
-            reduce_op: SUM or MEAN, as the enumeration or as text.
+            reduce_op: SUM or MEAN, as an enum member or a string.
             value: An array, or a structure of arrays that has the same shapes on all replicas.
-                Of `rx.IndexedSlices` the rows of all replicas are joined.
-            options: How to pack and move the data.
+                For `rx.IndexedSlices` the rows of all replicas are concatenated.
+            options: How to pack and transfer the data.
 
         Returns:
             The same structure, equal on all replicas.
 
         Raises:
-            ValueError: If there is no such op.
+            ValueError: If the op is unknown.
             TypeError: If a leaf is not an array.
 
         Example:
@@ -216,15 +216,15 @@ class ReplicaContext:
     def all_gather(self, value: Any, axis: int, options: _Options = None) -> Any: ...
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Join a value of every replica along an axis; all get the result.
+        """Concatenate a value of every replica along an axis; all get the result.
 
         Args:
-            value: An array of at least one axis, or a structure of them.
-            axis: Where to join; sizes may differ there in eager code.
-            options: How to move the data.
+            value: An array of at least one axis, or a structure of such arrays.
+            axis: The axis along which to concatenate; sizes may differ there in eager code.
+            options: How to transfer the data.
 
         Raises:
-            ValueError: If the axis does not exist, or other sizes differ.
+            ValueError: If the axis does not exist, or sizes differ along another axis.
             NotImplementedError: For `rx.IndexedSlices`, as in TensorFlow.
 
         Example:
@@ -264,9 +264,8 @@ class ReplicaContext:
     ) -> Any:
         """Call ``merge_fn(strategy, *args, **kwargs)`` once for all replicas.
 
-        It runs in cross-replica context and sees each argument as a per-replica value; what it
-        returns is handed out to the replicas component by component. A gradient tape does not look
-        into it.
+        It runs in cross-replica context and sees each argument as a per-replica value; its result
+        is split into components, one for each replica. A gradient tape does not record it.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -282,7 +281,7 @@ class ReplicaContext:
             return self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
         with entered(tapes=()), unrecorded():
             result = self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
-            # What a tape recorded ends here, also for what merge_fn hands on.
+            # Copies cut the connection to the tape, also for arguments that merge_fn returns.
             new = lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x  # noqa: E731
             return jax.tree.map(new, result, is_leaf=is_opaque)
 
@@ -299,11 +298,11 @@ class ReplicaContext:
             )
 
 
-identify(ReplicaContext, type)  # each replica has its own
+identify(ReplicaContext, type)  # each replica has its own object; they count as the same
 
 
 def _shown(treedef: Any) -> str:
-    """Return a structure as text, to be compared between replicas; empty for a single leaf."""
+    """Return a structure as text, to compare between replicas; "" for a single leaf."""
     return "" if treedef == jax.tree.structure(0) else str(treedef)
 
 
@@ -312,7 +311,7 @@ def _is_one(x: Any) -> bool:
 
 
 def as_array(x: Any, verb: str) -> jax.Array:
-    """``x`` as an array for ``verb``.
+    """Return `x` as an array for the method `verb`.
 
     Raises:
         TypeError: If it has no numeric value.

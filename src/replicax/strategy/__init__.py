@@ -1,4 +1,4 @@
-"""Strategies: the verbs, written once against a topology, and the topologies.
+"""Strategies: their methods, written once against a topology, and the classes of `tf.distribute`.
 
-Layer: above ``input`` and ``function``.
+Layer: above ``input`` and ``functions``.
 """

@@ -1,4 +1,4 @@
-"""StrategyBase: every verb, written once against the topology."""
+"""`StrategyBase`: all strategy methods, written once against the topology."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ live_strategies: weakref.WeakSet[StrategyBase] = weakref.WeakSet()
 
 
 class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
-    """What `rx.distribute.Strategy` and its v1 form have in common."""
+    """The common base class of `rx.distribute.Strategy` and its v1 form."""
 
-    # Whether a run is compiled also where Python runs op by op.
+    # Whether `run` is compiled even in eager code.
     compiles_runs = False
-    # Whether every worker has a program of its own.
+    # Whether every worker runs its own program.
     between_graph = False
 
     def __init__(
@@ -80,44 +80,44 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
 
     @property
     def topology(self) -> Topology | None:
-        """Which devices make which replicas; None for the default strategy."""
+        """The topology: which devices form which replica; None for the default strategy."""
         return self._topology
 
     @property
     def cross_device_ops(self) -> CrossDeviceOps:
-        """How values of several replicas are combined."""
+        """The algorithm that combines values of several replicas."""
         return self._ops
 
     @property
     def extended(self) -> StrategyExtended:
-        """Verbs for libraries: reductions with destinations, updates of single copies."""
+        """Methods for libraries: reductions with destinations, updates of single copies."""
         return self._extended
 
     @property
     def wraps_single(self) -> bool:
-        """Whether values are per-replica values even if there is one replica."""
+        """Whether values are per-replica values even with a single replica."""
         return self._topology is not None
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Over how many replicas gradients are added up."""
+        """The number of replicas over which gradients are aggregated."""
         topology = self.topology
         return topology.num_replicas if topology else 1
 
     @property
     def cluster_resolver(self) -> Any:
-        """The cluster that a multi-worker strategy runs in; None for the others."""
+        """The cluster of a multi-worker strategy; None for the others."""
         return None
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one of all workers that writes files."""
+        """Whether this process is the chief, which writes files for all workers."""
         return True
 
     def scope(self) -> Scope[Self]:
         """Make this strategy current: variables created in the block are distributed.
 
-        It belongs to the current thread, and distributes no computation by itself; `run` does.
+        The scope belongs to the current thread. It does not distribute computation; `run` does.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -200,19 +200,19 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
     ) -> Any:
         """Call ``fn`` on every replica.
 
-        Inside an `rx.function`, or if ``fn`` is one, the replicas are one compiled program.
-        Otherwise they are plain Python, op by op, where prints and breakpoints work.
+        Inside an `rx.function`, or if ``fn`` is one, the replicas are compiled to one program.
+        Otherwise they run as plain Python, op by op, where prints and breakpoints work.
 
         Args:
             fn: Called in replica context; see `rx.distribute.get_replica_context`.
-            args: Its arguments. Of a distributed value, also deep in a structure, each replica
-                gets its component; other values are passed as they are.
+            args: Its arguments. Of a distributed value, at any depth of a structure, each replica
+                gets its component; other values are passed unchanged.
             kwargs: Its keyword arguments.
-            options: Accepted; they matter to `TPUStrategy` only.
+            options: Accepted; only `TPUStrategy` uses them.
 
         Returns:
-            The structure that ``fn`` returned, with per-replica values in it; Python values that
-            all replicas agree on stay as they are, and with one replica all do.
+            The structure that ``fn`` returned, with per-replica values as leaves. Python values
+            that are equal on all replicas stay plain, and with one replica all values do.
 
         Raises:
             RuntimeError: Inside a replica function.
@@ -247,11 +247,11 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
     def gather(self, value: Any, axis: int) -> Any: ...
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Join the components of a per-replica value along an axis.
+        """Concatenate the components of a per-replica value along an axis.
 
         Args:
-            value: What `run` returned.
-            axis: Where to join; the components may differ in size there.
+            value: A result of `run`.
+            axis: The axis along which to concatenate; the components may differ in size there.
 
         Raises:
             RuntimeError: Inside a replica function.
@@ -276,12 +276,12 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]: ...
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
-        """The components of a value that this process's replicas hold.
+        """Return the components of a value that belong to this process's replicas.
 
         Args:
-            value: A distributed value, a variable, or a structure of them, which gives one
-                structure for each replica; a value that is not distributed is its own only
-                result.
+            value: A distributed value, a variable, or a structure of them, for which one
+                structure per replica is returned; a value that is not distributed is its own
+                only result.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -297,20 +297,20 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         if leaves and jax.tree_util.treedef_is_leaf(treedef):
             return parts[0]
         count = max(map(len, parts), default=1)
-        if count == 1 and self.wraps_single:  # nothing in it is distributed
+        if count == 1 and self.wraps_single:  # the structure contains no distributed value
             count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
         return tuple(closed(jax.tree.unflatten(treedef, row)) for row in rows)
 
     def update_config_proto(self, config_proto: Any) -> Any:
-        """A copy of a v1 session configuration, changed to fit this strategy.
+        """Return a copy of a v1 session configuration, adapted to this strategy.
 
-        There are no sessions here; it is kept so that v1 programs need no change.
+        There are no sessions here; the method exists so that v1 programs need no change.
         """
         return self._configured(config_proto)
 
     def reduce_value(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
-        """What ``reduce`` does, in its v1 and its current form."""
+        """Implement ``reduce``, in its v1 and its current form."""
         require_cross_replica(self, "reduce")
         op = ReduceOp.parse(reduce_op)
         with strategy_scope(self):
@@ -343,13 +343,13 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         value = value_of(value)
         if axis is None:
             return plain_reduction(op, value, self.num_replicas_in_sync)
-        # Every replica holds the value, and reduces it over the axis for itself.
+        # Every replica has the same value, and reduces it over the axis.
         same = pieces([jnp.asarray(value)] * len(topology.own), topology)
         return reduce_value(op, same, axis, topology)
 
     @property
     def devices_or_default(self) -> Topology:
-        """The topology; for the default strategy, the device where JAX computes."""
+        """The topology; for the default strategy, JAX's default device."""
         return self.topology or Topology((jax.local_devices()[0],))
 
     def _configured(self, config_proto: Any) -> Any:

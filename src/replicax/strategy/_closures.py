@@ -1,8 +1,8 @@
-"""Closures of replica functions: the arrays that they hold become inputs of the program.
+"""Closures of replica functions: the arrays that they capture become inputs of the program.
 
-Lists and dictionaries stay the objects that they are: while the function is traced, the inputs
-stand in the places of the arrays. So a function that appends to a list which it closes over appends
-to that list, as without a strategy.
+Lists and dictionaries keep their identity: while the function is traced, tracers temporarily
+replace the arrays inside them. A function that appends to a captured list therefore appends to that
+list, as it would without a strategy.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from replicax.values._per_replica import is_distributed, is_opaque
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SCALARS = (bool, int, float, complex, str, bytes, type(None))
 _INPUT = "an input"
-_UNSET = object()  # the content of a cell whose name was not given a value yet
+_UNSET = object()  # the content of a cell whose name has no value yet
 
 
 class Closure(NamedTuple):
-    """A function, and what it holds itself: arrays, which are inputs, and the rest.
+    """A function with the values it captures, split into arrays (inputs) and the rest.
 
     Attributes:
         fn: The function.
-        place: Equal for functions that the same line of code made, holding arrays in the same
-            places.
-        arrays: What becomes an input.
-        statics: Everything else that it holds.
+        place: Equal for functions defined by the same line of code that capture arrays in the
+            same places.
+        arrays: The captured arrays, which become inputs.
+        statics: All other captured objects.
     """
 
     fn: Callable[..., Any]
@@ -45,7 +45,7 @@ class Closure(NamedTuple):
 
     @classmethod
     def of(cls, fn: Callable[..., Any]) -> Closure:
-        """Take ``fn`` apart."""
+        """Split `fn` into its code, captured arrays and other captured objects."""
         if isinstance(fn, MethodType):
             held = [Edge("function", fn.__func__), Edge("self", fn.__self__)]
             return cls(fn, ("method", fn.__func__), [], held)
@@ -61,22 +61,22 @@ class Closure(NamedTuple):
         return cls(fn, (fn.__code__, id(fn.__globals__), outlines), found.arrays, statics)
 
     def edges(self) -> list[Edge]:
-        """Where the function leads, but for its inputs."""
+        """Return the references of the function other than its inputs."""
         fn = self.fn
         if not isinstance(fn, FunctionType):
             return self.statics
-        # Its code and its globals, without what its closure holds.
+        # A copy of the function with its code and globals, but an empty closure.
         empty = tuple(CellType(None) for _ in fn.__code__.co_freevars)
         bare = FunctionType(fn.__code__, fn.__globals__, fn.__name__, None, empty)
         return [Edge(fn.__name__, bare), *self.statics]
 
     @contextmanager
     def filled(self, arrays: list[Any]) -> Iterator[Callable[..., Any]]:
-        """Yield the function with other arrays in it, until the block ends.
+        """Yield the function with `arrays` in place of its captured arrays, within the block.
 
         Raises:
-            TracingError: If the function changed a pytree node of a class of its own, which is
-                rebuilt around the inputs.
+            TracingError: If the function changed a pytree node of a custom class, of which it only
+                has a copy.
         """
         fn = self.fn
         if not arrays or not isinstance(fn, FunctionType):
@@ -94,7 +94,7 @@ class Closure(NamedTuple):
             made.__kwdefaults__ = fn.__kwdefaults__
             yield made
             for cell, mine, new in zip(cells, own, given, strict=True):
-                if mine is not cell and content(mine) is not new:  # `nonlocal` gave it a new value
+                if mine is not cell and content(mine) is not new:  # assigned through `nonlocal`
                     cell.cell_contents = content(mine)
             put.check(fn.__name__)
         finally:
@@ -102,7 +102,7 @@ class Closure(NamedTuple):
 
 
 def content(cell: CellType) -> Any:
-    """Return the value of a closed-over name, or a mark for one that has no value yet."""
+    """Return the value of a captured name, or `_UNSET` if it has none yet."""
     try:
         return cell.cell_contents
     except ValueError:
@@ -114,7 +114,7 @@ def _is_input(x: Any) -> bool:
 
 
 def _is_node(x: Any) -> bool:
-    """Whether ``x`` is a pytree node of another class than Python's containers, with arrays."""
+    """Whether `x` is a pytree node with arrays, other than one of Python's containers."""
     if is_opaque(x) or isinstance(x, (*_SCALARS, list, tuple, dict)):
         return False
     if jax.tree_util.all_leaves([x]):
@@ -123,7 +123,7 @@ def _is_node(x: Any) -> bool:
 
 
 def _items(x: Any) -> list[tuple[Any, Any]] | None:
-    """Return the keys and items of one of Python's containers; None for anything else."""
+    """Return the keys and items of a Python container; None for any other object."""
     if type(x) in _MAPPINGS:
         return list(x.items())
     if type(x) is list or type(x) is tuple or (isinstance(x, tuple) and hasattr(x, "_fields")):
@@ -132,7 +132,7 @@ def _items(x: Any) -> list[tuple[Any, Any]] | None:
 
 
 class _Found:
-    """The arrays that a closure holds, and the rest of it."""
+    """Collects the arrays that a closure captures, and its other objects."""
 
     def __init__(self) -> None:
         self.arrays: list[Any] = []
@@ -140,7 +140,7 @@ class _Found:
         self._seen: dict[int, int] = {}
 
     def take(self, name: str, x: Any) -> Any:
-        """Take the value of a closed-over name; return an outline of where arrays are in it."""
+        """Add the value of a captured name; return an outline of where arrays are in it."""
         arrays, statics, seen = len(self.arrays), len(self.statics), dict(self._seen)
         outline = self._outline(name, x)
         if len(self.arrays) > arrays or x is _UNSET:
@@ -170,7 +170,7 @@ class _Found:
 
 
 class _Put:
-    """Inputs in the places of a closure's arrays."""
+    """Places inputs where a closure's arrays are, and restores the arrays afterwards."""
 
     def __init__(self, arrays: list[Any], inputs: list[Any]) -> None:
         self._left = list(zip(arrays, inputs, strict=True))[::-1]
@@ -179,7 +179,7 @@ class _Put:
         self._nodes: list[tuple[Any, Any]] = []
 
     def into(self, x: Any) -> Any:
-        """Return ``x`` with inputs in place of its arrays; lists and dictionaries are changed."""
+        """Return `x` with inputs in place of its arrays; lists and dicts are changed in place."""
         if self._left and self._left[-1][0] is x:
             new = self._left.pop()[1]
             if not _is_input(x):
@@ -205,14 +205,14 @@ class _Put:
         return x
 
     def restore(self) -> None:
-        """Put the arrays back where the function left the inputs."""
+        """Put the arrays back wherever the function left the inputs."""
         for container, old, new in self._replaced:
             for key, item in _items(container) or ():
                 if item is new:
                     container[key] = old
 
     def check(self, name: str) -> None:
-        """Refuse changes of nodes that were rebuilt, which would be lost."""
+        """Refuse changes of rebuilt nodes, which would be lost."""
         for node, before in self._nodes:
             if not _is_same(before, _state(node)):
                 raise TracingError(

@@ -1,4 +1,4 @@
-"""run in compiled code: PerReplica -> one program on every replica's piece -> PerReplica."""
+"""`Strategy.run` in compiled code: one program, mapped over the replicas' pieces."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,7 +38,7 @@ _OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 def run_compiled(
     context: ReplicaContext, topology: Topology, fn: Callable[..., Any], args: Any, kwargs: Any
 ) -> Any:
-    """Call ``fn`` on every replica, inside a function that is being traced."""
+    """Call `fn` on every replica, inside a function that is being traced."""
     outside = level()
     outside.uses(topology, context.strategy)
     with entered(strategy=context.strategy):
@@ -50,7 +50,7 @@ def run_compiled(
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The arguments of a run: arrays with their specs, and the rest as it is."""
+    """The arguments of a run: arrays with their partition specs, and static leaves."""
 
     leaves: list[Any]
     treedef: Any
@@ -71,7 +71,7 @@ class _Inputs:
         return cls(leaves, treedef, arrays, specs, places)
 
     def rebuild(self, pieces: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments that one replica sees."""
+        """Return the arguments of one replica, given its pieces of the arrays."""
         leaves = list(map(local_piece, self.leaves))
         for place, spec, piece in zip(self.places, self.specs, pieces, strict=True):
             leaves[place] = piece[0] if spec == _OWN else piece
@@ -115,7 +115,7 @@ def _is_one_object(values: Sequence[Any]) -> bool:
 
 
 class _Body:
-    """The replica function: its trace, and the structure that it returned."""
+    """The replica function: traces it, and keeps the structure of its result."""
 
     def __init__(self, context: ReplicaContext, fn: Callable[..., Any], inputs: _Inputs) -> None:
         self._context = context
@@ -125,7 +125,7 @@ class _Body:
         self._static: list[Any] = []
 
     def trace(self, topology: Topology) -> "_Traced":
-        """Trace it once, for all replicas."""
+        """Trace the function once, for all replicas."""
         inner = TraceLevel(in_replica=True)
         own: list[Cell] = []
         same: list[Cell] = []
@@ -153,7 +153,7 @@ class _Body:
         return _Traced(lifted, (own, same), topology)
 
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
-        """What run returns: the structure, with a per-replica value for each array."""
+        """Return the result of the run: the structure, with a per-replica value for each array."""
         rest = iter(outs)
         leaves = [result(next(rest)) if kept is _ARRAY else kept for kept in self._static]
         return closed(jax.tree.unflatten(self._treedef, leaves))
@@ -193,7 +193,7 @@ class _Traced:
             lifted.jaxpr,
             [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
         )
-        # What is provably the same on all replicas, as functional state is, stays one array.
+        # Outputs that are provably equal on all replicas, such as functional state, stay one array.
         whole = topology.is_whole and topology.cores == 1
         self._alike = [i for i in range(self._num_outs) if whole and not varying[i]]
         self._suspects = [
@@ -203,19 +203,19 @@ class _Traced:
         ]
         given = [None] * len(self._in_specs) + [self._cut(c) for c in self._reads]
         kept = [None] * self._num_outs + [self._cut(c) for c in self._writes]
-        for i in self._suspects:  # compared whole, and cut then
+        for i in self._suspects:  # compared as whole arrays, and sliced afterwards
             kept[self._num_outs + i] = None
         self._call = on_parts(lifted.jaxpr, given, kept)
 
     def _cut(self, cell: Cell) -> Cut | None:
-        """How these replicas hold parts of a variable; None if each has all of it."""
+        """Return the layout of a variable sharded over these replicas; None for other variables."""
         return cell.cut if cell.topology == self._topology else None
 
     def _spec(self, cell: Cell) -> PartitionSpec:
         return _OWN if cell.per_replica or self._cut(cell) is not None else _SAME
 
     def run(self, outside: Level) -> list[Stacked | Joined]:
-        """Run it on every replica; its outputs, with its writes done outside."""
+        """Run the function on every replica, apply its writes to `outside`; return its outputs."""
         reads, writes, suspects = self._reads, self._writes, self._suspects
         topology, first_write = self._topology, self._num_outs
         alike = set(self._alike)
@@ -258,7 +258,7 @@ class _Traced:
         return forms
 
     def _held(self, outside: Level, cell: Cell) -> Any:
-        """What a variable holds outside, as the replicas take it."""
+        """Return the value of a variable at level `outside` in the form that the replicas take."""
         value = outside.read(cell)
         is_elsewhere = cell.sharded and cell.topology != self._topology
         return value if is_elsewhere else as_input(value, cell)

@@ -1,15 +1,11 @@
-"""The verbs about devices: how a strategy is described, its mesh, and logical devices of a replica.
+"""Strategy methods about devices.
 
-Described: a strategy, in words.
-
-Bridges to hand-written JAX: a strategy's mesh, and distributed values as global arrays.
-
-Nothing is copied on the way: they are the arrays that compiled steps take and give.
-
-The verbs about logical devices: how a value lies on the devices of one replica.
-
-They are annotations: no number changes. What changes is which device holds and computes which
-part, by XLA's partitioner, which also puts in the communication that this takes.
+- `Described`: a description of a strategy for people.
+- `Bridges`: the mesh of a strategy, and distributed values as global arrays, for use in plain JAX
+  code. Nothing is copied: these are the arrays that compiled steps take and return.
+- `LogicalDeviceVerbs`: the sharding of a value over the devices of one replica. The methods are
+  annotations that change no result; XLA's partitioner decides which device holds and computes which
+  shard, and inserts the communication.
 """
 
 from __future__ import annotations
@@ -43,29 +39,29 @@ from replicax.values._placement import WHOLE, is_traced, private
 
 
 class Described:
-    """What a strategy says of itself."""
+    """Methods that describe a strategy."""
 
     variable_policy: str
 
     @property
     @abstractmethod
     def topology(self) -> Topology | None:
-        """Which devices make which replicas; None for the default strategy."""
+        """The topology: which devices form which replica; None for the default strategy."""
 
     @property
     @abstractmethod
     def devices_or_default(self) -> Topology:
-        """The topology; for the default strategy, the device where JAX computes."""
+        """The topology; for the default strategy, JAX's default device."""
 
     @property
     @abstractmethod
     def cross_device_ops(self) -> CrossDeviceOps:
-        """How values of several replicas are combined."""
+        """The algorithm that combines values of several replicas."""
 
     def describe(self) -> Sheet:
-        """Devices, replicas, workers, mesh and policies, for a person.
+        """Describe devices, replicas, workers, mesh and policies.
 
-        It prints as text; `rich.print` draws it with colours, a notebook as a table.
+        The result prints as text; `rich.print` shows it in colour, a notebook as a table.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -132,16 +128,16 @@ def _own_process(topology: Topology) -> int:
 
 
 class Bridges:
-    """The mesh, and values as arrays over it."""
+    """The mesh of a strategy, and distributed values as arrays over it."""
 
     @property
     @abstractmethod
     def devices_or_default(self) -> Topology:
-        """Which devices make which replicas."""
+        """The topology: which devices form which replica."""
 
     @property
     def mesh(self) -> Mesh:
-        """The devices as JAX sees them: an axis ``"replica"``, then those of logical devices.
+        """The devices as a JAX mesh: an axis ``"replica"``, then the axes of logical devices.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -151,12 +147,12 @@ class Bridges:
         return self.devices_or_default.mesh
 
     def array(self, value: Any) -> jax.Array:
-        """A distributed value or a variable as one array over `mesh`, without a copy.
+        """Return a distributed value or a variable as one array over `mesh`, without a copy.
 
         Args:
             value: A per-replica value of equal shapes, which gives an array with a row for each
-                replica, cut over the axis ``"replica"``; or what is the same on all replicas, such
-                as a variable, which gives the replicated array.
+                replica, sharded over the axis ``"replica"``; or a value that is equal on all
+                replicas, such as a variable, which gives the replicated array.
 
         Raises:
             TypeError: If it is neither.
@@ -190,14 +186,14 @@ class Bridges:
             return form.array if isinstance(form, Joined) else stacked_array(value, topology)
 
     def per_replica(self, array: jax.Array) -> PerReplica:
-        """The per-replica value whose components are the rows of an array; see `array`.
+        """Return the per-replica value whose components are the rows of an array; see `array`.
 
         Args:
-            array: Its first axis is as long as there are replicas. If it is cut over the axis
-                ``"replica"`` of `mesh`, nothing is copied.
+            array: An array whose first axis has one entry per replica. If it is sharded over the
+                axis ``"replica"`` of `mesh`, nothing is copied.
 
         Raises:
-            ValueError: If its first axis is not that long.
+            ValueError: If its first axis has another size.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -220,7 +216,7 @@ class Bridges:
 
 def _of_cell(cell: Any) -> jax.Array:
     where = level()
-    seen: Any = where.read(cell)  # which notes that the array is in other hands now
+    seen: Any = where.read(cell)  # also marks the array as shared, so it is not donated
     if isinstance(where, Storage):
         held: jax.Array = cell.array()
         return held
@@ -228,29 +224,29 @@ def _of_cell(cell: Any) -> jax.Array:
 
 
 class LogicalDeviceVerbs:
-    """Split, replicate and assign over logical devices; for `TPUStrategy`."""
+    """Split, replicate and assign values over logical devices; for `TPUStrategy`."""
 
-    # Whether the replicas of this kind of strategy can own several devices.
+    # Whether replicas of this strategy can have several devices.
     has_logical_devices = False
 
     @property
     @abstractmethod
     def topology(self) -> Topology | None:
-        """Which devices make which replicas."""
+        """The topology: which devices form which replica."""
 
     def experimental_split_to_logical_devices(
         self, tensor: Any, partition_dimensions: Sequence[int]
     ) -> Any:
-        """Cut a value into parts, one on each logical device of a replica.
+        """Shard a value over the logical devices of a replica.
 
-        Inside a replica function or an `rx.function`, what is computed from the value is computed
-        in parts too. Outside, the returned array lies in parts on the devices; a variable made
-        from it keeps that layout, and a variable given here is laid out so and returned.
+        Inside a replica function or an `rx.function`, computations on the value are sharded too.
+        Outside, the returned array is sharded over the devices; a variable created from it keeps
+        that layout, and a variable passed here is resharded and returned.
 
         Args:
             tensor: An array, or a variable.
-            partition_dimensions: Into how many parts it is cut along each axis; their product is
-                the number of logical devices of a replica.
+            partition_dimensions: The number of shards along each axis; their product is the number
+                of logical devices of a replica.
 
         Returns:
             The same value, annotated.
@@ -277,7 +273,7 @@ class LogicalDeviceVerbs:
         return annotate(tensor, spec, topology)
 
     def experimental_replicate_to_logical_devices(self, tensor: Any) -> Any:
-        """Have the whole of a value on every logical device of a replica.
+        """Replicate a value over the logical devices of a replica.
 
         Args:
             tensor: An array, or a variable.
@@ -298,21 +294,21 @@ class LogicalDeviceVerbs:
         return annotate(tensor, WHOLE, topology)
 
     def experimental_assign_to_logical_device(self, tensor: Any, logical_device_id: int) -> Any:
-        """Have a value on one logical device of a replica.
+        """Place a value on one logical device of a replica.
 
-        XLA compiles one program for all devices (SPMD), in which no device can be left out: the
-        value is computed on every logical device, the wanted one among them. So this promises that
-        the device has the whole value, and not that the others are spared; to spread work, split.
+        XLA compiles one program for all devices (SPMD), which cannot leave out a device: the value
+        is computed on every logical device, including the requested one. So this guarantees that
+        the device has the whole value, not that the others do no work; to distribute work, split.
 
         Args:
             tensor: An array, or a variable.
-            logical_device_id: The number of the device, counted from 0.
+            logical_device_id: The number of the device, from 0.
 
         Returns:
             The same value, annotated.
 
         Raises:
-            ValueError: If a replica has no logical device of that number.
+            ValueError: If a replica has no logical device with that number.
             NotImplementedError: If this is not a `TPUStrategy`.
 
         Example:
@@ -341,7 +337,7 @@ class LogicalDeviceVerbs:
 
 
 def annotate(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
-    """``tensor``, laid out over the logical devices of each replica as ``spec`` says."""
+    """Return `tensor` with the sharding `spec` over the logical devices of each replica."""
     where = level()
     if isinstance(where, Storage) and not is_traced(tensor):
         return _placed(tensor, spec, topology)
@@ -349,7 +345,7 @@ def annotate(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
     if topology.cores == 1:
         return value
     where.uses(topology, "an annotation for logical devices")
-    # Inside the replicas' program its mesh is the one in force, and may be named by axes alone.
+    # Inside the replicas' program its mesh is already active, and a spec alone must be used.
     inside = REPLICA_AXIS in jax.sharding.get_abstract_mesh().manual_axes
     return jax.lax.with_sharding_constraint(value, spec if inside else topology.sharding(spec))
 

@@ -1,9 +1,4 @@
-"""The verbs that bring values to the replicas, and values that are there without them.
-
-Plain values in reductions: one value of each worker -> a per-replica value.
-
-The verbs that bring values to the replicas: datasets, and what a function makes for each.
-"""
+"""Strategy methods that distribute datasets and values, and plain values in reductions."""
 
 from __future__ import annotations
 
@@ -32,7 +27,7 @@ from replicax.values._reduce import is_slices
 
 
 def is_plain(value: Any) -> bool:
-    """Whether each worker has a value of its own in this place: no strategy knows of it."""
+    """Whether `value` belongs to no strategy, so that each worker has its own value of it."""
     value = value.values if is_slices(value) else value
     if isinstance(value, Distributed):
         return False
@@ -41,16 +36,16 @@ def is_plain(value: Any) -> bool:
 
 
 def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> PerReplica:
-    """A plain value as the per-replica value of its worker's replicas.
+    """Convert a plain value to a per-replica value, equal on the replicas of each worker.
 
     Args:
         value: A number, an array, or a variable that belongs to no strategy.
         topology: The replicas of all workers.
-        verb: What is done with it.
-        once: Whether it matters how many replicas of this worker hold it.
+        verb: The method that is called with it, for the message.
+        once: Whether the result depends on how many replicas of this worker hold it.
 
     Raises:
-        ValueError: If that matters, and there are several.
+        ValueError: If it does, and there are several.
     """
     count = len(topology.own)
     if once and count > 1:
@@ -76,7 +71,7 @@ else:
 
 @dataclass(frozen=True)
 class ValueContext:
-    """For which replica `experimental_distribute_values_from_function` asks for a value.
+    """The replica for which `experimental_distribute_values_from_function` needs a value.
 
     Example:
         >>> rx.distribute.experimental.ValueContext(1, 4).replica_id_in_sync_group
@@ -88,11 +83,11 @@ class ValueContext:
 
 
 class MultiStepContext:
-    """What the steps of `experimental_run_steps_on_iterator` hand out.
+    """Collects the outputs of the steps of `experimental_run_steps_on_iterator`.
 
     Attributes:
-        last_step_outputs: What `set_last_step_output` was told in the last step, by name.
-        non_tensor_outputs: What `set_non_tensor_output` was told, by name.
+        last_step_outputs: The values passed to `set_last_step_output` in the last step, by name.
+        non_tensor_outputs: The values passed to `set_non_tensor_output`, by name.
         run_op: None: the steps have run.
     """
 
@@ -105,7 +100,7 @@ class MultiStepContext:
     def set_last_step_output(
         self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
     ) -> None:
-        """Hand out a value, reduced over the replicas if ``reduce_op`` is given.
+        """Output a value, reduced over the replicas if ``reduce_op`` is given.
 
         Raises:
             ValueError: In a replica, without ``reduce_op``.
@@ -126,7 +121,7 @@ class MultiStepContext:
             )
 
     def set_non_tensor_output(self, name: str, output: Any) -> None:
-        """Hand out anything; in a replica, those of all replicas."""
+        """Output any object; in a replica, the objects of all replicas."""
         replica = get_replica_context()
         if replica is None:
             self.non_tensor_outputs[name] = output
@@ -143,28 +138,28 @@ T = TypeVar("T")
 
 
 class Unknown:
-    """The result of no function: to checkers, only one whose result is not known fits it."""
+    """A marker for overloads: type checkers match it only if a result type is unknown."""
 
 
 class Distributing:
-    """Datasets and values for each replica."""
+    """Strategy methods that distribute datasets and values."""
 
     _topology: Topology | None
 
     @property
     @abstractmethod
     def num_replicas_in_sync(self) -> int:
-        """Over how many replicas gradients are added up."""
+        """The number of replicas over which gradients are aggregated."""
 
     @property
     @abstractmethod
     def wraps_single(self) -> bool:
-        """Whether values are per-replica values even if there is one replica."""
+        """Whether values are per-replica values even with a single replica."""
 
     @property
     @abstractmethod
     def devices_or_default(self) -> Topology:
-        """Which devices make which replicas."""
+        """The topology: which devices form which replica."""
 
     @overload
     def experimental_distribute_dataset(
@@ -179,12 +174,12 @@ class Distributing:
     def experimental_distribute_dataset(
         self, dataset: Any, options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
-        """Divide the batches of a dataset over the replicas.
+        """Split the batches of a dataset over the replicas.
 
         Args:
             dataset: Batched by the global batch size: a `rx.data.Dataset`, another library's
                 dataset or loader, arrays, or any iterable of batches.
-            options: How elements travel.
+            options: How elements are transferred.
 
         Returns:
             A `DistributedDataset`; the default strategy returns the dataset itself.
@@ -215,15 +210,15 @@ class Distributing:
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
-        """Spread a dataset that you shard and batch yourself.
+        """Distribute a dataset that you shard and batch yourself.
 
         Args:
             dataset_fn: Called with an `InputContext` once for each worker; returns a dataset whose
                 elements are one replica's batches.
-            options: How elements travel.
+            options: How elements are transferred.
 
         Returns:
-            A `DistributedDataset`; of each step, every replica gets one element.
+            A `DistributedDataset`; in each step, every replica gets one element.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -251,7 +246,7 @@ class Distributing:
     def experimental_distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Any], options: InputOptions | None = None
     ) -> DistributedDataset[Any]:
-        """The older name of `distribute_datasets_from_function`."""
+        """Deprecated name of `distribute_datasets_from_function`."""
         return self.distribute_datasets_from_function(dataset_fn, options)
 
     @overload
@@ -272,11 +267,11 @@ class Distributing:
     def experimental_distribute_values_from_function(
         self, value_fn: Callable[[ValueContext], Any]
     ) -> Any:
-        """A per-replica value with a component of your own making for each replica.
+        """Return a per-replica value whose components ``value_fn`` returns.
 
         Args:
-            value_fn: Called with a `ValueContext` for each replica; what it returns is kept as it
-                is.
+            value_fn: Called with a `ValueContext` for each replica; its results are used
+                unchanged.
 
         Example:
             >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

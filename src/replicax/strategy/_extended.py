@@ -1,4 +1,4 @@
-"""StrategyExtended: verbs for libraries, as a thin view of a strategy."""
+"""`StrategyExtended`: strategy methods for libraries, as a thin view of a strategy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class StrategyExtended:
-    """More of a strategy, for those who write optimizers and other libraries.
+    """Additional methods of a strategy, for authors of optimizers and other libraries.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -52,18 +52,18 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """Whether the replicas' batches must have one shape: if each has several devices."""
+        """Whether the replicas' batches must have one shape; True if each has several devices."""
         topology = self._strategy.topology
         return topology is not None and topology.cores > 1
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Whether every worker has a program of its own, as multi-worker strategies have."""
+        """Whether every worker runs its own program, as with multi-worker strategies."""
         return self._strategy.between_graph
 
     @property
     def num_hosts(self) -> int:
-        """How many processes the replicas are in."""
+        """The number of processes that the replicas belong to."""
         topology = self._strategy.topology
         return 1 if topology is None else len({d.process_index for d in topology.devices})
 
@@ -74,12 +74,12 @@ class StrategyExtended:
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this process writes checkpoints; of several workers, the chief does."""
+        """Whether this process writes checkpoints; with several workers, only the chief does."""
         return self._strategy.is_chief
 
     @property
     def should_save_summary(self) -> bool:
-        """Whether this process writes summaries; of several workers, the chief does."""
+        """Whether this process writes summaries; with several workers, only the chief does."""
         return self._strategy.is_chief
 
     def call_for_each_replica(
@@ -88,7 +88,7 @@ class StrategyExtended:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The older name of `Strategy.run`."""
+        """Deprecated name of `Strategy.run`."""
         return self._strategy.run(fn, args, kwargs)
 
     def reduce_to(
@@ -98,13 +98,13 @@ class StrategyExtended:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Combine a per-replica value and put the result where it is wanted.
+        """Reduce a per-replica value and put the result at its destination.
 
         Args:
             reduce_op: SUM or MEAN.
             value: A per-replica value.
             destinations: A variable, a distributed value, a device's name or a list of names.
-            options: How to pack and move the data.
+            options: How to pack and transfer the data.
         """
         with self._cross_replica("reduce_to"):
             value = self._of_workers(reduce_op, value)
@@ -116,14 +116,14 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Combine several per-replica values at once; see `reduce_to`."""
+        """Reduce several per-replica values at once; see `reduce_to`."""
         with self._cross_replica("batch_reduce_to"):
             ops, pairs = self._strategy.cross_device_ops, value_destination_pairs
             pairs = [(self._of_workers(reduce_op, v), d) for v, d in checked_pairs(pairs)]
             return ops.batch_reduce(reduce_op, pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """The same value on all destinations."""
+        """Copy a value to all destinations."""
         with self._cross_replica("broadcast_to"):
             if current().body is not None or not self._strategy.wraps_single:
                 return tensor
@@ -141,11 +141,11 @@ class StrategyExtended:
 
         Args:
             var: The variable.
-            fn: Gets one copy of it, and of distributed arguments the component that belongs to it.
+            fn: Called with one copy of it, and with its component of each distributed argument.
             args: Further arguments.
             kwargs: Further keyword arguments.
-            group: Whether one structure is returned, with mirrored values in it, or the tuple of
-                what ``fn`` returned for each copy.
+            group: Whether to return one structure with mirrored values, or the tuple of the
+                results for each copy.
         """
         replica = current().replica
         if replica is not None and replica.num_replicas_in_sync > 1:
@@ -164,22 +164,22 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Call ``fn(*args, **kwargs)`` once for each of the devices of `non_slot_devices`."""
+        """Call ``fn(*args, **kwargs)`` once for each device of `non_slot_devices`."""
         with self._cross_replica("update_non_slot"):
             parts = [None] * len(self._devices("update_non_slot"))
             call = (tuple(args), dict(kwargs or {}))
             return self._for_each(parts, lambda _, *a, **k: fn(*a, **k), call, group=group)
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """Where variables that belong to no other variable live: everywhere."""
+        """Return the devices of variables that belong to no other variable: all of them."""
         return self.parameter_devices
 
     def read_var(self, v: Any) -> Any:
-        """The value of a variable, in the current context."""
+        """Return the value of a variable, in the current context."""
         return required_variable(v, "read_var").read_value()
 
     def value_container(self, value: Any) -> Any:
-        """The variable whose copy ``value`` is, or ``value``."""
+        """Return the variable of which ``value`` is a copy, or ``value`` itself."""
         variable = variable_of(value)
         return value if variable is None else variable.whole
 
@@ -190,7 +190,7 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Any) -> Iterator[None]:
-        """Create variables where another one is: those of its shape are cut as it is.
+        """Create variables colocated with another one: those of its shape are sharded like it.
 
         Raises:
             ValueError: If the other variable belongs to another strategy.
@@ -205,7 +205,7 @@ class StrategyExtended:
             yield
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Any:
-        """A dataset of the slices of arrays; see `Strategy.experimental_make_numpy_dataset`."""
+        """Return a dataset of array slices; see `Strategy.experimental_make_numpy_dataset`."""
         return self._strategy.experimental_make_numpy_dataset(numpy_input)  # type: ignore[attr-defined]
 
     def experimental_run_steps_on_iterator(
@@ -215,19 +215,19 @@ class StrategyExtended:
         iterations: int = 1,
         initial_loop_values: Any = None,
     ) -> MultiStepContext:
-        """Run ``fn`` on the next elements of an iterator; `rx.scan` is the newer way.
+        """Run ``fn`` on the next elements of an iterator; `rx.scan` is the modern alternative.
 
         Args:
-            fn: Takes a context, through which it hands out values, and an element.
-            iterator: One of the strategy's, such as `make_dataset_iterator` gives.
-            iterations: How many steps to run.
-            initial_loop_values: Accepted for TensorFlow's sake: Python drives the loop.
+            fn: Takes a context, to which it passes outputs, and an element.
+            iterator: An iterator of the strategy, for example from `make_dataset_iterator`.
+            iterations: The number of steps to run.
+            initial_loop_values: Accepted for compatibility with TensorFlow: Python runs the loop.
 
         Returns:
-            The context, with what was handed out.
+            The context, with the outputs.
 
         Raises:
-            OutOfRangeError: The iterator has fewer elements.
+            OutOfRangeError: If the iterator has fewer elements.
 
         Example:
             >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -269,7 +269,7 @@ class StrategyExtended:
         return _as_mirrored(regroup([_value(r) for r in results], topology))
 
     def _of_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
-        """A plain value as what each of several workers has in its place; others as they are."""
+        """Convert a plain value to a per-replica value of all workers; return others unchanged."""
         topology = self._strategy.topology
         if topology is None or topology.is_whole or not is_plain(value):
             return value
@@ -310,7 +310,7 @@ class StrategyExtended:
 
 @contextmanager
 def _seen_to_agree(cell: Cell) -> Iterator[None]:
-    """Compare the copies of a mirrored variable that the block wrote, as in compiled code."""
+    """Compare the copies of a mirrored variable that the block wrote, as compiled code does."""
     before = cell.value
     yield
     if not level().is_eager or cell.per_replica or cell.topology is None or cell.value is before:
@@ -325,7 +325,7 @@ def _seen_to_agree(cell: Cell) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _CopyUpdate:
-    """In compiled code, a function of every copy of a variable: one run of it, on each copy."""
+    """An update of every copy of a variable in compiled code, as one run of `fn` per copy."""
 
     fn: Callable[..., Any]
     copy: Any
@@ -336,12 +336,12 @@ class _CopyUpdate:
 
 
 def _value(result: Any) -> Any:
-    """What an update returned, with the values of variables in their place."""
+    """Return the result of an update, with variables replaced by their values."""
     return jax.tree.map(value_of, result)
 
 
 def _as_mirrored(value: Any) -> Any:
-    """The results for all copies; of a variable they are as equal as its copies."""
+    """Mark the results for all copies as mirrored: they are equal because the copies are."""
     return jax.tree.map(
         lambda x: Mirrored.of(x.form) if isinstance(x, PerReplica) else x,
         value,

@@ -1,6 +1,6 @@
-"""How one replica reaches the others: alone, in threads, or in compiled code.
+"""Links: the connection of a replica to the others (none, between threads, in compiled code).
 
-What surrounds the code of one eager replica in its thread.
+`as_replica` sets up the context of an eager replica in its thread.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ class SoloLink:
 
     @property
     def has_rows(self) -> bool:
-        """It has all rows."""
+        """Always True."""
         return True
 
     @property
     def across(self) -> Across:
-        """There is nobody else; code for several replicas does not ask."""
+        """The mesh collectives, which code for a single replica never uses."""
         return MESH_AXIS
 
     @property
     def position(self) -> int:
-        """The first: there is one replica."""
+        """0: the only replica."""
         return 0
 
     def replica_id(self) -> Any:
-        """Zero, as a number that Python can look at."""
+        """Return zero, as a concrete number."""
         with concrete():
             return jnp.zeros((), jnp.int32) if self.topology is not None else 0
 
     def device(self) -> jax.Device:
-        """The strategy's device, or JAX's default."""
+        """Return the strategy's device, or JAX's default."""
         return self.topology.leads[0] if self.topology else jax.local_devices()[0]
 
     def all_reduce(
@@ -71,45 +71,45 @@ class SoloLink:
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """The leaves themselves, as in TensorFlow; truth values as the count of one."""
+        """Return the leaves unchanged, as in TensorFlow; booleans as counts."""
         return [summand(ReduceOp.SUM, x) for x in leaves]
 
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
     ) -> jax.Array:
-        """The value itself: there is nobody to join."""
+        """Return the value unchanged."""
         return x
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
-        """Call it here."""
+        """Call `fn` directly, in cross-replica context."""
         with entered(strategy=context.strategy, replica=None):
             return fn(context.strategy, *args, **kwargs)
 
 
 @dataclass(frozen=True)
 class ThreadLink:
-    """A replica that runs op by op in a thread of its own."""
+    """A replica that runs op by op in its own thread."""
 
     seat: _eager.Seat
     has_rows: bool = True
 
     @property
     def across(self) -> Across:
-        """The collectives of this replica: meetings with the others' threads."""
+        """The collectives of this replica: meetings with the other replicas' threads."""
         return _eager.SeatAcross(self.seat)
 
     @property
     def position(self) -> int:
-        """The one of this thread."""
+        """The index of this thread's replica in this process."""
         return self.seat.replica
 
     def replica_id(self) -> Any:
-        """This replica's number, as an array on its device that Python can look at."""
+        """Return this replica's number, as a concrete array on its device."""
         with concrete():
             return on_device(jnp.int32(self.seat.number), self.seat.device)
 
     def device(self) -> jax.Device:
-        """This replica's device."""
+        """Return this replica's device."""
         return self.seat.device
 
     def all_reduce(
@@ -119,20 +119,20 @@ class ThreadLink:
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """Meet the other replicas."""
+        """Reduce in a meeting with the other replicas."""
         return _eager.all_reduce(self.seat, op, leaves, options, structure)
 
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
     ) -> jax.Array:
-        """Meet the other replicas."""
+        """Gather in a meeting with the other replicas."""
         return _eager.all_gather(self.seat, x, axis, options, structure)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
-        """Meet the other replicas, and have it called on the thread that started them.
+        """Meet the other replicas; the thread that started them calls `fn` once.
 
-        Where JAX traces or differentiates this replica the others' values are no numbers here:
-        each replica calls it then, as in compiled code.
+        While JAX traces or differentiates this replica, the values of the others are not concrete:
+        each replica then calls `fn` in its own trace, as in compiled code.
         """
         strategy, topology = context.strategy, self.seat.topology
         purpose = getattr(fn, "purpose", "merge_call")
@@ -150,7 +150,7 @@ class ThreadLink:
         return self.seat.meeting.meet(self.seat.replica, called, (args, kwargs), settle)
 
     def _with_own_numbers(self, call: Any, purpose: str) -> Any:
-        """The call, with arrays for the numbers of Python's that shapes made differ."""
+        """Return the call with Python numbers that differ between replicas converted to arrays."""
         leaves, treedef = jax.tree.flatten(call)
         places = [i for i, x in enumerate(leaves) if isinstance(x, int | float | complex)]
         if not places:
@@ -177,7 +177,7 @@ class ThreadLink:
 
     def _is_traced(self, call: Any) -> bool:
         where = level()
-        kept = isinstance(where, Overlay)  # what is written stays in this replica until its end
+        kept = isinstance(where, Overlay)  # writes are buffered in this replica until it exits
         return (
             kept
             or not where.is_eager
@@ -194,25 +194,25 @@ class CompiledLink:
 
     @property
     def has_rows(self) -> bool:
-        """One program is for one shape, which all replicas hold."""
+        """Always True: the program has one shape for all replicas."""
         return True
 
     @property
     def across(self) -> Across:
-        """The collectives of this replica: those of the mesh."""
+        """The collectives of the mesh."""
         return MESH_AXIS
 
     @property
     def position(self) -> int | None:
-        """None: the code is that of all replicas."""
+        """None: the code is the same for all replicas."""
         return None
 
     def replica_id(self) -> Any:
-        """This replica's number, known when the program runs."""
+        """Return this replica's number, known at run time."""
         return jax.lax.axis_index(REPLICA_AXIS)
 
     def device(self) -> jax.Device:
-        """The first replica's device."""
+        """Return the first replica's device."""
         return self.topology.leads[0]
 
     def all_reduce(
@@ -222,7 +222,7 @@ class CompiledLink:
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """The strategy's cross-device ops, in the program."""
+        """Reduce with the strategy's cross-device ops, in the program."""
         values = [in_body(x, self.topology) for x in leaves]
         results = self.ops.batch_reduce(op, [(v, v) for v in values], options)
         return [local_piece(r) for r in results]
@@ -230,18 +230,18 @@ class CompiledLink:
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
     ) -> jax.Array:
-        """An all-gather, in the program."""
+        """Gather in the program."""
         return MESH_AXIS.gather(x, axis)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
-        """Call it here, as computation that is the same on all replicas."""
+        """Call `fn` in the trace; its computation is the same on all replicas."""
         return merge_in_body(fn, (args, kwargs), context, self.topology)
 
 
 def merge_in_body(
     fn: Callable[..., Any], call: Any, context: ReplicaContext, topology: Topology
 ) -> Any:
-    """Call ``fn`` for merge_call in code that is compiled: arguments are this replica's pieces."""
+    """Call `fn` of a merge_call in compiled code: its arguments are this replica's pieces."""
     wrap = lambda x: in_body(x, topology, context.across) if is_array(x) else x  # noqa: E731
     args, kwargs = jax.tree.map(wrap, call, is_leaf=is_opaque)
     with entered(replica=None, body=context):
@@ -253,13 +253,13 @@ def merge_in_body(
 def as_replica(
     strategy: StrategyBase, topology: Topology, replica: int, *, has_rows: bool
 ) -> Iterator[None]:
-    """Be replica number ``replica`` of this process until the block ends."""
+    """Run the code in the block as replica number `replica` of this process."""
     seat = _eager.Seat(topology, replica, strategy.cross_device_ops)
     context = ReplicaContext(strategy, ThreadLink(seat, has_rows))
     with (
         jax.default_device(seat.device),
         sharing_programs(),
-        # A function that JAX traces here may look at the replica: do not share it with others.
+        # A function that JAX traces here may depend on the replica: do not share its jaxpr.
         generation(("replica", topology, replica)),
         entered(
             strategy=strategy,

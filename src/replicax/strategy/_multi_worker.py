@@ -1,6 +1,6 @@
-"""MultiWorkerMirroredStrategy: a replica for each device of every worker.
+"""`MultiWorkerMirroredStrategy`: a replica for each device of every worker.
 
-InCluster: where a multi-worker strategy finds its workers and its devices.
+`InCluster` resolves the cluster, joins the workers and builds the topology of all their devices.
 """
 
 import copy
@@ -29,10 +29,10 @@ from replicax.workers._group import current as current_group
 
 
 class InCluster:
-    """The workers of a strategy.
+    """The cluster of a strategy: its workers, their devices, and this process's task.
 
     Args:
-        resolver: The user's; None to look at JAX and the environment.
+        resolver: The user's resolver; None to inspect JAX and the environment.
         alone: Whether this process is the only worker.
     """
 
@@ -45,11 +45,11 @@ class InCluster:
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one that writes for all."""
+        """Whether this process is the chief, which writes files for all workers."""
         return self.facts.is_chief
 
     def configured(self, config_proto: Any) -> Any:
-        """A copy of a v1 session configuration that names this process and the chief."""
+        """Return a copy of a v1 session configuration that names this process and the chief."""
         changed, facts = copy.deepcopy(config_proto), self.facts
         if facts.task_type is None or not hasattr(changed, "device_filters"):
             return changed
@@ -60,19 +60,19 @@ class InCluster:
 
 
 class OnWorkers:
-    """What a multi-worker strategy, of any version, answers about its cluster."""
+    """Cluster properties of multi-worker strategies, for v1 and v2."""
 
     between_graph = True
     _cluster: InCluster
 
     @property
     def cluster_resolver(self) -> ClusterResolver:
-        """The cluster, and which task of it this process is."""
+        """The resolver: the cluster, and the task of this process."""
         return self._cluster.resolver
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process is the one of all workers that writes files."""
+        """Whether this process is the chief, which writes files for all workers."""
         return self._cluster.is_chief
 
     def leave(self, error: BaseException | None = None) -> None:
@@ -102,7 +102,7 @@ class OnWorkers:
 
 
 class WorkersAllReduce(NcclAllReduce):
-    """One all-reduce over the replicas of all workers, packed as the strategy was told."""
+    """One all-reduce over the replicas of all workers, packed by the strategy's options."""
 
     def __init__(
         self, options: CommunicationOptions | None, topology: Topology, *, sharded: bool = False
@@ -117,7 +117,7 @@ class WorkersAllReduce(NcclAllReduce):
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """One all-reduce for each pack."""
+        """Sum each pack by an all-reduce."""
         chosen = options if options.bytes_per_pack else self.options
         return super().sum_in_body(leaves, chosen, topology)
 
@@ -139,7 +139,7 @@ def _topology(facts: ClusterFacts, group: Group | None) -> Topology:
 
 
 def _own_devices() -> tuple[jax.Device, ...]:
-    """All accelerators of this process, else one CPU device, or as many as were asked for."""
+    """Return all accelerators of this process, else one CPU device, or the number requested."""
     devices = default_devices()
     if devices[0].platform != "cpu":
         return devices
@@ -173,16 +173,16 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
     A worker takes all of its GPUs, else one CPU device, or ``REPLICAX_CPU_DEVICES`` of them.
 
     Args:
-        cluster_resolver: Where to find the cluster; by default the environment.
-        communication_options: How to pack and move data between workers.
-        variable_policy: ``"mirrored"``, or ``"sharded"`` as for `MirroredStrategy`. Across workers,
-            reading a sharded variable outside of `run` is something that all workers must do.
-        alone: Train in this process only, whatever the environment says.
+        cluster_resolver: Describes the cluster; by default the environment is used.
+        communication_options: How to pack and transfer data between workers.
+        variable_policy: ``"mirrored"``, or ``"sharded"`` as for `MirroredStrategy`. Reading a
+            sharded variable outside of `run` is a collective: all workers must do it.
+        alone: Train in this process only, and ignore the environment.
 
     Raises:
-        ClusterError: If the cluster makes no sense, its workers do not come together, or the
-            environment says that this process is one of several, but not where they meet.
-        RuntimeError: If JAX has already started: make the strategy first.
+        ClusterError: If the cluster is inconsistent, its workers do not connect, or the
+            environment shows that this process is one of several, but not where they meet.
+        RuntimeError: If JAX has already started: create the strategy first.
 
     Example:
         >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()  # no cluster: one worker
@@ -208,7 +208,7 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
 
 
 def _check_kind(name: str, value: Any, kind: type) -> None:
-    """Refuse an argument of another class, before workers wait for each other."""
+    """Refuse an argument of the wrong class before workers start waiting for each other."""
     if value is not None and not isinstance(value, kind):
         raise ValueError(
             f"{name} must be an rx.distribute {kind.__name__}, or None, got {value!r}"
@@ -222,11 +222,11 @@ class _OlderForm(type(MultiWorkerMirroredStrategy)):  # type: ignore[misc]
 
 
 class ExperimentalMultiWorkerMirroredStrategy(MultiWorkerMirroredStrategy, metaclass=_OlderForm):
-    """The older form of `rx.distribute.MultiWorkerMirroredStrategy`; all are instances of it.
+    """The deprecated form of `rx.distribute.MultiWorkerMirroredStrategy`; all are instances of it.
 
     Args:
-        communication: Which library moves the data; XLA chooses, whatever is named.
-        cluster_resolver: Where to find the cluster; by default the environment.
+        communication: The library that transfers the data; accepted, but XLA chooses.
+        cluster_resolver: Describes the cluster; by default the environment is used.
 
     Example:
         >>> strategy = rx.distribute.experimental.MultiWorkerMirroredStrategy(

@@ -1,8 +1,8 @@
 """Runs whose replicas hold different shapes, such as after a short last batch.
 
-No single program can serve them, and op by op is slow. So each replica's function is compiled by
-itself and runs in its own thread, and its collectives meet the other replicas' from there. The
-results are exact: nothing is padded.
+No single program can serve them, and running op by op is slow. Each replica's function is therefore
+compiled separately and runs in its own thread, from which its collectives meet those of the other
+replicas. The results are exact: nothing is padded.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _log = logging.getLogger("replicax")
 
 
 class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
-    """The function needs values while it is traced: it can only run op by op."""
+    """The function needs concrete values while it is traced: it can only run op by op."""
 
 
 class _MadeVariables(CannotTrace):
-    """The function has made variables, which it will not do again: another trace can be kept."""
+    """The trace created variables; a second trace does not, and can be kept."""
 
 
 @dataclass
@@ -61,11 +61,11 @@ def run_ragged(
     call: tuple[tuple[Any, ...], dict[str, Any]],
     key: Any,
 ) -> Any:
-    """Run ``fn`` on every replica, each compiled by itself.
+    """Run `fn` on every replica, each compiled separately.
 
     Raises:
-        CannotTrace: If that is not possible; nothing was written then.
-        ReplicaError: If the replicas would not meet in the same collectives.
+        CannotTrace: If that is not possible; no variable was written.
+        ReplicaError: If the replicas would not reach the same collectives.
     """
     calls = [take_apart(*select(call, i)) for i in range(len(topology.own))]
     shapes = tuple(
@@ -133,7 +133,7 @@ def _listed(collectives: list[str]) -> str:
 
 
 class _Before:
-    """What the replicas hold, taken apart once for all of them."""
+    """The variables' values before the run, split once for all replicas."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -173,7 +173,7 @@ class _Program:
             raise CannotTrace from error
         finally:
             births.reset(token)
-        if log:  # what starts from a traced value has no value yet
+        if log:  # a variable with a traced initial value has no value yet
             raise CannotTrace if inner.created else _MadeVariables
         lifted, collectives = numbered(lifted, _eager.COLLECTIVES, ordered_effect())
         jitted = jax.jit(lifted.rewritten(with_cpu_kernels).call)
@@ -190,18 +190,18 @@ class _Program:
 def _commit(
     rows: list[dict[Cell, Any]], before: _Before, has_rows: list[bool], topology: Topology
 ) -> None:
-    """Store what the replicas wrote, once it is known that they may."""
+    """Check the replicas' writes and store them; raise without storing if they disagree."""
     written = dict.fromkeys(cell for row in rows for cell in row)
     new: dict[Cell, Any] = {}
     for cell in written:
         if cell.per_replica:
-            # A copy that was not written, as shapes may decide, stays what it is.
+            # A copy that was not written (shapes may decide that) keeps its value.
             values = [r[cell] if cell in r else before.read(cell, i) for i, r in enumerate(rows)]
             new[cell] = pieces(values, topology)
         else:
             _check_all_write(cell, rows)
             new[cell] = settled(cell, [row[cell] for row in rows], has_rows, topology)
-    with held:  # all of them, or none
+    with held:  # signals are deferred: all values are stored, or none
         for cell, value in new.items():
             cell.store(value)
 

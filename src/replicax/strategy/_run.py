@@ -1,10 +1,9 @@
-"""run: PerReplica -> replica function -> PerReplica, by whichever way fits where it is called.
+"""`Strategy.run`: choose between eager, compiled, ragged and single-replica execution.
 
-Runs inside a function that Python drives: each is compiled, and found again.
-
-A replica function that is defined inside the loop is a new object on every step. It is the same
-program if its code is the same and all that it can reach means the same; arrays that it closes over
-become inputs.
+`run_hosted` serves runs inside a function that Python executes: each run is compiled and cached. A
+replica function defined inside the loop is a new object on every step. It is the same program if
+its code is the same and all objects that it can reach are equivalent; captured arrays become
+inputs.
 """
 
 from __future__ import annotations
@@ -55,22 +54,22 @@ T = TypeVar("T")
 
 
 class LatestUsed(Generic[T]):
-    """Things by key; the latest used ones are kept."""
+    """An LRU cache."""
 
     def __init__(self) -> None:
         self._things: OrderedDict[Any, T] = OrderedDict()
 
     def find(self, key: Any, make: Callable[[], T]) -> T:
-        """The thing for ``key``, made if there is none."""
+        """Return the value for `key`; create it with `make` if it is missing."""
         found = self._things.pop(key, None)
         return self.put(key, make() if found is None else found)
 
     def get(self, key: Any) -> T | None:
-        """The thing for ``key``, if there is one."""
+        """Return the value for `key`, or None."""
         return self._things.get(key)
 
     def put(self, key: Any, thing: T) -> T:
-        """Keep the thing, as the one that was used last."""
+        """Store a value as the most recently used one."""
         self._things[key] = thing
         if len(self._things) > _MOST:
             self._things.popitem(last=False)
@@ -79,17 +78,17 @@ class LatestUsed(Generic[T]):
 
 @dataclass
 class HostedProgram:
-    """A compiled replica function, and the closure that a trace of it takes apart."""
+    """A compiled replica function, with the closure for its next trace."""
 
     function: Callable[..., Any]
-    # The latest function that means the same, and its closure: what a trace does to Python objects,
-    # it does to those of the call that needs it.
+    # The latest equivalent function, and its closure: the side effects of a trace on Python objects
+    # must apply to the objects of the call that caused it.
     latest: list[Any]
 
 
 @dataclass
 class HostedRun:
-    """A replica function, and the program of each meaning that it had."""
+    """The latest program of a replica function, with the Python state that it depends on."""
 
     statics: list[Any]
     reach: Reach
@@ -105,7 +104,7 @@ def run_hosted(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Run ``fn`` on every replica, compiled.
+    """Run `fn` on every replica, compiled.
 
     Raises:
         CannotTrace: If the function can only run op by op: it takes strings, or replicas hold
@@ -125,7 +124,7 @@ def run_hosted(
         found.program.latest[:] = [fn, closure]
         result = function(closure.arrays, args, kwargs)
     if found.is_new or (is_short and not found.reach.is_unchanged()):
-        # What the trace itself did to Python objects is no change that calls for another one.
+        # Changes that the trace itself made to Python objects must not cause another trace.
         after = Closure.of(fn)
         reach = Reach(*after.edges())
         statics = [edge.value for edge in after.statics]
@@ -134,7 +133,7 @@ def run_hosted(
 
 
 def _found(strategy: StrategyBase, closure: Closure) -> HostedRun:
-    """The program for what the function means now."""
+    """Return the program for the current meaning of the function; create it if necessary."""
     statics = [edge.value for edge in closure.statics]
     run = strategy.hosted_latest.get(closure.place)
     if (
@@ -182,7 +181,7 @@ _said = False
 def run_replicas(
     strategy: StrategyBase, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call ``fn`` on every replica of ``strategy``."""
+    """Call `fn` on every replica of `strategy`."""
     topology = strategy.topology
     if topology is not None:
         _check_place(topology)
@@ -207,7 +206,7 @@ def run_replicas(
 
 
 def _say_that_all_get_all(arguments: Any, topology: Topology) -> None:
-    """Say once that arrays are not divided, where they look like a batch that was meant to be."""
+    """Warn once if an argument looks like a global batch: arrays are not split over replicas."""
     global _said
     number = topology.num_replicas
     if _said or number == 1:
@@ -248,7 +247,7 @@ def _run_function(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """A function that is compiled anyway: compile the run of it."""
+    """Compile the run of an `rx.function` as a whole."""
     python = fn.python_function
     if fn.input_signature is not None:
         args = conform(fn.input_signature, args, repr(fn))
@@ -268,14 +267,14 @@ def _run_solo(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """One replica: call it here."""
+    """Call `fn` directly, as the only replica."""
     args, kwargs = select((args, kwargs), 0)
     if topology is None:
         return wholly(lambda: _own(fn(*args, **kwargs)), replica=strategy.solo_context)
     if topology.cores > 1:
         level().uses(topology, strategy)
     context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
-    if topology.cores == 1:  # a replica of several devices keeps its arrays spread
+    if topology.cores == 1:  # with several devices, its arrays stay sharded
         args, kwargs = _given((args, kwargs), device)
 
     def run() -> Any:
@@ -292,7 +291,7 @@ def _run_threads(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Eager: every replica op by op in a thread of its own."""
+    """Run every replica eagerly, op by op, in its own thread."""
     rows = who_has_rows((args, kwargs), topology)
 
     def body(replica: int) -> Any:
@@ -316,7 +315,7 @@ def _own(result: Any) -> Any:
 
 
 def _given(arguments: Any, device: jax.Device) -> Any:
-    """Arguments on the replica's device, free to meet arrays of other devices."""
+    """Move arguments to the replica's device, uncommitted."""
 
     def moved(x: Any) -> Any:
         if not isinstance(x, jax.Array) or is_traced(x):

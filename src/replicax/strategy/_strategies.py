@@ -1,11 +1,4 @@
-"""The strategies of one process: Strategy, MirroredStrategy, OneDeviceStrategy and the default.
-
-Strategy: the current form of the verbs.
-
-MirroredStrategy: one replica for each device of this process.
-
-OneDeviceStrategy, and the strategy that is there when no other is.
-"""
+"""The strategies of one process: Strategy, MirroredStrategy, OneDeviceStrategy and the default."""
 
 from __future__ import annotations
 
@@ -44,9 +37,9 @@ _Three = tuple[_T, _T, _T]
 
 
 class Strategy(StrategyBase, LeavesOut):
-    """A way to spread computation over devices and machines.
+    """A way to distribute computation over devices and machines.
 
-    Use one of its kinds: `MirroredStrategy`, `OneDeviceStrategy`, ...
+    Use one of its subclasses: `MirroredStrategy`, `OneDeviceStrategy`, ...
 
     Example:
         >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
@@ -87,13 +80,13 @@ class Strategy(StrategyBase, LeavesOut):
     def reduce(self, reduce_op: _Op, value: Any, axis: Axis) -> Any: ...
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
-        """Combine a per-replica value into one.
+        """Reduce a per-replica value to one value.
 
         Args:
-            reduce_op: SUM or MEAN, as the enumeration or as text.
-            value: What `run` returned.
+            reduce_op: SUM or MEAN, as an enum member or a string.
+            value: A result of `run`.
             axis: Also reduce over this axis of each replica's value; None for no axis. A mean
-                over an axis divides by the true number of entries of all replicas.
+                over an axis divides by the total number of entries of all replicas.
 
         Returns:
             One value of the same structure, on the current device.
@@ -111,7 +104,7 @@ class Strategy(StrategyBase, LeavesOut):
         return self.reduce_value(reduce_op, value, axis)
 
     def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
-        """A dataset of the slices of arrays.
+        """Return a dataset of the slices of arrays.
 
         Args:
             numpy_input: An array, or a structure of arrays; a list of arrays is stacked into one.
@@ -129,7 +122,7 @@ class MirroredStrategy(Strategy):
     """Synchronous training on several devices of one machine.
 
     Each variable has a copy on every device, and the copies are kept equal; or, sharded, each
-    device holds a part of it.
+    device holds a shard of it.
 
     Args:
         devices: Their names, such as ``["GPU:0", "GPU:1"]``; all GPUs by default, else all CPU
@@ -137,14 +130,13 @@ class MirroredStrategy(Strategy):
             ``REPLICAX_CPU_DEVICES=4``.
         cross_device_ops: How to combine values; `NcclAllReduce` by default.
         variable_policy: ``"mirrored"``, or ``"sharded"``: every variable of more than 16 KiB, of
-            the model and of its optimizer, lies in equal parts on the devices. Reading it gathers
-            the parts; a gradient is added up so that each device gets its part. Programs stay as
-            they are, and so do their numbers, while the memory of the state is divided by the
-            number of devices.
+            the model and of its optimizer, is sharded evenly over the devices. Reading it is an
+            all-gather; gradients are reduce-scattered. Programs and their results do not change,
+            while the memory of the state is divided by the number of devices.
 
     Raises:
-        ValueError: If a device does not exist, is named twice, or is of another kind; or if there
-            is no such policy.
+        ValueError: If a device does not exist, is named twice, or is of another platform; or if
+            there is no such policy.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -169,7 +161,7 @@ class MirroredStrategy(Strategy):
 
 @cache
 def _warn_of_others() -> None:
-    """Warn once if this process is a worker that other processes do not hear of."""
+    """Warn once if the environment shows other workers that this strategy does not use."""
     if current() is None and (found := others()):
         _log.warning(
             "MirroredStrategy trains on the devices of this process only: every process that makes"
@@ -181,7 +173,7 @@ def _warn_of_others() -> None:
 
 @final
 class OneDeviceStrategy(Strategy):
-    """All variables and all computation on one device; for trying a program out.
+    """All variables and all computation on one device; useful to test a program.
 
     Args:
         device: Its name, such as ``"GPU:0"``.
@@ -197,7 +189,7 @@ class OneDeviceStrategy(Strategy):
 
     @property
     def wraps_single(self) -> bool:
-        """Its one replica's values are plain."""
+        """False: the values of its only replica are plain."""
         return False
 
     def _configured(self, config_proto: Any) -> Any:
@@ -206,7 +198,7 @@ class OneDeviceStrategy(Strategy):
 
 @final
 class DefaultStrategy(Strategy):
-    """One replica, wherever JAX computes; what `get_strategy` gives outside of every scope."""
+    """One replica, wherever JAX computes; `get_strategy` returns it outside of any scope."""
 
     def __init__(self) -> None:
         super().__init__(None)

@@ -1,4 +1,4 @@
-"""TPUStrategy: replicas on a TPU slice, each with one or several logical devices."""
+"""`TPUStrategy`: replicas on a TPU slice, each with one or several logical devices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, final
@@ -22,29 +22,29 @@ from replicax.values._reduce import Axis
 
 
 class SliceExtended(StrategyExtended):
-    """Verbs for libraries, with those that only strategies on TPUs have."""
+    """Strategy methods for libraries, including those that only TPU strategies have."""
 
     @property
     def num_replicas_per_host(self) -> int:
-        """How many replicas this process has."""
+        """The number of replicas in this process."""
         topology = self._strategy.topology
         return 1 if topology is None else len(topology.own)
 
     @property
     def tpu_hardware_feature(self) -> Any:
-        """What the resolver knows of the hardware."""
+        """The hardware features reported by the resolver."""
         resolver: Any = getattr(self._strategy, "cluster_resolver", None)
         return None if resolver is None else resolver.tpu_hardware_feature
 
     @contextmanager
     def experimental_logical_device(self, logical_device_id: int) -> Iterator[None]:
-        """Have variables and operations of the block on one logical device of each replica.
+        """Place variables and operations of the block on one logical device of each replica.
 
-        XLA compiles one program for all logical devices, so that each has them, the wanted one
-        among them; as `experimental_assign_to_logical_device` does.
+        XLA compiles one program for all logical devices, so each of them has the values, including
+        the requested one; see `experimental_assign_to_logical_device`.
 
         Raises:
-            ValueError: If a replica has no logical device of that number.
+            ValueError: If a replica has no logical device with that number.
         """
         topology = self._strategy.topology
         cores = 1 if topology is None else topology.cores
@@ -57,7 +57,7 @@ class SliceExtended(StrategyExtended):
 
 
 class OnSlice(StrategyBase):
-    """What all TPU strategies are; they differ in the names of their arguments."""
+    """The common base class of TPU strategies, which differ in the names of their arguments."""
 
     has_logical_devices = True
     compiles_runs = True
@@ -67,8 +67,8 @@ class OnSlice(StrategyBase):
     ) -> None:
         require_local(resolver)
         topology = current_slice().laid_out(assignment)
-        # Gradients that are cut over logical devices stay where they are: joining them would move
-        # them, and the TPU compiler joins small ones by itself.
+        # Gradients that are sharded over logical devices are not packed: that would reshard them,
+        # and the TPU compiler combines small all-reduces automatically.
         packs = 1 if topology.cores == 1 else 0
         super().__init__(topology, NcclAllReduce(num_packs=packs))
         self._resolver = resolver or TPUClusterResolver("local")
@@ -76,7 +76,7 @@ class OnSlice(StrategyBase):
 
     @property
     def extended(self) -> SliceExtended:
-        """Verbs for libraries, with those that only strategies on TPUs have."""
+        """Strategy methods for libraries, including those that only TPU strategies have."""
         return self._on_slice
 
     @property
@@ -93,8 +93,8 @@ class OnSlice(StrategyBase):
     ) -> Any:
         """Call ``fn`` on every replica, always as one compiled program.
 
-        TensorFlow wants ``fn`` to be a ``tf.function`` here. A plain function is compiled for you,
-        once for each signature of its arguments.
+        In TensorFlow ``fn`` has to be a ``tf.function`` here. A plain function is compiled
+        automatically, once for each signature of its arguments.
 
         Args:
             fn: Called in replica context; see `rx.distribute.get_replica_context`.
@@ -126,11 +126,11 @@ class OnSlice(StrategyBase):
         return super().run(fn, args, kwargs)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
-        """Combine a per-replica value into one, in the memory of the host.
+        """Reduce a per-replica value to one value, in host memory.
 
         Args:
-            reduce_op: SUM or MEAN, as the enumeration or as text.
-            value: What `run` returned.
+            reduce_op: SUM or MEAN, as an enum member or a string.
+            value: A result of `run`.
             axis: Also reduce over this axis of each replica's value; None for no axis.
 
         Returns:
@@ -162,14 +162,14 @@ class TPUStrategy(OnSlice, Strategy):
     """Synchronous training on a TPU slice, or on virtual CPU devices in its place.
 
     Args:
-        tpu_cluster_resolver: The TPU; that of this machine by default.
+        tpu_cluster_resolver: The TPU; by default the one of this machine.
         experimental_device_assignment: Which cores form which replica; one replica on each core by
-            default. With several cores for each, these are the replica's logical devices.
-        experimental_spmd_xla_partitioning: Accepted for TensorFlow's sake: XLA's SPMD partitioner
-            is the only one here.
+            default. With several cores per replica, these are its logical devices.
+        experimental_spmd_xla_partitioning: Accepted for compatibility with TensorFlow: XLA's SPMD
+            partitioner is the only one here.
 
     Raises:
-        ValueError: If the assignment is for another slice, or the TPU elsewhere.
+        ValueError: If the assignment is for another slice, or the TPU is on another machine.
 
     Example:
         >>> strategy = rx.distribute.TPUStrategy()
@@ -191,10 +191,10 @@ class TPUStrategy(OnSlice, Strategy):
 
 @final
 class ExperimentalTPUStrategy(OnSlice, Strategy):
-    """`rx.distribute.TPUStrategy` with the argument names of its first years.
+    """`rx.distribute.TPUStrategy` with its original argument names.
 
     Args:
-        tpu_cluster_resolver: The TPU; that of this machine by default.
+        tpu_cluster_resolver: The TPU; by default the one of this machine.
         device_assignment: Which cores form which replica; one replica on each core by default.
 
     Example:

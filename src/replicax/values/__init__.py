@@ -1,4 +1,4 @@
-"""What replicas hold: per-replica and mirrored values, and how they become one.
+"""Per-replica and mirrored values: their representation, placement and reduction.
 
-Layer: above ``topology``; knows arrays and devices, not strategies, variables or contexts.
+Layer: above ``topology``. Depends on arrays and devices, not on strategies, variables or contexts.
 """

@@ -1,7 +1,7 @@
-"""Cut: one array of any shape, held in equal parts by the replicas.
+"""`Cut`: the layout of an array that is sharded over the replicas in equal shards.
 
-Along its first axis where the replicas divide that; otherwise as a flat array, filled up at its
-end. What fills it up is never looked at.
+The array is sharded along its first axis if the number of replicas divides it; otherwise it is
+flattened and padded at the end. The padding is never read.
 """
 
 from collections.abc import Callable
@@ -21,17 +21,17 @@ from replicax.values._placement import first, on_device, own_copy, per_replica_j
 Shape = tuple[int, ...]
 
 SPEC = PartitionSpec(REPLICA_AXIS)
-# What is not larger stays whole on every replica: to gather it costs more than to hold it.
+# Variables up to this size stay replicated: a gather would cost more than the memory saved.
 SMALL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How an array lies on the replicas.
+    """The layout of an array that is sharded over the replicas.
 
     Attributes:
         shape: The shape of the whole array.
-        count: Among how many replicas.
+        count: The number of replicas.
         lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
 
     Example:
@@ -46,24 +46,24 @@ class Cut:
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether the stored array has another shape than the whole one."""
+        """Whether the array is stored flat and padded, with another shape than `shape`."""
         return not self.shape or self.shape[0] % self.count != 0
 
     @cached_property
     def part_shape(self) -> Shape:
-        """The shape of one replica's part."""
+        """The shape of one replica's shard."""
         if self.is_flat:
             return (-(-prod(self.shape) // self.count),)
         return (self.shape[0] // self.count, *self.shape[1:])
 
     @cached_property
     def stored_shape(self) -> Shape:
-        """The shape of all parts, joined."""
+        """The shape of all shards, concatenated."""
         rows, *rest = self.part_shape
         return (rows * self.count, *rest)
 
     def stored(self, x: Any) -> Any:
-        """The whole array as it is stored."""
+        """Convert a whole array to the stored form: flat and padded if `is_flat`."""
         if not self.is_flat:
             return x
         if isinstance(x, np.ndarray):
@@ -71,32 +71,32 @@ class Cut:
         return _named(self, to_whole=False)(x)
 
     def whole(self, stored: Any) -> Any:
-        """The whole array, of the stored one."""
+        """Convert a stored array to the whole array."""
         return _named(self, to_whole=True)(stored) if self.is_flat else stored
 
     @property
     def _missing(self) -> int:
         return self.stored_shape[0] - prod(self.shape)
 
-    # In code of one replica, inside a compiled program.
+    # For code of one replica, inside a compiled program.
 
     def own(self, x: jax.Array) -> jax.Array:
-        """This replica's part of a whole array."""
+        """Return this replica's shard of a whole array."""
         rows = self.part_shape[0]
         at = jax.lax.axis_index(REPLICA_AXIS) * rows
         return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows)
 
     def gathered(self, part: jax.Array) -> jax.Array:
-        """The whole array, of all replicas' parts."""
+        """Return the whole array, all-gathered from the replicas' shards."""
         joined: jax.Array = jax.lax.all_gather(part, REPLICA_AXIS, tiled=True)
         whole: jax.Array = self.whole(joined)
         return whole
 
     def own_sum(self, x: jax.Array) -> jax.Array:
-        """This replica's part of the sum of all replicas' arrays.
+        """Return this replica's shard of the sum of all replicas' arrays (a reduce-scatter).
 
-        Of a slice of two or more dimensions it is made along one after the other, as the compiler
-        for TPUs makes a sum of the whole out of one that goes over all of them.
+        On a slice of two or more dimensions it scatters along one dimension after the other, as the
+        TPU compiler does for an all-reduce over all of them.
         """
         part: jax.Array = self.stored(x)
         numbers = np.arange(self.count).reshape(self.lines or (self.count,))
@@ -106,10 +106,10 @@ class Cut:
             part = jax.lax.psum_scatter(part, REPLICA_AXIS, axis_index_groups=chosen, tiled=True)
         return part
 
-    # Outside of it.
+    # For code outside of a compiled program.
 
     def spread(self, x: Any, topology: Topology) -> jax.Array:
-        """A whole array in its parts, each on its replica's device, in memory of its own."""
+        """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
         own, where = self.stored(own_copy(x)), NamedSharding(topology.mesh, SPEC)
         if topology.is_whole:
             placed: jax.Array = jax.device_put(own, where)
@@ -119,13 +119,13 @@ class Cut:
     def collected(
         self, stored: jax.Array, topology: Topology, device: jax.Device, what: str
     ) -> jax.Array:
-        """The whole array on one device; of several processes all must ask.
+        """Return the whole array on one device; a collective if there are several processes.
 
         Args:
-            stored: All parts.
-            topology: Whose replicas hold them.
+            stored: The stored array, of all shards.
+            topology: The topology of the replicas that hold it.
             device: One of this process's devices.
-            what: What it is, in words.
+            what: Its description in messages.
         """
         if topology.is_whole:
             return on_device(self.whole(on_device(stored, device)), device)
@@ -135,7 +135,7 @@ class Cut:
 
 
 def is_sharded(variable_policy: str) -> bool:
-    """Whether a strategy's variables are held in parts.
+    """Whether a strategy shards its variables.
 
     Raises:
         ValueError: If there is no such policy.
@@ -150,7 +150,7 @@ def is_sharded(variable_policy: str) -> bool:
 
 
 def is_cut(x: Any, variable_policy: str) -> bool:
-    """Whether a variable of the shape and dtype of ``x`` is held in parts: if it is large."""
+    """Whether a variable of the shape and dtype of `x` is sharded: only large ones are."""
     if not is_sharded(variable_policy):
         return False
     is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
@@ -164,7 +164,7 @@ def _gatherer(cut: Cut, topology: Topology) -> Callable[[jax.Array], jax.Array]:
 
 @cache
 def _named(cut: Cut, *, to_whole: bool) -> Callable[[jax.Array], jax.Array]:
-    """To the whole array or back, with a name by which a jaxpr shows it; see `cancelled`."""
+    """Return the conversion as a jitted function whose name `cancelled` finds in a jaxpr."""
 
     def stored(x: jax.Array) -> jax.Array:
         return jnp.pad(x.ravel(), (0, cut.stored_shape[0] - prod(cut.shape)))

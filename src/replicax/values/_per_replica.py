@@ -1,10 +1,10 @@
-"""PerReplica and Mirrored: what `Strategy.run` takes and gives.
+"""`PerReplica` and `Mirrored`, the arguments and results of `Strategy.run`.
 
-A per-replica value has one of three forms, and nobody outside ``values`` knows which:
+A per-replica value has one of three forms, which are private to ``values``:
 
-* `Pieces`: a tuple with each replica's own value, of any shape or type;
+* `Pieces`: a tuple with each replica's value, of any shape or type;
 * `Stacked`: one array with a row for each replica, which enters compiled code without a copy;
-* `InBody`: this replica's piece, inside compiled code, where the others are a collective away.
+* `InBody`: this replica's piece, inside compiled code, where reading the others is a collective.
 """
 
 import operator
@@ -28,9 +28,10 @@ from replicax.workers import _group
 
 @dataclass(frozen=True)
 class Pieces:
-    """Each replica's own value; an array's dtype is its own, also if JAX would let others decide.
+    """Each replica's value; arrays with a weak type are made strong.
 
-    Compiled code cannot be given weak arrays of several devices, and must see what others see.
+    Compiled code cannot take weakly typed arrays of several devices, and eager code must see the
+    same dtypes.
     """
 
     values: tuple[Any, ...]
@@ -42,7 +43,7 @@ class Pieces:
 
     @cached_property
     def all_specs(self) -> tuple[tuple[Any, ...], ...]:
-        """The shape and dtype of each replica's array, of all processes; () for other things."""
+        """The shape and dtype of each replica's array, of all processes; () for other objects."""
         if self.topology is None or self.topology.is_whole:
             return tuple((np.shape(v), v.dtype) if hasattr(v, "dtype") else () for v in self.values)
         own = [(np.shape(v), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values]
@@ -76,7 +77,8 @@ class InBody:
 
     @property
     def values(self) -> tuple[Any, ...]:
-        # Replicas may meet here. A cached_property of Python 3.11 lets in one thread at a time.
+        # Gathering may wait for other replicas' threads, and `cached_property` in Python 3.11 holds
+        # a lock while it computes, which would deadlock them.
         if (rows := vars(self).get("rows")) is None:
             rows = vars(self)["rows"] = self.across.gather(jnp.asarray(self.piece)[None], 0)
         return tuple(rows[i] for i in range(self.topology.num_replicas))
@@ -91,14 +93,14 @@ class Joined:
 
     @cached_property
     def one(self) -> jax.Array:
-        """The copy that stands for all of them."""
+        """The first copy."""
         return self.array if is_traced(self.array) else first(self.array)
 
     @cached_property
     def values(self) -> tuple[Any, ...]:
         if is_traced(self.array):
             return (self.array,) * self.topology.num_replicas
-        # The first is one object, whichever way it is asked for: a tape knows arrays by identity.
+        # Always return the same object for the first copy: a tape identifies arrays by `id`.
         return self.one, *split(self.array, self.topology)[1:]
 
 
@@ -108,10 +110,10 @@ Form = Pieces | Stacked | InBody | Joined
 class DistributedValues(Generic[T_co]):
     """A value with one component for each replica.
 
-    Made by `Strategy.run`, by a distributed dataset, or by
-    `Strategy.experimental_distribute_values_from_function`; taken by `Strategy.run`,
+    Created by `Strategy.run`, by a distributed dataset, or by
+    `Strategy.experimental_distribute_values_from_function`; accepted by `Strategy.run`,
     `Strategy.reduce` and `Strategy.gather`. It is a pytree whose leaves are the components. A
-    variable that was made in the scope of a strategy is one too; its components are variables.
+    variable created in the scope of a strategy is one too; its components are variables.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -126,7 +128,7 @@ class DistributedValues(Generic[T_co]):
         (True, ['Variable:0', 'Variable/replica_1:0'])
     """
 
-    # Without `__slots__`: one of the classes is a `jax.Array` too, whose layout excludes them.
+    # Without `__slots__`: one subclass is also a `jax.Array`, whose layout excludes them.
 
     @property
     def values(self) -> tuple[T_co, ...]:
@@ -137,8 +139,8 @@ class DistributedValues(Generic[T_co]):
 class Distributed(StandIn, DistributedValues[T_co]):
     """A distributed value other than a variable: an argument or result of `Strategy.run`."""
 
-    held: Form  # how the components are held; only ``values`` asks
-    captured: Any  # what makes it an input of compiled code that closes over it, once there is
+    held: Form  # the stored components; used only inside ``values``
+    captured: Any  # the cell that makes it an input of compiled code that closes over it, or None
 
     def __init__(self, values: Sequence[T_co]) -> None:
         self.held = Pieces(tuple(values))
@@ -146,7 +148,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
 
     @property
     def form(self) -> Form:
-        """How the code that runs now sees the components: in a trace, as inputs of it."""
+        """The components as the running code sees them; in a trace, as inputs of the trace."""
         return _surroundings["form"](self)  # type: ignore[no-any-return]
 
     @property
@@ -156,7 +158,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
 
     @classmethod
     def of(cls, form: Form) -> Self:
-        """A value in the given form."""
+        """Return a value with the given form."""
         self = object.__new__(cls)
         self.held, self.captured = form, None
         return self
@@ -180,7 +182,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
 
     @property
     def component(self) -> T_co:
-        """The component of the replica that runs.
+        """The component of the running replica.
 
         Raises:
             TypeError: Outside of a replica function.
@@ -199,12 +201,12 @@ class Distributed(StandIn, DistributedValues[T_co]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            # In a replica function that closes over it, it is that replica's component.
+            # In a replica function that closes over it, it behaves like the replica's component.
             if name.startswith("_"):
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             if not _is_one(self):
                 raise AttributeError(f"{_not_one(self)} It has no attribute {name!r}.")
-            if name == "numpy":  # TensorFlow's eager tensors have it, JAX's arrays do not
+            if name == "numpy":  # a method of TensorFlow's eager tensors, but not of JAX arrays
                 return lambda: np.asarray(self.component)
             return getattr(self.component, name)
 
@@ -217,12 +219,12 @@ _surroundings: dict[str, Callable[..., Any]] = {
 
 
 def seen_by(**surroundings: Callable[..., Any]) -> None:
-    """Name what knows of replicas and traces; called once, by its module."""
+    """Install the hooks that depend on replicas and traces; called once, by a higher layer."""
     _surroundings.update(surroundings)
 
 
 class PerReplica(Distributed[T_co]):
-    """One value for each replica; they may differ.
+    """One value for each replica; the values may differ.
 
     Example:
         >>> rx.distribute.PerReplica([1, 2])
@@ -234,7 +236,7 @@ class PerReplica(Distributed[T_co]):
 
 
 class Mirrored(Distributed[T_co]):
-    """One value for each replica, the same on all.
+    """One value for each replica, equal on all.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -247,18 +249,18 @@ class Mirrored(Distributed[T_co]):
     """
 
 
-if TYPE_CHECKING:  # checkers see the one interface that such a value shares with all results
+if TYPE_CHECKING:  # type checkers see only the interface that it shares with other results
     _Array = object
 else:
     _Array = jax.Array
 
 
 class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
-    """A result of a compiled step that is provably the same on all replicas; a `jax.Array` too.
+    """A result of a compiled step that is provably equal on all replicas; also a `jax.Array`.
 
-    The state of functional training loops is such a value. It has a component for each replica, as
-    every result. Wherever JAX, or a library on top of it, takes an array, it is the first replica's
-    copy: a leaf of pytrees, an argument of transformations, an operand, a thing to save.
+    The state of functional training loops is such a value. Like every result it has a component
+    for each replica. Wherever JAX, or a library on top of it, takes an array, it acts as the first
+    replica's copy: a pytree leaf, an argument of transformations, an operand, a value to save.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -270,7 +272,7 @@ class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
         (True, [Array(7., dtype=float32)])
     """
 
-    __array_priority__ = 100  # as of JAX's arrays: NumPy leaves operators to them
+    __array_priority__ = 100  # like JAX arrays: NumPy then defers to their operators
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
@@ -280,32 +282,32 @@ class MirroredResult(PerReplica[T_co], Mirrored[T_co], _Array):
         return complex(self.component)  # type: ignore[call-overload, no-any-return]
 
     def __reduce__(self) -> Any:
-        return self.component.__reduce__()  # devices end with the process: a plain array is saved
+        return self.component.__reduce__()  # pickles as a plain array, without its devices
 
 
-# What a run gives for an array: one for each replica, or itself where there is one replica.
+# The result of a run for an array: one per replica, or the array if there is a single replica.
 SomeArray = PerReplica[jax.Array] | jax.Array
-# What stands for one array in the verbs that combine replicas' values.
+# An array in functions that combine replicas' values.
 AnyArray = Distributed[jax.Array] | jax.Array
 
 
 def in_body(piece: Any, topology: Topology, across: Across = MESH_AXIS) -> PerReplica:
-    """This replica's piece as the per-replica value that cross-replica code sees."""
+    """Return this replica's piece as the per-replica value that cross-replica code sees."""
     return PerReplica.of(InBody(piece, topology, across))
 
 
 def stacked(array: jax.Array, topology: Topology) -> PerReplica:
-    """The per-replica value whose components are the rows of ``array``."""
+    """Return the per-replica value whose components are the rows of `array`."""
     return PerReplica.of(Stacked(array, topology))
 
 
 def pieces(values: Sequence[Any], topology: Topology) -> PerReplica:
-    """The per-replica value with these components."""
+    """Return the per-replica value with these components."""
     return PerReplica.of(Pieces(tuple(values), topology))
 
 
 def result(form: Stacked | Joined) -> PerReplica:
-    """The value that a run returns for an array that the replicas returned."""
+    """Return the value that a run returns for an array that the replicas returned."""
     if isinstance(form, Stacked):
         return PerReplica.of(form)
     _known_to_jax()
@@ -313,12 +315,12 @@ def result(form: Stacked | Joined) -> PerReplica:
 
 
 def mirrored(array: jax.Array, topology: Topology) -> Mirrored:
-    """The mirrored value behind an array that is replicated over ``topology``."""
+    """Return the mirrored value of an array that is replicated over `topology`."""
     return Mirrored.of(Joined(array, topology))
 
 
 def is_distributed(x: Any) -> bool:
-    """Whether ``x`` has one component for each replica."""
+    """Whether `x` is a distributed value, with one component for each replica."""
     return isinstance(x, Distributed)
 
 
@@ -326,34 +328,34 @@ _holders: list[type] = []
 
 
 def keep_whole(*kinds: type) -> None:
-    """Keep objects of ``kinds``, which JAX takes apart, whole where ``__rx_opaque__()`` says so."""
+    """Treat objects of `kinds` as pytree leaves if their `__rx_opaque__()` returns True."""
     _holders.extend(kinds)
 
 
 def is_opaque(x: Any) -> bool:
-    """Whether ``x`` is one thing here: a distributed value, or an object that holds variables."""
+    """Whether `x` must be treated as a pytree leaf."""
     if isinstance(x, Distributed):
         return True
-    # Not isinstance: the classes of a library may answer that in Python, for every array.
+    # Not isinstance: a library's `__instancecheck__` may run Python code for every array.
     return bool(_holders) and issubclass(type(x), tuple(_holders)) and bool(x.__rx_opaque__())
 
 
 def plain(x: Any) -> Any:
-    """Return the array of a result that is one, and anything else as it is.
+    """Return the array of a `MirroredResult`; any other value unchanged.
 
-    Code that keeps an array, or knows it by its identity, must not keep the result instead.
+    Required where an array is stored or identified by `id`, in place of the result object.
     """
     return x.component if isinstance(x, MirroredResult) else x
 
 
 def num_components(value: Distributed) -> int:
-    """How many replicas the value has a component for."""
+    """Return the number of components of the value in this process."""
     form = value.form
     return len(form.values) if isinstance(form, Pieces) else len(form.topology.own)
 
 
 def is_ragged(x: Any) -> bool:
-    """Whether ``x`` is a per-replica value whose arrays differ in shape or dtype."""
+    """Whether `x` is a per-replica value whose arrays differ in shape or dtype."""
     if not isinstance(x, PerReplica) or not isinstance(x.form, Pieces):
         return False
     all_specs = x.form.all_specs
@@ -361,7 +363,7 @@ def is_ragged(x: Any) -> bool:
 
 
 def is_text(x: Any) -> bool:
-    """Whether ``x`` is an array of strings, or has one for each replica: no device holds those."""
+    """Whether `x` is or contains an array of strings, which no device can hold."""
     if isinstance(x, Distributed):
         return isinstance(x.form, Pieces) and any(map(is_text, x.form.values))
     return isinstance(x, np.ndarray) and x.dtype.kind in "OSUT"
@@ -372,11 +374,11 @@ def _is_one(value: Distributed) -> bool:
 
 
 def as_one(value: Distributed) -> Any:
-    """The array that a mirrored value is, across replicas.
+    """Return a mirrored value as one array, across replicas.
 
     Raises:
-        PerReplicaError: If it has a value for each replica; a TypeError, and a ValueError as
-            TensorFlow's.
+        PerReplicaError: If it is a per-replica value. It is a TypeError, and a ValueError as in
+            TensorFlow.
     """
     if not isinstance(value, Mirrored):
         raise PerReplicaError(_not_one(value))
@@ -395,8 +397,8 @@ def _not_one(value: Distributed) -> str:
 
 def _leaves(value: Distributed) -> tuple[tuple[Any, ...], Any]:
     form = value.form
-    # Inside compiled code the leaf is this replica's piece: what a function of the leaves makes of
-    # it is a piece again, and costs no communication.
+    # Inside compiled code the only leaf is this replica's piece: a function mapped over the leaves
+    # returns a piece again, without communication.
     if isinstance(form, InBody):
         return (form.piece,), _Local(form.topology, form.across)
     return form.values, form.topology
@@ -422,7 +424,7 @@ def _component(value: MirroredResult[Any]) -> Any:
 
 
 def _forward(kind: type, base: type) -> None:
-    """Have ``kind`` answer by its component to the names that ``base`` declares and raises for."""
+    """Forward the attributes that `base` declares, and `kind` lacks, to the component."""
     known = {name for c in kind.__mro__ if c is not base for name in vars(c)}
     for name in vars(base).keys() - known - {"__weakref__"}:
         if name.startswith("__"):
@@ -452,14 +454,14 @@ def _compared(op: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 _register(PerReplica)
 _register(Mirrored)
 stands_for(Distributed, lambda value: value.component)
-# Objects are equal to themselves; in a replica function their components are compared.
+# Distributed values compare by identity; in a replica function their components are compared.
 Distributed.__eq__ = _compared(operator.eq)  # type: ignore[method-assign]
 Distributed.__ne__ = _compared(operator.ne)  # type: ignore[method-assign]
 _forward(MirroredResult, jax.Array)
 
 
-# No pytree node: a tree of such values has the structure of the tree of arrays that it stands for.
+# Not a pytree node: a tree of such values has the same structure as the tree of their arrays.
 @cache
-def _known_to_jax() -> None:  # with the first: to try whether JAX takes them would slow the import
+def _known_to_jax() -> None:  # on first use: probing JAX for support would slow the import
     accept_as_array(MirroredResult, lambda value: jax.typeof(value.component), _component)
     dispatch_as_array(MirroredResult, _component)

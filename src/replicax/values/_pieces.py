@@ -1,14 +1,11 @@
-"""Functions of all replicas' pieces, wherever these are: here, in a body, with workers.
+"""Functions of all replicas' pieces, in a replica body, within a process or across workers.
 
-One function of the replicas' pieces, wherever they are.
-
-Inside compiled code the pieces are at hand; outside it the same function is compiled and run on the
-pieces' devices. So a collective has one implementation, and eager and compiled agree to the bit.
-
-Values of replicas in several processes: what each process holds -> what all know.
-
-Every function here is a collective: all workers call it, in the same order. Tensors travel by XLA;
-the hub only carries shapes.
+- `apply_in_body`: inside compiled code the function is applied to the local pieces; outside, the
+  same function is compiled and run on the pieces' devices. A collective therefore has a single
+  implementation, and eager and compiled results are bitwise equal.
+- `sum_across`, `gather_across`, `from_first` and the like: collectives of all workers, which must
+  call them in the same order. XLA moves the tensors; the hub only exchanges shapes.
+- The dtypes of sums and means.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -54,16 +51,16 @@ def apply_in_body(
     values: Sequence[PerReplica],
     topology: Topology,
 ) -> list[Mirrored]:
-    """What ``fn`` makes of the pieces of ``values`` on each replica; equal on all.
+    """Apply `fn` to the pieces of `values` on each replica; the results are equal on all.
 
     Args:
         fn: Takes this replica's pieces and returns arrays; may use collectives over the replica
-            axis. Hashable, as it is compiled once.
+            axis. Must be hashable, since it is compiled once.
         values: The per-replica values, all in one context.
-        topology: Where they live.
+        topology: The topology of the replicas.
 
     Returns:
-        One mirrored value for each array that ``fn`` returned.
+        One mirrored value for each array that `fn` returned.
     """
     forms = [v.form for v in values]
     if any(isinstance(f, InBody) for f in forms):
@@ -91,7 +88,7 @@ def _described(fn: Any, arrays: Sequence[jax.Array]) -> str:
 
 
 def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array:
-    """The value as one array with a row for each replica."""
+    """Return the value as one array with a row for each replica."""
     form = value.form
     if isinstance(form, Stacked):
         return form.array
@@ -104,7 +101,7 @@ def stacked_array(value: PerReplica | Mirrored, topology: Topology) -> jax.Array
 
 
 def stacked_at_once(form: Pieces) -> jax.Array | None:
-    """The same for pieces that are at hand and alike; None for others, of which more is asked."""
+    """Like `stacked_array`, for local pieces of one shape and dtype; None for other pieces."""
     topology = form.topology
     if topology is None:
         return None
@@ -117,16 +114,16 @@ def stacked_at_once(form: Pieces) -> jax.Array | None:
 
 
 def _known_stack(form: Form, topology: Topology) -> jax.Array | None:
-    """The array that the pieces were made before: what every step is given is put together once.
+    """Return the stacked array that was built from the same pieces before, if any.
 
-    Arrays never change, so that only values of nothing else are remembered.
+    An argument passed to every step is stacked once. Only immutable pieces (JAX arrays) are cached.
     """
     place, array = vars(form).get("stacked", (None, None))
     return array if place is topology or place == topology else None
 
 
 def local_piece(value: Any) -> Any:
-    """This replica's component, inside compiled code; anything else as it is."""
+    """Return this replica's component, inside compiled code; any other value unchanged."""
     if not isinstance(value, Distributed):
         return value
     form = value.form
@@ -144,13 +141,13 @@ def local_piece(value: Any) -> Any:
 
 
 def _own_of(components: Sequence[Any]) -> Any:
-    """This replica's of all replicas' numbers or arrays, inside compiled code."""
-    # With several processes the components are this one's, and others have theirs in their place.
+    """Return this replica's element of `components`, inside compiled code."""
+    # With several processes, each process traces its own components at the same indices.
     at = jax.lax.axis_index(REPLICA_AXIS) % len(components)
     if not all(isinstance(x, int | float | complex) for x in components):
         return jnp.stack([as_array(x) for x in components])[at]
     own = components[0]
-    for i, number in enumerate(components[1:], 1):  # of Python's numbers JAX makes weak ones
+    for i, number in enumerate(components[1:], 1):  # keeps the weak type of Python numbers
         own = jnp.where(at == i, number, own)
     return own
 
@@ -160,13 +157,13 @@ def _compiled(fn: Hashable, topology: Topology) -> Callable[..., Any]:
     return per_replica_jit(fn, topology, PartitionSpec(), PartitionSpec())  # type: ignore[arg-type]
 
 
-_PARTS = (1 << 12, 1 << 17, 1 << 22)  # words; few sizes, so that few programs are compiled
+_PARTS = (1 << 12, 1 << 17, 1 << 22)  # words; few sizes, to compile few programs
 _ALONE = AbstractMesh((), ())
-_REPEATS = 4  # more parts of one size take longer than one of the next
+_REPEATS = 4  # more chunks of one size take longer than one of the next size
 
 
 def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Array:
-    """The sum or mean over all replicas of ``parts``: each a sum, and how many entries it is of."""
+    """Return the sum or mean over all replicas of `parts`, pairs of a sum and its entry count."""
     sums, counts = zip(*parts, strict=True)
     values = [pieces([as_array(s) for s in sums], topology)]
     if op is ReduceOp.MEAN:
@@ -179,7 +176,7 @@ def sum_across(op: ReduceOp, parts: Sequence[Any], topology: Topology) -> jax.Ar
 def all_shapes(
     shapes: Sequence[tuple[int, ...]], topology: Topology, what: str
 ) -> list[tuple[int, ...]]:
-    """The shapes that all replicas hold, of which this process knows its own."""
+    """Return the shapes of all replicas, given the local ones; a collective of all workers."""
     if topology.is_whole:
         return list(shapes)
     told = _group.required().agree(f"the shapes of {what}", [list(s) for s in shapes])
@@ -189,13 +186,13 @@ def all_shapes(
 def gather_across(
     parts: Sequence[Any], axis: int, sizes: Sequence[int], topology: Topology
 ) -> tuple[jax.Array, ...]:
-    """All replicas' values joined along ``axis``, on each of this process's devices.
+    """Concatenate all replicas' values along `axis`, on each of this process's devices.
 
     Args:
-        parts: What this process's replicas hold.
-        axis: Where to join.
-        sizes: How long the value of each replica, of all processes, is there.
-        topology: Where the replicas live.
+        parts: The values of this process's replicas.
+        axis: The axis.
+        sizes: The size along `axis` for each replica, of all processes.
+        topology: The topology of the replicas.
     """
     longest = max(sizes)
     padded = [_padded(as_array(p), axis, longest) for p in parts]
@@ -204,12 +201,12 @@ def gather_across(
 
 
 def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
-    """What worker 0 holds, to the bit; the others' values only say shape and dtype.
+    """Return worker 0's value, bitwise; other workers contribute only shape and dtype.
 
     Args:
         x: An array, with the same shape and dtype on all workers.
-        topology: Whose workers.
-        what: What it is, in words.
+        topology: The topology of the workers.
+        what: Its description in messages.
     """
     if topology.is_whole:
         return jnp.asarray(x)
@@ -220,7 +217,7 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     host = np.asarray(x)
     aval = f"{host.dtype}{list(host.shape)}"
     words = np.frombuffer(host.tobytes() + b"\0" * (-host.nbytes % 4), np.uint32)
-    # Not part of a replica function that is being traced here.
+    # Must not become part of a replica function that this thread may be tracing.
     with together(topology, f"the value of worker 0 for {what}, {aval}"), use_abstract_mesh(_ALONE):
         sent = [_send(part, topology) for part in _parts(words)]
     data = np.concatenate(sent).tobytes() if sent else b""
@@ -228,7 +225,7 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
 
 
 def first_of_all(value: PerReplica, topology: Topology) -> Any:
-    """The first replica's component, of all processes."""
+    """Return the component of the first replica of all processes."""
     own = value.values[0]
     if topology.is_whole:
         return own
@@ -236,7 +233,7 @@ def first_of_all(value: PerReplica, topology: Topology) -> Any:
 
 
 def equal_across(digest: str, topology: Topology, what: str) -> bool:
-    """Whether all workers have the same digest of something."""
+    """Whether all workers have the same digest; a collective of all workers."""
     return topology.is_whole or len(set(_group.required().agree(what, digest))) == 1
 
 
@@ -262,7 +259,7 @@ def _cut(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
 
 
 def _parts(words: np.ndarray) -> Iterator[np.ndarray]:
-    """The words in parts of the sizes above, the last one filled up."""
+    """Split the words into chunks of the sizes in `_PARTS`; the last chunk is padded."""
     at = 0
     while at < len(words):
         left = len(words) - at
@@ -274,7 +271,7 @@ def _parts(words: np.ndarray) -> Iterator[np.ndarray]:
 
 def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
     rows = np.zeros((len(topology.own), len(words)), np.uint32)
-    if topology.own[0] == 0:  # the others add nothing
+    if topology.own[0] == 0:  # all other workers contribute zeros
         rows[0] = words
     sent = _sender(topology)(join(list(rows), topology))
     return np.asarray(sent.addressable_data(0))
@@ -287,34 +284,34 @@ def _sender(topology: Topology) -> Any:
     )
 
 
-# Dtypes of sums and means over replicas: one rule for every verb that reduces. A sum has the dtype
-# of its summands, and integers wrap, as in TensorFlow; truth values are counted in int32. A mean is
-# added up without overflow, and that of integers is a float; TensorFlow divides the wrapped sum.
+# Dtypes of sums and means over replicas, the same for every function that reduces. A sum has the
+# dtype of its summands, and integers wrap, as in TensorFlow; booleans are counted in int32. A mean
+# is accumulated without overflow, and is a float for integers; TensorFlow divides the wrapped sum.
 
 
 def summand(op: ReduceOp, x: Any) -> Any:
-    """Return ``x``, of JAX or NumPy, in the dtype in which its sum or mean is added up."""
+    """Return `x`, a JAX or NumPy array, in the dtype in which its sum or mean is accumulated."""
     dtype = sum_dtype(op, x.dtype)
     return x if x.dtype == dtype else x.astype(dtype)
 
 
 def sum_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Return the dtype in which values of ``dtype`` are added up for a sum or a mean."""
+    """Return the dtype in which values of `dtype` are accumulated for a sum or a mean."""
     if op is ReduceOp.SUM:
         return jnp.dtype(jnp.int32) if dtype == jnp.bool_ else dtype
     mean = mean_dtype(dtype)
-    # bfloat16 has the range of float32, and its sums half the traffic.
+    # bfloat16 has the range of float32, and half its traffic.
     overflows = jnp.finfo(mean).maxexp < jnp.finfo(jnp.float32).maxexp
     return jnp.dtype(jnp.float32) if overflows else mean
 
 
 def reduced_dtype(op: ReduceOp, dtype: Any) -> Any:
-    """Return the dtype of a sum or mean of values of ``dtype``."""
+    """Return the dtype of a sum or mean of values of `dtype`."""
     return sum_dtype(op, dtype) if op is ReduceOp.SUM else mean_dtype(dtype)
 
 
 def mean_dtype(dtype: Any) -> Any:
-    """Return the dtype of a mean of values of ``dtype``."""
+    """Return the dtype of a mean of values of `dtype`."""
     return (
         dtype
         if jnp.issubdtype(dtype, jnp.inexact)

@@ -1,9 +1,9 @@
-"""Arrays on the devices of a topology: one for each replica <-> one global array.
+"""Conversions between one array per replica and one global array on a topology's devices.
 
-A *stacked* array has one row for each replica and is what compiled code takes and gives. A *joined*
-array is declared the same on all replicas while they may differ; it never leaves this module and
-``replicax.values._pieces``, where each replica looks at its own part only. Within a replica, an
-array is on every logical device, or cut over them as a spec of their mesh axes says.
+A *stacked* array has one row for each replica; it is the form that compiled code takes and returns.
+A *joined* array is declared replicated although the replicas may differ; it is used only in this
+module and ``replicax.values._pieces``, where each replica reads only its own copy. Within a
+replica, an array is replicated over the logical devices, or sharded by a spec of their mesh axes.
 """
 
 import reprlib
@@ -23,37 +23,37 @@ from replicax._show import Sheet, short
 from replicax.topology._devices import shown_devices
 from replicax.topology._mesh import REPLICA_AXIS, Topology
 
-WHOLE = PartitionSpec()  # not cut: on every logical device of a replica
-NUMERIC = "biufcV"  # kinds of NumPy's dtypes that JAX may have; bfloat16 is a V
-_WIDE = 8  # bytes of the integers that JAX does not have, unless x64 is on
+WHOLE = PartitionSpec()  # replicated over the logical devices of a replica
+NUMERIC = "biufcV"  # kinds of NumPy dtypes that JAX may support; bfloat16 has kind V
+_WIDE = 8  # itemsize of integers that JAX narrows, unless x64 is enabled
 
 
 def is_array(x: Any) -> bool:
-    """Whether ``x`` is a JAX array, concrete or traced, and no distributed value."""
+    """Whether `x` is a JAX array, concrete or traced, and not a distributed value."""
     return isinstance(x, jax.Array) and not isinstance(x, StandIn)
 
 
 def is_traced(x: Any) -> bool:
-    """Whether ``x`` is the stand-in for an array in a function that is being traced."""
+    """Whether `x` is a tracer."""
     return isinstance(x, Tracer)
 
 
 def is_staging() -> bool:
-    """Whether operations on constants are recorded rather than run."""
+    """Whether operations on constants are traced instead of executed."""
     return traced.value is not at_rest and is_traced(jax.lax.neg(np.float32(0)))
 
 
 def on_device(x: Any, device: jax.Device) -> jax.Array:
-    """``x`` on ``device``, free to meet arrays of other devices."""
+    """Return `x` on `device`, uncommitted: usable with arrays on other devices."""
     placed: jax.Array = jax.device_put(x, device)
     return uncommitted(placed)
 
 
 def fitting(x: Any) -> Any:
-    """An array of NumPy with the integers that JAX will have: 32 bits wide, unless x64 is on.
+    """Return a NumPy array with integers in JAX's width: 32 bits unless x64 is enabled.
 
     Raises:
-        OverflowError: If that would make other numbers of them, as JAX does without a word.
+        OverflowError: If a value does not fit; JAX would silently wrap it.
     """
     if x.dtype.kind not in "iu" or x.dtype.itemsize < _WIDE:
         return x
@@ -73,9 +73,9 @@ def fitting(x: Any) -> Any:
 
 
 def private(x: Any) -> Any:
-    """``x``, or a copy if it is an array of NumPy, which its owner may change.
+    """Return `x`, or a copy if it is a NumPy array, which its owner may change.
 
-    `device_put` and compiled functions read it later, even if they may not alias it.
+    `device_put` and compiled functions may read the buffer later, even without aliasing it.
 
     Raises:
         OverflowError: If an integer does not fit.
@@ -87,37 +87,37 @@ def private(x: Any) -> Any:
 
 
 def is_weak(x: Any) -> bool:
-    """Whether ``x`` was made of Python numbers, so that JAX lets what it meets decide its dtype."""
+    """Whether `x` has a weak type: made from Python numbers, its dtype yields in promotion."""
     return getattr(x, "weak_type", False) is True
 
 
 def strong(x: Any) -> Any:
-    """``x``; if it is a weak array, one with its dtype for good, as every replica's value has."""
+    """Return `x` with a strong type; every replica's value has one."""
     if not is_weak(x):
         return x
     if is_traced(x):
         return jax.lax.convert_element_type(x, x.dtype)
-    with jax.default_device(next(iter(x.devices()))):  # where it is, also if it is free to move
+    with jax.default_device(next(iter(x.devices()))):  # stay on its device even if uncommitted
         return jax.lax.convert_element_type(x, x.dtype)
 
 
 def as_array(x: Any) -> jax.Array:
-    """``x`` as an array of JAX, in memory of its own if it is NumPy's."""
+    """Return `x` as a JAX array; a NumPy array is copied."""
     return jnp.asarray(private(x))
 
 
 def is_settled(x: Any, dtype: Any) -> bool:
-    """Whether ``x`` is traced and has the type ``dtype`` for good, with nothing left to do."""
+    """Whether `x` is a tracer that already has the strong type `dtype`."""
     return is_traced(x) and x.dtype == dtype and not x.weak_type
 
 
 def own_copy(x: Any) -> jax.Array:
-    """``x`` in memory of its own; nothing is compiled for it, as `jnp.copy` does for each shape."""
+    """Return a copy of `x` in a new buffer, without compiling as `jnp.copy` does per shape."""
     if is_traced(x):
         return x  # type: ignore[no-any-return]
     if not is_array(x):
         return jax.device_put(fitting(np.array(x)))  # type: ignore[no-any-return]
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would forget where they are
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would lose their placement
         numbers = own_copy(jax.random.key_data(x))
         keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return keys
@@ -129,18 +129,18 @@ def own_copy(x: Any) -> jax.Array:
 
 
 def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
-    """The same value on every replica of ``topology``, in memory of its own."""
+    """Copy `x` to every replica of `topology`, in new buffers."""
     sharding = topology.sharding(spec)
     own = own_copy(x)
     if topology.is_whole:
         placed: jax.Array = jax.device_put(own, sharding)
         return placed
-    # Across processes device_put is a collective that compares; this is local.
+    # Across processes, device_put is a collective that compares the values; this is local.
     return jax.make_array_from_callback(own.shape, sharding, lambda index: own[index])
 
 
 def split(joined: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
-    """What each of this process's replicas holds, in their order."""
+    """Return the array of each of this process's replicas, in order."""
     shards = {shard.device: shard.data for shard in joined.addressable_shards}
     if joined.is_fully_replicated:
         return tuple(uncommitted(shards[device]) for device in topology.leads)
@@ -150,7 +150,7 @@ def split(joined: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
 def _assembled(
     joined: jax.Array, shards: dict[jax.Device, jax.Array], topology: Topology, replica: int
 ) -> jax.Array:
-    """One replica's array, cut over its logical devices."""
+    """Return one replica's array, sharded over its logical devices."""
     assert isinstance(joined.sharding, NamedSharding)
     own = NamedSharding(topology.mesh_of(replica), joined.sharding.spec)
     parts = [shards[device] for device in topology.devices_of(replica)]
@@ -158,7 +158,7 @@ def _assembled(
 
 
 def join(pieces: Sequence[Any], topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
-    """One piece for each replica, as an array that claims to be the same on all of them."""
+    """Assemble per-replica pieces into one array declared replicated (they may differ)."""
     check_count(len(pieces), topology)
     shards = [
         shard
@@ -189,10 +189,10 @@ def _at(piece: Any, device: jax.Device) -> jax.Array:
 
 
 def check_count(components: int, topology: Topology) -> None:
-    """Refuse a per-replica value of another number of replicas.
+    """Check that a per-replica value has one component for each local replica.
 
     Raises:
-        ValueError: If there is not one component for each replica.
+        ValueError: If it has not.
     """
     if components != len(topology.own):
         raise ValueError(
@@ -204,12 +204,12 @@ def check_count(components: int, topology: Topology) -> None:
 
 
 def first(x: jax.Array) -> jax.Array:
-    """The first device's copy of a replicated array; one that is cut over devices as it is."""
+    """Return the first device's copy of a replicated array; a sharded array unchanged."""
     return uncommitted(x.addressable_data(0)) if x.is_fully_replicated else x
 
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
-    """Equal-shaped pieces as one array with a row for each replica."""
+    """Stack pieces of equal shape to one array with a row for each replica."""
     placed = topology.is_whole and all(map(is_array, pieces))
     if any(map(is_traced, pieces)) or (not placed and is_staging()):
         return _stack_staged(pieces, topology)
@@ -229,12 +229,12 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
 
 
 def stack_at_once(pieces: Sequence[Any], topology: Topology) -> jax.Array | None:
-    """The same in one transfer and without a program, for pieces in memory that are all alike.
+    """Like `stack`, in one transfer and without a program, for concrete pieces of one kind.
 
-    Every step that is given such pieces comes here: each is asked for no more than it must be.
+    On the path of every step with such arguments, so it does the fewest possible checks.
 
     Returns:
-        None for other pieces.
+        The array, or None for other pieces.
     """
     devices, head = topology.leads, pieces[0]
     if topology.cores > 1 or not topology.is_whole or len(pieces) != len(devices):
@@ -258,10 +258,10 @@ def _host_rows(pieces: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray
 
 
 def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[np.ndarray] | None:
-    """What NumPy sees of arrays where they are, without copies."""
+    """Return NumPy views of arrays in CPU memory, without copies; None for other arrays."""
     head, cpus = pieces[0], _cpus_beside(devices[0])
     is_plain = isinstance(head.dtype, np.dtype) and 0 not in head.shape
-    if not is_plain or len(pieces) == 1:  # one piece is a row where it is, by a program
+    if not is_plain or len(pieces) == 1:  # a single piece gets its axis from a program
         return None
     for piece in pieces:
         where = piece.sharding.device_set
@@ -272,23 +272,23 @@ def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[n
 
 @cache
 def _cpus_beside(device: jax.Device) -> frozenset[jax.Device]:
-    """The devices that share the memory of a CPU, which are all of its process; none for others."""
+    """Return all CPU devices of the process, which share memory; empty for other platforms."""
     is_cpu = device.platform == "cpu"
     return frozenset(device.client.local_devices()) if is_cpu else frozenset()
 
 
 def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
-    """The rows of a stacked array, each on its replica's device."""
+    """Return the rows of a stacked array, each on its replica's device."""
     if is_traced(stacked):
         return tuple(stacked[i] for i in range(topology.num_replicas))
     if not topology.is_whole:
         return _unstack_own(stacked, topology)
-    with concrete():  # JAX may be tracing code that closes over it
+    with concrete():  # JAX may be tracing code that closes over the array
         return split(_unstacker(topology)(stacked), topology)
 
 
 def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
-    """The same without a program of all processes, which they would have to start together."""
+    """Like `stack`, without a multi-process program, which all processes would have to launch."""
     rows = [
         _raised(jax.device_put(private(piece), device))
         for piece, replica in zip(pieces, topology.own, strict=True)
@@ -301,7 +301,7 @@ def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
 
 
 def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
-    """The same in code that is traced, of all replicas' pieces or of this process's."""
+    """Like `stack` in traced code, of all replicas' pieces or of this process's."""
     rows = jnp.stack([as_array(p) for p in pieces])
     count = len(pieces)
     if count == topology.num_replicas:
@@ -313,7 +313,7 @@ def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
         row: jax.Array = jax.lax.dynamic_index_in_dim(rows, at, keepdims=True)
         return row
 
-    # In other processes the same program holds their rows.
+    # The program is the same in every process, but each has its own rows as constants.
     spread = per_replica_map(own_row, topology, PartitionSpec(), PartitionSpec(REPLICA_AXIS))
     stacked: jax.Array = spread(rows)
     return stacked
@@ -343,17 +343,17 @@ def _unstacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
 def per_replica_jit(
     fn: Callable[..., Any], topology: Topology, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """``fn`` compiled to run on every replica's own shard."""
+    """Return `fn` compiled to run on every replica's shard."""
     return jax.jit(per_replica_map(fn, topology, in_specs, out_specs))
 
 
 def per_replica_map(
     fn: Callable[..., Any], topology: Topology, in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
-    """``fn`` on every replica's own shard, inside a traced function.
+    """Return `fn` mapped over the replicas' shards, for use in a traced function.
 
-    ``check_vma=False`` is tf.distribute's meaning: a gradient stays local until it is all-reduced,
-    and the gradient of an all-reduce is an all-reduce.
+    ``check_vma=False`` gives the semantics of tf.distribute: a gradient stays local until it is
+    all-reduced, and the gradient of an all-reduce is an all-reduce.
     """
     return jax.shard_map(
         fn,
@@ -369,7 +369,7 @@ _MOST_SHOWN = 8
 
 
 def glanced(title: str, numbers: Iterable[Any], values: Sequence[Any]) -> str:
-    """The values of some replicas as a table in HTML; large arrays are not looked at."""
+    """Return an HTML table of some replicas' values; large arrays are not read."""
     rows = tuple((str(i), *_glance(v)) for i, v in zip(numbers, values, strict=True))
     columns = ("replica", "device", "shape", "dtype", "value")
     return Sheet(title, columns=columns, rows=rows).to_html()

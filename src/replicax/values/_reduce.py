@@ -1,7 +1,4 @@
-"""Reduce and gather: PerReplica -> one value; and slices, which are joined instead.
-
-Slices: some rows of an array, that replicas join instead of adding up whole arrays.
-"""
+"""Reduce and gather per-replica values, and `IndexedSlices`, which are concatenated instead."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ Axis = int | Sequence[int] | None
 def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology) -> jax.Array:
     """Combine the components of ``value``, and the entries along ``axis`` of each.
 
-    The mean along an axis divides by the true number of entries, also when the replicas hold
+    A mean along an axis divides by the total number of entries, even if the replicas hold
     different numbers of them.
     """
     value = _as_staged(value, topology)
@@ -100,9 +97,9 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
 
 
 def rows_of(value: PerReplica, topology: Topology) -> jax.Array:
-    """All replicas' rows as one array of all devices.
+    """Return all replicas' rows as one global array.
 
-    It is cut over the replicas where they hold equally many rows, and on all of them otherwise.
+    It is sharded over the replicas if they hold equally many rows, and replicated otherwise.
     """
     form = value.form
     if isinstance(form, Stacked) and form.topology == topology:
@@ -119,7 +116,7 @@ def _flattener(topology: Topology) -> Callable[[jax.Array], jax.Array]:
 
 
 def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ...]]) -> jax.Array:
-    """Pieces joined along ``axis``.
+    """Concatenate pieces along `axis`.
 
     Raises:
         InvalidArgumentError: If they differ in another axis.
@@ -129,10 +126,10 @@ def concatenate(pieces: Sequence[Any], axis: int, shapes: Sequence[tuple[int, ..
 
 
 def check_joinable(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
-    """Refuse shapes that differ elsewhere than along ``axis``.
+    """Check that shapes differ only along `axis`.
 
     Raises:
-        InvalidArgumentError: If they do, a ValueError.
+        InvalidArgumentError: If they do not; also a ValueError.
     """
     rest = {(*s[:axis], *s[axis + 1 :]) for s in shapes}
     if len(rest) > 1:
@@ -143,7 +140,7 @@ def check_joinable(shapes: Sequence[tuple[int, ...]], axis: int) -> None:
 
 
 def first_value(value: PerReplica) -> Any:
-    """The first replica's component, on all replicas if inside compiled code."""
+    """Return the first replica's component; inside compiled code, on all replicas."""
     form = value.form
     if not isinstance(form, InBody):
         where = form.topology
@@ -156,7 +153,7 @@ def first_value(value: PerReplica) -> Any:
 
 
 def agree(pieces: Sequence[Any]) -> bool:
-    """Whether all pieces are equal, NaNs included."""
+    """Whether all pieces are bitwise equal."""
     arrays = [np.asarray(p) for p in pieces]
     return all(
         a.shape == arrays[0].shape and a.tobytes() == arrays[0].tobytes() for a in arrays[1:]
@@ -164,7 +161,7 @@ def agree(pieces: Sequence[Any]) -> bool:
 
 
 def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...]:
-    """The shape of each component."""
+    """Return the shape of each component."""
     form = value.form
     if isinstance(form, Stacked):
         return (tuple(form.array.shape[1:]),) * len(form.topology.own)
@@ -172,7 +169,7 @@ def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...
 
 
 def _as_staged(value: PerReplica, topology: Topology) -> PerReplica:
-    """Components that only this process knows, as traced code of all processes sees them."""
+    """Convert components known only to this process to the form in traced multi-process code."""
     if topology.is_whole or not isinstance(value.form, Pieces) or not is_staging():
         return value
     return stacked(stacked_array(value, topology), topology)
@@ -199,7 +196,7 @@ def _reduce_in_body(op: ReduceOp, form: InBody, axis: Axis) -> jax.Array:
 
 
 def _local_sum(op: ReduceOp, x: jax.Array, over: tuple[int, ...]) -> jax.Array:
-    """One replica's part of a sum, or of a mean, in the dtype of the whole."""
+    """Return one replica's contribution to a sum or mean, in the accumulation dtype."""
     x = summand(op, x)
     if op is ReduceOp.MEAN and x.dtype.itemsize < 4:
         x = x.astype(jnp.float32)
@@ -226,7 +223,7 @@ _reduce_rows_jit = partial(jax.jit, static_argnums=(1, 2))(_reduce_rows)
 def _reduce_across(
     op: ReduceOp, value: PerReplica, axes: Sequence[tuple[int, ...]], topology: Topology
 ) -> jax.Array:
-    """Add up here first, so that the shapes that meet do not depend on the workers' rows."""
+    """Sum locally first: the shapes exchanged then do not depend on each worker's row count."""
     parts = [
         (_local_sum(op, as_array(v), over), _entries(jnp.shape(v), over))
         for v, over in zip(value.values, axes, strict=True)
@@ -256,7 +253,7 @@ def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int,
 
 
 def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
-    # Not by its truth: the axis may be NumPy's 0.
+    # Not `if axis`: the axis may be NumPy's 0.
     axes = () if axis is None else axis if isinstance(axis, Sequence) else (axis,)
     return tuple(_one_axis(a, rank) for a in axes)
 
@@ -281,14 +278,14 @@ def _to_current_device(x: jax.Array) -> jax.Array:
 class IndexedSlices:
     """Values for some of the rows of an array.
 
-    Replicas combine them as TensorFlow's do: `all_reduce` and `reduce` join the rows of all of
-    them, divided by the number of replicas for a mean; `reduce` along an axis and `gather` take
-    them for the whole arrays that they are rows of.
+    Replicas combine them as in TensorFlow: `all_reduce` and `reduce` concatenate the rows of all
+    replicas, divided by the number of replicas for a mean; `reduce` along an axis and `gather`
+    convert them to dense arrays first.
 
     Args:
         values: One row for each index.
-        indices: Which rows of the whole array they are.
-        dense_shape: The shape of the whole array, if known.
+        indices: Their row numbers in the dense array.
+        dense_shape: The shape of the dense array, if known.
 
     Example:
         >>> v = rx.Variable(jnp.zeros(3))
@@ -305,18 +302,18 @@ class IndexedSlices:
     dense_shape: Any = None
 
     def divided(self, op: ReduceOp, count: int) -> IndexedSlices:
-        """Joined rows of ``count`` replicas, as their sum or mean has them."""
+        """Return the concatenated rows of `count` replicas, divided by `count` for a mean."""
         values = self.values / count if op is ReduceOp.MEAN else self.values
         return IndexedSlices(values, self.indices, self.dense_shape)
 
 
 def is_slices(x: Any) -> bool:
-    """Whether ``x`` is rows of an array."""
+    """Whether `x` is an `IndexedSlices`."""
     return isinstance(x, IndexedSlices)
 
 
 def reduce_slices(op: ReduceOp, slices: IndexedSlices, axis: Axis, topology: Topology) -> Any:
-    """What all replicas' rows make together; along an axis, of the whole arrays.
+    """Combine all replicas' rows; along an axis, reduce the dense arrays instead.
 
     Raises:
         ValueError: If there is no component for each replica.
@@ -333,7 +330,7 @@ def reduce_slices(op: ReduceOp, slices: IndexedSlices, axis: Axis, topology: Top
 
 
 def gather_slices(slices: IndexedSlices, axis: int, topology: Topology) -> jax.Array:
-    """The whole arrays of all replicas, joined along an axis."""
+    """Concatenate the dense arrays of all replicas along an axis."""
     dense = _dense(slices, topology)
     return gather_value(dense, axis, topology) if isinstance(dense, PerReplica) else dense
 
@@ -373,7 +370,7 @@ def _require_components(slices: IndexedSlices, topology: Topology) -> None:
 
 
 def _parts(slices: IndexedSlices) -> tuple[tuple[Any, ...], Any]:
-    """Return the leaves, and the shape of the whole array if its numbers are known."""
+    """Return the pytree children, and the dense shape as static data if it is known."""
     shape, parts = slices.dense_shape, (_row_list(slices.values), _row_list(slices.indices))
     if shape is None or isinstance(shape, tuple | list | np.ndarray):
         return parts, None if shape is None else tuple(np.asarray(shape).tolist())

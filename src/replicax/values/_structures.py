@@ -1,15 +1,11 @@
-"""Structures that hold distributed values: opened, put together, described, walked.
+"""Structures of distributed values: dataclasses, per-replica results, specs and `rx.nest`.
 
-Records: dataclasses that hold arrays, taken for containers also if JAX was not told of them.
-
-The results of the replicas as one structure, and back.
-
-Each leaf that all replicas agree on as plain Python (the same object, or an equal number, text or
-None) stays one bare value; every other leaf becomes a `PerReplica`.
-
-What the components of a per-replica value look like.
-
-Structures of values; None and distributed values are leaves.
+- Dataclasses that contain arrays are treated as pytrees even if they are not registered with JAX.
+- `regroup` combines the results of all replicas into one structure, `select` extracts one
+  replica's. A leaf on which all replicas agree as plain Python (the same object, or an equal
+  number, string or None) stays that value; every other leaf becomes a `PerReplica`.
+- `PerReplicaSpec` describes the components of a per-replica value.
+- `rx.nest`: pytree functions for which None and distributed values are leaves.
 """
 
 import dataclasses
@@ -36,7 +32,7 @@ from replicax.values._placement import check_count, is_array
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """A dataclass's fields, as a container that JAX knows."""
+    """A dataclass instance as a registered pytree node."""
 
     kind: type
     fields: tuple[Any, ...]
@@ -48,12 +44,12 @@ jax.tree_util.register_pytree_node(
 
 
 def opened(tree: Any) -> Any:
-    """``tree`` with the dataclasses in it that hold arrays as containers; see `closed`."""
+    """Return `tree` with dataclasses that contain arrays replaced by pytree nodes."""
     return jax.tree.map(_open, tree, is_leaf=_is_leaf)
 
 
 def closed(tree: Any) -> Any:
-    """The reverse of `opened`: the dataclasses again, with what has taken their fields' places."""
+    """Reverse `opened`: rebuild the dataclasses from the current leaves."""
     return jax.tree.map(
         lambda x: _close(x) if isinstance(x, _Record) else x,
         tree,
@@ -62,13 +58,13 @@ def closed(tree: Any) -> Any:
 
 
 def has_records(tree: Any) -> bool:
-    """Whether an opened tree has a dataclass in it."""
+    """Whether a tree returned by `opened` contains a dataclass."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x))
     return any(isinstance(x, _Record) for x in leaves)
 
 
 def record_type(kind: type, data: Any) -> Any:
-    """The class of the object that a pytree node stands for: of an opened dataclass, its own."""
+    """Return the class that a pytree node represents; for `_Record` the dataclass."""
     return data if kind is _Record else kind
 
 
@@ -107,7 +103,7 @@ _PLAIN = (int, float, complex, bool, str, bytes, type(None), np.generic)
 
 
 def regroup(results: Sequence[Any], topology: Topology) -> Any:
-    """One structure whose leaves hold each replica's leaf.
+    """Combine each replica's result into one structure with per-replica leaves.
 
     Raises:
         ValueError: If the replicas returned different structures.
@@ -130,20 +126,20 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
 
 
 def select(value: Any, replica: int) -> Any:
-    """What replica number ``replica`` sees of a structure with distributed values in it."""
+    """Return the structure with each distributed value replaced by one replica's component."""
     return jax.tree.map(
         lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_opaque
     )
 
 
 def check_counts(value: Any, topology: Topology) -> bool:
-    """Refuse distributed values of another number of replicas in a structure.
+    """Check that each distributed value in a structure has one component per replica.
 
     Returns:
         Whether there is a distributed value in it.
 
     Raises:
-        ValueError: If one does not have a component for each replica.
+        ValueError: If the number of components is wrong.
     """
     found = False
     for v in jax.tree.leaves(value, is_leaf=is_opaque):
@@ -154,12 +150,12 @@ def check_counts(value: Any, topology: Topology) -> bool:
 
 
 def has_distributed(value: Any) -> bool:
-    """Whether a structure has a distributed value in it."""
+    """Whether a structure contains a distributed value."""
     return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_opaque)))
 
 
 def who_has_rows(value: Any, topology: Topology) -> list[bool]:
-    """Which of this process's replicas were given rows of a batch that is short for some."""
+    """Return, for each local replica, whether it has rows in a batch that is short for some."""
     found = [True] * topology.num_replicas
     for v in jax.tree.leaves(value, is_leaf=is_opaque):
         if is_ragged(v):
@@ -181,7 +177,7 @@ def _merge(column: Sequence[Any], topology: Topology) -> Any:
 
 
 class PerReplicaSpec(TypeSpec):
-    """The specs of a per-replica value's components, as `input_signature` takes them.
+    """The specs of a per-replica value's components, for `input_signature`.
 
     Example:
         >>> spec = rx.distribute.PerReplicaSpec(rx.TensorSpec([None]), rx.TensorSpec([None]))
@@ -193,7 +189,7 @@ class PerReplicaSpec(TypeSpec):
         self.value_specs = value_specs
 
     def is_compatible_with(self, spec_or_value: Any) -> bool:
-        """Whether a per-replica value, or the spec of one, has components that fit these."""
+        """Whether a per-replica value, or its spec, has components compatible with these specs."""
         if isinstance(spec_or_value, PerReplicaSpec):
             parts = spec_or_value.value_specs
         elif isinstance(spec_or_value, Distributed):
@@ -216,7 +212,7 @@ class PerReplicaSpec(TypeSpec):
 
 
 def component_specs(value: Distributed) -> tuple[Any, ...]:
-    """The spec of each component; arrays that differ in shape give specs that differ."""
+    """Return the spec of each component; they differ if the arrays differ in shape."""
     form = value.form
     if isinstance(form, Stacked):
         spec = TensorSpec(form.array.shape[1:], form.array.dtype)
@@ -235,7 +231,7 @@ def _is_nest_leaf(x: Any) -> bool:
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves of a structure.
+    """Return the leaves of a structure.
 
     Example:
         >>> rx.nest.flatten((1, [2, None]))
@@ -245,7 +241,7 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def map_structure(func: Callable[..., Any], *structures: Any) -> Any:
-    """``func`` of the leaves of one or more structures, in their structure.
+    """Apply ``func`` to the leaves of one or more structures; return the same structure.
 
     Example:
         >>> rx.nest.map_structure(lambda a, b: a + b, [1, 2], [10, 20])
@@ -255,7 +251,7 @@ def map_structure(func: Callable[..., Any], *structures: Any) -> Any:
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
-    """Leaves put into a structure.
+    """Return a structure with the leaves replaced by those of ``flat_sequence``.
 
     Example:
         >>> rx.nest.pack_sequence_as({"a": 0, "b": 0}, [1, 2])

@@ -65,7 +65,7 @@ class Lifted:
         return as_function(self.jaxpr, list(consts))
 
     def run(self, args: Sequence[Any], level: Any) -> list[Any]:
-        """Call it with the reads of `level`, apply its writes to `level`, and return its results."""
+        """Call it with the reads of `level`, apply its writes there, and return its results."""
         results = self.call(*args, *(as_input(level.read(c), c) for c in self.reads))
         for cell, value in zip(self.writes, results[self.num_outs :], strict=True):
             level.write(cell, from_output(value, cell))
@@ -181,8 +181,8 @@ def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, li
 
 def cancelled(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
     """Return `jaxpr` without gathers of a sharded variable that are immediately split again."""
-    # `parts` maps each gathered array to the shards it came from; `same` maps the result of splitting
-    # it again to these shards, which replace it in all later equations.
+    # `parts` maps each gathered array to the shards it came from; `same` maps the result of
+    # splitting it again to these shards, which replace it in all later equations.
     parts: dict[Any, Any] = {}
     same: dict[Any, Any] = {}
 
