@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.collectives._eager import Seat, opened
+from replicax.collectives._eager import Seat, open_meeting
 from tests.replicas import WAYS, compiled, components, context, eagerly, mirrored, replica_id
 
 
@@ -300,9 +300,9 @@ def test_a_collective_on_a_thread_of_no_run_finds_the_only_run(strategy):
         thread.join()
 
     elsewhere()
-    with opened(topology) as one:
+    with open_meeting(topology) as one:
         elsewhere()
-        with opened(topology):
+        with open_meeting(topology):
             elsewhere()
 
     assert found == [one]

@@ -41,7 +41,7 @@ def test_a_meeting_hands_each_replica_its_part():
     def body(replica):
         return meeting.meet(replica, Call("a test"), replica, lambda all_of_them: all_of_them[::-1])
 
-    assert meeting.hold(body) == [2, 1, 0]
+    assert meeting.run(body) == [2, 1, 0]
 
 
 def test_replicas_run_one_at_a_time_in_order(strategy):

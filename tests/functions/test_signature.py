@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.functions._signature import Ragged, static_key, take_apart
+from replicax.functions._signature import RaggedArgument, static_key, take_apart
 
 
 def key(*args, **kwargs):
@@ -103,7 +103,7 @@ def test_replica_values_are_told_by_their_components_and_devices(two):
     assert key(two.run(lambda: jnp.ones(2))) != key(two.run(lambda: jnp.ones(3)))
     assert key(pair) != key(jnp.ones(2))
     assert key(rx.distribute.PerReplica([1, 2])) != key(rx.distribute.PerReplica([1, 3]))
-    with pytest.raises(Ragged):
+    with pytest.raises(RaggedArgument):
         key(rx.distribute.PerReplica([jnp.ones(2), jnp.ones(3)]))
 
 

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import replicax as rx
-from replicax.strategy._run import LatestUsed
+from replicax.strategy._run import LRUCache
 from tests.replicas import (
     WAYS,
     compiled,
@@ -392,7 +392,7 @@ def test_no_distribution_without_run(strategy):
 
 
 def test_a_numpy_batch_that_every_replica_gets_whole_is_explained_once(caplog, monkeypatch):
-    monkeypatch.setattr("replicax.strategy._run._said", False)
+    monkeypatch.setattr("replicax.strategy._run._warned", False)
     two = mirrored(2)
 
     for batch in (np.ones((3, 2)), np.ones(()), np.ones((0, 2)), jnp.ones((4, 2)), 4):
@@ -479,7 +479,7 @@ def test_the_body_runs_again_on_every_call_and_its_result_is_returned(strategy, 
 
 
 def test_the_latest_used_things_are_kept():
-    things = LatestUsed()
+    things = LRUCache()
     first = things.find("first", object)
     for i in range(300):
         things.find(i, object)
@@ -487,7 +487,7 @@ def test_the_latest_used_things_are_kept():
     kept = things.find(299, object)
 
     assert things.find(299, object) is kept
-    assert len(things._things) <= 256
+    assert len(things._entries) <= 256
 
 
 @pytest.mark.parametrize(

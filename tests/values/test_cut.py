@@ -20,11 +20,15 @@ def test_each_replica_has_its_part_of_the_sum_whatever_the_dimensions_of_the_sli
     x = np.random.default_rng(0).integers(-99, 99, (8, *shape)).astype("f4")
     mesh = Mesh(np.asarray(jax.devices()[:8]), (REPLICA_AXIS,))
     spec = PartitionSpec(REPLICA_AXIS)
-    own_sum = jax.shard_map(
-        lambda x: cut.own_sum(x[0]), mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False
+    reduce_scatter = jax.shard_map(
+        lambda x: cut.reduce_scatter(x[0]),
+        mesh=mesh,
+        in_specs=spec,
+        out_specs=spec,
+        check_vma=False,
     )
 
-    found = jax.jit(own_sum)(x)
+    found = jax.jit(reduce_scatter)(x)
 
     np.testing.assert_array_equal(cut.whole(found), jnp.sum(x, axis=0))
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from replicax.topology._mesh import Topology
 from replicax.values._placement import (
     first,
+    fresh_copy,
     join,
     on_device,
-    own_copy,
     replicate,
     split,
     stack,
@@ -120,7 +120,7 @@ def test_a_copy_stays_where_it_was_in_memory_of_its_own(make):
     topology = topology_of([0, 1])
     placed = replicate(make(), topology)
 
-    copied = own_copy(placed)
+    copied = fresh_copy(placed)
 
     assert copied.sharding == placed.sharding
     assert copied.dtype == placed.dtype

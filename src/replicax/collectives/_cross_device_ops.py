@@ -21,7 +21,7 @@ from replicax.collectives._options import (
     plain_reduction,
     replicas_of,
 )
-from replicax.collectives._packing import WITHIN_PROCESS, Packing, for_parts, packed
+from replicax.collectives._packing import WITHIN_PROCESS, Packing, for_sharded_variables, packed
 from replicax.topology._devices import resolve
 from replicax.topology._mesh import (
     MESH_AXIS,
@@ -172,15 +172,16 @@ class _InBodyOps(CrossDeviceOps):
         values = [v for v, _ in value_destination_pairs]
         form = values[0].form
         if isinstance(form, InBody) and form.across is not MESH_AXIS:
-            return _by_meeting(reduce_op, values, form.across, topology)
+            return _reduce_in_meeting(reduce_op, values, form.across, topology)
         plan = _Plan(self, reduce_op, options, topology)
         results = apply_in_body(plan, values, topology)
         return [deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
 
 
-def _by_meeting(
+def _reduce_in_meeting(
     op: ReduceOp, values: Sequence[PerReplica], across: Across, topology: Topology
 ) -> list[Any]:
+    """Reduce in a meeting of replicas that are compiled separately."""
     is_mean, size = op is ReduceOp.MEAN, topology.num_replicas
     leaves = [jnp.asarray(local_piece(v)) for v in values]
     sums = across.sum([summand(op, x) for x in leaves])
@@ -242,7 +243,7 @@ class NcclAllReduce(_InBodyOps):
         """Return ops for the gradients of mirrored variables, or of sharded ones."""
         ops = cls()
         if sharded:
-            ops.packing = for_parts(ops.packing)
+            ops.packing = for_sharded_variables(ops.packing)
         return ops
 
     def sum_in_body(
@@ -345,6 +346,7 @@ class ReductionToOneDevice(_InBodyOps):
 
 
 def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:
+    """Sum over the replicas along a binary tree; only replica `root` gets the total."""
     step = 1
     while step < size:
         moves = [
@@ -358,6 +360,7 @@ def _sum_to(root: int, x: jax.Array, size: int) -> jax.Array:
 
 
 def _broadcast_from(root: int, x: jax.Array, size: int) -> jax.Array:
+    """Copy the value of replica `root` to all along a binary tree."""
     rank = (jax.lax.axis_index(REPLICA_AXIS) - root) % size
     step = 1
     while step < size:

@@ -77,12 +77,14 @@ class Seat:
 
 _meetings: dict[Topology, list[Meeting]] = {}
 _own_meeting: ContextVar[Meeting | None] = ContextVar("replicax_meeting", default=None)
+# Nonempty once a collective was compiled into a program: from then on results may be pending when a
+# replica function returns, and its meeting must stay open until they are ready.
 _staged: list[bool] = []
 _STRUCTURE = "the structure of the value"
 
 
 @contextmanager
-def opened(topology: Topology) -> Iterator[Meeting]:
+def open_meeting(topology: Topology) -> Iterator[Meeting]:
     """Open a meeting that collectives of `topology` find, also from threads of the runtime."""
     meeting = Meeting(len(topology.own))
     _meetings.setdefault(topology, []).append(meeting)
@@ -114,7 +116,7 @@ class SeatAcross:
         return all_gather(self.seat, x, axis, CommunicationOptions())
 
 
-def settled(result: Any) -> Any:
+def wait_if_staged(result: Any) -> Any:
     """Wait for `result` if collectives in compiled code may still be running; return it."""
     return jax.block_until_ready(result) if _staged else result
 
@@ -176,6 +178,8 @@ def _reduce_now(
     structure: str,
     number: int | None,
 ) -> list[Any]:
+    """Reduce in a meeting; called eagerly with arrays, or from a callback with NumPy arrays."""
+
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
@@ -193,6 +197,8 @@ def _reduce_now(
 
 
 def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how: Any) -> Any:
+    """Gather in a meeting; called eagerly with arrays, or from a callback with NumPy arrays."""
+
     def settle(pieces: list[Any]) -> list[Any]:
         _check_traced_sizes([p.shape[axis] for p in pieces], [sizes[i] for i in seat.topology.own])
         if not seat.topology.is_whole:
@@ -204,8 +210,8 @@ def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how:
         return [on_device(whole, d) for d in seat.topology.leads]
 
     call = Call(_named(f"all_gather(axis={axis}) of rows {sizes}", how["number"]))
-    patience = how["options"].timeout_seconds
-    return seat.meeting.meet(seat.replica, call, x, settle, timeout=patience)
+    timeout = how["options"].timeout_seconds
+    return seat.meeting.meet(seat.replica, call, x, settle, timeout=timeout)
 
 
 def _named(what: str, number: int | None) -> str:
@@ -244,6 +250,7 @@ def _check_traced_sizes(sizes: Sequence[int], traced: Sequence[int]) -> None:
 
 
 def _host_reduction(op: ReduceOp, column: Sequence[np.ndarray]) -> Any:
+    """Reduce NumPy arrays on the host."""
     given = column[0].dtype
     rows = summand(op, np.stack(column))
     total = np.sum(rows, axis=0, dtype=rows.dtype)

@@ -58,7 +58,7 @@ def inherited_jax_state() -> Callable[[], AbstractContextManager[None]]:
 
 
 Settle = Callable[[list[Any]], list[Any]]
-_PATIENCE = 0.05  # seconds between checks for deferred signals
+_POLL_SECONDS = 0.05  # seconds between checks for deferred signals
 _BY_ARGUMENT = " Pass values that differ between the replicas to merge_call in `args`."
 _SAME_CALLS = (
     "Every replica must call the same collectives, variable writes and merge_calls, on the same"
@@ -92,7 +92,7 @@ class Meeting:
         self._over = False
         self._threads: list[threading.Thread] = []
 
-    def hold(self, body: Callable[[int], Any]) -> list[Any]:
+    def run(self, body: Callable[[int], Any]) -> list[Any]:
         """Run `body(replica)` for every replica and return their results; signals are deferred.
 
         Raises:
@@ -102,7 +102,7 @@ class Meeting:
         try:
             for replica in range(self._size):
                 self._start(replica, body)
-                self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
+                self._wait_until(lambda r=replica: self._is_idle(r))  # type: ignore[misc]
             while len(self._results) < self._size or self._offers:
                 self._settle()
             return [self._results[r] for r in range(self._size)]
@@ -142,6 +142,8 @@ class Meeting:
             return self._answers.pop(replica)
 
     def _start(self, replica: int, body: Callable[[int], Any]) -> None:
+        """Start the thread of a replica."""
+        # New threads start with an empty context: pass on the frame, level and meeting of this one.
         context = contextvars.copy_context()
         jax_state = inherited_jax_state()
 
@@ -166,23 +168,23 @@ class Meeting:
         self._running[replica] = True
         thread.start()
 
-    def _is_quiet(self, replica: int) -> bool:
+    def _is_idle(self, replica: int) -> bool:
         return replica in self._offers or not self._running[replica]
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         began = time.monotonic()
-        while not self._came(condition, began):
+        while not self._poll(condition, began):
             held.deliver()  # the only place where a signal may end the run
 
-    def _came(self, condition: Callable[[], bool], began: float) -> bool:
+    def _poll(self, condition: Callable[[], bool], began: float) -> bool:
         """Wait briefly; return whether `condition` holds. Raise the error of a failed replica."""
         with self._changed:
             if not (condition() or self._failure):
                 limits = [o.timeout for o in self._offers.values() if o.timeout is not None]
-                left = min(limits) - (time.monotonic() - began) if limits else _PATIENCE
+                left = min(limits) - (time.monotonic() - began) if limits else _POLL_SECONDS
                 if left <= 0:
-                    raise ReplicaError(self._late(min(limits)))
-                self._changed.wait(min(left, _PATIENCE))
+                    raise ReplicaError(self._timeout_message(min(limits)))
+                self._changed.wait(min(left, _POLL_SECONDS))
             if self._failure:
                 replica, error = self._failure
                 error.add_note(f"Raised in replica {replica} of {self._size}.")
@@ -190,7 +192,8 @@ class Meeting:
             return condition()
 
     def _settle(self) -> None:
-        self._wait_until(lambda: all(map(self._is_quiet, range(self._size))))
+        """Wait until all replicas wait, compute the collective, and answer each replica."""
+        self._wait_until(lambda: all(map(self._is_idle, range(self._size))))
         with self._changed:
             offers = dict(self._offers)
             if not offers:
@@ -202,6 +205,9 @@ class Meeting:
         except Exception as error:
             self._note_line(error)
             raise
+        # Answer one replica at a time and let it run until it waits again, which keeps the order of
+        # side effects deterministic. A collective in compiled code does not suspend its replica's
+        # thread, so there is nothing to wait for.
         for replica in order:
             with self._changed:
                 del self._offers[replica]
@@ -210,7 +216,7 @@ class Meeting:
                 self._running[replica] = inside or self._running[replica]
                 self._changed.notify_all()
             if inside:
-                self._wait_until(lambda r=replica: self._is_quiet(r))  # type: ignore[misc]
+                self._wait_until(lambda r=replica: self._is_idle(r))  # type: ignore[misc]
 
     def _note_line(self, error: Exception) -> None:
         # The error is raised on this thread, but the user's line is where the replicas wait.
@@ -221,14 +227,15 @@ class Meeting:
         """Return `file:line` of the user code where a replica waits; "" if unknown."""
         return user_line(sys._current_frames().get(self._threads[replica].ident or 0))  # noqa: SLF001
 
-    def _place(self, replica: int, offer: _Offer) -> str:
+    def _describe(self, replica: int, offer: _Offer) -> str:
         line = self._line(replica)
         return f"replica {replica} in {offer.call.purpose}{f' at {line}' if line else ''}"
 
     def _check(self, offers: dict[int, _Offer]) -> None:
+        """Raise `ReplicaError` unless all replicas wait in the same collective."""
         ended = [r for r in range(self._size) if r not in offers]
         if ended:
-            waiting = ", ".join(self._place(r, o) for r, o in sorted(offers.items()))
+            waiting = ", ".join(self._describe(r, o) for r, o in sorted(offers.items()))
             raise ReplicaError(
                 f"{_replicas(ended)} ended while others wait for the whole group: {waiting}."
                 " Every replica must call the same collectives, variable writes and merge_calls"
@@ -237,19 +244,20 @@ class Meeting:
         first = offers[0]
         for replica, offer in sorted(offers.items()):
             if offer.call.purpose != first.call.purpose:
-                where = ", ".join(self._place(r, o) for r, o in sorted(offers.items()))
+                where = ", ".join(self._describe(r, o) for r, o in sorted(offers.items()))
                 raise ReplicaError(
                     f"The replicas wait for different things: {where}. {_SAME_CALLS}"
                 )
             if found := difference(first.call.subject, offer.call.subject):
-                where = f"{self._place(0, first)}, {self._place(replica, offer)}"
+                where = f"{self._describe(0, first)}, {self._describe(replica, offer)}"
                 raise ReplicaError(
                     f"The replicas disagree: {where}, where {found}. {_SAME_CALLS}"
                     + _BY_ARGUMENT * ("merge_fn" in first.call.subject)
                 )
 
-    def _late(self, limit: float) -> str:
-        late = [r for r in range(self._size) if not self._is_quiet(r)]
+    def _timeout_message(self, limit: float) -> str:
+        """Return the message for replicas that did not arrive in time."""
+        late = [r for r in range(self._size) if not self._is_idle(r)]
         waiting = ", ".join(
             f"replica {r} in {o.call.purpose}" for r, o in sorted(self._offers.items())
         )
@@ -259,6 +267,7 @@ class Meeting:
         )
 
     def _end(self) -> None:
+        """End the meeting: replicas that still wait raise `Abandoned`."""
         with self._changed:
             self._over = True
             self._changed.notify_all()

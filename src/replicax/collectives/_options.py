@@ -162,8 +162,8 @@ def plain_reduction(op: ReduceOp, value: Any, size: int) -> Any:
     if op is ReduceOp.MEAN or size == 1 or (isinstance(value, int | float) and value == 0):
         return value
     raise ValueError(
-        f"{value!r} is one value, not one for each of the {size} replicas, so that its SUM could"
-        " mean the value or the value times the replicas. Reduce what `strategy.run` returned, or"
+        f"{value!r} is one value, not one for each of the {size} replicas, so its SUM could mean"
+        " the value or the value times the replicas. Reduce a result of `strategy.run`, or"
         ' use "MEAN".'
     )
 
@@ -208,8 +208,8 @@ def topology_of(x: Any) -> Topology | None:
         return Topology.local(x)
     if is_array(x):
         return Topology(tuple(x.devices())) if len(x.devices()) == 1 else None
-    held: Topology | None = getattr(x, "topology", None)
-    return held
+    topology: Topology | None = getattr(x, "topology", None)
+    return topology
 
 
 def replicas_of(destinations: Any) -> int:

@@ -62,7 +62,7 @@ WITHIN_PROCESS = Packing(128 * _KIB, _MIB, in_place=False)
 BETWEEN_PROCESSES = Packing(2 * _MIB, 4 * _MIB, in_place=True, gathered_bytes=2 * _MIB)
 
 
-def for_parts(packing: Packing) -> Packing:
+def for_sharded_variables(packing: Packing) -> Packing:
     """Return the packing for gradients of sharded variables, which are not packed."""
     return replace(packing, small_bytes=SMALL_BYTES, gathered_bytes=0)
 
@@ -86,12 +86,12 @@ def packed(
         packing: The size limits, and how a pack is built.
     """
     packs = plan_packs([_size(x) for x in leaves], bytes_per_pack, num_packs, packing)
-    join = _write if packing.in_place else _concatenate
+    join = _write_in_place if packing.in_place else _concatenate
     combined = collective([_join([leaves[i] for i in pack], join) for pack in packs])
     places = _places(combined, [[leaves[i].size for i in pack] for pack in packs])
     results: list[jax.Array | None] = [None] * len(leaves)
     for pack, flat, starts in zip(packs, combined, places, strict=True):
-        for i, x in zip(pack, _cut(flat, starts, [leaves[i] for i in pack]), strict=True):
+        for i, x in zip(pack, _unpack(flat, starts, [leaves[i] for i in pack]), strict=True):
             results[i] = x
     return results  # type: ignore[return-value]
 
@@ -105,6 +105,7 @@ def plan_packs(
     """Return packs of array indices for arrays given as (dtype, bytes); each is in one pack."""
     if not bytes_per_pack and num_packs == 0:
         return [[i] for i in range(len(sizes))]
+    # Packs hold one dtype each, in the order of the arrays, so all replicas plan the same packs.
     limit = bytes_per_pack or packing.pack_bytes
     by_count = not bytes_per_pack and num_packs > 1
     if by_count:
@@ -142,7 +143,9 @@ def _concatenate(arrays: list[jax.Array]) -> jax.Array:
     return jnp.concatenate(arrays)
 
 
-def _write(arrays: list[jax.Array]) -> jax.Array:
+def _write_in_place(arrays: list[jax.Array]) -> jax.Array:
+    # Each dynamic_update_slice updates the padded buffer in place and copies in bulk, while XLA on
+    # CPUs concatenates element by element.
     first, *others = arrays
     flat = jnp.pad(first, (0, sum(x.size for x in others)))
     at = first.size
@@ -164,30 +167,31 @@ def _places(
     several = [i for i, s in enumerate(starts) if len(s) > 1 and 0 < flat[i].size <= most]
     if several:
         known = tuple(np.int32(at) for i in several for at in starts[i])
-        told = iter(_untold(known, flat[several[-1]]))
+        offsets = iter(_runtime_offsets(known, flat[several[-1]]))
         for i in several:
-            starts[i] = list(itertools.islice(told, len(starts[i])))
+            starts[i] = list(itertools.islice(offsets, len(starts[i])))
     return starts
 
 
-def _cut(
+def _unpack(
     flat: jax.Array, starts: Sequence[int | jax.Array], like: Sequence[jax.Array]
 ) -> list[jax.Array]:
+    """Split a pack into arrays shaped like those in `like`."""
     if len(like) == 1:
         return [flat]
     if not flat.size:
         return [flat.reshape(x.shape) for x in like]
     parts = zip(starts, like, strict=True)
-    return [jax.lax.reshape(_part(flat, at, x.size), x.shape) for at, x in parts]
+    return [jax.lax.reshape(_slice_at(flat, at, x.size), x.shape) for at, x in parts]
 
 
-def _part(flat: jax.Array, at: int | jax.Array, size: int) -> jax.Array:
+def _slice_at(flat: jax.Array, at: int | jax.Array, size: int) -> jax.Array:
     if isinstance(at, int):
         return jax.lax.slice_in_dim(flat, at, at + size)
     return jax.lax.dynamic_slice(flat, (at,), (size,), allow_negative_indices=False)
 
 
-def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, ...]:
+def _runtime_offsets(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, ...]:
     """Return `numbers` as values that the CPU compiler cannot treat as constants.
 
     Code that processes equal arrays of a pack, such as optimizer steps of equal layers, then takes
@@ -195,9 +199,9 @@ def _untold(numbers: tuple[np.int32, ...], flat: jax.Array) -> tuple[jax.Array, 
     per array. (On CPUs XLA drops an `optimization_barrier` before it looks for equal code, hence
     the `cond`.) Both branches return the same numbers.
     """
-    told: Any = jax.lax.platform_dependent(
+    offsets: Any = jax.lax.platform_dependent(
         flat[0].real > 0,
         cpu=lambda chosen: jax.lax.cond(chosen, lambda: numbers, lambda: numbers),
         default=lambda _: numbers,
     )
-    return tuple(told)
+    return tuple(offsets)

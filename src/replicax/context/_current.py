@@ -46,7 +46,7 @@ class Frame:
 _S = TypeVar("_S", bound="StrategyBase")
 _outermost = Frame()
 _frame: ContextVar[Frame] = ContextVar("replicax_frame", default=_outermost)
-_program: dict[str, Any] = {}
+_strategies: dict[str, Any] = {}
 _open_scopes: ContextVar[tuple[Any, ...]] = ContextVar("replicax_open_scopes", default=())
 
 
@@ -63,10 +63,10 @@ def in_replica() -> bool:
 
 def entered(**changes: Any) -> AbstractContextManager[Frame]:
     """Return a context manager that changes some fields of the current frame."""
-    return _Entered(changes)
+    return _FrameChange(changes)
 
 
-class _Entered(AbstractContextManager[Frame]):
+class _FrameChange(AbstractContextManager[Frame]):
     __slots__ = ("_before", "_changes")
 
     def __init__(self, changes: dict[str, Any]) -> None:
@@ -98,7 +98,7 @@ def within(fn: Callable[[], Any], **changes: Any) -> Any:
 
 def set_default(strategy: StrategyBase) -> None:
     """Register the default strategy; called once, by the module that defines it."""
-    _program["default"] = strategy
+    _strategies["default"] = strategy
 
 
 def get_strategy() -> Strategy:
@@ -112,7 +112,7 @@ def get_strategy() -> Strategy:
         >>> rx.distribute.get_strategy().num_replicas_in_sync
         1
     """
-    return current().strategy or _program.get("set") or _program["default"]  # type: ignore[return-value]
+    return current().strategy or _strategies.get("set") or _strategies["default"]  # type: ignore[return-value]
 
 
 class Attributes:
@@ -130,12 +130,12 @@ class Attributes:
         self._changed: dict[tuple[int, str], Any] = {}
         self._first: dict[tuple[int, str], Any] = {}
         self._counter = itertools.count(1)
-        self._room = 64  # how many objects to track before dead ones are dropped
+        self._capacity = 64  # how many objects to track before dead ones are dropped
         self._lock = threading.RLock()
 
     def note(self, owner: Any, name: str, old: Any, new: Any) -> None:
         """Record that an attribute of `owner` changes from `old` to `new`."""
-        before, after = _mark(old), _mark(new)
+        before, after = _version_key(old), _version_key(new)
         if before == after:
             return
         with self._lock:
@@ -161,14 +161,14 @@ class Attributes:
         known = self._owners.get(id(owner))
         if known is None or known[0]() is not owner:
             known = self._owners[id(owner)] = weakref.ref(owner), next(self._counter)
-            if len(self._owners) > self._room:
+            if len(self._owners) > self._capacity:
                 self._forget()
         return known[1]
 
     def _forget(self) -> None:
         """Drop dead objects, and merge the combinations that differed only in them."""
         self._owners = {i: o for i, o in self._owners.items() if o[0]() is not None}
-        self._room = 2 * len(self._owners) + 64
+        self._capacity = 2 * len(self._owners) + 64
         alive = {number for _, number in self._owners.values()}
         now = self.number()
         self._changed, self._first = (
@@ -182,36 +182,36 @@ class Attributes:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Same:
+class _ByIdentity:
     """A wrapper that compares by identity, whatever the value's `__eq__` is."""
 
     value: Any
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _ByIdentity) and self.value is other.value
 
     def __hash__(self) -> int:
         return id(self.value)
 
 
-def _mark(value: Any) -> Any:
+def _version_key(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_mark, value))
+        return tuple(map(_version_key, value))
     is_plain = value is None or isinstance(value, (bool, int, float, complex, str, bytes))
-    return (type(value), value) if is_plain else _Same(value)
+    return (type(value), value) if is_plain else _ByIdentity(value)
 
 
 attributes = Attributes()
 
 
-def whereabouts() -> tuple[Any, bool, int]:
+def context_key() -> tuple[Any, bool, int]:
     """Return the part of a program's cache key that depends on the context.
 
     Returns:
         The current strategy, whether the context is cross-replica, and `attributes.number()`.
     """
     frame = _frame.get()
-    strategy = frame.strategy or _program.get("set") or _program["default"]
+    strategy = frame.strategy or _strategies.get("set") or _strategies["default"]
     return strategy, frame.replica is None, attributes.number()
 
 
@@ -222,7 +222,7 @@ def has_strategy() -> bool:
         >>> rx.distribute.has_strategy()
         False
     """
-    return get_strategy() is not _program["default"]
+    return get_strategy() is not _strategies["default"]
 
 
 def get_replica_context() -> ReplicaContext | Any:
@@ -242,14 +242,14 @@ def get_replica_context() -> ReplicaContext | Any:
     frame = current()
     if frame.replica is not None:
         return frame.replica
-    if frame.strategy is not None or _program.get("set"):
+    if frame.strategy is not None or _strategies.get("set"):
         return None
-    return _program["default"].solo_context
+    return _strategies["default"].solo_context
 
 
 def is_default(strategy: Any) -> bool:
     """Whether `strategy` is the default strategy."""
-    return strategy is _program["default"]
+    return strategy is _strategies["default"]
 
 
 def in_cross_replica_context() -> bool:
@@ -287,7 +287,7 @@ def experimental_set_strategy(strategy: Any) -> None:
             f"experimental_set_strategy needs a strategy, or None for the default, got {strategy!r}"
             "."
         )
-    _program["set"] = None if is_default(strategy) else strategy
+    _strategies["set"] = None if is_default(strategy) else strategy
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 - Distributed values that the code closes over. A replica function sees its replica's component, as
   if the value had been an argument. In traced code the value becomes an input, not a constant: its
   arrays are on other devices than constants are, and may be large.
-- `Given`: iterators passed as arguments; one program serves all iterators of one dataset.
+- `IteratorArgument`: iterators as arguments; one program serves all iterators of a dataset.
 - `Outputs`: the structure that the function returned, to rebuild it from arrays on every call.
 """
 
@@ -36,32 +36,37 @@ from replicax.values._per_replica import (
     Joined,
     Pieces,
     Stacked,
-    as_one,
+    as_single_array,
+    install_hooks,
     is_opaque,
     is_text,
     num_components,
-    seen_by,
 )
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import check_count, first, is_array, is_traced, on_device
-from replicax.values._structures import closed, has_records, opened, record_type
+from replicax.values._structures import (
+    expand_dataclasses,
+    has_dataclasses,
+    rebuild_dataclasses,
+    record_type,
+)
 
 
 def _form(value: Distributed) -> Form:
     """Return the components of `value` in the form that the running code sees."""
-    frame, held = current(), value.held
+    frame, stored = current(), value.held
     level = frame.level
     # Eager code, and values that already belong to this trace, need no conversion.
     if level is None or getattr(level, "is_eager", True) or not is_transformed():
-        return held
-    if _is_of_trace(held):
-        return held
+        return stored
+    if _belongs_to_trace(stored):
+        return stored
     inside = frame.replica or frame.body
     if inside is not None and inside.num_replicas_in_sync == 1:
-        return held
+        return stored
     cell = _cell(value, inside)
     if cell is None:
-        return held
+        return stored
     seen = level.read(cell)
     if inside is not None and cell.per_replica:
         assert cell.topology is not None
@@ -72,10 +77,10 @@ def _form(value: Distributed) -> Form:
     return Joined(seen, cell.topology)
 
 
-def _is_of_trace(held: Form) -> bool:
-    if isinstance(held, Pieces):
-        return any(map(is_traced, held.values))
-    return isinstance(held, InBody) or is_traced(held.array)
+def _belongs_to_trace(stored: Form) -> bool:
+    if isinstance(stored, Pieces):
+        return any(map(is_traced, stored.values))
+    return isinstance(stored, InBody) or is_traced(stored.array)
 
 
 def _cell(value: Distributed, inside: Any) -> Cell | None:
@@ -84,26 +89,27 @@ def _cell(value: Distributed, inside: Any) -> Cell | None:
     Raises:
         HostDriven: If no single program can take it.
     """
-    held = value.held
-    if value.captured is None and isinstance(held, Stacked):
-        value.captured = Captured(held.array, held.array.shape[1:], held.topology)
-    elif value.captured is None and isinstance(held, Joined):
-        value.captured = Captured(held.array, held.array.shape, held.topology, mirrored=True)
-    elif value.captured is None and isinstance(held, Pieces):
-        value.captured = _of_pieces(held, inside)
+    stored = value.held
+    if value.captured is None and isinstance(stored, Stacked):
+        value.captured = Captured(stored.array, stored.array.shape[1:], stored.topology)
+    elif value.captured is None and isinstance(stored, Joined):
+        value.captured = Captured(stored.array, stored.array.shape, stored.topology, mirrored=True)
+    elif value.captured is None and isinstance(stored, Pieces):
+        value.captured = _of_pieces(stored, inside)
     cell: Cell | None = value.captured
     return cell
 
 
-def _of_pieces(held: Pieces, inside: Any) -> Cell | None:
-    values, strategy = held.values, current().strategy
+def _of_pieces(stored: Pieces, inside: Any) -> Cell | None:
+    """Return a cell for arrays of one shape and dtype; None for other components."""
+    values, strategy = stored.values, current().strategy
     if not all(is_array(v) or isinstance(v, np.ndarray) for v in values):
         return None
-    if any(map(is_text, values)) or any(one != held.all_specs[0] for one in held.all_specs):
+    if any(map(is_text, values)) or any(one != stored.all_specs[0] for one in stored.all_specs):
         if inside is not None and inside.position is not None:  # compiled for one replica only
             return None
         raise HostDriven
-    place = held.topology or (strategy.topology if strategy is not None else None)
+    place = stored.topology or (strategy.topology if strategy is not None else None)
     if place is None:
         return None
     check_count(len(values), place)
@@ -134,7 +140,7 @@ def _component(value: Distributed) -> Any:
     """Return the component of `value` for the running replica."""
     replica = current().replica
     if replica is None:
-        return as_one(value)
+        return as_single_array(value)
     form = value.form
     if isinstance(form, InBody):
         return form.piece
@@ -143,7 +149,7 @@ def _component(value: Distributed) -> Any:
         check_count(num_components(value), topology)
     if at is None:
         return local_piece(value)
-    if _is_of_trace(form):
+    if _belongs_to_trace(form):
         return form.values[at]
     with concrete():  # JAX may be tracing a part of the replica's function
         own = form.values[at]
@@ -152,7 +158,7 @@ def _component(value: Distributed) -> Any:
         return on_device(own, topology.leads[at])
 
 
-def own_value(x: Any) -> Any:
+def replica_value(x: Any) -> Any:
     """Return one replica's own value of its result: its component, or an assigned value."""
     if isinstance(x, Variable) and x.is_written:
         return x.read_value()
@@ -163,11 +169,11 @@ def _is_replica() -> bool:
     return current().replica is not None
 
 
-seen_by(form=_form, component=_component, is_replica=_is_replica)
+install_hooks(form=_form, component=_component, is_replica=_is_replica)
 
 
 @final
-class Given(Ahead):
+class IteratorArgument(Ahead):
     """A placeholder for an iterator argument, bound to a different iterator on each call.
 
     Attributes:
@@ -181,6 +187,7 @@ class Given(Ahead):
 
     def bind(self, iterator: Ahead) -> None:
         """Bind to another iterator, with a weak reference."""
+        # Weak: a cached program must not keep the iterator, and its dataset, alive.
         self._iterator = weakref.ref(iterator)
         self.lock = iterator.lock
 
@@ -238,11 +245,11 @@ class Given(Ahead):
         return self.bound._end()  # noqa: SLF001 - delegates to the bound iterator
 
 
-def with_givens(leaves: Sequence[Any]) -> list[Any]:
+def with_iterator_arguments(leaves: Sequence[Any]) -> list[Any]:
     """Return the arguments with each iterator replaced by a placeholder for any call's."""
-    givens: dict[int, Given] = {}
+    placeholders: dict[int, IteratorArgument] = {}
     return [
-        givens.setdefault(id(x), Given(x, i)) if isinstance(x, Ahead) else x
+        placeholders.setdefault(id(x), IteratorArgument(x, i)) if isinstance(x, Ahead) else x
         for i, x in enumerate(leaves)
     ]
 
@@ -261,16 +268,16 @@ class Fields:
     """
 
     def __init__(self, treedef: Any, leaves: Sequence[Any]) -> None:
-        self._given: dict[_Field, set[Any]] = {}
+        self._argument_values: dict[_Field, set[Any]] = {}
         for field_, x in zip(_fields(treedef), leaves, strict=True):
             if field_ is not None and type(x) in (int, float, complex):
-                self._given.setdefault(field_, set()).add(static_key(x))
+                self._argument_values.setdefault(field_, set()).add(static_key(x))
 
     def keep(self, field_: _Field | None, x: Any) -> bool:
         """Whether the number `x` returned in `field_` stays a Python number."""
         if field_ is None or isinstance(x, np.generic | np.ndarray):
             return False
-        given = self._given.get(field_)
+        given = self._argument_values.get(field_)
         return given is None or isinstance(x, bool) or static_key(x) in given
 
 
@@ -295,14 +302,14 @@ class Outputs:
     treedef: Any = None
     parts: list[Any] = field(default_factory=list)
     stacked: list[bool] = field(default_factory=list)
-    has_records: bool = False
+    has_dataclasses: bool = False
 
     def take(
         self, result: Any, topology: Callable[[], Topology | None], given: Fields
     ) -> list[Any]:
         """Record the structure of `result`, and return its arrays."""
-        tree = opened(result)
-        self.has_records = has_records(tree)
+        tree = expand_dataclasses(result)
+        self.has_dataclasses = has_dataclasses(tree)
         paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
         arrays: list[Any] = []
         for (path, x), field_ in zip(paths, _fields(self.treedef), strict=True):
@@ -326,7 +333,7 @@ class Outputs:
         rest = iter(arrays)
         leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
         made = jax.tree.unflatten(self.treedef, leaves)
-        return closed(made) if self.has_records else made
+        return rebuild_dataclasses(made) if self.has_dataclasses else made
 
 
 @dataclass(frozen=True)
@@ -357,6 +364,7 @@ def _plain(x: Any, local: Any) -> Any:
 def _part(
     x: Any, topology: Callable[[], Topology | None], is_kept: Callable[[Any], bool]
 ) -> tuple[Any, Any, bool]:
+    """Return how to rebuild one leaf, its array (or None), and whether the array is stacked."""
     x = value_of(x)  # a variable is returned as a snapshot of its value
     if is_array(x):
         return _plain, x, False
@@ -368,6 +376,7 @@ def _part(
 
 
 def _distributed(x: Distributed, topology: Callable[[], Topology | None]) -> tuple[Any, Any, bool]:
+    """Like `_part`, for a distributed value."""
     form = x.form
     kind = type(x)
     if isinstance(form, Joined):

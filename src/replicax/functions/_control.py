@@ -14,7 +14,7 @@ from replicax._errors import TracingError
 from replicax.context._current import in_replica
 from replicax.functions._jaxpr._lift import Lifted, as_input, from_output, lift
 from replicax.functions._modes import HostDriven
-from replicax.functions._pull import Pull, outward
+from replicax.functions._pull import Pull, enclosing_pulls
 from replicax.state._cell import Cell
 from replicax.state._creation import read
 from replicax.state._levels import TraceLevel, is_staging, level
@@ -52,15 +52,17 @@ def cond(
     if a.level.pulls != b.level.pulls:
         raise HostDriven  # the number of elements taken depends on `pred`
     pulls = [*a.pulls, *b.pulls]
-    handed: dict[Cell, Cell] = dict(zip(pulls, outward(pulls, a.level.pulls), strict=True))
+    replacements: dict[Cell, Cell] = dict(
+        zip(pulls, enclosing_pulls(pulls, a.level.pulls), strict=True)
+    )
     writes = list(dict.fromkeys([*a.lifted.writes, *b.lifted.writes]))
     own = [*a.lifted.reads, *b.lifted.reads, *writes]
-    reads = list(dict.fromkeys(handed.get(c, c) for c in own))
+    reads = list(dict.fromkeys(replacements.get(c, c) for c in own))
     outside = level()
     state = [as_input(read(c), c) for c in reads]
     results = jax.lax.cond(
         jnp.asarray(pred, bool),
-        *(body.with_state(reads, writes, handed) for body in branches),
+        *(body.with_state(reads, writes, replacements) for body in branches),
         leaves,
         state,
     )
@@ -115,13 +117,13 @@ def scan(
 
     body = _LoopBody(step, [*carry, *slices], None, idle=not steps)
     lifted, outside = body.lifted, level()
-    held = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
-    fixed = [as_input(read(c), c) for c in held]
-    run = body.with_state([*body.pulls, *held, *lifted.writes], lifted.writes)
-    pulls = outward(body.pulls, body.level.pulls, (steps, reverse))
+    constants = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
+    fixed = [as_input(read(c), c) for c in constants]
+    run = body.with_state([*body.pulls, *constants, *lifted.writes], lifted.writes)
+    pulls = enclosing_pulls(body.pulls, body.level.pulls, (steps, reverse))
     elements = [outside.read(c) for c in pulls]
 
-    def turn(state: Any, x: Any) -> Any:
+    def loop_step(state: Any, x: Any) -> Any:
         (carried, changing), (slices, pulled) = state, x
         outs, new = run([*carried, *slices], [*pulled, *fixed, *changing])
         new = [jnp.asarray(n, o.dtype) for n, o in zip(new, changing, strict=True)]
@@ -129,7 +131,7 @@ def scan(
 
     first = [as_input(read(c), c) for c in lifted.writes]
     (last, new), ys = jax.lax.scan(
-        turn, (carry, first), (leaves, elements), length=length, reverse=reverse, unroll=unroll
+        loop_step, (carry, first), (leaves, elements), length=length, reverse=reverse, unroll=unroll
     )
     _write(outside, lifted.writes, new)
     pair: tuple[Any, Any] = jax.tree.unflatten(body.out, [*last, *ys])
@@ -174,26 +176,26 @@ def while_loop(
     if test.lifted.writes:
         raise TracingError(
             f"cond_fun of rx.while_loop assigns variable {test.lifted.writes[0].name!r}. A"
-            " condition is only asked; assign in body_fun."
+            " condition must have no side effects; assign in body_fun."
         )
     if test.level.pulls or body.level.pulls:
         raise HostDriven  # the number of elements taken depends on the condition
     writes = body.lifted.writes
     outside = level()
     reads = list(dict.fromkeys([*test.lifted.reads, *body.lifted.reads, *writes]))
-    held = [c for c in reads if c not in set(writes)]
-    fixed = [as_input(read(c), c) for c in held]
-    order = [*held, *writes]
+    constants = [c for c in reads if c not in set(writes)]
+    fixed = [as_input(read(c), c) for c in constants]
+    order = [*constants, *writes]
 
-    def go_on(state: Any) -> Any:
+    def condition(state: Any) -> Any:
         outs, _ = test.with_state(order, [])(state[0], [*fixed, *state[1]])
         return outs[0]
 
-    def turn(state: Any) -> Any:
+    def loop_step(state: Any) -> Any:
         return body.with_state(order, writes)(state[0], [*fixed, *state[1]])
 
     first = [as_input(read(c), c) for c in writes]
-    outs, new = jax.lax.while_loop(go_on, turn, (leaves, first))
+    outs, new = jax.lax.while_loop(condition, loop_step, (leaves, first))
     _write(outside, writes, new)
     return jax.tree.unflatten(treedef, outs)
 
@@ -220,18 +222,18 @@ class _LoopBody:
             outside.uses(topology, what)
 
     def with_state(
-        self, reads: list[Cell], writes: list[Cell], handed: Mapping[Cell, Cell] | None = None
+        self, reads: list[Cell], writes: list[Cell], replacements: Mapping[Cell, Cell] | None = None
     ) -> Callable[..., Any]:
         """Return `f(arrays, read_values) -> (outputs, written_values)`.
 
         Args:
             reads: The cells of `read_values`.
             writes: The cells of `written_values`.
-            handed: Maps cells that the body reads to the cells in `reads` that replace them.
+            replacements: Maps cells that the body reads to the cells in `reads` that replace them.
         """
-        lifted, handed = self.lifted, handed or {}
+        lifted, replacements = self.lifted, replacements or {}
         place = {c: i for i, c in enumerate(reads)}
-        order = [place[handed.get(c, c)] for c in lifted.reads]
+        order = [place[replacements.get(c, c)] for c in lifted.reads]
 
         def call(leaves: Any, state: Any) -> tuple[list[Any], list[Any]]:
             results = lifted.call(*leaves, *(state[i] for i in order))
@@ -252,6 +254,7 @@ def _is_mapped(x: Any) -> bool:
 
 
 def _steps(xs: Any, length: int | None) -> int:
+    """Return the number of steps; raise `ValueError` if the sizes disagree."""
     shapes = [jnp.shape(x) for x in jax.tree.leaves(xs)]
     sizes = {s[0] for s in shapes if s} | ({length} if length is not None else set())
     if len(sizes) == 1 and all(shapes):
@@ -278,8 +281,8 @@ def _check_same(who: str, value: Any, expected: Any) -> None:
 def _check_structure(who: str, structure: Any, expected: Any) -> None:
     if structure != expected:
         raise TypeError(
-            f"{who} returns the structure {structure}, but is called with {expected}; each turn"
-            " must return what the next one takes."
+            f"{who} returns the structure {structure}, but is called with {expected}; each"
+            " iteration must return the structure that the next one takes."
         )
 
 
@@ -289,6 +292,7 @@ def _write(outside: Any, cells: list[Cell], values: Any) -> None:
 
 
 def _eager_scan(f: Any, init: Any, xs: Any, steps: int, *, reverse: bool) -> tuple[Any, Any]:
+    """Run a scan as a Python loop."""
     carry = jax.tree.map(jnp.asarray, init)
     structure, outputs = jax.tree.structure(carry), []
     for i in reversed(range(steps)) if reverse else range(steps):

@@ -27,21 +27,21 @@ import jax
 
 from replicax._errors import TracingError, VariableError
 from replicax._jax_private import at_rest, settings, traced, undisturbed
-from replicax.context._current import current, get_strategy, whereabouts, within
-from replicax.functions._border import Fields, Outputs, with_givens
+from replicax.context._current import context_key, current, get_strategy, within
+from replicax.functions._border import Fields, Outputs, with_iterator_arguments
 from replicax.functions._jaxpr._lift import lift
 from replicax.functions._keys import Identity, receivers
 from replicax.functions._modes import (
     FunctionOptions,
     HostDriven,
-    Reshaped,
-    Unfilled,
+    PythonFallback,
+    ShapeMismatch,
     late_creation,
     needs_value,
     runs_eagerly,
 )
-from replicax.functions._program import ConcreteFunction, Program, tell
-from replicax.functions._pull import driven
+from replicax.functions._program import ConcreteFunction, Program, notify_watcher
+from replicax.functions._pull import run_in_python
 from replicax.functions._reach import refuse_leaked, refuse_lost
 from replicax.functions._signature import (
     Arguments,
@@ -191,32 +191,33 @@ class Function(Generic[_P, _R_co]):
         if current().level is not None or traced.value is not at_rest or runs_eagerly[0]:
             return self._python(*given, **named)
         if self._is_host_driven:
-            return self._hosted(given, named)
+            return self._run_in_python(given, named)
         try:
             return self._run(take_apart(given, named))
-        except Unfilled:
-            return self._hosted(given, named)
+        except PythonFallback:
+            return self._run_in_python(given, named)
         except HostDriven:
             self._is_host_driven = True
-            return self._hosted(given, named)
+            return self._run_in_python(given, named)
 
     def _run(self, arguments: Arguments) -> Any:
+        """Run the program for these arguments; trace it if there is none."""
         if CHECKS_EVERY_CALL:
             check_carried(self, arguments.named(self._python), self._name)
         # Inlines `key_of`: this is on the path of every step.
-        programs = self._programs.get((arguments.key, whereabouts(), settings()), ())
+        programs = self._programs.get((arguments.key, context_key(), settings()), ())
         for program in programs:
             try:
                 return program(arguments.arrays, arguments.leaves)
-            except Reshaped:
+            except ShapeMismatch:
                 continue
         refuse_leaked(self._name, arguments.arrays)
         program = self._traced(arguments, len(programs))
         return program(arguments.arrays, arguments.leaves)
 
-    def _hosted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run_in_python(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the body in Python; each `strategy.run` in it is still compiled."""
-        return driven(lambda: self._python(*args, **kwargs))
+        return run_in_python(lambda: self._python(*args, **kwargs))
 
     @overload
     def __get__(self, instance: None, owner: Any = None) -> Self: ...
@@ -263,37 +264,39 @@ class Function(Generic[_P, _R_co]):
         return conform(self._signature, args, self._name)
 
     def _traced(self, arguments: Arguments, tried: int) -> Program:
+        """Return a program other than the first `tried` for this key; trace it if there is none."""
         with self._lock:
             key = key_of(arguments)
             programs = self._programs.get(key, [])
             if len(programs) > tried:
                 return programs[-1]
-            program, created = self._trace_apart(arguments)
+            program, created = self._trace_isolated(arguments)
             if created:
                 if self._started:
                     raise VariableError(late_creation(self._name, created))
                 tell_newcomers()
                 # Trace again now that the variables exist: this is the program of all later calls.
-                program, again = self._trace_apart(arguments)
+                program, again = self._trace_isolated(arguments)
                 if again:
                     raise VariableError(late_creation(self._name, again))
             self._started = True
-            self._note(key, arguments)
+            self._count_trace(key, arguments)
             self._programs[key] = [*programs, program]
-            tell(self, arguments, program)
+            notify_watcher(self, arguments, program)
             return program
 
-    def _trace_apart(self, arguments: Arguments) -> tuple[Program, list[Any]]:
+    def _trace_isolated(self, arguments: Arguments) -> tuple[Program, list[Any]]:
         traced: tuple[Program, list[Any]] = within(
             lambda: undisturbed(lambda: self._trace(arguments))
         )
         return traced
 
     def _trace(self, arguments: Arguments) -> tuple[Program, list[Any]]:
+        """Trace the function once; return the program and the variables that it created."""
         level = TraceLevel(in_replica=False)
         outputs = Outputs()
         log: list[Any] = []
-        given = arguments._replace(leaves=with_givens(arguments.leaves))
+        given = arguments._replace(leaves=with_iterator_arguments(arguments.leaves))
         fields = Fields(arguments.treedef, arguments.leaves)
 
         def topology() -> Topology | None:
@@ -317,7 +320,8 @@ class Function(Generic[_P, _R_co]):
         refuse_lost(self._name, self._python, arguments.leaves)
         return Program(lifted, level, outputs, self._name), log
 
-    def _note(self, key: Any, arguments: Arguments) -> None:
+    def _count_trace(self, key: Any, arguments: Arguments) -> None:
+        """Count a trace, and warn if the function is traced too often."""
         self._traces += 1
         if self._traces != _MANY_TRACES or self._quiet:
             return

@@ -16,19 +16,19 @@ class HostDriven(BaseException):
     """Python must run the function: how many elements it takes depends on values."""
 
 
-class Unfilled(BaseException):
+class PythonFallback(BaseException):
     """The program cannot run with the upcoming elements; Python runs this call instead."""
 
 
-class Reshaped(Unfilled):
+class ShapeMismatch(PythonFallback):
     """The upcoming elements have other shapes than those the function was traced with."""
 
 
-class Text(Unfilled):
+class StringArgument(PythonFallback):
     """An argument contains strings, which no compiled program can take."""
 
 
-class Ragged(Unfilled):
+class RaggedArgument(PythonFallback):
     """The replicas' arrays differ in shape: no single program can take them."""
 
 
@@ -48,7 +48,7 @@ def needs_value(name: str, error: Exception) -> str:
         f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
         " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
         " NumPy depends on an array, or on the replica id. Use `rx.cond(condition, if_true,"
-        " if_false)`, `rx.while_loop` or `jnp.where`; pass what is fixed as a Python number; or run"
+        " if_false)`, `rx.while_loop` or `jnp.where`; pass fixed values as Python numbers; or run"
         " without `rx.function`."
         f"\nJAX says: {str(error).splitlines()[0]}"
     )

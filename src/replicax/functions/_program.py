@@ -15,18 +15,18 @@ from replicax._jax_private import undisturbed
 from replicax._threads import held
 from replicax.context._current import current
 from replicax.data._ahead import Ahead
-from replicax.functions._border import Given, Outputs
+from replicax.functions._border import IteratorArgument, Outputs
 from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
 from replicax.functions._jaxpr._lift import MAY_RAISE, Lifted, host_calls, outline
-from replicax.functions._modes import Unfilled
+from replicax.functions._modes import PythonFallback
 from replicax.functions._pull import reaches
 from replicax.functions._signature import Arguments
-from replicax.state._agreement import diverging
-from replicax.state._cell import changing
+from replicax.state._agreement import divergence_message
+from replicax.state._cell import variable_lock
 from replicax.state._held import CHECKS_EVERY_CALL, check_cells
 from replicax.state._levels import TraceLevel
 from replicax.topology._mesh import Topology, together
-from replicax.values._placement import first, own_copy, replicate
+from replicax.values._placement import first, fresh_copy, replicate
 from replicax.workers._group import digest
 from replicax.workers._watch import load
 
@@ -49,14 +49,16 @@ class Program:
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
         self._pulls = level.pulls
-        self._givens = [x for x in level.pulls if isinstance(x, Given)]
-        self._plain = [c for c in {*reads, *self.written} if c.topology is None and not c.transient]
+        self._iterator_arguments = [x for x in level.pulls if isinstance(x, IteratorArgument)]
+        self._plain_cells = [
+            c for c in {*reads, *self.written} if c.topology is None and not c.transient
+        ]
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
         alone = topology is None or topology.is_whole
         # Elements of a worker-local iterator must be put where all workers' arrays are.
-        self._handed_in = [
+        self._worker_local = [
             i
             for i, c in enumerate(self.read_only)
             if c.transient and c.topology is None and not alone
@@ -104,13 +106,14 @@ class Program:
             leaves: All leaves of the arguments, from which it takes the iterators.
         """
         if not self._pulls:
-            return self._called(arrays, leaves)
+            return self._execute(arrays, leaves)
         sources = {
-            leaves[x.place] if isinstance(x, Given) else x: n for x, n in self._pulls.items()
+            leaves[x.place] if isinstance(x, IteratorArgument) else x: n
+            for x, n in self._pulls.items()
         }
-        return self._pulling(sources, sorted(sources, key=id), arrays, leaves)
+        return self._call_locked(sources, sorted(sources, key=id), arrays, leaves)
 
-    def _pulling(
+    def _call_locked(
         self,
         sources: Mapping[Ahead, int],
         locked: Sequence[Ahead],
@@ -120,25 +123,26 @@ class Program:
         """Run the call while holding the locks of all iterators in `locked`, in that order."""
         if locked:
             with locked[0].lock:
-                return self._pulling(sources, locked[1:], arrays, leaves)
+                return self._call_locked(sources, locked[1:], arrays, leaves)
         # Produce elements now: a pipeline's functions must not run under the lock of all calls.
         for iterator, count in sources.items():
             reaches(iterator, count)
-        return self._called(arrays, leaves)
+        return self._execute(arrays, leaves)
 
-    def _called(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def _execute(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """Run the program under the lock of all calls, and return its results."""
         topology = self.topology
         self._calls += 1
         if topology is not None:
             arrays = [_placed(x, topology) for x in arrays]
         # Another thread's call must not see a donated array.
-        with _one_call:
+        with _call_lock:
             self._bind(leaves)
             inputs = (self._read_only(), arrays, self._closed_over)
             if topology is None or topology.is_whole:
                 outs, _ = self._step(inputs)
             else:
-                outs = self._step_together(inputs, topology)
+                outs = self._step_with_workers(inputs, topology)
         if CHECKS_EVERY_CALL:
             check_cells(self.written, f" after call {self._calls} of {self.name}")
         return self.outputs.rebuild(outs, local=topology is not None)
@@ -156,32 +160,35 @@ class Program:
             new, outs = self._call([c.array() for c in self.changed], *inputs)
             if self._changes:
                 jax.block_until_ready(new)
-                self._judge(new)
-                with held, changing:
+                self._check_verdicts(new)
+                with held, variable_lock:
                     self._commit(new)
             return outs, new
         # Without the lock if the program has callbacks: one may read a variable from another
         # thread while this call waits for it.
-        with held, changing if not self._calls_back else nullcontext():
+        with held, variable_lock if not self._calls_back else nullcontext():
             # An owned value is the unread output of an earlier call: it can be donated directly.
-            changed = [c.value if c.owned else own_copy(c.array()) for c in self.changed]
+            changed = [c.value if c.owned else fresh_copy(c.array()) for c in self.changed]
             new, outs = self._call(changed, *inputs)
             self._commit(new)
         return outs, new
 
     def _first_call(self, *args: Any) -> Any:
-        result = undisturbed(lambda: self.jitted(*args))  # JAX traces and lowers in Python
+        # The first call traces and lowers in Python, where the exception of a signal handler could
+        # leave JAX in the middle of a trace; later calls do not.
+        result = undisturbed(lambda: self.jitted(*args))
         self._call = self.jitted
         return result
 
     def _commit(self, new: Sequence[Any]) -> None:
+        """Store the new values of variables, and advance the iterators."""
         for cell, value in zip(self.written, new, strict=True):
             cell.value = value
             cell.owned = True
         for iterator, count in self._pulls.items():
             iterator.consume(count)
 
-    def _step_together(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
+    def _step_with_workers(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
         """Like `_step`, with other processes; restore the old values if a process fails."""
         with together(topology, f"call {self._calls} of {self._label}") as finished:
             old = [c.value for c in self.written]
@@ -197,19 +204,21 @@ class Program:
             return outs
 
     def _bind(self, leaves: Sequence[Any]) -> None:
-        for given in self._givens:
-            iterator = leaves[given.place]
+        """Bind the iterator arguments to those of this call."""
+        for argument in self._iterator_arguments:
+            iterator = leaves[argument.place]
             if iterator in self._pulls:
-                raise Unfilled  # also closed over: only Python knows the order of the two
-            given.bind(iterator)
+                raise PythonFallback  # also closed over: only Python knows the order of the two
+            argument.bind(iterator)
 
     def _read_only(self) -> list[Any]:
+        """Return the arrays of the variables that the program reads but does not write."""
         topology = self.topology
-        if self._plain:
-            with changing:
+        if self._plain_cells:
+            with variable_lock:
                 self._gather_plain()
         read_only = [c.array() for c in self.read_only]
-        for i in self._handed_in:
+        for i in self._worker_local:
             assert topology is not None
             read_only[i] = _placed(read_only[i], topology)
         for i in self._foreign:
@@ -218,8 +227,9 @@ class Program:
         return read_only
 
     def _gather_plain(self) -> None:
+        """Move plain variables to the devices of the program."""
         topology = self.topology
-        for cell in self._plain:
+        for cell in self._plain_cells:
             if topology is None:
                 cell.to_one_device()
             elif cell.array().sharding != topology.mirrored:
@@ -240,11 +250,11 @@ class Program:
             [topology.stacked if s else topology.mirrored for s in self.outputs.stacked],
         )
 
-    def _judge(self, new: Sequence[Any]) -> None:
+    def _check_verdicts(self, new: Sequence[Any]) -> None:
         for i in self._verdicts:
             guarded = self.written[i].guards
             if not bool(np.asarray(new[i])) and guarded is not None:
-                raise DivergenceError(diverging(guarded, ()))
+                raise DivergenceError(divergence_message(guarded, ()))
 
     def _refuse_foreign_writes(self) -> None:
         for cell in self.written:
@@ -262,7 +272,7 @@ Watcher = Callable[[Any, Any, Any], None]
 _watcher: ContextVar[Watcher | None] = ContextVar("replicax_watcher", default=None)
 
 
-def tell(function: Any, arguments: Any, program: Program) -> None:
+def notify_watcher(function: Any, arguments: Any, program: Program) -> None:
     """Notify the active watcher of a newly traced program, before its first run."""
     watcher = _watcher.get()
     if watcher is not None:
@@ -308,6 +318,7 @@ class ConcreteFunction:
 
 
 def _placed(x: Any, topology: Topology) -> Any:
+    """Move an argument to the devices of `topology`, unless it is there already."""
     if not topology.is_whole:
         known = isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set
         return x if known else replicate(x, topology)
@@ -333,17 +344,18 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
     return replicate(x, topology)
 
 
-def _in_words(use: Any) -> str:
+def _describe_use(use: Any) -> str:
     return use if isinstance(use, str) else f"a run of {use}"
 
 
-_one_call = threading.RLock()
+_call_lock = threading.RLock()
 
 
 def _one_topology(found: Mapping[Topology, Any], name: str) -> Topology | None:
+    """Return the topology of a program; raise `TracingError` if it uses several."""
     several = [t for t in found if len(t.devices) > 1]
     if len(several) > 1:
-        (a, b), whats = several[:2], [_in_words(found[t]) for t in several]
+        (a, b), whats = several[:2], [_describe_use(found[t]) for t in several]
         raise TracingError(
             f"{name} computes on two sets of replicas, of {a.num_replicas} devices ({whats[0]}) and"
             f" {b.num_replicas} devices ({whats[1]}). Use one strategy in one function."

@@ -23,7 +23,7 @@ from replicax._errors import TracingError
 from replicax._jax_private import at_rest
 from replicax.context._current import current, entered, within
 from replicax.data._ahead import Ahead, around, in_function, is_plain
-from replicax.functions._modes import HostDriven, Reshaped, Unfilled
+from replicax.functions._modes import HostDriven, PythonFallback, ShapeMismatch
 from replicax.functions._signature import examples
 from replicax.state._cell import Cell
 from replicax.state._levels import (
@@ -39,7 +39,7 @@ from replicax.values._per_replica import PerReplica, Stacked, is_distributed, st
 from replicax.values._placement import NUMERIC, as_array, fitting, is_array
 
 
-def _taken(iterator: Ahead) -> Any:
+def _next_element(iterator: Ahead) -> Any:
     """Return ``next(iterator)`` in traced code, or in the body of a function run by Python."""
     where = traced_function()
     if where is not None and where.is_idle:
@@ -52,13 +52,13 @@ def _taken(iterator: Ahead) -> Any:
     return jax.tree.map(_as_array, element) if frame.hosted else element
 
 
-def _loop() -> None:
+def _refuse_loop() -> None:
     """Refuse ``iter(iterator)`` in traced code: only Python can run a loop of unknown length."""
     if traced_function() is not None:
         raise HostDriven
 
 
-around.take, around.loop = _taken, _loop
+around.take, around.loop = _next_element, _refuse_loop
 
 
 def traced_function() -> TraceLevel | None:
@@ -81,27 +81,27 @@ def traced_function() -> TraceLevel | None:
                 if where.in_replica:
                     raise TracingError(_IN_REPLICA)
                 return found
-        where, now = where.outer, where.around
+        where, now = where.outer, where.enclosing_trace
     if found is not None or is_staging():
         raise TracingError(_REFUSED)
     return None
 
 
 _REFUSED = (
-    "next(iterator) was called inside a function that JAX traces by itself (jax.jit, jax.lax.scan,"
+    "next(iterator) was called inside a function that JAX traces itself (jax.jit, jax.lax.scan,"
     " cond, while_loop, jax.checkpoint, ... or jax.grad and jax.vmap inside of an rx.function): it"
-    " would take one element when the function is traced, and give that same element for ever. Take"
-    " the element outside and pass it in; or use `rx.function`, `rx.scan`, `rx.cond`,"
-    " `rx.while_loop` and `rx.value_and_grad`, in which every turn takes its own element."
+    " would take one element when the function is traced, and return that same element forever."
+    " Take the element outside and pass it in; or use `rx.function`, `rx.scan`, `rx.cond`,"
+    " `rx.while_loop` and `rx.value_and_grad`, in which every iteration takes its own element."
 )
 _IN_REPLICA = (
     "next(iterator) was called inside a compiled replica function, which is one program for all"
-    " replicas, so that they cannot take different elements. Call it outside, and pass the element:"
+    " replicas, so they cannot take different elements. Call it outside, and pass the element:"
     " `strategy.run(fn, args=(next(iterator),))`."
 )
 
 
-def driven(fn: Callable[[], Any]) -> Any:
+def run_in_python(fn: Callable[[], Any]) -> Any:
     """Run the body of a function in Python: elements become arrays, and runs are compiled."""
     before = in_function.get()
     try:
@@ -169,20 +169,20 @@ def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
     """Return tracers for the next element, in a function that is being traced."""
     ahead = where.pulls.get(iterator, 0)
     block = PulledBlock(iterator, ahead, ())
-    first = ahead + _before(iterator, where.outer)
+    first = ahead + _taken_before(iterator, where.outer)
     with iterator.lock:
         if not reaches(iterator, first + 1):
-            raise Unfilled
+            raise PythonFallback
         element = iterator.peek(first)
     where.pulls[iterator] = ahead + 1
     leaves, treedef = jax.tree.flatten(element, is_leaf=is_distributed)
-    cells = [Pull(block, i, *_like(x)) for i, x in enumerate(leaves)]
+    cells = [Pull(block, i, *_leaf_type(x)) for i, x in enumerate(leaves)]
     block.size = len(cells)
     here = level()
     return jax.tree.unflatten(treedef, [here.read(c) for c in cells])
 
 
-def _before(iterator: Ahead, where: Level | None) -> int:
+def _taken_before(iterator: Ahead, where: Level | None) -> int:
     """Return how many elements the enclosing levels take before the requested one."""
     count = 0
     while isinstance(where, TraceLevel | Overlay):
@@ -199,15 +199,16 @@ def _is_stacked(x: Any) -> bool:
     return isinstance(x, PerReplica) and isinstance(x.held, Stacked)
 
 
-def _like(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
+def _leaf_type(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
+    """Return the shape, dtype and topology of a leaf; raise `PythonFallback` if not an array."""
     if not _is_liftable(x):
-        raise Unfilled
+        raise PythonFallback
     if _is_stacked(x):
         return tuple(x.held.array.shape[1:]), x.held.array.dtype, x.held.topology
     return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
 
 
-class Turns(NamedTuple):
+class StepAxis(NamedTuple):
     """One stacked axis of a block: the number of steps, and the elements taken per step."""
 
     times: int
@@ -217,7 +218,7 @@ class Turns(NamedTuple):
 class PulledBlock:
     """The elements that one call takes: a single one, or one for each step along `axes`."""
 
-    def __init__(self, source: Ahead, start: int, axes: tuple[Turns, ...]) -> None:
+    def __init__(self, source: Ahead, start: int, axes: tuple[StepAxis, ...]) -> None:
         self.source, self.start, self.axes = source, start, axes
         self.size = 0
         self._seen: tuple[list[Any], list[Any]] = ([], [])
@@ -236,19 +237,19 @@ class PulledBlock:
         places = self.places()
         with self.source.lock:
             if not reaches(self.source, max(places) + 1):
-                raise Unfilled
+                raise PythonFallback
             elements = [self.source.peek(i) for i in places]
         seen, leaves = self._seen
-        if len(seen) != len(elements) or any(map(_is_other, seen, elements)):
+        if len(seen) != len(elements) or any(map(_is_not, seen, elements)):
             leaves = _stacked(elements, tuple(a.times for a in self.axes))
         if len(leaves) != self.size:
-            raise Unfilled
+            raise PythonFallback
         # Cached only until the last leaf is read: the elements are large.
         self._seen = ([], []) if number == self.size - 1 else (elements, leaves)
         return leaves[number]
 
 
-def _is_other(a: Any, b: Any) -> bool:
+def _is_not(a: Any, b: Any) -> bool:
     return a is not b
 
 
@@ -256,7 +257,7 @@ def _is_other(a: Any, b: Any) -> bool:
 class Pull(Cell):
     """One leaf of a block: a cell that is filled for every call."""
 
-    __slots__ = ("_own", "block", "leaf")
+    __slots__ = ("_leaf_shape", "block", "leaf")
 
     transient = True
 
@@ -268,7 +269,7 @@ class Pull(Cell):
         dtype: Any,
         topology: Topology | None,
     ) -> None:
-        self.block, self.leaf, self._own = block, leaf, own
+        self.block, self.leaf, self._leaf_shape = block, leaf, own
         self.dtype = dtype
         self.topology = topology
         self.per_replica = topology is not None and not block.axes
@@ -282,13 +283,13 @@ class Pull(Cell):
         """The steps, then the replicas unless `per_replica`, then the axes of the leaf."""
         axes = tuple(a.times for a in self.block.axes)
         rows = self.topology is not None and not self.per_replica
-        return (*axes, *((self.topology.num_replicas,) if rows else ()), *self._own)  # type: ignore[union-attr]
+        return (*axes, *((self.topology.num_replicas,) if rows else ()), *self._leaf_shape)  # type: ignore[union-attr]
 
     @property
     def sharding(self) -> NamedSharding:
         """The sharding over the replicas."""
         assert self.topology is not None
-        return _cut(self.topology, len(self.block.axes))
+        return _stacked_sharding(self.topology, len(self.block.axes))
 
     def array(self) -> jax.Array:
         """Return this leaf of the upcoming elements.
@@ -300,17 +301,17 @@ class Pull(Cell):
         x: Any = self.block.leaf(self.leaf)
         rows = (self.topology.num_replicas,) if self.topology and self.per_replica else ()
         if tuple(x.shape) != (*rows, *self.shape):
-            raise Reshaped
+            raise ShapeMismatch
         taken: jax.Array = x
         return taken
 
-    def moved(self, block: PulledBlock) -> Pull:
+    def in_block(self, block: PulledBlock) -> Pull:
         """Return the cell of the same leaf in another block."""
         block.size = self.block.size
-        return Pull(block, self.leaf, self._own, self.dtype, self.topology)
+        return Pull(block, self.leaf, self._leaf_shape, self.dtype, self.topology)
 
 
-def outward(
+def enclosing_pulls(
     cells: Sequence[Cell], taken: Mapping[Ahead, int], axis: tuple[int, bool] | None = None
 ) -> list[Pull]:
     """Return the cells that the enclosing trace reads for the elements that a body takes.
@@ -324,7 +325,7 @@ def outward(
         return []
     where = traced_function()
     assert where is not None
-    blocks: dict[tuple[Ahead, int, tuple[Turns, ...]], PulledBlock] = {}
+    blocks: dict[tuple[Ahead, int, tuple[StepAxis, ...]], PulledBlock] = {}
     pulls: dict[tuple[PulledBlock, int], Pull] = {}
     handed = []
     for cell in cells:
@@ -334,9 +335,9 @@ def outward(
         if axis is not None:
             (count, is_reversed), step = axis, taken[source]
             start += (count - 1) * step if is_reversed else 0
-            axes = (Turns(count, -step if is_reversed else step), *axes)
+            axes = (StepAxis(count, -step if is_reversed else step), *axes)
         block = blocks.setdefault((source, start, axes), PulledBlock(source, start, axes))
-        handed.append(pulls.setdefault((block, cell.leaf), cell.moved(block)))
+        handed.append(pulls.setdefault((block, cell.leaf), cell.in_block(block)))
     for source, count in taken.items():
         where.pulls[source] = where.pulls.get(source, 0) + count * (axis[0] if axis else 1)
     return handed
@@ -351,11 +352,11 @@ def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
     flat = [jax.tree.flatten(e, is_leaf=is_distributed) for e in elements]
     structures: set[Any] = {treedef for _, treedef in flat}
     if len(structures) > 1:
-        raise Unfilled
+        raise PythonFallback
     columns = [[_array(x) for x in column] for column in zip(*(f for f, _ in flat), strict=True)]
     for column in columns:
         if len({(x.shape, x.dtype) for x in column}) != 1:
-            raise Unfilled
+            raise PythonFallback
     if not counts:
         return [column[0] for column in columns]
     return [
@@ -368,7 +369,7 @@ def _array(x: Any) -> Any:
         # JAX reads the buffer while the program runs; the owner of a view may change it by then.
         return fitting(np.asarray(x) if getattr(x, "base", None) is None else np.array(x))
     if not _is_liftable(x):
-        raise Unfilled
+        raise PythonFallback
     return x.held.array if _is_stacked(x) else x
 
 
@@ -377,6 +378,7 @@ def _topology(x: Any) -> Topology | None:
 
 
 def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None) -> Any:
+    """Stack arrays with leading axes of sizes `counts`, on the host or on their devices."""
     shape = arrays[0].shape
     if isinstance(arrays[0], np.ndarray):
         return np.stack(arrays).reshape(*counts, *shape)
@@ -387,7 +389,7 @@ def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None
     parts = [_stack_on_device(list(row)) for row in zip(*shards, strict=True)]
     parts = [p.reshape(*counts, *p.shape[1:]) for p in parts]
     return jax.make_array_from_single_device_arrays(
-        (*counts, *shape), _cut(topology, len(counts)), parts, dtype=arrays[0].dtype
+        (*counts, *shape), _stacked_sharding(topology, len(counts)), parts, dtype=arrays[0].dtype
     )
 
 
@@ -395,5 +397,5 @@ _stack_on_device: Callable[[list[Any]], Any] = jax.jit(jnp.stack)
 
 
 @cache
-def _cut(topology: Topology, axes: int) -> NamedSharding:
+def _stacked_sharding(topology: Topology, axes: int) -> NamedSharding:
     return NamedSharding(topology.mesh, PartitionSpec(*([None] * axes), REPLICA_AXIS))

@@ -10,10 +10,10 @@ import numpy as np
 
 from replicax._jax_private import ARRAY_TYPES, settings
 from replicax._types import TensorSpec, TypeSpec
-from replicax.context._current import attributes, whereabouts
+from replicax.context._current import attributes, context_key
 from replicax.data._ahead import Ahead
 from replicax.functions._keys import Identity, python_words, static_key, structure_key
-from replicax.functions._modes import Ragged, Text
+from replicax.functions._modes import RaggedArgument, StringArgument
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
     Distributed,
@@ -148,7 +148,7 @@ def _leaf(x: Any) -> tuple[Any, Any, Rebuild | None]:
     if isinstance(x, np.ndarray | np.generic) and x.dtype.kind in NUMERIC:
         return (x.shape, jax.dtypes.canonicalize_dtype(x.dtype), False), private(x), _same
     if is_text(x):
-        raise Text
+        raise StringArgument
     if isinstance(x, Ahead):
         return ("iterator", type(x), Identity(x.origin)), None, None
     return static_key(x), None, None
@@ -173,9 +173,9 @@ def _plain_or_rows(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
     if not all(isinstance(s, TensorSpec) for s in specs):
         return ("plain", tuple(map(static_key, x.values))), None, None
     if is_text(x):
-        raise Text
+        raise StringArgument
     if is_ragged(x):
-        raise Ragged
+        raise RaggedArgument
     place, kind = x.topology, type(x)
     if place is None:  # built by user code: the strategy that runs it will place it
         rows = np.stack([np.asarray(v) for v in x.values])
@@ -292,7 +292,7 @@ def why_new(old: Any, new: Any, names: Sequence[str]) -> str:
 
 def key_of(arguments: Arguments) -> tuple[Any, ...]:
     """Return the cache key of a program: the arguments, the context and JAX's settings."""
-    return arguments.key, whereabouts(), settings()
+    return arguments.key, context_key(), settings()
 
 
 def shape_of(x: Any) -> jax.ShapeDtypeStruct:

@@ -23,7 +23,7 @@ from replicax.values._pieces import equal_across, sum_across
 from replicax.values._reduce import first_value
 
 
-def settled(
+def agreed_value(
     cell: Cell, values: Sequence[Any], rows: Sequence[bool], topology: Topology | None
 ) -> Any:
     """Return the one value for the concrete values that this process's replicas wrote.
@@ -38,15 +38,15 @@ def settled(
         DivergenceError: If the values differ, here or on other workers.
     """
     if cell.averages:
-        return _averaged(values, rows, topology)
+        return _average(values, rows, topology)
     arrays = [on_host(v) for v in values]
     alike = all(a.shape == arrays[0].shape and bool(is_same(a, arrays[0])) for a in arrays[1:])
     # A collective: every worker must call it, whatever its local result.
-    told = _digest(arrays[0]) if alike else "differs"
+    digest = _digest(arrays[0]) if alike else "differs"
     what = f"the value written to variable {cell.name!r}"
-    elsewhere = topology is None or equal_across(told, topology, what)
+    elsewhere = topology is None or equal_across(digest, topology, what)
     if not (alike and elsewhere):
-        raise DivergenceError(diverging(cell, values))
+        raise DivergenceError(divergence_message(cell, values))
     return values[0]
 
 
@@ -68,7 +68,7 @@ def check_workers_agree(cell: Cell, value: Any) -> None:
         )
 
 
-def settled_in_body(
+def agreed_value_in_body(
     cell: Cell, x: jax.Array, topology: Topology, across: Across
 ) -> tuple[jax.Array, jax.Array | None]:
     """Combine the values that all replicas wrote, inside a compiled replica body.
@@ -84,7 +84,7 @@ def settled_in_body(
     return jnp.where(differ == 0, first, mean.astype(x.dtype)), None
 
 
-def settled_copies(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
+def agreed_traced_value(where: Any, cell: Cell, copies: Sequence[Any]) -> Any:
     """Return the one value for all replicas' traced values; they are compared at run time.
 
     Args:
@@ -112,7 +112,7 @@ def is_same(a: Any, b: Any) -> Any:
     return ((a == b) | ((a != a) & (b != b))).all()
 
 
-def diverging(cell: Cell, values: Sequence[Any]) -> str:
+def divergence_message(cell: Cell, values: Sequence[Any]) -> str:
     """Return the error message for replicas that wrote different values; `values` may be empty."""
     shown = ", ".join(f"replica {i}: {v}" for i, v in enumerate(values))
     line = cell.line
@@ -123,11 +123,12 @@ def diverging(cell: Cell, values: Sequence[Any]) -> str:
         " the global batch size, as `rx.nn.compute_average_loss` does, are added up: `gradients ="
         ' rx.distribute.get_replica_context().all_reduce("SUM", gradients)`; "MEAN" is for a loss'
         " that each replica divides by its own rows, and for statistics. Or declare how to combine"
-        " what is assigned: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
+        " the assigned values: `rx.Variable(..., aggregation=rx.VariableAggregation.MEAN)`."
     )
 
 
-def _averaged(values: Sequence[Any], rows: Sequence[bool], topology: Topology | None) -> Any:
+def _average(values: Sequence[Any], rows: Sequence[bool], topology: Topology | None) -> Any:
+    """Return the mean over the replicas that have rows; exact if their values are equal."""
     pairs = list(zip(values, rows, strict=True))
     if topology is not None and not topology.is_whole:
         parts = [(_wide(v if has else jnp.zeros_like(v)), int(has)) for v, has in pairs]
@@ -145,6 +146,7 @@ def _wide(x: Any) -> Any:
 
 
 def _digest(x: np.ndarray) -> str:
+    """Return a hash that is equal for equal numbers: NaNs are unified, and -0.0 becomes 0.0."""
     if x.dtype.kind in "iub":
         return hashlib.sha256(x.tobytes()).hexdigest()
     normal = np.where(x != x, np.asarray(np.nan, x.dtype), x) + np.asarray(0, x.dtype)

@@ -36,9 +36,9 @@ from replicax.values._per_replica import PerReplica, pieces, stacked
 from replicax.values._placement import (
     WHOLE,
     first,
+    fresh_copy,
     join,
     on_device,
-    own_copy,
     replicate,
     split,
     stack,
@@ -49,7 +49,7 @@ _numbers = itertools.count(1)
 # Serializes read-modify-write and donation of variables, so threads lose no update and never see an
 # array that a compiled call has consumed. Never block on a replica, worker, dataset or callback
 # while holding it; enqueueing an operation is all that may happen.
-changing = threading.RLock()
+variable_lock = threading.RLock()
 
 
 class Cell:
@@ -150,12 +150,12 @@ class Cell:
         """Return the value in the form compiled code takes: replicated, in shards, or stacked."""
         self._require_value()
         if self.sharded:
-            self._unite()
+            self._reshard_copies()
         if isinstance(self.value, tuple):
             assert self.topology is not None
             self.value = stack(self.value, self.topology)
-        held: jax.Array = self.value
-        return held
+        stored: jax.Array = self.value
+        return stored
 
     @property
     def sharding(self) -> NamedSharding:
@@ -192,7 +192,7 @@ class Cell:
         self._require_value()
         if self.sharded:
             return self._collected(0)
-        with changing:
+        with variable_lock:
             self.owned = False
             if not self.per_replica:
                 return first(self.value)
@@ -204,7 +204,7 @@ class Cell:
     def _require_value(self) -> None:
         if isinstance(self.value, Awaited):
             awaited, self.value = self.value, self.value.value
-            awaited.settle()
+            awaited.before_use()
         else:
             refuse_planned(self.value, self.name)
 
@@ -215,7 +215,7 @@ class Cell:
         elif self.per_replica:
             self.put(tuple(x.held.values))
         elif self.topology is None:
-            own = own_copy(x)
+            own = fresh_copy(x)
             # Uncommitted, so it can be used with arrays on any device: where the value was computed
             # must not decide where it is used.
             self.put(first(own) if own.is_fully_replicated else own)
@@ -226,7 +226,7 @@ class Cell:
 
     def put(self, value: Any, *, owned: bool = False) -> None:
         """Replace the stored array or tuple by `value`; `owned` if nothing else references it."""
-        with changing:
+        with variable_lock:
             if (journal := current().journal) is not None:
                 journal.note(self)
             # An eager run may be undone, which restores an array that others may reference.
@@ -241,7 +241,7 @@ class Cell:
         """Return the value of every replica of this process."""
         if self.sharded:
             return self._copies()
-        with changing:
+        with variable_lock:
             view = self.view()
             if self.per_replica:
                 values: tuple[jax.Array, ...] = view.values
@@ -253,8 +253,8 @@ class Cell:
         if self.topology is None:
             self.store(x)
             return
-        piece = on_device(own_copy(x), self.topology.leads[replica])
-        with changing:
+        piece = on_device(fresh_copy(x), self.topology.leads[replica])
+        with variable_lock:
             own = list(self.pieces())
             own[replica] = piece
             whole = not self.per_replica and not self.sharded
@@ -269,7 +269,7 @@ class Cell:
         cut, topology = self.cut, self.topology
         assert cut is not None
         assert topology is not None
-        with changing:
+        with variable_lock:
             self.owned, parts = False, self.value  # another thread's call must not consume them
         return cut.collected(parts, topology, topology.leads[replica], f"variable {self.name!r}")
 
@@ -281,7 +281,7 @@ class Cell:
         assert self.topology is not None
         return tuple(on_device(lead, device) for device in self.topology.leads)
 
-    def _unite(self) -> None:
+    def _reshard_copies(self) -> None:
         """Reshard a value whose copies were written one by one; they must be equal."""
         if not isinstance(self.value, tuple):
             return
@@ -313,7 +313,7 @@ class Journal(dict[Cell, Any]):
             self[cell] = cell.value
 
 
-def wholly(run: Callable[[], Any], **frame: Any) -> Any:
+def run_atomically(run: Callable[[], Any], **frame: Any) -> Any:
     """Call `run`, the code of eager replicas; if it raises, roll back all variables.
 
     The exception may come from the code, or from a signal handler at any point. The rollback is a
@@ -329,17 +329,17 @@ def wholly(run: Callable[[], Any], **frame: Any) -> Any:
     # Python loop in the handler could itself be interrupted by a signal half way.
     journal = Journal()
     end = map(setattr, (journal,), ("is_over",), (True,))
-    undo = starmap(_hold, chain.from_iterable(map(dict.items, (journal,))))
+    undo = starmap(_set_value, chain.from_iterable(map(dict.items, (journal,))))
     steps = chain(end, undo)
     try:
         return within(run, journal=journal, **frame)
     except BaseException:
-        with changing:
+        with variable_lock:
             deque(steps, maxlen=0)
         raise
 
 
-_hold = vars(Cell)["value"].__set__
+_set_value = vars(Cell)["value"].__set__
 
 
 def on_host(x: Any) -> np.ndarray:
@@ -348,7 +348,7 @@ def on_host(x: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(x) if is_keys else x)
 
 
-def shown(x: jax.Array) -> str:
+def format_value(x: jax.Array) -> str:
     """Format a value for display: a number, or an array."""
     array = on_host(x)
     return repr(array.item()) if array.ndim == 0 else repr(array)

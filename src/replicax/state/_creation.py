@@ -19,7 +19,7 @@ from replicax.context._current import current, entered
 from replicax.state._cell import Cell
 from replicax.state._declaration import is_planning, plan
 from replicax.state._levels import Storage, TraceLevel, level
-from replicax.values._placement import is_traced, own_copy, private
+from replicax.values._placement import fresh_copy, is_traced, private
 
 Creator = Callable[..., Any]
 _T = TypeVar("_T")
@@ -80,6 +80,8 @@ class CreatedOnce(type):
 
 @dataclass(frozen=True)
 class _Creation:
+    """The creation of a variable, as a function for `merge_call` that runs once."""
+
     cls: type
     kwargs: dict[str, Any]
     purpose: str = "the creation of a variable"
@@ -94,7 +96,7 @@ class _Creation:
         return type.__call__(self.cls, **self.kwargs)
 
 
-def duplicated(variable: Any) -> Any:
+def duplicate(variable: Any) -> Any:
     """Return a new variable with the declaration and value of `variable`, on every replica.
 
     Raises:
@@ -107,13 +109,13 @@ def duplicated(variable: Any) -> Any:
         )
     whole = variable.whole
     if whole is not variable:
-        return duplicated(whole).components[whole.components.index(variable)]
-    old, held = variable.cell, variable.cell.view()
-    lead = held.values[0] if old.per_replica else held
+        return duplicate(whole).components[whole.components.index(variable)]
+    old, value = variable.cell, variable.cell.view()
+    lead = value.values[0] if old.per_replica else value
     cell = Cell(lead, old.topology, old.name, per_replica=old.per_replica, spec=old.spec)
     cell.trainable, cell.averages, cell.draws = old.trainable, old.averages, old.draws
     if old.per_replica:
-        cell.store(held)
+        cell.store(value)
     policy = copy.copy(variable._policy)  # noqa: SLF001
     policy.cell = cell
     made = object.__new__(type(variable))
@@ -127,8 +129,9 @@ def _chained(creator: Creator, inner: Creator) -> Creator:
 
 
 def _as_array(value: Any, dtype: Any) -> jax.Array:
+    """Convert an initial value to an array that shares no memory with it."""
     if isinstance(value, np.ndarray) and np.issubdtype(value.dtype, np.number):
-        return own_copy(value if dtype is None else value.astype(kept_dtype(dtype)))
+        return fresh_copy(value if dtype is None else value.astype(kept_dtype(dtype)))
     refuse_tree(value)
     try:
         return jnp.asarray(private(value), dtype=kept_dtype(dtype))
@@ -158,7 +161,7 @@ def refuse_tree(value: Any) -> None:
             )
 
 
-class _BeforeTrace(Storage):
+class _ValuesBeforeTrace(Storage):
     """The values of variables before the function that is being traced, for initializers.
 
     An initializer may therefore draw random numbers, whose generator state is a variable, as it
@@ -174,9 +177,10 @@ class _BeforeTrace(Storage):
         while isinstance(where, TraceLevel):
             if cell in where.writes or any(cell is v.cell for v, _ in where.created):
                 raise TracingError(
-                    f"A variable is created with a start that reads variable {cell.name!r}, which"
-                    " the function that is traced now has made or changed: what it holds is known"
-                    " only when the function runs. Create the new variable before the first call."
+                    "A variable is created with an initializer that reads variable"
+                    f" {cell.name!r}, which the function being traced has created or changed: its"
+                    " value is known only when the function runs. Create the new variable before"
+                    " the first call."
                 )
             where = where.outer
         return super().read(cell)
@@ -190,14 +194,18 @@ def value_before(cell: Cell) -> Any:
     """
     where = level()
     with concrete():
-        return _BeforeTrace(where).read(cell) if isinstance(where, TraceLevel) else where.read(cell)
+        return (
+            _ValuesBeforeTrace(where).read(cell)
+            if isinstance(where, TraceLevel)
+            else where.read(cell)
+        )
 
 
-def _called(start: Callable[[], Any]) -> Any:
+def _call_initializer(start: Callable[[], Any]) -> Any:
     where = level()
     if not isinstance(where, TraceLevel):
         return start()
-    with entered(level=_BeforeTrace(where), replica=None, body=None, tapes=()):
+    with entered(level=_ValuesBeforeTrace(where), replica=None, body=None, tapes=()):
         return start()
 
 
@@ -216,7 +224,7 @@ def initial_array(initial_value: Any, dtype: Any, name: str) -> tuple[Any, Any]:
     if is_planning():
         return plan(initial_value, dtype), None
     with concrete():
-        value: Any = _called(initial_value) if callable(initial_value) else initial_value
+        value: Any = _call_initializer(initial_value) if callable(initial_value) else initial_value
         value = value if is_traced(value) else _as_array(value, dtype)
     if not is_traced(value):
         return value, None
@@ -242,10 +250,10 @@ class Listener(Protocol):
 def read(cell: Cell) -> Any:
     """Return the value of `cell` at the current level, and report the read to active tapes."""
     value = level().read(cell)
-    return told(cell, value) if current().tapes else value
+    return report_read(cell, value) if current().tapes else value
 
 
-def told(cell: Cell, value: Any) -> Any:
+def report_read(cell: Cell, value: Any) -> Any:
     """Report to the active tapes that reading `cell` returned `value`; return the value to use."""
     tapes: tuple[Listener, ...] = current().tapes
     if not tapes or not is_differentiable(value):

@@ -89,7 +89,7 @@ def check_dtype(v: Any, value: Any, verb: str, *, exact: bool) -> None:
     if not fits:
         raise VariableError(
             f"{verb} of a value of dtype {have} to variable {v.name!r} of dtype {want} would lose"
-            f" what does not fit. Convert it yourself: `value.astype({str(want)!r})`."
+            f" information. Cast it explicitly: `value.astype({str(want)!r})`."
         )
 
 
@@ -150,13 +150,13 @@ def is_planned(x: Any) -> bool:
 
 
 class Awaited(jax.ShapeDtypeStruct):
-    """The initial value of a new variable, whose first use calls `settle`."""
+    """The initial value of a new variable, whose first use calls `before_use`."""
 
-    def __init__(self, value: Any, settle: Callable[[], None]) -> None:
+    def __init__(self, value: Any, before_use: Callable[[], None]) -> None:
         head = value[0] if isinstance(value, tuple) else value
         super().__init__(head.shape, head.dtype)
         self.value = value
-        self.settle = settle
+        self.before_use = before_use
 
 
 # Callbacks of restored checkpoints that still wait for variables. Each runs before a new variable
@@ -166,8 +166,8 @@ newcomers: list[Callable[[], None]] = []
 
 def tell_newcomers() -> None:
     """Run all callbacks in `newcomers`: new variables may exist."""
-    for tell in list(newcomers):
-        tell()
+    for notify in list(newcomers):
+        notify()
 
 
 def refuse_planned(x: Any, name: str) -> None:

@@ -23,8 +23,8 @@ from replicax._blocks import contextmanager
 from replicax._errors import DivergenceError
 from replicax._jax_private import concrete
 from replicax.context._current import current
-from replicax.state._cell import Cell, changing, on_host
-from replicax.state._creation import told
+from replicax.state._cell import Cell, on_host, variable_lock
+from replicax.state._creation import report_read
 from replicax.state._levels import level, refuse_in_foreign_trace
 from replicax.state._variable import Variable, live_variables
 from replicax.values._per_replica import Distributed
@@ -59,8 +59,8 @@ def required_variable(x: Any, verb: str) -> Variable:
 
 def value_of(x: Any) -> Any:
     """Return the value of a variable in the current context; any other `x` unchanged."""
-    held = variable_of(x)
-    return x if held is None else held.read_value()
+    variable = variable_of(x)
+    return x if variable is None else variable.read_value()
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def trusted() -> Iterator[None]:
         _trusted.reset(token)
 
 
-def read_global(held: Variable) -> jax.Array:
+def read_global(variable: Variable) -> jax.Array:
     """Return the value for a library's own code: across replicas, on all their devices.
 
     In a replica or a traced function this is `Variable.read_value`. Elsewhere it is the array of
@@ -83,31 +83,32 @@ def read_global(held: Variable) -> jax.Array:
     frame = current()
     if frame.level is not None or frame.replica is not None:
         if not (_trusted.get() and level().is_eager):
-            return held.read_value()
+            return variable.read_value()
         with concrete():
-            return held.read_value()
-    cell = held.cell
+            return variable.read_value()
+    cell = variable.cell
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
     with concrete():
         alone = cell.topology is None or not cell.topology.is_whole
         if alone or cell.per_replica or cell.sharded:
-            return held.read_value()
-        with changing:  # both steps under the lock: another thread's call may replace the value
+            return variable.read_value()
+        # Both steps under one lock: another thread's call could replace the value in between.
+        with variable_lock:
             cell.owned = False
             whole = cell.array()
-    seen: jax.Array = told(cell, whole)
+    seen: jax.Array = report_read(cell, whole)
     return seen
 
 
-def held_array(held: Variable) -> jax.Array:
+def held_array(variable: Variable) -> jax.Array:
     """Return the array that the devices of all workers hold; it is never donated afterwards.
 
     For a sharded variable this is the stored array, in shards; see `Cell.cut`.
     """
-    cell = held.cell
+    cell = variable.cell
     refuse_in_foreign_trace(cell)
-    with concrete(), changing:
+    with concrete(), variable_lock:
         array = cell.array()
         cell.owned = False
     return array
@@ -223,24 +224,24 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
         if not cell.topology.is_whole:
             spread[str(cell.number)] = (cell, pieces[0])
     if spread:
-        fault = _compared(spread, fault, when)
+        fault = _compare_workers(spread, fault, when)
     if fault:
         raise DivergenceError(fault)
 
 
-def _compared(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str) -> str:
+def _compare_workers(spread: dict[str, tuple[Cell, np.ndarray]], fault: str, when: str) -> str:
     """Compare cells across workers; return the error message or "", the same on all workers."""
     mine = {
         number: [hashlib.sha256(value.tobytes()).hexdigest(), str(value.ravel()[:3])]
         for number, (_, value) in spread.items()
     }
-    told = required().agree("the values of variables", [fault, mine])
-    for worker, (theirs, _) in enumerate(told):
+    answers = required().agree("the values of variables", [fault, mine])
+    for worker, (theirs, _) in enumerate(answers):
         if theirs:
             return f"On worker {worker}: {theirs}"
     for number, (cell, _) in sorted(spread.items(), key=lambda item: int(item[0])):
-        first = told[0][1].get(number)
-        for worker, (_, values) in enumerate(told):
+        first = answers[0][1].get(number)
+        for worker, (_, values) in enumerate(answers):
             if first and number in values and values[number][0] != first[0]:
                 return (
                     f"Mirrored variable {cell.name!r} differs between workers{when}: worker 0 has"
@@ -255,11 +256,12 @@ def _report(name: str, pieces: list[Any], when: str) -> str:
     return (
         f"Mirrored variable {name!r} differs between replicas{when}: {_difference(pieces)}."
         " Something wrote to single copies, or replicas computed an update from different values;"
-        " all-reduce what the update is made of."
+        " all-reduce the values that the update is computed from."
     )
 
 
 def _difference(pieces: list[Any]) -> str:
+    """Describe the first entry in which the pieces differ bitwise."""
     other = next(i for i, p in enumerate(pieces) if p.tobytes() != pieces[0].tobytes())
     a, b = pieces[0], pieces[other]
     if a.shape != b.shape:

@@ -22,7 +22,7 @@ from replicax._blocks import contextmanager
 from replicax._errors import TracingError
 from replicax._jax_private import at_rest, surrounding, traced
 from replicax.context._current import current, entered
-from replicax.state._agreement import check_workers_agree, settled_copies
+from replicax.state._agreement import agreed_traced_value, check_workers_agree
 from replicax.state._cell import Cell
 from replicax.topology._mesh import Topology
 from replicax.values import _placement
@@ -73,7 +73,7 @@ class Level(Protocol):
 
 
 @contextmanager
-def ending() -> Iterator[None]:
+def exit_callbacks() -> Iterator[None]:
     """Run the callbacks registered with `at_end` when the block exits, also if it raises.
 
     Raises:
@@ -99,7 +99,7 @@ def at_end(key: Any, callback: Callable[[], str]) -> None:
         callback: Cleans up state that must not outlive the level. Returns an error message, or "".
     """
     callbacks = _callbacks.get()
-    assert callbacks is not None  # every level has a block of `ending`
+    assert callbacks is not None  # every level has a block of `exit_callbacks`
     callbacks.setdefault(key, callback)
 
 
@@ -154,7 +154,7 @@ class ReplicaStorage(Storage):
         cell.store_piece(self._replica if cell.topology == self._topology else 0, value)
 
 
-class Freshness:
+class TraceCacheGuard:
     """Invalidates JAX's cached jaxprs that captured a variable's old value as a constant."""
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ class Freshness:
         self._context: Any = None
 
     @contextmanager
-    def kept(self, *, eager: bool) -> Iterator[None]:
+    def isolated(self, *, eager: bool) -> Iterator[None]:
         """Give the code in the block its own key in JAX's trace caches.
 
         Args:
@@ -200,17 +200,17 @@ class Freshness:
 class Overlay:
     """A level that substitutes values for some variables and buffers writes until it exits."""
 
-    def __init__(self, values: dict[Cell, Any], around: Any) -> None:
-        self.outer, self.around = level(), around
+    def __init__(self, values: dict[Cell, Any], enclosing_trace: Any) -> None:
+        self.outer, self.enclosing_trace = level(), enclosing_trace
         self.is_eager: bool = self.outer.is_eager
         self._values = dict(values)
         self.writes: dict[Cell, Any] = {}
-        self.fresh = Freshness()
+        self.fresh = TraceCacheGuard()
 
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Direct reads and writes in the block to this level."""
-        with self.fresh.kept(eager=self.is_eager), entered(level=self), ending():
+        with self.fresh.isolated(eager=self.is_eager), entered(level=self), exit_callbacks():
             yield
 
     def read(self, cell: Cell) -> Any:
@@ -220,6 +220,7 @@ class Overlay:
             return self.writes[cell]
         if cell in self._values:
             return self._values[cell]
+        # In the trace around this level: the value belongs to the enclosing code.
         with jaxprs.set_current_trace(self.fresh.trace):
             return self.outer.read(cell)
 
@@ -262,10 +263,10 @@ class TraceLevel:
 
     def __init__(self, *, in_replica: bool, outer: Level | None = None) -> None:
         self.in_replica = in_replica
-        self.outer, self.around = outer, current_trace()
+        self.outer, self.enclosing_trace = outer, current_trace()
         self._reads: dict[Cell, jax.Array] = {}
         self._copies: dict[Cell, list[Any]] = {}
-        self.fresh = Freshness()
+        self.fresh = TraceCacheGuard()
         self.writes: dict[Cell, Any] = {}
         self.topologies: dict[Topology, Any] = {}
         self.created: list[tuple[Any, jax.Array]] = []
@@ -280,7 +281,7 @@ class TraceLevel:
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Trace the code in the block at this level."""
-        with self.fresh.kept(eager=False), entered(level=self), ending():
+        with self.fresh.isolated(eager=False), entered(level=self), exit_callbacks():
             yield
             self._compare_copies()
 
@@ -293,6 +294,8 @@ class TraceLevel:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
             cut = None if self.in_replica else cell.cut
+            # Bind in the level's own trace, even when called from a sub-trace (scan, grad, ...):
+            # the read equation must be at the top level of the jaxpr, where `pull_reads` finds it.
             with jaxprs.set_current_trace(self.fresh.trace):
                 value = read_p.bind(number=len(self._reads), aval=self._aval(cell))
                 self._reads[cell] = value if cut is None else cut.whole(value)
@@ -330,7 +333,7 @@ class TraceLevel:
 
     def _compare_copies(self) -> None:
         for cell, copies in list(self._copies.items()):
-            self.writes[cell] = settled_copies(self, cell, copies)
+            self.writes[cell] = agreed_traced_value(self, cell, copies)
 
     def uses(self, topology: Topology, what: Any) -> None:
         """Record that the function computes on `topology`."""
@@ -380,8 +383,8 @@ def refuse_in_foreign_trace(cell: Cell) -> None:
     if is_staging():
         raise TracingError(
             f"Variable {cell.name!r} was read inside a function that JAX is tracing (jax.jit,"
-            " jax.lax.scan, jax.checkpoint, ...), which would keep today's value for ever. Read it"
-            " outside and pass the value in, or put the whole function under `@rx.function`."
+            " jax.lax.scan, jax.checkpoint, ...), which would keep the current value forever. Read"
+            " it outside and pass the value in, or put the whole function under `@rx.function`."
         )
 
 

@@ -37,17 +37,17 @@ class Placed:
     @classmethod
     def of_cell(cls, cell: Cell, name: str) -> Placed:
         """Return the placement of a variable."""
-        topology, held = cell.topology, cell.value
-        if isinstance(held, Awaited):
-            held = held.value
-        arrays = held if isinstance(held, tuple) else (held,)
+        topology, value = cell.topology, cell.value
+        if isinstance(value, Awaited):
+            value = value.value
+        arrays = value if isinstance(value, tuple) else (value,)
         parts: dict[jax.Device, tuple[float, float, int]] = {}
         for array in {id(x): x for x in arrays}.values():  # fresh copies may share one array
             where = cell.sharding if is_planned(array) and topology else array.sharding
             for device, part in _parts(tuple(array.shape), array.dtype, where).items():
                 before = parts.get(device, (0.0, 0.0, 0))[-1]
                 parts[device] = (*part[:2], before + part[-1])
-        return cls(name, cell.shape, str(cell.dtype), _in_words(cell, len(parts)), parts)
+        return cls(name, cell.shape, str(cell.dtype), _describe_layout(cell, len(parts)), parts)
 
     @classmethod
     def of_array(cls, array: jax.Array, name: str) -> Placed:
@@ -81,6 +81,7 @@ class Placed:
 
 
 def _parts(shape: tuple[int, ...], dtype: Any, sharding: Any) -> dict[Any, Any]:
+    """Return the range and the bytes of the shard on each device."""
     size = prod(sharding.shard_shape(shape)) * dtype.itemsize
     found = {}
     for device, index in sharding.devices_indices_map(shape).items():
@@ -94,7 +95,8 @@ def _parts(shape: tuple[int, ...], dtype: Any, sharding: Any) -> dict[Any, Any]:
     return found
 
 
-def _in_words(cell: Cell, count: int) -> str:
+def _describe_layout(cell: Cell, count: int) -> str:
+    """Return a description of the layout of a variable on `count` devices."""
     topology = cell.topology
     if topology is None or topology.num_replicas * topology.cores == 1:
         return "one device"

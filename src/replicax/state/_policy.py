@@ -25,8 +25,8 @@ import numpy as np
 from replicax._errors import ScopeError, VariableError
 from replicax._types import ReduceOp, VariableAggregation
 from replicax.context._current import current
-from replicax.state._agreement import equal_shares, settled, settled_copies
-from replicax.state._cell import Cell, changing
+from replicax.state._agreement import agreed_traced_value, agreed_value, equal_shares
+from replicax.state._cell import Cell, variable_lock
 from replicax.state._creation import read
 from replicax.state._levels import is_staging, level
 from replicax.state._update import Update
@@ -85,13 +85,13 @@ class PlainPolicy:
         assert topology is not None
 
         def merge(_: Any, *merged: Any) -> None:
-            everyone = [
+            all_values = [
                 m * topology.num_replicas if adds and not isinstance(m, PerReplica) else m
                 for m in merged
             ]
-            write_united(self.cell, everyone, verb, How(aggregation, topology))
+            write_combined(self.cell, all_values, verb, AggregationRule(aggregation, topology))
 
-        replica.merge_call(write_of(self.cell, verb, merge), parts)
+        replica.merge_call(merge_for_write(self.cell, verb, merge), parts)
 
 
 @final
@@ -110,7 +110,7 @@ class ComponentPolicy:
     def update(self, parts: Parts, verb: Update) -> None:
         """Write this copy only."""
         where = level()
-        with changing:
+        with variable_lock:
             new = verb.combine(None if verb.kind == "replace" else self.read(), *parts)
             where.write_copy(self.cell, self.replica, new)
 
@@ -143,13 +143,13 @@ class MirroredPolicy:
             assert self.cell.topology is not None
             self._write([per_worker(m, self.cell.topology) for m in merged], verb, rows=rows)
 
-        merge_fn = write_of(self.cell, verb, merge)
+        merge_fn = merge_for_write(self.cell, verb, merge)
         replica.merge_call(merge_fn, (np.bool_(replica.has_rows), *parts))
 
     def _write(self, parts: Sequence[Any], verb: Update, *, rows: Any) -> None:
         assert self.cell.topology is not None
-        how = How(self._aggregation, self.cell.topology, rows)
-        write_united(self.cell, parts, verb, how)
+        how = AggregationRule(self._aggregation, self.cell.topology, rows)
+        write_combined(self.cell, parts, verb, how)
 
 
 @final
@@ -169,16 +169,16 @@ class OnReadPolicy:
         if self._aggregation is VariableAggregation.NONE:
             raise VariableError(
                 f"Variable {self.cell.name!r} has one value for each replica (synchronization"
-                " ON_READ) and aggregation NONE, so that it cannot be read across replicas. Give"
+                " ON_READ) and aggregation NONE, so it cannot be read across replicas. Give"
                 " it an aggregation, read it inside `strategy.run`, or look at each copy with"
                 " `strategy.experimental_local_results(variable)`."
             )
-        everyone = self._everyone(value)
+        all_values = self._all_copies(value)
         if self._aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            lead: jax.Array = first_value(everyone)
+            lead: jax.Array = first_value(all_values)
             return lead
         op = ReduceOp.from_variable_aggregation(self._aggregation)
-        return reduce_value(op, everyone, None, self._topology)
+        return reduce_value(op, all_values, None, self._topology)
 
     def update(self, parts: Parts, verb: Update) -> None:
         """Write this replica's copy; across replicas, write copies that aggregate to the value."""
@@ -198,13 +198,13 @@ class OnReadPolicy:
             cut = [equal_shares(jnp.asarray(p, self.cell.dtype), self._topology) for p in parts]
             shares = lambda i: [jnp.where(i == 0, lead, other) for lead, other in cut]  # noqa: E731
         if (body := current().body) is not None:
-            old = _old(where, self.cell, verb)
+            old = _old_value(where, self.cell, verb)
             where.write(self.cell, verb.combine(old, *shares(body.across.index())))
             return
         # A traced program is the same in all processes and has the copies of all of them.
         own = range(self._topology.num_replicas) if is_staging() else self._topology.own
-        with changing:
-            old = _old(where, self.cell, verb)
+        with variable_lock:
+            old = _old_value(where, self.cell, verb)
             olds = (None,) * len(own) if old is None else old.values
             new = [verb.combine(o, *shares(i)) for i, o in zip(own, olds, strict=True)]
             where.write(self.cell, PerReplica(new))
@@ -221,7 +221,7 @@ class OnReadPolicy:
         frame = current()
         return frame.replica is not None and frame.strategy is self._strategy
 
-    def _everyone(self, value: Any) -> PerReplica:
+    def _all_copies(self, value: Any) -> PerReplica:
         if isinstance(value, PerReplica):
             return value
         refuse_other_strategy(self.cell, self._strategy, "read")
@@ -237,11 +237,12 @@ class OnReadPolicy:
 def write(cell: Cell, parts: Sequence[Any], verb: Update) -> None:
     """Write `verb.combine(old, *parts)` at the current level."""
     where = level()
-    with changing:
-        where.write(cell, verb.combine(_old(where, cell, verb), *parts))
+    with variable_lock:
+        where.write(cell, verb.combine(_old_value(where, cell, verb), *parts))
 
 
-def _old(where: Any, cell: Cell, verb: Update) -> Any:
+def _old_value(where: Any, cell: Cell, verb: Update) -> Any:
+    """Return the old value if the update needs it."""
     # Without a read, a replaced variable does not become an input of the compiled function.
     return None if verb.kind == "replace" else where.read(cell)
 
@@ -267,7 +268,7 @@ class Merge:
         return self.fn(*args)
 
 
-def write_of(cell: Cell, verb: Update, fn: Callable[..., Any]) -> Merge:
+def merge_for_write(cell: Cell, verb: Update, fn: Callable[..., Any]) -> Merge:
     """Return the `merge_call` function of a variable's update, which `fn` carries out."""
     purpose = f"a write to variable {cell.name!r} by {verb.name}"
     return Merge(purpose, fn, {"the variable": cell, "the index": verb.part})
@@ -282,7 +283,7 @@ def per_worker(part: Any, topology: Topology) -> Any:
 
 
 @dataclass(frozen=True)
-class How:
+class AggregationRule:
     """How the values that the replicas write are combined.
 
     Attributes:
@@ -296,14 +297,14 @@ class How:
     rows: Any = True
 
 
-def write_united(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
+def write_combined(cell: Cell, parts: Sequence[Any], verb: Update, how: AggregationRule) -> None:
     """Combine all replicas' `parts` as `how` describes, and write the result to all copies."""
     if not any(isinstance(p, PerReplica) for p in parts):
         write(cell, parts, verb)
     elif how.aggregation is VariableAggregation.NONE:
         _write_agreed(cell, parts, verb, how)
     else:
-        write(cell, [_unite(p, how, verb) for p in parts], verb)
+        write(cell, [_combine(p, how, verb) for p in parts], verb)
 
 
 def write_own(cell: Cell, value: Any, replica: Any) -> None:
@@ -312,14 +313,15 @@ def write_own(cell: Cell, value: Any, replica: Any) -> None:
     verb = Update("assign", "replace", lambda _, new: new)
 
     def merge(_: Any, rows: Any, values: Any) -> None:
-        how = How(VariableAggregation.NONE, topology, rows)
-        write_united(cell, [values], verb, how)
+        how = AggregationRule(VariableAggregation.NONE, topology, rows)
+        write_combined(cell, [values], verb, how)
 
-    merge_fn = write_of(cell, verb, merge)
+    merge_fn = merge_for_write(cell, verb, merge)
     replica.merge_call(merge_fn, (np.bool_(replica.has_rows), value))
 
 
-def _unite(part: Any, how: How, verb: Update) -> Any:
+def _combine(part: Any, how: AggregationRule, verb: Update) -> Any:
+    """Combine one argument of all replicas by the aggregation; sparse updates are concatenated."""
     aggregation, topology = how.aggregation, how.topology
     if not isinstance(part, PerReplica):
         return part
@@ -333,7 +335,8 @@ def _unite(part: Any, how: How, verb: Update) -> Any:
     return joined / topology.num_replicas if is_values else joined
 
 
-def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> None:
+def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: AggregationRule) -> None:
+    """Write a value on which all replicas must agree."""
     where = level()
     if any(isinstance(p, PerReplica) and isinstance(p.form, InBody) for p in parts):
         # Whether they agree is checked when the replica function ends.
@@ -345,13 +348,13 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: How) -> N
         p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
     ]
     # The comparison below waits for other workers, which must not happen under the lock.
-    with changing if verb.kind != "replace" and how.topology.is_whole else nullcontext():
-        old = _old(where, cell, verb)
+    with variable_lock if verb.kind != "replace" and how.topology.is_whole else nullcontext():
+        old = _old_value(where, cell, verb)
         values = [verb.combine(old, *row) for row in zip(*columns, strict=True)]
         if any(map(is_traced, values)):
-            where.write(cell, settled_copies(where, cell, values))
+            where.write(cell, agreed_traced_value(where, cell, values))
         else:
-            where.write(cell, settled(cell, values, rows, how.topology))
+            where.write(cell, agreed_value(cell, values, rows, how.topology))
 
 
 def refuse_plain(cell: Cell, parts: Sequence[Any]) -> None:

@@ -43,15 +43,16 @@ def _at(verb: str) -> Callable[..., Any]:
 
 
 def _divided(old: Any, indices: Any, values: Any) -> Any:
+    """Divide rows as TensorFlow does."""
     if not jnp.issubdtype(old.dtype, jnp.integer):
         return old.at[indices].divide(values)
     # Integers are divided as in TensorFlow, towards zero and one update after the other: the
     # product of two divisors of one row may overflow.
     rows = jnp.broadcast_to(values, (*indices.shape, *old.shape[1:]))
 
-    def one(held: Any, update: Any) -> Any:
+    def one(value: Any, update: Any) -> Any:
         index, divisor = update
-        return held.at[index].set(jax.lax.div(held[index], divisor)), None
+        return value.at[index].set(jax.lax.div(value[index], divisor)), None
 
     return jax.lax.scan(one, old, (indices.ravel(), rows.reshape(-1, *old.shape[1:])))[0]
 

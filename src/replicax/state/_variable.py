@@ -20,8 +20,8 @@ from replicax._show import format_components
 from replicax._types import VariableAggregation, VariableSynchronization
 from replicax.collectives._subjects import identify
 from replicax.context._current import current, get_strategy
-from replicax.state._cell import Cell, shown
-from replicax.state._creation import CreatedOnce, births, duplicated, initial_array
+from replicax.state._cell import Cell, format_value
+from replicax.state._creation import CreatedOnce, births, duplicate, initial_array
 from replicax.state._declaration import (
     check_declaration,
     check_dtype,
@@ -44,8 +44,8 @@ from replicax.topology._devices import device_name
 from replicax.topology._mesh import Topology
 from replicax.values._cut import SPEC, is_cut
 from replicax.values._per_replica import Distributed, DistributedValues, InBody, PerReplica
-from replicax.values._pieces import from_first
-from replicax.values._placement import is_settled, is_traced, private
+from replicax.values._pieces import broadcast_from_first
+from replicax.values._placement import has_strong_dtype, is_traced, private
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -98,7 +98,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         shape: Any = None,
     ) -> None:
-        _known_to_jax()
+        _register_with_jax()
         strategy = get_strategy()
         topology: Topology | None = strategy.topology
         on_read = synchronization is VariableSynchronization.ON_READ
@@ -118,7 +118,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         with concrete():
             stacks = on_read and several
             if topology is not None and traced is None and not is_planned(value):
-                value = from_first(value, topology, f"variable {self._name!r}")
+                value = broadcast_from_first(value, topology, f"variable {self._name!r}")
             spec = SPEC
             if not several or on_read or not is_cut(value, strategy.variable_policy):
                 spec = layout_of(value, self._name, topology, per_replica=stacks)
@@ -241,7 +241,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             5.0
         """
         dtype = self.dtype
-        kept = lambda x: is_settled(x, dtype) or is_key(x)  # noqa: E731
+        kept = lambda x: has_strong_dtype(x, dtype) or is_key(x)  # noqa: E731
         replaced = lambda _, x: x if kept(x) else jnp.asarray(private(x), dtype)  # noqa: E731
         checked = self._checked(value, "assign")
         self._policy.update((checked,), Update("assign", "replace", replaced))
@@ -285,6 +285,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return written
 
     def _checked(self, value: Any, verb: str) -> Any:
+        """Convert a value to the variable's dtype; raise if its dtype or shape does not fit."""
         if isinstance(value, Distributed) and current().replica is not None:
             value = value.component
         if isinstance(value, PerReplica):
@@ -300,7 +301,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
         array: Any = value if is_traced(value) else jnp.asarray(private(value))
         self._check_array(array, verb, exact=exact)
-        done = is_settled(array, self.dtype) or is_key(array)
+        done = has_strong_dtype(array, self.dtype) or is_key(array)
         return array if done else array.astype(self.dtype)
 
     def _check_array(self, array: jax.Array, verb: str, *, exact: bool) -> None:
@@ -336,7 +337,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
 
     def _row(self) -> str:
         value = self._policy.read()
-        return self._head() + (">" if is_traced(value) else f", numpy={shown(value)}>")
+        return self._head() + (">" if is_traced(value) else f", numpy={format_value(value)}>")
 
     def __hash__(self) -> int:
         return id(self)
@@ -345,7 +346,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         raise VariableError(f"copy.copy of {self.name!r} would share its value: use copy.deepcopy.")
 
     def __deepcopy__(self, memo: Any) -> Variable:
-        copied: Variable = duplicated(self)
+        copied: Variable = duplicate(self)
         live_variables.add(copied)
         return copied
 
@@ -415,6 +416,6 @@ identify(Variable, lambda variable: variable._policy)  # noqa: SLF001 - of what 
 
 
 @cache
-def _known_to_jax() -> None:  # on first use: probing JAX for support slows the import
+def _register_with_jax() -> None:  # on first use: probing JAX for support slows the import
     for kind in (Variable, DistributedVariable):
         accept_as_array(kind, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

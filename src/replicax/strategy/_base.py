@@ -17,12 +17,17 @@ from replicax.collectives._options import RunOptions, plain_reduction
 from replicax.context._current import Scope, require_cross_replica, strategy_scope
 from replicax.context._replica import ReplicaContext
 from replicax.state._held import value_of, variable_of
-from replicax.strategy._devices import Bridges, Described, LogicalDeviceVerbs
-from replicax.strategy._distributing import Distributing, Unknown, is_plain, of_each_worker
+from replicax.strategy._devices import DescriptionMethods, LogicalDeviceMethods, MeshMethods
+from replicax.strategy._distributing import (
+    DistributionMethods,
+    Unknown,
+    is_plain,
+    plain_to_per_replica,
+)
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._links import SoloLink
 from replicax.strategy._ragged import RaggedRun
-from replicax.strategy._run import HostedProgram, HostedRun, LatestUsed, run_replicas
+from replicax.strategy._run import HostedProgram, HostedRun, LRUCache, run_replicas
 from replicax.topology._mesh import Topology
 from replicax.values._cut import is_sharded
 from replicax.values._per_replica import (
@@ -42,14 +47,14 @@ from replicax.values._reduce import (
     reduce_slices,
     reduce_value,
 )
-from replicax.values._structures import closed, opened
+from replicax.values._structures import expand_dataclasses, rebuild_dataclasses
 
 _T = TypeVar("_T")
 
 live_strategies: weakref.WeakSet[StrategyBase] = weakref.WeakSet()
 
 
-class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
+class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, DescriptionMethods):
     """The common base class of `rx.distribute.Strategy` and its v1 form."""
 
     # Whether `run` is compiled even in eager code.
@@ -72,9 +77,9 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
-        self.hosted_runs: LatestUsed[HostedProgram] = LatestUsed()
-        self.hosted_latest: LatestUsed[HostedRun] = LatestUsed()
-        self.ragged_runs: LatestUsed[RaggedRun] = LatestUsed()
+        self.hosted_runs: LRUCache[HostedProgram] = LRUCache()
+        self.hosted_latest: LRUCache[HostedRun] = LRUCache()
+        self.ragged_runs: LRUCache[RaggedRun] = LRUCache()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
         live_strategies.add(self)
 
@@ -291,7 +296,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
             (3,)
         """
         leaves, treedef = jax.tree.flatten(
-            opened(value), is_leaf=lambda x: x is None or is_opaque(x)
+            expand_dataclasses(value), is_leaf=lambda x: x is None or is_opaque(x)
         )
         parts = [_parts(x) for x in leaves]
         if leaves and jax.tree_util.treedef_is_leaf(treedef):
@@ -300,7 +305,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         if count == 1 and self.wraps_single:  # the structure contains no distributed value
             count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
-        return tuple(closed(jax.tree.unflatten(treedef, row)) for row in rows)
+        return tuple(rebuild_dataclasses(jax.tree.unflatten(treedef, row)) for row in rows)
 
     def update_config_proto(self, config_proto: Any) -> Any:
         """Return a copy of a v1 session configuration, adapted to this strategy.
@@ -321,10 +326,11 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
         if is_slices(value):
             return gather_slices(value, axis, topology)
         if not topology.is_whole and is_plain(value):
-            value = of_each_worker(value, topology, "gather", once=True)
+            value = plain_to_per_replica(value, topology, "gather", once=True)
         return gather_value(value, axis, topology) if isinstance(value, PerReplica) else value
 
     def _reduce_leaf(self, op: ReduceOp, value: Any, axis: Axis) -> Any:
+        """Reduce one leaf: slices, a variable, a distributed value, or a plain value."""
         topology = self.devices_or_default
         if is_slices(value):
             return reduce_slices(op, value, axis, topology)
@@ -335,7 +341,7 @@ class StrategyBase(LogicalDeviceVerbs, Distributing, Bridges, Described):
                 value = pieces([c.read_value() for c in variable.components], topology)
         if not topology.is_whole and is_plain(value):
             once = op is ReduceOp.SUM and axis is None
-            value = of_each_worker(value, topology, f"reduce({op.name})", once=once)
+            value = plain_to_per_replica(value, topology, f"reduce({op.name})", once=once)
         if isinstance(value, PerReplica):
             return reduce_value(op, value, axis, topology)
         if isinstance(value, Distributed):

@@ -47,11 +47,11 @@ class Closure(NamedTuple):
     def of(cls, fn: Callable[..., Any]) -> Closure:
         """Split `fn` into its code, captured arrays and other captured objects."""
         if isinstance(fn, MethodType):
-            held = [Edge("function", fn.__func__), Edge("self", fn.__self__)]
-            return cls(fn, ("method", fn.__func__), [], held)
+            statics = [Edge("function", fn.__func__), Edge("self", fn.__self__)]
+            return cls(fn, ("method", fn.__func__), [], statics)
         if not isinstance(fn, FunctionType):
             return cls(fn, static_key(fn), [], [Edge("function", fn)])
-        found = _Found()
+        found = _CapturedValues()
         outlines = tuple(
             found.take(name, content(cell))
             for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True)
@@ -82,11 +82,12 @@ class Closure(NamedTuple):
         if not arrays or not isinstance(fn, FunctionType):
             yield fn
             return
-        put = _Put(self.arrays, arrays)
+        put = _Substitution(self.arrays, arrays)
         cells = fn.__closure__ or ()
         try:
             given = [put.into(content(cell)) for cell in cells]
             same = [new is content(cell) for new, cell in zip(given, cells, strict=True)]
+            # Cells without arrays are shared with the original function, so `nonlocal` works.
             own = [c if s else CellType(g) for c, g, s in zip(cells, given, same, strict=True)]
             made = FunctionType(
                 fn.__code__, fn.__globals__, fn.__name__, fn.__defaults__, tuple(own)
@@ -131,7 +132,7 @@ def _items(x: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-class _Found:
+class _CapturedValues:
     """Collects the arrays that a closure captures, and its other objects."""
 
     def __init__(self) -> None:
@@ -151,6 +152,7 @@ class _Found:
         return None
 
     def _outline(self, label: str, x: Any) -> Any:
+        """Collect the arrays in `x`; return a key of its structure around them."""
         if _is_input(x) or _is_node(x):
             self.arrays.append(x)
             return _INPUT
@@ -169,7 +171,7 @@ class _Found:
         return (type(x), inner)
 
 
-class _Put:
+class _Substitution:
     """Places inputs where a closure's arrays are, and restores the arrays afterwards."""
 
     def __init__(self, arrays: list[Any], inputs: list[Any]) -> None:
@@ -194,6 +196,7 @@ class _Put:
         return self._done[id(x)]
 
     def _filled(self, x: Any, items: list[tuple[Any, Any, Any]]) -> Any:
+        """Return the container `x` with its new items; a tuple is rebuilt."""
         changed = [(k, old, new) for k, old, new in items if old is not new]
         if isinstance(x, tuple):
             parts = [new for _, _, new in items]

@@ -12,10 +12,10 @@ from jax.sharding import PartitionSpec
 from replicax._types import TensorSpec
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.functions._border import own_value
+from replicax.functions._border import replica_value
 from replicax.functions._jaxpr._lift import LiftedBody, as_input, from_output, lift_body
-from replicax.functions._jaxpr._replicas import on_parts, varying_outputs
-from replicax.state._agreement import note_verdict, settled_in_body
+from replicax.functions._jaxpr._replicas import on_shards, varying_outputs
+from replicax.state._agreement import agreed_value_in_body, note_verdict
 from replicax.state._cell import Cell
 from replicax.state._levels import Level, TraceLevel, level
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Topology
@@ -30,9 +30,9 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import NUMERIC, is_array, per_replica_map, strong
-from replicax.values._structures import closed, component_specs, opened
+from replicax.values._structures import component_specs, expand_dataclasses, rebuild_dataclasses
 
-_OWN, _SAME = PartitionSpec(REPLICA_AXIS), PartitionSpec()
+_PER_REPLICA, _REPLICATED = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
 
 def run_compiled(
@@ -74,14 +74,15 @@ class _Inputs:
         """Return the arguments of one replica, given its pieces of the arrays."""
         leaves = list(map(local_piece, self.leaves))
         for place, spec, piece in zip(self.places, self.specs, pieces, strict=True):
-            leaves[place] = piece[0] if spec == _OWN else piece
+            leaves[place] = piece[0] if spec == _PER_REPLICA else piece
         args, kwargs = jax.tree.unflatten(self.treedef, leaves)
         return args, kwargs
 
 
 def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
+    """Return the static leaf, the array and its partition spec for one argument."""
     if isinstance(x, Mirrored):
-        return None, local_piece(x), _SAME
+        return None, local_piece(x), _REPLICATED
     if isinstance(x, PerReplica):
         specs = component_specs(x)
         if not all(isinstance(s, TensorSpec) for s in specs):
@@ -99,11 +100,11 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
             raise ValueError(
                 f"The replicas hold values of different shapes, {[s.shape for s in specs]}, which"
                 " one compiled program cannot take. Pass them as an argument of the rx.function,"
-                " which then runs each replica by itself, or batch with `drop_remainder=True`."
+                " which then compiles each replica separately, or batch with `drop_remainder=True`."
             )
-        return None, stacked_array(x, topology), _OWN
+        return None, stacked_array(x, topology), _PER_REPLICA
     if is_array(x) or (isinstance(x, np.ndarray) and x.dtype.kind in NUMERIC):
-        return None, x, _SAME
+        return None, x, _REPLICATED
     return x, None, None
 
 
@@ -127,8 +128,8 @@ class _Body:
     def trace(self, topology: Topology) -> "_Traced":
         """Trace the function once, for all replicas."""
         inner = TraceLevel(in_replica=True)
-        own: list[Cell] = []
-        same: list[Cell] = []
+        per_replica: list[Cell] = []
+        replicated: list[Cell] = []
 
         def body(*pieces: Any) -> Any:
             with (
@@ -136,35 +137,39 @@ class _Body:
                 entered(strategy=self._context.strategy, replica=self._context, body=None),
             ):
                 args, kwargs = self._inputs.rebuild(pieces)
-                outs = self._take(self._fn(*args, **kwargs))
-            own[:] = [c for c in inner.writes if c.per_replica]
-            same[:] = [c for c in inner.writes if not c.per_replica]
+                outs = self._flatten_result(self._fn(*args, **kwargs))
+            per_replica[:] = [c for c in inner.writes if c.per_replica]
+            replicated[:] = [c for c in inner.writes if not c.per_replica]
             return (
                 [x[None] for x in outs],
-                [inner.writes[c][None] for c in own],
-                [inner.writes[c] for c in same],
+                [inner.writes[c][None] for c in per_replica],
+                [inner.writes[c] for c in replicated],
                 [start for _, start in inner.created],
             )
 
         mapped = per_replica_map(
-            body, topology, tuple(self._inputs.specs), (_OWN, _OWN, _SAME, _SAME)
+            body,
+            topology,
+            tuple(self._inputs.specs),
+            (_PER_REPLICA, _PER_REPLICA, _REPLICATED, _REPLICATED),
         )
-        lifted = lift_body(mapped, self._inputs.arrays, inner, same)
-        return _Traced(lifted, (own, same), topology)
+        lifted = lift_body(mapped, self._inputs.arrays, inner, replicated)
+        return _Traced(lifted, (per_replica, replicated), topology)
 
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """Return the result of the run: the structure, with a per-replica value for each array."""
         rest = iter(outs)
-        leaves = [result(next(rest)) if kept is _ARRAY else kept for kept in self._static]
-        return closed(jax.tree.unflatten(self._treedef, leaves))
+        leaves = [result(next(rest)) if x is _ARRAY else x for x in self._static]
+        return rebuild_dataclasses(jax.tree.unflatten(self._treedef, leaves))
 
-    def _take(self, returned: Any) -> list[jax.Array]:
+    def _flatten_result(self, returned: Any) -> list[jax.Array]:
+        """Record the structure of the result, and return its arrays."""
         leaves, self._treedef = jax.tree.flatten(
-            opened(returned), is_leaf=lambda x: x is None or is_opaque(x)
+            expand_dataclasses(returned), is_leaf=lambda x: x is None or is_opaque(x)
         )
         arrays = []
         for x in leaves:
-            piece = own_value(x)
+            piece = replica_value(x)
             is_one = is_array(piece) or isinstance(piece, np.ndarray | np.generic)
             self._static.append(_ARRAY if is_one else piece)
             if is_one:
@@ -184,10 +189,10 @@ class _Traced:
         written: tuple[list[Cell], list[Cell]],
         topology: Topology,
     ) -> None:
-        own, same = written
+        per_replica, replicated = written
         self._arrays, self._in_specs, self._reads = lifted.arrays, lifted.in_specs, lifted.reads
         self._topology = topology
-        self._writes = [*own, *same]
+        self._writes = [*per_replica, *replicated]
         self._num_outs = lifted.num_outs - len(self._writes)
         varying = varying_outputs(
             lifted.jaxpr,
@@ -195,43 +200,43 @@ class _Traced:
         )
         # Outputs that are provably equal on all replicas, such as functional state, stay one array.
         whole = topology.is_whole and topology.cores == 1
-        self._alike = [i for i in range(self._num_outs) if whole and not varying[i]]
-        self._suspects = [
+        self._equal_outputs = [i for i in range(self._num_outs) if whole and not varying[i]]
+        self._may_diverge = [
             i
             for i, (c, v) in enumerate(zip(self._writes, varying[self._num_outs :], strict=True))
             if v and not c.per_replica
         ]
-        given = [None] * len(self._in_specs) + [self._cut(c) for c in self._reads]
-        kept = [None] * self._num_outs + [self._cut(c) for c in self._writes]
-        for i in self._suspects:  # compared as whole arrays, and sliced afterwards
-            kept[self._num_outs + i] = None
-        self._call = on_parts(lifted.jaxpr, given, kept)
+        in_cuts = [None] * len(self._in_specs) + [self._cut(c) for c in self._reads]
+        out_cuts = [None] * self._num_outs + [self._cut(c) for c in self._writes]
+        for i in self._may_diverge:  # compared as whole arrays, and sliced afterwards
+            out_cuts[self._num_outs + i] = None
+        self._call = on_shards(lifted.jaxpr, in_cuts, out_cuts)
 
     def _cut(self, cell: Cell) -> Cut | None:
         """Return the layout of a variable sharded over these replicas; None for other variables."""
         return cell.cut if cell.topology == self._topology else None
 
     def _spec(self, cell: Cell) -> PartitionSpec:
-        return _OWN if cell.per_replica or self._cut(cell) is not None else _SAME
+        return _PER_REPLICA if cell.per_replica or self._cut(cell) is not None else _REPLICATED
 
     def run(self, outside: Level) -> list[Stacked | Joined]:
         """Run the function on every replica, apply its writes to `outside`; return its outputs."""
-        reads, writes, suspects = self._reads, self._writes, self._suspects
+        reads, writes, may_diverge = self._reads, self._writes, self._may_diverge
         topology, first_write = self._topology, self._num_outs
-        alike = set(self._alike)
-        judged = [writes[i] for i in suspects if not writes[i].averages]
+        equal = set(self._equal_outputs)
+        compared = [writes[i] for i in may_diverge if not writes[i].averages]
 
         def replay(*inputs: Any) -> list[Any]:
             arrays, state = inputs[: len(inputs) - len(reads)], inputs[len(inputs) - len(reads) :]
             local = [s[0] if c.per_replica else s for s, c in zip(state, reads, strict=True)]
             results = self._call(*arrays, *local)
-            for i in self._alike:
+            for i in self._equal_outputs:
                 results[i] = results[i][0]
             flags = []
-            for i in suspects:
+            for i in may_diverge:
                 at, cut = first_write + i, self._cut(writes[i])
-                value, agreed = settled_in_body(writes[i], results[at], topology, MESH_AXIS)
-                results[at] = value if cut is None else cut.own(value)
+                value, agreed = agreed_value_in_body(writes[i], results[at], topology, MESH_AXIS)
+                results[at] = value if cut is None else cut.local_shard(value)
                 flags += [] if agreed is None else [agreed]
             return [*results, *flags]
 
@@ -240,24 +245,24 @@ class _Traced:
             topology,
             (*self._in_specs, *map(self._spec, reads)),
             [
-                *(_SAME if i in alike else _OWN for i in range(first_write)),
+                *(_REPLICATED if i in equal else _PER_REPLICA for i in range(first_write)),
                 *map(self._spec, writes),
-                *([_SAME] * len(judged)),
+                *([_REPLICATED] * len(compared)),
             ],
         )
-        results = mapped(*self._arrays, *(self._held(outside, c) for c in reads))
+        results = mapped(*self._arrays, *(self._read(outside, c) for c in reads))
         forms: list[Stacked | Joined] = [
-            (Joined if i in alike else Stacked)(x, topology)
+            (Joined if i in equal else Stacked)(x, topology)
             for i, x in enumerate(results[:first_write])
         ]
         rest = results[first_write:]
         for cell, value in zip(writes, rest, strict=False):
             outside.write(cell, from_output(value, cell))
-        for cell, flag in zip(judged, rest[len(writes) :], strict=True):
+        for cell, flag in zip(compared, rest[len(writes) :], strict=True):
             note_verdict(outside, cell, flag)
         return forms
 
-    def _held(self, outside: Level, cell: Cell) -> Any:
+    def _read(self, outside: Level, cell: Cell) -> Any:
         """Return the value of a variable at level `outside` in the form that the replicas take."""
         value = outside.read(cell)
         is_elsewhere = cell.sharded and cell.topology != self._topology

@@ -1,9 +1,9 @@
 """Strategy methods about devices.
 
-- `Described`: a description of a strategy for people.
-- `Bridges`: the mesh of a strategy, and distributed values as global arrays, for use in plain JAX
-  code. Nothing is copied: these are the arrays that compiled steps take and return.
-- `LogicalDeviceVerbs`: the sharding of a value over the devices of one replica. The methods are
+- `DescriptionMethods`: a description of a strategy for people.
+- `MeshMethods`: the mesh of a strategy, and distributed values as global arrays, for use in plain
+  JAX code. Nothing is copied: these are the arrays that compiled steps take and return.
+- `LogicalDeviceMethods`: the sharding of a value over the devices of one replica. The methods are
   annotations that change no result; XLA's partitioner decides which device holds and computes which
   shard, and inserts the communication.
 """
@@ -38,7 +38,7 @@ from replicax.values._pieces import stacked_array
 from replicax.values._placement import WHOLE, is_traced, private
 
 
-class Described:
+class DescriptionMethods:
     """Methods that describe a strategy."""
 
     variable_policy: str
@@ -127,7 +127,7 @@ def _own_process(topology: Topology) -> int:
     return int(topology.leads[0].process_index) if topology.leads else -1
 
 
-class Bridges:
+class MeshMethods:
     """The mesh of a strategy, and distributed values as arrays over it."""
 
     @property
@@ -218,12 +218,12 @@ def _of_cell(cell: Any) -> jax.Array:
     where = level()
     seen: Any = where.read(cell)  # also marks the array as shared, so it is not donated
     if isinstance(where, Storage):
-        held: jax.Array = cell.array()
-        return held
+        array: jax.Array = cell.array()
+        return array
     return stacked_array(seen, cell.topology) if isinstance(seen, PerReplica) else seen
 
 
-class LogicalDeviceVerbs:
+class LogicalDeviceMethods:
     """Split, replicate and assign values over logical devices; for `TPUStrategy`."""
 
     # Whether replicas of this strategy can have several devices.
@@ -351,6 +351,7 @@ def annotate(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
 
 
 def _placed(tensor: Any, spec: PartitionSpec, topology: Topology) -> Any:
+    """Reshard a variable or an array outside of a trace."""
     variable = variable_of(tensor)
     if variable is not None:
         if variable.topology != topology or variable.cell.per_replica:

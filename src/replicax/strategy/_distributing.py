@@ -35,7 +35,7 @@ def is_plain(value: Any) -> bool:
     return variable is None or variable.topology is None
 
 
-def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> PerReplica:
+def plain_to_per_replica(value: Any, topology: Topology, verb: str, *, once: bool) -> PerReplica:
     """Convert a plain value to a per-replica value, equal on the replicas of each worker.
 
     Args:
@@ -50,7 +50,7 @@ def of_each_worker(value: Any, topology: Topology, verb: str, *, once: bool) -> 
     count = len(topology.own)
     if once and count > 1:
         raise ValueError(
-            f"{value!r} is one value for the {count} replicas of this worker, so that {verb} could"
+            f"{value!r} is one value for the {count} replicas of this worker, so {verb} could"
             " count it once or for each of them. Give each replica its own, with `strategy.run` or"
             " `strategy.experimental_distribute_values_from_function`."
         )
@@ -141,7 +141,7 @@ class Unknown:
     """A marker for overloads: type checkers match it only if a result type is unknown."""
 
 
-class Distributing:
+class DistributionMethods:
     """Strategy methods that distribute datasets and values."""
 
     _topology: Topology | None

@@ -13,12 +13,12 @@ from replicax._errors import DivergenceError, ScopeError
 from replicax._types import ReduceOp
 from replicax.collectives._options import CommunicationOptions, checked_pairs
 from replicax.context._current import current, entered, strategy_scope
-from replicax.state._agreement import settled
+from replicax.state._agreement import agreed_value
 from replicax.state._cell import Cell
 from replicax.state._declaration import laid_out_like
 from replicax.state._held import required_variable, value_of, variable_of
 from replicax.state._levels import TraceLevel, level
-from replicax.strategy._distributing import MultiStepContext, is_plain, of_each_worker
+from replicax.strategy._distributing import MultiStepContext, is_plain, plain_to_per_replica
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._pieces import local_piece
 from replicax.values._structures import regroup, select
@@ -107,7 +107,7 @@ class StrategyExtended:
             options: How to pack and transfer the data.
         """
         with self._cross_replica("reduce_to"):
-            value = self._of_workers(reduce_op, value)
+            value = self._from_workers(reduce_op, value)
             return self._strategy.cross_device_ops.reduce(reduce_op, value, destinations, options)
 
     def batch_reduce_to(
@@ -119,7 +119,7 @@ class StrategyExtended:
         """Reduce several per-replica values at once; see `reduce_to`."""
         with self._cross_replica("batch_reduce_to"):
             ops, pairs = self._strategy.cross_device_ops, value_destination_pairs
-            pairs = [(self._of_workers(reduce_op, v), d) for v, d in checked_pairs(pairs)]
+            pairs = [(self._from_workers(reduce_op, v), d) for v, d in checked_pairs(pairs)]
             return ops.batch_reduce(reduce_op, pairs, options)
 
     def broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -153,7 +153,7 @@ class StrategyExtended:
                 lambda _, *a, **k: self.update(var, fn, a, k, group), args, kwargs
             )
         variable, call = required_variable(var, "update"), (tuple(args), dict(kwargs or {}))
-        with self._cross_replica("update"), _seen_to_agree(variable.cell):
+        with self._cross_replica("update"), _check_copies_agree(variable.cell):
             return self._for_each(variable.components, fn, call, group=group)
 
     def update_non_slot(
@@ -248,6 +248,7 @@ class StrategyExtended:
     def _for_each(
         self, parts: Sequence[Any], fn: Callable[..., Any], call: Any, *, group: bool
     ) -> Any:
+        """Call `fn` once per copy, in the form that fits the context."""
         if current().body is not None:
             args, kwargs = jax.tree.map(local_piece, call, is_leaf=is_distributed)
             result = _value(fn(parts[0], *args, **kwargs))
@@ -268,16 +269,19 @@ class StrategyExtended:
             return results[0]
         return _as_mirrored(regroup([_value(r) for r in results], topology))
 
-    def _of_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+    def _from_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
         """Convert a plain value to a per-replica value of all workers; return others unchanged."""
         topology = self._strategy.topology
         if topology is None or topology.is_whole or not is_plain(value):
             return value
         op = ReduceOp.parse(reduce_op)
-        return of_each_worker(value, topology, f"reduce_to({op.name})", once=op is ReduceOp.SUM)
+        return plain_to_per_replica(
+            value, topology, f"reduce_to({op.name})", once=op is ReduceOp.SUM
+        )
 
     @contextmanager
     def _cross_replica(self, verb: str) -> Iterator[None]:
+        """Enter the strategy's cross-replica context; raise `ScopeError` in a replica."""
         frame = current()
         if frame.replica is not None and frame.replica.num_replicas_in_sync > 1:
             raise ScopeError(
@@ -309,7 +313,7 @@ class StrategyExtended:
 
 
 @contextmanager
-def _seen_to_agree(cell: Cell) -> Iterator[None]:
+def _check_copies_agree(cell: Cell) -> Iterator[None]:
     """Compare the copies of a mirrored variable that the block wrote, as compiled code does."""
     before = cell.value
     yield
@@ -317,7 +321,7 @@ def _seen_to_agree(cell: Cell) -> Iterator[None]:
         return
     copies = cell.pieces()
     try:
-        cell.store(settled(cell, copies, [True] * len(copies), None))
+        cell.store(agreed_value(cell, copies, [True] * len(copies), None))
     except DivergenceError:
         cell.value = before
         raise

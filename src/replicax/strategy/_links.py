@@ -21,7 +21,7 @@ from replicax.collectives._options import CommunicationOptions
 from replicax.collectives._subjects import Call
 from replicax.context._current import entered
 from replicax.context._replica import ReplicaContext
-from replicax.state._levels import Overlay, ReplicaStorage, ending, generation, level
+from replicax.state._levels import Overlay, ReplicaStorage, exit_callbacks, generation, level
 from replicax.topology._mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
 from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
@@ -162,8 +162,8 @@ class ThreadLink:
                 all(repr(x) == repr(column[0]) for x in column)
                 for column in zip(*rows, strict=True)
             ]
-            told = repr([x if alike else None for x, alike in zip(rows[0], same, strict=True)])
-            if not equal_across(told, topology, f"the numbers given to {purpose}"):
+            shared = repr([x if alike else None for x, alike in zip(rows[0], same, strict=True)])
+            if not equal_across(shared, topology, f"the numbers given to {purpose}"):
                 same = [False] * len(same)
             return [same] * len(rows)
 
@@ -267,6 +267,6 @@ def as_replica(
             level=ReplicaStorage(topology, replica),
             body=None,
         ),
-        ending(),
+        exit_callbacks(),
     ):
         yield

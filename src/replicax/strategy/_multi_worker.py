@@ -16,7 +16,7 @@ from replicax.cluster._spec import ClusterFacts, ClusterSpec
 from replicax.cluster._tf_config import TFConfigClusterResolver
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
-from replicax.collectives._packing import BETWEEN_PROCESSES, for_parts
+from replicax.collectives._packing import BETWEEN_PROCESSES, for_sharded_variables
 from replicax.strategy._strategies import Strategy
 from replicax.topology._devices import default_devices
 from replicax.topology._mesh import Topology
@@ -112,7 +112,7 @@ class WorkersAllReduce(NcclAllReduce):
         if not topology.is_whole and topology.devices[0].platform == "cpu":
             self.packing = BETWEEN_PROCESSES
         if sharded:
-            self.packing = for_parts(self.packing)
+            self.packing = for_sharded_variables(self.packing)
 
     def sum_in_body(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
@@ -123,6 +123,7 @@ class WorkersAllReduce(NcclAllReduce):
 
 
 def _topology(facts: ClusterFacts, group: Group | None) -> Topology:
+    """Return the topology of the devices of all workers, in the order of the workers."""
     own = _own_devices()
     if group is None:
         return Topology(own)

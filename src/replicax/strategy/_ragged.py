@@ -18,17 +18,17 @@ from replicax._errors import ReplicaError
 from replicax._jax_private import ordered_effect
 from replicax._threads import held
 from replicax.collectives import _eager
-from replicax.functions._border import Fields, Outputs, own_value
+from replicax.functions._border import Fields, Outputs, replica_value
 from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
-from replicax.functions._jaxpr._lift import Lifted, lift, numbered
+from replicax.functions._jaxpr._lift import Lifted, lift, number_collectives
 from replicax.functions._signature import Arguments, take_apart
-from replicax.state._agreement import settled
+from replicax.state._agreement import agreed_value
 from replicax.state._cell import Cell
 from replicax.state._creation import births
 from replicax.state._levels import TraceLevel, level
 from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
-from replicax.values._structures import regroup, select, who_has_rows
+from replicax.values._structures import regroup, replicas_with_rows, select
 from replicax.workers._watch import load
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class CannotTrace(Exception):  # noqa: N818 - a signal, not an error
     """The function needs concrete values while it is traced: it can only run op by op."""
 
 
-class _MadeVariables(CannotTrace):
+class _CreatedVariables(CannotTrace):
     """The trace created variables; a second trace does not, and can be kept."""
 
 
@@ -72,22 +72,22 @@ def run_ragged(
         x.form.all_specs for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
     )
     run = strategy.ragged_runs.find((key, shapes, tuple(c.key for c in calls)), RaggedRun)
-    has_rows = who_has_rows(call, topology)
+    has_rows = replicas_with_rows(call, topology)
 
     def on_each(body: Callable[[int], Any]) -> list[Any]:
         def work(replica: int) -> Any:
             with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
                 return body(replica)
 
-        with held, _eager.opened(topology) as meeting:
-            return meeting.hold(work)
+        with held, _eager.open_meeting(topology) as meeting:
+            return meeting.run(work)
 
     if run.op_by_op:
         raise CannotTrace
     if not run.programs:
         _log.warning(
-            "The replicas of %s hold batches of different sizes, so that each is compiled by"
-            " itself. Results are exact; to have one program for all steps, batch with"
+            "The replicas of %s hold batches of different sizes, so each is compiled separately."
+            " Results are exact; to have one program for all steps, batch with"
             " `drop_remainder=True`.",
             strategy,
         )
@@ -95,14 +95,14 @@ def run_ragged(
         try:
             try:
                 programs = on_each(trace)
-            except _MadeVariables:
+            except _CreatedVariables:
                 programs = on_each(trace)
         except CannotTrace:
             run.op_by_op = True
             raise
         _check_same(programs)
         run.programs = programs
-    before = _Before(topology)
+    before = _ValuesBeforeRun(topology)
 
     def body(replica: int) -> tuple[Any, dict[Cell, Any]]:
         program = run.programs[replica]
@@ -116,6 +116,7 @@ def run_ragged(
 
 
 def _check_same(programs: list[_Program]) -> None:
+    """Raise `ReplicaError` unless all replicas' programs have the same collectives."""
     first = programs[0]
     for replica, other in enumerate(programs):
         if other.collectives != first.collectives:
@@ -132,7 +133,7 @@ def _listed(collectives: list[str]) -> str:
     return ", ".join(collectives) or "none"
 
 
-class _Before:
+class _ValuesBeforeRun:
     """The variables' values before the run, split once for all replicas."""
 
     def __init__(self, topology: Topology) -> None:
@@ -158,12 +159,13 @@ class _Program:
 
     @classmethod
     def trace(cls, fn: Callable[..., Any], arguments: Arguments) -> _Program:
+        """Trace the function of one replica; raise `CannotTrace` if it needs concrete values."""
         inner, outputs, log = TraceLevel(in_replica=True), Outputs(), []  # type: ignore[var-annotated]
         fields = Fields(arguments.treedef, arguments.leaves)
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
-            result = jax.tree.map(own_value, fn(*args, **kwargs), is_leaf=is_opaque)
+            result = jax.tree.map(replica_value, fn(*args, **kwargs), is_leaf=is_opaque)
             return outputs.take(result, lambda: None, fields)
 
         token = births.set(log)
@@ -174,21 +176,21 @@ class _Program:
         finally:
             births.reset(token)
         if log:  # a variable with a traced initial value has no value yet
-            raise CannotTrace if inner.created else _MadeVariables
-        lifted, collectives = numbered(lifted, _eager.COLLECTIVES, ordered_effect())
+            raise CannotTrace if inner.created else _CreatedVariables
+        lifted, collectives = number_collectives(lifted, _eager.COLLECTIVES, ordered_effect())
         jitted = jax.jit(lifted.rewritten(with_cpu_kernels).call)
         return cls(lifted, outputs, collectives, jitted)
 
     def __call__(self, arguments: Arguments, state: list[Any]) -> tuple[Any, dict[Cell, Any]]:
         lifted = self.lifted
-        results = _eager.settled(self.jitted(*arguments.arrays, *state))
+        results = _eager.wait_if_staged(self.jitted(*arguments.arrays, *state))
         result = self.outputs.rebuild(results[: lifted.num_outs], local=False)
         writes = dict(zip(lifted.writes, results[lifted.num_outs :], strict=True))
         return result, writes
 
 
 def _commit(
-    rows: list[dict[Cell, Any]], before: _Before, has_rows: list[bool], topology: Topology
+    rows: list[dict[Cell, Any]], before: _ValuesBeforeRun, has_rows: list[bool], topology: Topology
 ) -> None:
     """Check the replicas' writes and store them; raise without storing if they disagree."""
     written = dict.fromkeys(cell for row in rows for cell in row)
@@ -200,13 +202,14 @@ def _commit(
             new[cell] = pieces(values, topology)
         else:
             _check_all_write(cell, rows)
-            new[cell] = settled(cell, [row[cell] for row in rows], has_rows, topology)
+            new[cell] = agreed_value(cell, [row[cell] for row in rows], has_rows, topology)
     with held:  # signals are deferred: all values are stored, or none
         for cell, value in new.items():
             cell.store(value)
 
 
 def _check_all_write(cell: Cell, rows: list[dict[Cell, Any]]) -> None:
+    """Raise `ReplicaError` unless all replicas write the mirrored variable."""
     silent = [i for i, row in enumerate(rows) if cell not in row]
     if silent:
         raise ReplicaError(

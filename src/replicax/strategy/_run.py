@@ -25,13 +25,13 @@ from replicax._threads import held
 from replicax.collectives import _eager
 from replicax.context._current import current, entered
 from replicax.context._replica import ReplicaContext
-from replicax.functions._border import own_value
+from replicax.functions._border import replica_value
 from replicax.functions._function import BoundFunction, Function
 from replicax.functions._keys import static_key
 from replicax.functions._modes import runs_eagerly
 from replicax.functions._reach import Reach, first_difference
 from replicax.functions._signature import conform
-from replicax.state._cell import wholly
+from replicax.state._cell import run_atomically
 from replicax.state._levels import level
 from replicax.strategy._closures import Closure
 from replicax.strategy._compiled import run_compiled
@@ -40,39 +40,39 @@ from replicax.strategy._ragged import CannotTrace, run_ragged
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
-from replicax.values._structures import check_counts, regroup, select, who_has_rows
+from replicax.values._structures import check_counts, regroup, replicas_with_rows, select
 from replicax.workers._watch import load
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
     from replicax.topology._mesh import Topology
 
-_MOST = 256
-_MANY = 6
+_MAX_ENTRIES = 256
+_MANY_PROGRAMS = 6
 _log = logging.getLogger("replicax")
 T = TypeVar("T")
 
 
-class LatestUsed(Generic[T]):
+class LRUCache(Generic[T]):
     """An LRU cache."""
 
     def __init__(self) -> None:
-        self._things: OrderedDict[Any, T] = OrderedDict()
+        self._entries: OrderedDict[Any, T] = OrderedDict()
 
     def find(self, key: Any, make: Callable[[], T]) -> T:
         """Return the value for `key`; create it with `make` if it is missing."""
-        found = self._things.pop(key, None)
+        found = self._entries.pop(key, None)
         return self.put(key, make() if found is None else found)
 
     def get(self, key: Any) -> T | None:
         """Return the value for `key`, or None."""
-        return self._things.get(key)
+        return self._entries.get(key)
 
     def put(self, key: Any, thing: T) -> T:
         """Store a value as the most recently used one."""
-        self._things[key] = thing
-        if len(self._things) > _MOST:
-            self._things.popitem(last=False)
+        self._entries[key] = thing
+        if len(self._entries) > _MAX_ENTRIES:
+            self._entries.popitem(last=False)
         return thing
 
 
@@ -111,7 +111,7 @@ def run_hosted(
             different shapes and it needs their values.
     """
     closure = Closure.of(fn)
-    found = _found(strategy, closure)
+    found = _find_program(strategy, closure)
     leaves = jax.tree.leaves((args, kwargs, closure.arrays), is_leaf=is_opaque)
     if any(map(is_text, leaves)):
         raise CannotTrace
@@ -132,7 +132,7 @@ def run_hosted(
     return result
 
 
-def _found(strategy: StrategyBase, closure: Closure) -> HostedRun:
+def _find_program(strategy: StrategyBase, closure: Closure) -> HostedRun:
     """Return the program for the current meaning of the function; create it if necessary."""
     statics = [edge.value for edge in closure.statics]
     run = strategy.hosted_latest.get(closure.place)
@@ -148,19 +148,20 @@ def _found(strategy: StrategyBase, closure: Closure) -> HostedRun:
     found = HostedRun(statics, reach, program or _hosted_program(strategy), is_new=program is None)
     if run is not None:
         found.meanings = run.meanings + found.is_new
-        if found.meanings == _MANY and run.meanings < _MANY:
+        if found.meanings == _MANY_PROGRAMS and run.meanings < _MANY_PROGRAMS:
             _log.warning(
-                "%r is compiled anew whenever a Python value that it reads changes, for the %dth"
-                " time now. Last, %s. Keep numbers that change in an rx.Variable, or pass them to"
+                "%r is compiled again whenever a Python value that it reads changes, now for the"
+                " %dth time. Last, %s. Keep numbers that change in an rx.Variable, or pass them to"
                 " `strategy.run` as arrays.",
                 getattr(closure.fn, "__name__", closure.fn),
-                _MANY,
+                _MANY_PROGRAMS,
                 first_difference(run.reach, reach),
             )
     return _remember(strategy, closure, found)
 
 
 def _hosted_program(strategy: StrategyBase) -> HostedProgram:
+    """Return a program that runs the latest equivalent function."""
     latest: list[Any] = []
 
     def call(arrays: Any, a: Any, k: Any) -> Any:
@@ -175,7 +176,7 @@ def _remember(strategy: StrategyBase, closure: Closure, run: HostedRun) -> Hoste
     return strategy.hosted_latest.put(closure.place, run)
 
 
-_said = False
+_warned = False
 
 
 def run_replicas(
@@ -186,7 +187,7 @@ def run_replicas(
     if topology is not None:
         _check_place(topology)
         if not check_counts((args, kwargs), topology):
-            _say_that_all_get_all((args, kwargs), topology)
+            _warn_if_undistributed((args, kwargs), topology)
     if isinstance(fn, Function | BoundFunction):
         if current().level is None and not runs_eagerly[0]:
             return _run_function(strategy, fn, args, kwargs)
@@ -205,20 +206,20 @@ def run_replicas(
     return _run_threads(strategy, topology, fn, args, kwargs)
 
 
-def _say_that_all_get_all(arguments: Any, topology: Topology) -> None:
+def _warn_if_undistributed(arguments: Any, topology: Topology) -> None:
     """Warn once if an argument looks like a global batch: arrays are not split over replicas."""
-    global _said
+    global _warned
     number = topology.num_replicas
-    if _said or number == 1:
+    if _warned or number == 1:
         return
     for array in jax.tree.leaves(arguments):
         if isinstance(array, np.ndarray) and array.ndim and array.size and not len(array) % number:
-            _said = True
+            _warned = True
             _log.warning(
                 "`strategy.run` was given a NumPy array of shape %s and no distributed value: every"
-                " one of the %d replicas gets all of it. To divide a batch over the replicas, take"
+                " one of the %d replicas gets all of it. To split a batch over the replicas, take"
                 " it from `strategy.experimental_distribute_dataset(dataset)`, for example with"
-                " `rx.data.Dataset.from_tensors(batch)` for a single one. (Said once.)",
+                " `rx.data.Dataset.from_tensors(batch)` for a single one. (Shown only once.)",
                 array.shape,
                 number,
             )
@@ -226,6 +227,7 @@ def _say_that_all_get_all(arguments: Any, topology: Topology) -> None:
 
 
 def _check_place(topology: Topology) -> None:
+    """Raise `ScopeError` if `run` is called where it cannot be."""
     if current().tapes and topology.num_replicas > 1:
         raise ScopeError(
             "`strategy.run` was called while a GradientTape records, which cannot look into the"
@@ -270,18 +272,20 @@ def _run_solo(
     """Call `fn` directly, as the only replica."""
     args, kwargs = select((args, kwargs), 0)
     if topology is None:
-        return wholly(lambda: _own(fn(*args, **kwargs)), replica=strategy.solo_context)
+        return run_atomically(
+            lambda: _replica_values(fn(*args, **kwargs)), replica=strategy.solo_context
+        )
     if topology.cores > 1:
         level().uses(topology, strategy)
     context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
     if topology.cores == 1:  # with several devices, its arrays stay sharded
-        args, kwargs = _given((args, kwargs), device)
+        args, kwargs = _to_device((args, kwargs), device)
 
     def run() -> Any:
         with jax.default_device(device):
-            return _own(fn(*args, **kwargs))
+            return _replica_values(fn(*args, **kwargs))
 
-    return wholly(run, strategy=strategy, replica=context)
+    return run_atomically(run, strategy=strategy, replica=context)
 
 
 def _run_threads(
@@ -292,29 +296,29 @@ def _run_threads(
     kwargs: dict[str, Any],
 ) -> Any:
     """Run every replica eagerly, op by op, in its own thread."""
-    rows = who_has_rows((args, kwargs), topology)
+    rows = replicas_with_rows((args, kwargs), topology)
 
     def body(replica: int) -> Any:
         device = topology.leads[replica]
         with as_replica(strategy, topology, replica, has_rows=rows[replica]):
-            own_args, own_kwargs = _given(select((args, kwargs), replica), device)
+            own_args, own_kwargs = _to_device(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)
-            return _eager.settled(_on_own_device(result, device))
+            return _eager.wait_if_staged(_on_own_device(result, device))
 
     def run() -> Any:
-        with held, _eager.opened(topology) as meeting:
-            return regroup(meeting.hold(body), topology)
+        with held, _eager.open_meeting(topology) as meeting:
+            return regroup(meeting.run(body), topology)
 
-    results = wholly(run)
+    results = run_atomically(run)
     load.steps += 1
     return results
 
 
-def _own(result: Any) -> Any:
-    return jax.tree.map(own_value, result, is_leaf=is_opaque)
+def _replica_values(result: Any) -> Any:
+    return jax.tree.map(replica_value, result, is_leaf=is_opaque)
 
 
-def _given(arguments: Any, device: jax.Device) -> Any:
+def _to_device(arguments: Any, device: jax.Device) -> Any:
     """Move arguments to the replica's device, uncommitted."""
 
     def moved(x: Any) -> Any:
@@ -327,7 +331,7 @@ def _given(arguments: Any, device: jax.Device) -> Any:
 
 def _on_own_device(result: Any, device: jax.Device) -> Any:
     def moved(x: Any) -> Any:
-        x = own_value(x)
+        x = replica_value(x)
         if not isinstance(x, jax.Array) or x.devices() == {device}:
             return x
         return on_device(x, device)

@@ -165,7 +165,7 @@ def _warn_of_others() -> None:
     if current() is None and (found := others()):
         _log.warning(
             "MirroredStrategy trains on the devices of this process only: every process that makes"
-            " one trains a model of its own. For one model on all of them use"
+            " one trains a separate model. For one model on all of them use"
             " MultiWorkerMirroredStrategy. %s",
             found,
         )

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax.topology._mesh import REPLICA_AXIS, Topology, together
-from replicax.values._placement import first, on_device, own_copy, per_replica_jit
+from replicax.values._placement import first, fresh_copy, on_device, per_replica_jit
 
 Shape = tuple[int, ...]
 
@@ -80,7 +80,7 @@ class Cut:
 
     # For code of one replica, inside a compiled program.
 
-    def own(self, x: jax.Array) -> jax.Array:
+    def local_shard(self, x: jax.Array) -> jax.Array:
         """Return this replica's shard of a whole array."""
         rows = self.part_shape[0]
         at = jax.lax.axis_index(REPLICA_AXIS) * rows
@@ -92,7 +92,7 @@ class Cut:
         whole: jax.Array = self.whole(joined)
         return whole
 
-    def own_sum(self, x: jax.Array) -> jax.Array:
+    def reduce_scatter(self, x: jax.Array) -> jax.Array:
         """Return this replica's shard of the sum of all replicas' arrays (a reduce-scatter).
 
         On a slice of two or more dimensions it scatters along one dimension after the other, as the
@@ -110,7 +110,7 @@ class Cut:
 
     def spread(self, x: Any, topology: Topology) -> jax.Array:
         """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
-        own, where = self.stored(own_copy(x)), NamedSharding(topology.mesh, SPEC)
+        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, SPEC)
         if topology.is_whole:
             placed: jax.Array = jax.device_put(own, where)
             return placed

@@ -22,7 +22,15 @@ from replicax._errors import PerReplicaError
 from replicax._jax_private import accept_as_array, dispatch_as_array
 from replicax._show import format_components
 from replicax.topology._mesh import MESH_AXIS, Across, Topology
-from replicax.values._placement import first, glanced, is_traced, is_weak, split, strong, unstack
+from replicax.values._placement import (
+    first,
+    is_traced,
+    is_weak,
+    split,
+    strong,
+    unstack,
+    values_table,
+)
 from replicax.workers import _group
 
 
@@ -47,8 +55,8 @@ class Pieces:
         if self.topology is None or self.topology.is_whole:
             return tuple((np.shape(v), v.dtype) if hasattr(v, "dtype") else () for v in self.values)
         own = [(np.shape(v), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values]
-        told = _group.required().agree("the shapes of a per-replica value", own)
-        return tuple((tuple(o[0]), o[1]) if o else () for one in told for o in one)
+        answers = _group.required().agree("the shapes of a per-replica value", own)
+        return tuple((tuple(o[0]), o[1]) if o else () for one in answers for o in one)
 
 
 @dataclass(frozen=True)
@@ -149,7 +157,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
     @property
     def form(self) -> Form:
         """The components as the running code sees them; in a trace, as inputs of the trace."""
-        return _surroundings["form"](self)  # type: ignore[no-any-return]
+        return _hooks["form"](self)  # type: ignore[no-any-return]
 
     @property
     def topology(self) -> Topology | None:
@@ -176,9 +184,9 @@ class Distributed(StandIn, DistributedValues[T_co]):
     def _repr_html_(self) -> str:
         form, kind = self.form, type(self).__name__.replace("MirroredResult", "PerReplica")
         if isinstance(form, InBody):
-            return glanced(kind, ("this one",), (form.piece,))
+            return values_table(kind, ("this one",), (form.piece,))
         own = form.topology.own if form.topology else range(len(form.values))
-        return glanced(kind, own, form.values)
+        return values_table(kind, own, form.values)
 
     @property
     def component(self) -> T_co:
@@ -187,7 +195,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
         Raises:
             TypeError: Outside of a replica function.
         """
-        return _surroundings["component"](self)  # type: ignore[no-any-return]
+        return _hooks["component"](self)  # type: ignore[no-any-return]
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.component, dtype=dtype, copy=copy)
@@ -211,16 +219,16 @@ class Distributed(StandIn, DistributedValues[T_co]):
             return getattr(self.component, name)
 
 
-_surroundings: dict[str, Callable[..., Any]] = {
+_hooks: dict[str, Callable[..., Any]] = {
     "form": lambda value: value.held,
-    "component": lambda value: as_one(value),
+    "component": lambda value: as_single_array(value),
     "is_replica": lambda: False,
 }
 
 
-def seen_by(**surroundings: Callable[..., Any]) -> None:
+def install_hooks(**hooks: Callable[..., Any]) -> None:
     """Install the hooks that depend on replicas and traces; called once, by a higher layer."""
-    _surroundings.update(surroundings)
+    _hooks.update(hooks)
 
 
 class PerReplica(Distributed[T_co]):
@@ -310,7 +318,7 @@ def result(form: Stacked | Joined) -> PerReplica:
     """Return the value that a run returns for an array that the replicas returned."""
     if isinstance(form, Stacked):
         return PerReplica.of(form)
-    _known_to_jax()
+    _register_with_jax()
     return MirroredResult.of(form)
 
 
@@ -370,10 +378,10 @@ def is_text(x: Any) -> bool:
 
 
 def _is_one(value: Distributed) -> bool:
-    return isinstance(value, Mirrored) or _surroundings["is_replica"]()
+    return isinstance(value, Mirrored) or _hooks["is_replica"]()
 
 
-def as_one(value: Distributed) -> Any:
+def as_single_array(value: Distributed) -> Any:
     """Return a mirrored value as one array, across replicas.
 
     Raises:
@@ -462,6 +470,6 @@ _forward(MirroredResult, jax.Array)
 
 # Not a pytree node: a tree of such values has the same structure as the tree of their arrays.
 @cache
-def _known_to_jax() -> None:  # on first use: probing JAX for support would slow the import
+def _register_with_jax() -> None:  # on first use: probing JAX for support would slow the import
     accept_as_array(MirroredResult, lambda value: jax.typeof(value.component), _component)
     dispatch_as_array(MirroredResult, _component)

@@ -3,8 +3,8 @@
 - `apply_in_body`: inside compiled code the function is applied to the local pieces; outside, the
   same function is compiled and run on the pieces' devices. A collective therefore has a single
   implementation, and eager and compiled results are bitwise equal.
-- `sum_across`, `gather_across`, `from_first` and the like: collectives of all workers, which must
-  call them in the same order. XLA moves the tensors; the hub only exchanges shapes.
+- `sum_across`, `gather_across`, `broadcast_from_first` and the like: collectives of all workers,
+  which must call them in the same order. XLA moves the tensors; the hub only exchanges shapes.
 - The dtypes of sums and means.
 """
 
@@ -33,11 +33,11 @@ from replicax.values._per_replica import (
 )
 from replicax.values._placement import (
     as_array,
+    fresh_copy,
     is_array,
     is_staging,
     is_traced,
     join,
-    own_copy,
     per_replica_jit,
     per_replica_map,
     stack,
@@ -137,10 +137,10 @@ def local_piece(value: Any) -> Any:
     components = form.values
     if isinstance(value, Mirrored) or all(x is components[0] for x in components):
         return components[0]
-    return _own_of(components)
+    return _local_component(components)
 
 
-def _own_of(components: Sequence[Any]) -> Any:
+def _local_component(components: Sequence[Any]) -> Any:
     """Return this replica's element of `components`, inside compiled code."""
     # With several processes, each process traces its own components at the same indices.
     at = jax.lax.axis_index(REPLICA_AXIS) % len(components)
@@ -179,8 +179,8 @@ def all_shapes(
     """Return the shapes of all replicas, given the local ones; a collective of all workers."""
     if topology.is_whole:
         return list(shapes)
-    told = _group.required().agree(f"the shapes of {what}", [list(s) for s in shapes])
-    return [tuple(s) for one in told for s in one]
+    answers = _group.required().agree(f"the shapes of {what}", [list(s) for s in shapes])
+    return [tuple(s) for one in answers for s in one]
 
 
 def gather_across(
@@ -197,10 +197,10 @@ def gather_across(
     longest = max(sizes)
     padded = [_padded(as_array(p), axis, longest) for p in parts]
     (rows,) = apply_in_body(_gather, [pieces(padded, topology)], topology)
-    return tuple(_cut(r, axis, sizes) for r in rows.values)
+    return tuple(_trim_and_concatenate(r, axis, sizes) for r in rows.values)
 
 
-def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
+def broadcast_from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     """Return worker 0's value, bitwise; other workers contribute only shape and dtype.
 
     Args:
@@ -211,7 +211,7 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     if topology.is_whole:
         return jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-        numbers = from_first(jax.random.key_data(x), topology, what)
+        numbers = broadcast_from_first(jax.random.key_data(x), topology, what)
         keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return keys
     host = np.asarray(x)
@@ -221,15 +221,15 @@ def from_first(x: Any, topology: Topology, what: str) -> jax.Array:
     with together(topology, f"the value of worker 0 for {what}, {aval}"), use_abstract_mesh(_ALONE):
         sent = [_send(part, topology) for part in _parts(words)]
     data = np.concatenate(sent).tobytes() if sent else b""
-    return own_copy(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))
+    return fresh_copy(np.frombuffer(data[: host.nbytes], host.dtype).reshape(host.shape))
 
 
-def first_of_all(value: PerReplica, topology: Topology) -> Any:
+def first_replica_value(value: PerReplica, topology: Topology) -> Any:
     """Return the component of the first replica of all processes."""
     own = value.values[0]
     if topology.is_whole:
         return own
-    return from_first(jnp.asarray(own), topology, "the first replica's value")
+    return broadcast_from_first(jnp.asarray(own), topology, "the first replica's value")
 
 
 def equal_across(digest: str, topology: Topology, what: str) -> bool:
@@ -253,7 +253,7 @@ def _padded(x: jax.Array, axis: int, size: int) -> jax.Array:
     return jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)])
 
 
-def _cut(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
+def _trim_and_concatenate(rows: jax.Array, axis: int, sizes: Sequence[int]) -> jax.Array:
     parts = [jax.lax.slice_in_dim(rows[i], 0, n, axis=axis) for i, n in enumerate(sizes)]
     return jnp.concatenate(parts, axis=axis)
 

@@ -106,19 +106,19 @@ def as_array(x: Any) -> jax.Array:
     return jnp.asarray(private(x))
 
 
-def is_settled(x: Any, dtype: Any) -> bool:
+def has_strong_dtype(x: Any, dtype: Any) -> bool:
     """Whether `x` is a tracer that already has the strong type `dtype`."""
     return is_traced(x) and x.dtype == dtype and not x.weak_type
 
 
-def own_copy(x: Any) -> jax.Array:
+def fresh_copy(x: Any) -> jax.Array:
     """Return a copy of `x` in a new buffer, without compiling as `jnp.copy` does per shape."""
     if is_traced(x):
         return x  # type: ignore[no-any-return]
     if not is_array(x):
         return jax.device_put(fitting(np.array(x)))  # type: ignore[no-any-return]
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # device_put would lose their placement
-        numbers = own_copy(jax.random.key_data(x))
+        numbers = fresh_copy(jax.random.key_data(x))
         keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return keys
     if not x.is_fully_addressable:
@@ -131,7 +131,7 @@ def own_copy(x: Any) -> jax.Array:
 def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
     """Copy `x` to every replica of `topology`, in new buffers."""
     sharding = topology.sharding(spec)
-    own = own_copy(x)
+    own = fresh_copy(x)
     if topology.is_whole:
         placed: jax.Array = jax.device_put(own, sharding)
         return placed
@@ -259,7 +259,7 @@ def _host_rows(pieces: Sequence[np.ndarray], dtype: np.dtype) -> list[np.ndarray
 
 def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[np.ndarray] | None:
     """Return NumPy views of arrays in CPU memory, without copies; None for other arrays."""
-    head, cpus = pieces[0], _cpus_beside(devices[0])
+    head, cpus = pieces[0], _local_cpus(devices[0])
     is_plain = isinstance(head.dtype, np.dtype) and 0 not in head.shape
     if not is_plain or len(pieces) == 1:  # a single piece gets its axis from a program
         return None
@@ -271,7 +271,7 @@ def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[n
 
 
 @cache
-def _cpus_beside(device: jax.Device) -> frozenset[jax.Device]:
+def _local_cpus(device: jax.Device) -> frozenset[jax.Device]:
     """Return all CPU devices of the process, which share memory; empty for other platforms."""
     is_cpu = device.platform == "cpu"
     return frozenset(device.client.local_devices()) if is_cpu else frozenset()
@@ -290,7 +290,7 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
 def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Like `stack`, without a multi-process program, which all processes would have to launch."""
     rows = [
-        _raised(jax.device_put(private(piece), device))
+        _add_row_axis(jax.device_put(private(piece), device))
         for piece, replica in zip(pieces, topology.own, strict=True)
         for device in topology.devices_of(replica)
     ]
@@ -321,11 +321,11 @@ def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
 
 def _unstack_own(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     shards = {shard.device: shard.data for shard in stacked.addressable_shards}
-    return tuple(uncommitted(_lowered(shards[device])) for device in topology.leads)
+    return tuple(uncommitted(_drop_row_axis(shards[device])) for device in topology.leads)
 
 
-_raised = jax.jit(lambda x: x[None])
-_lowered = jax.jit(lambda x: x[0])
+_add_row_axis = jax.jit(lambda x: x[None])
+_drop_row_axis = jax.jit(lambda x: x[0])
 
 
 @cache
@@ -368,14 +368,14 @@ def per_replica_map(
 _MOST_SHOWN = 8
 
 
-def glanced(title: str, numbers: Iterable[Any], values: Sequence[Any]) -> str:
+def values_table(title: str, numbers: Iterable[Any], values: Sequence[Any]) -> str:
     """Return an HTML table of some replicas' values; large arrays are not read."""
-    rows = tuple((str(i), *_glance(v)) for i, v in zip(numbers, values, strict=True))
+    rows = tuple((str(i), *_table_cells(v)) for i, v in zip(numbers, values, strict=True))
     columns = ("replica", "device", "shape", "dtype", "value")
     return Sheet(title, columns=columns, rows=rows).to_html()
 
 
-def _glance(x: Any) -> tuple[str, str, str, str]:
+def _table_cells(x: Any) -> tuple[str, str, str, str]:
     if is_traced(x) or not isinstance(x, jax.Array | np.ndarray):
         return "", "", "", "traced" if is_traced(x) else short(reprlib.repr(x))
     where, is_here = "", True

@@ -30,7 +30,7 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import (
     all_shapes,
-    first_of_all,
+    first_replica_value,
     gather_across,
     local_piece,
     mean_dtype,
@@ -144,7 +144,7 @@ def first_value(value: PerReplica) -> Any:
     form = value.form
     if not isinstance(form, InBody):
         where = form.topology
-        return value.values[0] if where is None else first_of_all(value, where)
+        return value.values[0] if where is None else first_replica_value(value, where)
     piece = jnp.asarray(form.piece)
     if not jnp.issubdtype(piece.dtype, jnp.number):
         return value.values[0]
@@ -180,11 +180,12 @@ def _numeric(v: Any) -> Any:
         return v
     raise TypeError(
         f"A replica holds {v!r} ({type(v).__name__}), which is not a number or an array and cannot"
-        " be reduced or gathered. `strategy.experimental_local_results(value)` gives it as it is."
+        " be reduced or gathered. `strategy.experimental_local_results(value)` returns it as is."
     )
 
 
 def _reduce_in_body(op: ReduceOp, form: InBody, axis: Axis) -> jax.Array:
+    """Reduce inside a replica body."""
     piece = jnp.asarray(form.piece)
     over = _normalized(axis, piece.ndim)
     local = _local_sum(op, piece, over)
@@ -237,6 +238,7 @@ def _entries(shape: tuple[int, ...], over: tuple[int, ...]) -> int:
 
 
 def _reduce_ragged(op: ReduceOp, value: PerReplica, axis: Axis, over: tuple[int, ...]) -> jax.Array:
+    """Reduce components of different shapes over axes that make them equal."""
     shapes = component_shapes(value)
     left = {tuple(n for i, n in enumerate(s) if i not in over) for s in shapes}
     if len(left) > 1:
@@ -259,6 +261,7 @@ def _normalized(axis: Axis, rank: int) -> tuple[int, ...]:
 
 
 def _one_axis(axis: int, rank: int) -> int:
+    """Return a nonnegative axis; raise `ValueError` if it does not exist."""
     axis = operator.index(axis)
     if not -rank <= axis < rank:
         raise ValueError(
@@ -270,6 +273,7 @@ def _one_axis(axis: int, rank: int) -> int:
 
 
 def _to_current_device(x: jax.Array) -> jax.Array:
+    """Move a result to the device of `rx.device`, by default the first CPU device."""
     device = current_device() or jax.local_devices(backend="cpu")[0]
     return x if not x.committed and x.devices() == {device} else on_device(x, device)
 
@@ -336,17 +340,18 @@ def gather_slices(slices: IndexedSlices, axis: int, topology: Topology) -> jax.A
 
 
 def _dense(slices: IndexedSlices, topology: Topology) -> Any:
+    """Convert slices to dense arrays; raise if the dense shape is unknown."""
     _require_components(slices, topology)
     if (shape := slices.dense_shape) is None:
         raise ValueError(
-            "IndexedSlices without dense_shape do not say how large the array is that they are rows"
-            " of: give `rx.IndexedSlices(values, indices, dense_shape)`, or reduce them with"
-            " `axis=None`, which joins the rows."
+            "IndexedSlices without dense_shape do not define the size of the dense array: pass"
+            " `rx.IndexedSlices(values, indices, dense_shape)`, or reduce them with `axis=None`,"
+            " which concatenates the rows."
         )
     if is_traced(shape) or is_distributed(shape):
         raise TracingError(
-            "The dense_shape of IndexedSlices is an array of the function that is traced, and the"
-            " whole array needs a size that is known: give it as a tuple of numbers, such as"
+            "The dense_shape of IndexedSlices is a traced array, and the dense array needs a size"
+            " that is known while tracing: pass it as a tuple of numbers, such as"
             " `rx.IndexedSlices(values, indices, (4, 2))`."
         )
     place = lambda rows, at: jnp.zeros(shape, rows.dtype).at[at].add(rows)  # noqa: E731

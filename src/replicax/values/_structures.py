@@ -43,13 +43,13 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def opened(tree: Any) -> Any:
+def expand_dataclasses(tree: Any) -> Any:
     """Return `tree` with dataclasses that contain arrays replaced by pytree nodes."""
     return jax.tree.map(_open, tree, is_leaf=_is_leaf)
 
 
-def closed(tree: Any) -> Any:
-    """Reverse `opened`: rebuild the dataclasses from the current leaves."""
+def rebuild_dataclasses(tree: Any) -> Any:
+    """Reverse `expand_dataclasses`: rebuild the dataclasses from the current leaves."""
     return jax.tree.map(
         lambda x: _close(x) if isinstance(x, _Record) else x,
         tree,
@@ -57,8 +57,8 @@ def closed(tree: Any) -> Any:
     )
 
 
-def has_records(tree: Any) -> bool:
-    """Whether a tree returned by `opened` contains a dataclass."""
+def has_dataclasses(tree: Any) -> bool:
+    """Whether a tree returned by `expand_dataclasses` contains a dataclass."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x))
     return any(isinstance(x, _Record) for x in leaves)
 
@@ -75,13 +75,13 @@ def _is_leaf(x: Any) -> bool:
 def _open(x: Any) -> Any:
     if not dataclasses.is_dataclass(x) or isinstance(x, type) or not _holds_arrays(x):
         return x
-    return _Record(type(x), tuple(opened(value) for value in _fields(x).values()))
+    return _Record(type(x), tuple(expand_dataclasses(value) for value in _fields(x).values()))
 
 
 def _close(record: _Record) -> Any:
     made: Any = object.__new__(record.kind)
     for field, value in zip(dataclasses.fields(record.kind), record.fields, strict=True):
-        object.__setattr__(made, field.name, closed(value))
+        object.__setattr__(made, field.name, rebuild_dataclasses(value))
     return made
 
 
@@ -90,6 +90,7 @@ def _fields(x: Any) -> dict[str, Any]:
 
 
 def _holds_arrays(x: Any) -> bool:
+    """Whether a dataclass contains arrays, at any depth."""
     leaves = jax.tree.leaves(_fields(x), is_leaf=is_opaque)
     return any(
         is_array(v)
@@ -110,7 +111,7 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
     """
     leaves, treedefs = zip(
         *(
-            jax.tree.flatten(opened(r), is_leaf=lambda x: x is None or is_opaque(x))
+            jax.tree.flatten(expand_dataclasses(r), is_leaf=lambda x: x is None or is_opaque(x))
             for r in results
         ),
         strict=True,
@@ -122,7 +123,7 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
                 f" replica 0 {treedefs[0]}, replica {i} {treedef}."
             )
     merged = [_merge(column, topology) for column in zip(*leaves, strict=True)]
-    return closed(jax.tree.unflatten(treedefs[0], merged))
+    return rebuild_dataclasses(jax.tree.unflatten(treedefs[0], merged))
 
 
 def select(value: Any, replica: int) -> Any:
@@ -154,7 +155,7 @@ def has_distributed(value: Any) -> bool:
     return any(map(is_distributed, jax.tree.leaves(value, is_leaf=is_opaque)))
 
 
-def who_has_rows(value: Any, topology: Topology) -> list[bool]:
+def replicas_with_rows(value: Any, topology: Topology) -> list[bool]:
     """Return, for each local replica, whether it has rows in a batch that is short for some."""
     found = [True] * topology.num_replicas
     for v in jax.tree.leaves(value, is_leaf=is_opaque):
@@ -166,6 +167,7 @@ def who_has_rows(value: Any, topology: Topology) -> list[bool]:
 
 
 def _merge(column: Sequence[Any], topology: Topology) -> Any:
+    """Combine one leaf of all replicas."""
     head = column[0]
     if isinstance(head, jax.Array | np.ndarray):
         return pieces(column, topology)

@@ -25,7 +25,7 @@ from replicax.state._levels import TraceLevel, read_p
 from replicax.topology._mesh import REPLICA_AXIS
 from replicax.values._cut import STORED_NAME, WHOLE_NAME
 from replicax.values._per_replica import PerReplica, stacked
-from replicax.values._pieces import from_first, stacked_array
+from replicax.values._pieces import broadcast_from_first, stacked_array
 from replicax.values._placement import is_traced
 
 # A jaxpr with its constants. Since JAX 0.11 this is `Jaxpr` itself, and `jax.extend.core` has the
@@ -95,12 +95,15 @@ def lift(
             outs = list(body(*xs))
         counts.append(len(outs))
         starts = [start for _, start in level.created]
+        # Initial values come last: `store_initial_values` takes them, and they are dropped below.
         return [*outs, *(as_input(v, c) for c, v in level.writes.items()), *starts]
 
     closed = undisturbed(lambda: jax.make_jaxpr(traced)(*args))
-    settle_created(level, closed, list(level.writes))
+    store_initial_values(level, closed, list(level.writes))
     jaxpr, reads = pull_reads(closed.jaxpr, level)
-    jaxpr = cancelled(jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)]))
+    jaxpr = without_round_trips(
+        jaxpr.replace(outvars=jaxpr.outvars[: counts[0] + len(level.writes)])
+    )
     call = as_function(jaxpr, closed.consts)
     return Lifted(call, reads, list(level.writes), counts[0], jaxpr, closed.consts)
 
@@ -136,11 +139,13 @@ def lift_body(
             results before the initial values. Complete when the trace ends.
     """
     closed = undisturbed(lambda: jax.make_jaxpr(mapped)(*arrays))
+    # The outer jaxpr is only a wrapper around a single `shard_map`, whose jaxpr is the replica
+    # function. Captured arrays are inputs of that equation, found among the outer constants.
     equation = next(e for e in closed.jaxpr.eqns if e.primitive.name == "shard_map")
     values = dict(zip(closed.jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(closed.jaxpr.invars, arrays, strict=True))
     inputs = [x.val if isinstance(x, jaxprs.Literal) else values[x] for x in equation.invars]
-    settle_created(level, ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
+    store_initial_values(level, ClosedJaxpr(equation.params["jaxpr"], ()), written, inputs)
     jaxpr, reads = pull_reads(equation.params["jaxpr"], level)
     num_outs = len(jaxpr.outvars) - len(level.created)
     jaxpr = jaxpr.replace(outvars=jaxpr.outvars[:num_outs])
@@ -173,13 +178,14 @@ def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, li
         jaxpr.replace(
             invars=[*jaxpr.invars, *(e.outvars[0] for e in equations)],
             eqns=[e for e in jaxpr.eqns if e.primitive is not read_p],
+            # The recorded names belong to the original inputs; JAX asserts that the number matches.
             debug_info=jaxpr.debug_info._replace(arg_names=None, result_paths=None),
         ),
         [cells[e.params["number"]] for e in equations],
     )
 
 
-def cancelled(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
+def without_round_trips(jaxpr: jaxprs.Jaxpr) -> jaxprs.Jaxpr:
     """Return `jaxpr` without gathers of a sharded variable that are immediately split again."""
     # `parts` maps each gathered array to the shards it came from; `same` maps the result of
     # splitting it again to these shards, which replace it in all later equations.
@@ -211,7 +217,7 @@ def _shape(x: Any) -> tuple[int, ...]:
     return shape
 
 
-def settle_created(
+def store_initial_values(
     level: TraceLevel,
     closed: Any,
     written: Sequence[Cell],
@@ -248,7 +254,7 @@ def settle_created(
                 " that is drawn at random, as a function: `rx.Variable(lambda: ...)`."
             )
         with concrete():
-            _start(variable.cell, jnp.asarray(value))
+            _store_initial_value(variable.cell, jnp.asarray(value))
     for cell in [cell for cell in written if cell in drawn]:
         out = jaxpr.outvars[first - len(written) + list(written).index(cell)]
         value = _constant(out, closed, inputs, level, drawn)
@@ -256,10 +262,10 @@ def settle_created(
             cell.store(jnp.asarray(value))
 
 
-def _start(cell: Cell, value: jax.Array) -> None:
+def _store_initial_value(cell: Cell, value: jax.Array) -> None:
     own = 1
     if cell.topology is not None:
-        value = from_first(value, cell.topology, f"variable {cell.name!r}")
+        value = broadcast_from_first(value, cell.topology, f"variable {cell.name!r}")
         own = len(cell.topology.own)
     cell.store(PerReplica([value] * own) if cell.per_replica else value)
 
@@ -279,6 +285,7 @@ def _constant(
     if isinstance(out, jaxprs.Literal):
         return out.val
     jaxpr, needed, equations, inputs = closed.jaxpr, {out}, [], dict(inputs)
+    # Backward slice: keep only the equations that `out` depends on.
     for equation in reversed(jaxpr.eqns):
         if needed.isdisjoint(equation.outvars):
             continue
@@ -349,9 +356,11 @@ def taking_consts(closed: Any) -> Callable[..., list[Any]]:
 
 def in_one_equation(closed: Any) -> Callable[..., list[Any]]:
     """Like `jaxpr_as_fun`, but add a single call equation to every enclosing trace."""
-    one = _a_call()
+    one = _example_call()
     if not set(one.params) >= {"jaxpr", "in_shardings", "out_shardings", "ctx_mesh", "name"}:
         return jaxprs.jaxpr_as_fun(closed)  # type: ignore[no-any-return]  # pragma: no cover
+    # The parameters of a call differ between JAX versions, so they are copied from an example call.
+    # Tuples among them have one entry per input ("in_...", "donated_...") or output ("out_...").
     counts = {"in": len(closed.in_avals), "do": len(closed.in_avals), "ou": len(closed.out_avals)}
     lists = {k: v * counts.get(k[:2], 1) for k, v in one.params.items() if isinstance(v, tuple)}
 
@@ -365,7 +374,7 @@ def in_one_equation(closed: Any) -> Callable[..., list[Any]]:
 
 
 @cache
-def _a_call() -> Any:
+def _example_call() -> Any:
     return jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns[0]
 
 
@@ -397,10 +406,12 @@ def with_inner(equation: Any, change: Callable[[Any], Any]) -> Any:
 
 
 # For each primitive, a function that describes an equation from its parameters and input avals.
-Described = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
+Descriptions = Mapping[Any, Callable[[Mapping[str, Any], Sequence[Any]], str]]
 
 
-def numbered(lifted: Lifted, collectives: Described, effect: Any) -> tuple[Lifted, list[str]]:
+def number_collectives(
+    lifted: Lifted, collectives: Descriptions, effect: Any
+) -> tuple[Lifted, list[str]]:
     """Number the collectives of a replica's function; return it and their descriptions, in order.
 
     Args:

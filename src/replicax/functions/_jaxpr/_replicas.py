@@ -85,6 +85,7 @@ def varying_outputs(jaxpr: jaxprs.Jaxpr, varying_inputs: Sequence[bool]) -> list
 
 
 def _walk(jaxpr: jaxprs.Jaxpr, ins: list[bool], *, divergent: bool) -> list[bool]:
+    """Propagate forward which values vary; `divergent` if only some replicas get here."""
     known: dict[Any, bool] = dict(zip(jaxpr.invars, ins, strict=True))
 
     def varies(x: Any) -> bool:
@@ -143,6 +144,8 @@ def _while(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
     cond, body = equation.params["cond_jaxpr"].jaxpr, equation.params["body_jaxpr"].jaxpr
     state = ins[nc + nb :]
     while True:
+        # If the condition varies, replicas run different numbers of iterations: then every carry
+        # varies, and neither the body nor the condition may contain collectives.
         (stops,) = _walk(cond, ins[:nc] + state, divergent=divergent)
         outs = _walk(body, ins[nc : nc + nb] + state, divergent=divergent or stops)
         new = [a or b or stops for a, b in zip(state, outs, strict=True)]
@@ -162,6 +165,7 @@ def _cond(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
 
 
 def _call(equation: Any, ins: list[bool], *, divergent: bool) -> list[bool]:
+    """Walk the called function; if its signature is unknown, assume the worst of its results."""
     outs = len(equation.outvars)
     for key in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
         inner = equation.params.get(key)
@@ -200,8 +204,8 @@ def _axes(equation: Any) -> tuple[Any, ...]:
 def _refuse_divergent(name: str, *, divergent: bool) -> None:
     if divergent:
         raise ReplicaError(
-            f"A collective ({name}) stands in a branch or loop that depends on values which differ"
-            " between replicas, so that some replicas would wait for others that never come. Take"
+            f"A collective ({name}) is inside a branch or loop that depends on values that differ"
+            " between replicas, so some replicas would wait for others that never come. Take"
             " the all_reduce, all_gather, merge_call or variable assignment out of the rx.cond or"
             " rx.while_loop, or make its condition equal on all replicas with an all_reduce."
         )
@@ -210,23 +214,25 @@ def _refuse_divergent(name: str, *, divergent: bool) -> None:
 Cuts = Sequence[Cut | None]
 
 
-def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list[Any]]:
+def on_shards(jaxpr: jaxprs.Jaxpr, in_cuts: Cuts, out_cuts: Cuts) -> Callable[..., list[Any]]:
     """Return the function of `jaxpr`, with shards in place of some whole arrays.
 
     Args:
         jaxpr: The body of a replica function.
-        given: For each input, its layout if the replica holds only its shard.
-        kept: For each output, its layout if the replica keeps only its shard.
+        in_cuts: For each input, its layout if the replica holds only its shard.
+        out_cuts: For each output, its layout if the replica keeps only its shard.
     """
-    if not any((*given, *kept)):
+    if not any((*in_cuts, *out_cuts)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
-    held = {v for v, cut in zip(jaxpr.invars, given, strict=True) if cut is not None}
-    plan = _Rewriting.of(jaxpr, kept)
-    plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in held)
+    sharded = {v for v, cut in zip(jaxpr.invars, in_cuts, strict=True) if cut is not None}
+    plan = _ShardingPlan.of(jaxpr, out_cuts)
+    plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in sharded)
     whole_inputs = [i for i, v in enumerate(jaxpr.invars) if v in plan.whole]
     wanted = {*plan.parts, *plan.used, *_variables(jaxpr.outvars)}
     made = [v for e in plan.equations[::-1] for v in e.outvars]
     known = [v for v in (*(jaxpr.invars[i] for i in whole_inputs), *made) if v in wanted]
+    # Two phases: `first` computes the values that are needed whole, from gathered inputs; then the
+    # steps of the plan compute on shards, from local shards and slices of those whole values.
     first = jaxpr.replace(
         invars=[jaxpr.invars[i] for i in whole_inputs],
         outvars=known,
@@ -236,20 +242,22 @@ def on_parts(jaxpr: jaxprs.Jaxpr, given: Cuts, kept: Cuts) -> Callable[..., list
     call = as_function(first, ())
 
     def function(*inputs: Any) -> list[Any]:
-        own: dict[Any, Any] = {v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in held}
+        shards: dict[Any, Any] = {
+            v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in sharded
+        }
         arrays = [
-            inputs[i] if (cut := given[i]) is None else cut.gathered(inputs[i])
+            inputs[i] if (cut := in_cuts[i]) is None else cut.gathered(inputs[i])
             for i in whole_inputs
         ]
         whole = dict(zip(known, call(*arrays), strict=True))
         for v, cut in plan.parts.items():
-            if v in whole and v not in own:
-                own[v] = cut.own(whole[v])
+            if v in whole and v not in shards:
+                shards[v] = cut.local_shard(whole[v])
         for step in reversed(plan.steps):
-            own[step.out] = step.run(whole, own)
+            shards[step.out] = step.run(whole, shards)
         return [
-            own[v] if cut is not None else _value(v, whole)
-            for v, cut in zip(jaxpr.outvars, kept, strict=True)
+            shards[v] if cut is not None else _value(v, whole)
+            for v, cut in zip(jaxpr.outvars, out_cuts, strict=True)
         ]
 
     return function
@@ -275,23 +283,23 @@ class _Step:
     equation: jaxprs.JaxprEqn
     by_part: tuple[bool, ...]
 
-    def run(self, whole: dict[Any, Any], own: dict[Any, Any]) -> Any:
+    def run(self, whole: dict[Any, Any], shards: dict[Any, Any]) -> Any:
         """Compute the shard from the known whole arrays and shards."""
         equation = self.equation
         inputs = [
-            _value(x, own if is_part else whole)
+            _value(x, shards if is_part else whole)
             for x, is_part in zip(equation.invars, self.by_part, strict=True)
         ]
         name = equation.primitive.name
         if name == "psum":
-            return self.cut.own_sum(inputs[equation.outvars.index(self.out)])
+            return self.cut.reduce_scatter(inputs[equation.outvars.index(self.out)])
         if name == "broadcast_in_dim":
             return jnp.broadcast_to(inputs[0], self.cut.part_shape)
         return equation.primitive.bind(*inputs, **equation.params)
 
 
 @dataclass
-class _Rewriting:
+class _ShardingPlan:
     """Which values are computed whole and which as shards; built from the last equation back.
 
     Attributes:
@@ -309,9 +317,12 @@ class _Rewriting:
     steps: list[_Step] = field(default_factory=list)
 
     @classmethod
-    def of(cls, jaxpr: jaxprs.Jaxpr, kept: Cuts) -> "_Rewriting":
+    def of(cls, jaxpr: jaxprs.Jaxpr, out_cuts: Cuts) -> "_ShardingPlan":
+        """Plan how to compute shards of the outputs in `out_cuts`, and the other outputs whole."""
         outs = [
-            (v, c) for v, c in zip(jaxpr.outvars, kept, strict=True) if isinstance(v, jaxprs.Var)
+            (v, c)
+            for v, c in zip(jaxpr.outvars, out_cuts, strict=True)
+            if isinstance(v, jaxprs.Var)
         ]
         plan = cls({v for v, c in outs if c is None}, {v: c for v, c in outs if c is not None})
         rest = list(jaxpr.eqns)
@@ -324,24 +335,27 @@ class _Rewriting:
         parts = [v for v in equation.outvars if v in self.parts and v not in self.whole]
         if not parts:
             if _has_effects(equation) or not self.whole.isdisjoint(equation.outvars):
-                self._compute(equation)
+                self._compute_whole(equation)
         elif _is_sum(equation):
-            self._scatter(equation, parts)
-        elif inner := _taken_apart(equation):
+            self._compute_as_reduce_scatter(equation, parts)
+        elif inner := _inlined_equations(equation):
             return inner
-        elif (by_part := _by_part(equation)) is not None:
-            self._push(equation, by_part)
+        elif (by_part := _sharded_inputs(equation)) is not None:
+            self._compute_on_shards(equation, by_part)
         else:
             self.whole.update(parts)
-            self._compute(equation)
+            self._compute_whole(equation)
         return ()
 
-    def _compute(self, equation: jaxprs.JaxprEqn) -> None:
+    def _compute_whole(self, equation: jaxprs.JaxprEqn) -> None:
         self.equations.append(equation)
         self.whole.update(v for v in equation.outvars if v in self.parts)
         self.whole.update(_variables(equation.invars))
 
-    def _scatter(self, equation: jaxprs.JaxprEqn, parts: Sequence[jaxprs.Var]) -> None:
+    def _compute_as_reduce_scatter(
+        self, equation: jaxprs.JaxprEqn, parts: Sequence[jaxprs.Var]
+    ) -> None:
+        """Compute the shards of a sum over the replicas; other outputs of it stay whole."""
         rest = [
             (x, v)
             for x, v in zip(equation.invars, equation.outvars, strict=True)
@@ -349,18 +363,20 @@ class _Rewriting:
         ]
         if rest:
             invars, outvars = map(list, zip(*rest, strict=True))
-            self._compute(equation.replace(invars=invars, outvars=outvars))
+            self._compute_whole(equation.replace(invars=invars, outvars=outvars))
+        # One psum may reduce several arrays: each needed shard becomes its own reduce-scatter.
         nothing = (False,) * len(equation.invars)
         for v in parts:
             place = equation.outvars.index(v)
             alone = equation.replace(invars=[equation.invars[place]], outvars=[v])
-            self._take(_Step(v, self.parts[v], alone, nothing[:1]))
+            self._add_step(_Step(v, self.parts[v], alone, nothing[:1]))
 
-    def _push(self, equation: jaxprs.JaxprEqn, by_part: tuple[bool, ...]) -> None:
+    def _compute_on_shards(self, equation: jaxprs.JaxprEqn, by_part: tuple[bool, ...]) -> None:
         (out,) = equation.outvars
-        self._take(_Step(out, self.parts[out], equation, by_part))
+        self._add_step(_Step(out, self.parts[out], equation, by_part))
 
-    def _take(self, step: _Step) -> None:
+    def _add_step(self, step: _Step) -> None:
+        """Add a step, and record in which form it needs its inputs."""
         self.steps.append(step)
         for x, is_part in zip(step.equation.invars, step.by_part, strict=True):
             if not isinstance(x, jaxprs.Var):
@@ -387,9 +403,10 @@ def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
     )
 
 
-def _by_part(equation: Any) -> tuple[bool, ...] | None:
+def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
     """Which inputs are shards if the result is; None if the result would then be different."""
     name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
+    # Only a scalar: broadcasting anything larger may use other elements for other shards.
     if name == "broadcast_in_dim":
         return (False,) if shapes == [()] else None
     shape = equation.outvars[0].aval.shape
@@ -407,7 +424,7 @@ def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
     return [x for x in xs if isinstance(x, jaxprs.Var)]
 
 
-def _taken_apart(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
+def _inlined_equations(equation: jaxprs.JaxprEqn) -> list[jaxprs.JaxprEqn] | None:
     """Return the equations of a called function, renamed to the caller's variables."""
     key = _INLINED.get(equation.primitive.name)
     inner: Any = equation.params.get(key) if key is not None else None
