@@ -232,7 +232,7 @@ class PulledBlock:
         """Return one leaf of the element; of several elements, stacked.
 
         Raises:
-            Unfilled: If there are too few elements, or they cannot be stacked.
+            PythonFallback: If there are too few elements, or they cannot be stacked.
         """
         places = self.places()
         with self.source.lock:
@@ -295,8 +295,8 @@ class Pull(Cell):
         """Return this leaf of the upcoming elements.
 
         Raises:
-            Unfilled: If there are too few elements, or their shapes differ.
-            Reshaped: If their shape is not that of the trace.
+            PythonFallback: If there are too few elements, or their shapes differ.
+            ShapeMismatch: If their shape is not that of the trace.
         """
         x: Any = self.block.leaf(self.leaf)
         rows = (self.topology.num_replicas,) if self.topology and self.per_replica else ()
@@ -347,7 +347,7 @@ def _stacked(elements: list[Any], counts: tuple[int, ...]) -> list[Any]:
     """Return the leaves of `elements`, each stacked with leading axes of sizes `counts`.
 
     Raises:
-        Unfilled: If the elements differ in structure or shape, or are not arrays.
+        PythonFallback: If the elements differ in structure or shape, or are not arrays.
     """
     flat = [jax.tree.flatten(e, is_leaf=is_distributed) for e in elements]
     structures: set[Any] = {treedef for _, treedef in flat}

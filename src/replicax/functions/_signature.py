@@ -90,8 +90,8 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
     """Split the arguments of a call into a cache key and arrays.
 
     Raises:
-        Ragged: If a per-replica value has components of different shapes.
-        Text: If an argument is an array of strings.
+        RaggedArgument: If a per-replica value has components of different shapes.
+        StringArgument: If an argument is an array of strings.
     """
     plain = 0  # containers whose treedefs compare exactly
 

@@ -257,7 +257,7 @@ class TraceLevel:
     Attributes:
         pulls: The number of elements that one call of the function takes from each iterator.
         outer: The enclosing level; None for a function that is traced independently.
-        around: The JAX trace in which the function was passed to `rx.cond`, `rx.scan`, ...
+        enclosing_trace: The JAX trace in which the function was passed to `rx.cond`, ...
         is_idle: Whether the function is traced only for its output shapes, and never run.
     """
 

@@ -164,7 +164,7 @@ def _gatherer(cut: Cut, topology: Topology) -> Callable[[jax.Array], jax.Array]:
 
 @cache
 def _named(cut: Cut, *, to_whole: bool) -> Callable[[jax.Array], jax.Array]:
-    """Return the conversion as a jitted function whose name `cancelled` finds in a jaxpr."""
+    """Return the conversion, jitted under a name that `without_round_trips` finds in a jaxpr."""
 
     def stored(x: jax.Array) -> jax.Array:
         return jnp.pad(x.ravel(), (0, cut.stored_shape[0] - prod(cut.shape)))

@@ -1,10 +1,11 @@
 """`PerReplica` and `Mirrored`, the arguments and results of `Strategy.run`.
 
-A per-replica value has one of three forms, which are private to ``values``:
+Such a value has one of four forms:
 
 * `Pieces`: a tuple with each replica's value, of any shape or type;
 * `Stacked`: one array with a row for each replica, which enters compiled code without a copy;
-* `InBody`: this replica's piece, inside compiled code, where reading the others is a collective.
+* `InBody`: this replica's piece, inside compiled code, where reading the others is a collective;
+* `Joined`: one array that is equal on all replicas; the form of a mirrored value.
 """
 
 import operator
@@ -147,7 +148,7 @@ class DistributedValues(Generic[T_co]):
 class Distributed(StandIn, DistributedValues[T_co]):
     """A distributed value other than a variable: an argument or result of `Strategy.run`."""
 
-    held: Form  # the stored components; used only inside ``values``
+    held: Form  # the stored components; `form` is how the running code sees them
     captured: Any  # the cell that makes it an input of compiled code that closes over it, or None
 
     def __init__(self, values: Sequence[T_co]) -> None:
