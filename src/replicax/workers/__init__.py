@@ -1,5 +1,5 @@
-"""The processes of a cluster: who is there, who is late, who is gone, and what they agree on.
+"""Cluster membership: joining, heartbeats, failure detection, and small agreements among workers.
 
-Layer: above ``cluster``. The hub runs in a process of its own, without JAX's Python, so that the
-modules that it imports (all that ``_hub`` names) use the standard library only.
+Layer: above ``cluster``. The hub runs in a separate process that never imports JAX, for a fast
+start and a small footprint, so every module that ``_hub`` imports uses the standard library only.
 """

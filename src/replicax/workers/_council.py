@@ -1,8 +1,8 @@
-"""Council: the launchers of several hosts, which restart all workers together or not at all.
+"""Agreement among the launchers of several hosts: all restart their workers, or none does.
 
-Every launcher keeps a connection to the hub of its attempt. When its workers have failed, it says
-whether it would start them again, and hears what all of them do: a launcher that restarted alone
-would wait for the others in vain.
+Every launcher keeps a connection to the hub of the current attempt. When its workers have failed,
+it reports whether it would restart them, and receives the common decision: a launcher that
+restarted alone would wait for the other hosts in vain.
 """
 
 import time
@@ -12,32 +12,32 @@ from dataclasses import dataclass, field
 from replicax.workers import _wire
 from replicax.workers._wire import Message, Visitor
 
-PATIENCE = 60.0  # seconds that the workers of other hosts may take to end after a failure
+PATIENCE = 60.0  # seconds for the workers of other hosts to exit after a failure
 
 
 @dataclass
 class Council:
-    """The launchers of a run, seen from the hub.
+    """The hub's view of the launchers of a run.
 
     Attributes:
-        hosts: Where they run.
-        give_up: Called with a text if the workers of one of them will not come.
+        hosts: The host of each launcher.
+        give_up: Called with a message if the workers of a host will not join.
     """
 
     hosts: tuple[str, ...]
     give_up: Callable[[str], None]
     _seats: dict[int, Visitor] = field(default_factory=dict)
-    # "here", "again" once it would restart, "told" what all do, "over", "lost"; nothing if it never
-    # came. One that is lost may be started again by whatever started it.
+    # "here": connected; "again": would restart; "told": has received the decision; "over": will not
+    # restart; "lost": disconnected, may come back if started again; missing: never connected.
     _states: dict[int, str] = field(default_factory=dict)
-    _over: str = ""  # why nobody starts again
+    _over: str = ""  # why no launcher restarts
     _empty_since: float | None = None
 
     def take(self, visitor: Visitor, message: Message) -> None:
-        """Hear a launcher.
+        """Handle a launcher's message.
 
         Raises:
-            WireError: If the message is not one of a launcher.
+            WireError: If launchers send no such message.
         """
         match message:
             case {"launcher": int(host)} if 0 <= host < len(self.hosts):
@@ -56,7 +56,7 @@ class Council:
                 raise _wire.WireError("a message of no known kind")
 
     def leave(self, visitor: Visitor) -> None:
-        """Know that a launcher's connection is closed."""
+        """Handle the closed connection of ``visitor``, if it is a launcher's."""
         host = visitor.host
         if host is not None and self._seats.get(host) is visitor:
             del self._seats[host]
@@ -65,16 +65,16 @@ class Council:
             self._settle()
 
     def is_waiting(self) -> bool:
-        """Whether launchers have not decided yet; called when no worker is left.
+        """Whether a launcher may still ask for a restart; call when no worker is left.
 
-        The workers of their hosts may still be ending, for so long.
+        The workers of its host may still be exiting, so wait up to `PATIENCE` seconds.
         """
         now = time.monotonic()
         self._empty_since = self._empty_since or now
         return "here" in self._states.values() and now - self._empty_since < PATIENCE
 
     def _settle(self) -> None:
-        """Answer those that would start again, once it is known what all do."""
+        """Send the common decision to the launchers that would restart, once all have reported."""
         if "here" in self._states.values() and not self._over:
             return
         absent = [host for host in range(len(self.hosts)) if host not in self._states]

@@ -1,10 +1,10 @@
-"""Divide the GPUs of a machine among the workers that see the same ones.
+"""Division of a machine's GPUs among the workers that see the same ones.
 
-Every worker names its GPUs at the roll-call, by the unique ids that the driver gives them. So a
+Every worker announces the UUIDs of its visible GPUs at the roll call. This distinguishes a
 scheduler that has divided them already (``srun --gpus-per-task``, ``replicax launch
---gpus-per-worker``, Ray) is told from one that shows all of them to each worker, and no launcher's
-variables are needed: workers with the same list take equal parts of it, in the order of their
-indices, and a worker that has a machine for itself keeps all.
+--gpus-per-worker``, Ray) from one that shows all GPUs to every worker, without relying on any
+launcher's variables: workers with the same list take equal parts of it, in the order of their
+indices, and the only worker of a machine keeps all.
 """
 
 import logging
@@ -23,9 +23,9 @@ _LISTED = re.compile(r"^GPU \d+: .*\(UUID: ([^)]+)\)", re.M)
 
 
 def own_gpus() -> list[str]:
-    """Return the ids of the GPUs that this process would use.
+    """Return the UUIDs of the GPUs that this process would use.
 
-    Empty if JAX cannot use any, or if the program has chosen some of them itself (JAX's flag
+    Empty if JAX cannot use any, or if the program has selected devices itself (JAX's flag
     ``jax_cuda_visible_devices``).
     """
     if not cuda_is_possible() or shown_gpus() != "all":
@@ -37,7 +37,7 @@ def own_gpus() -> list[str]:
     found = []
     for name in (part.strip() for part in chosen.split(",")):
         if name.isdecimal() and int(name) >= len(listed):
-            break  # as CUDA does: what follows the first one that is not there does not count
+            break  # like CUDA, ignore everything after the first invalid entry
         if not name or name == "-1":
             break
         found.append(listed[int(name)] if name.isdecimal() else name)
@@ -56,14 +56,14 @@ def _listed() -> list[str]:
 
 
 def divide(members: Sequence[dict[str, Any]], index: int) -> None:
-    """Have JAX use this worker's part of the GPUs that it shares with others.
+    """Make JAX use this worker's part of the GPUs that it shares with others.
 
     Args:
-        members: The facts that the workers sent at the roll call, in their order.
-        index: Which of them this process is.
+        members: The facts that the workers sent at the roll call, in worker order.
+        index: The index of this worker.
 
     Raises:
-        RollCallError: There are more workers than GPUs, or two workers see different lists with
+        RollCallError: If there are more workers than GPUs, or two workers see different lists with
             a GPU in common.
     """
     part = part_of([list(member.get("gpus") or ()) for member in members], index)
@@ -72,14 +72,14 @@ def divide(members: Sequence[dict[str, Any]], index: int) -> None:
 
 
 def part_of(lists: Sequence[Sequence[str]], index: int) -> list[int] | None:
-    """Return which of its GPUs, by their places in its list, a worker uses; None for all of them.
+    """Return the positions in its GPU list that a worker uses; None for all of them.
 
     Args:
         lists: The GPUs that each worker sees.
         index: The worker.
 
     Raises:
-        RollCallError: The GPUs cannot be divided.
+        RollCallError: If the GPUs cannot be divided.
 
     Example:
         >>> from replicax.workers._gpus import part_of

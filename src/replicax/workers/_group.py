@@ -1,8 +1,9 @@
-"""Group: this process among its workers, from the roll-call to the goodbye.
+"""The group: this process's membership in the cluster, from the roll call to the goodbye.
 
-Every cross-process collective passes through one gate, `Group.collective`. It counts, so that the
-hub sees who is late and who does something else; it refuses to begin when a worker is gone; and it
-turns what XLA says when a connection breaks into the story that the hub tells.
+Every cross-process collective passes through `Group.collective`. It numbers the collectives, so
+that the hub can detect workers that are late or that run something else; it refuses to start one
+after a worker is lost; and it replaces XLA's error about a broken connection by the hub's
+explanation.
 """
 
 import atexit
@@ -32,11 +33,11 @@ from replicax.workers._watch import disk, load
 from replicax.workers._wire import Message, Wire
 
 _PING_EVERY = 1.0
-_TELL_EVERY = 0.2  # how often, at most, a new collective is told at once
-_NEWS_PATIENCE = 5.0  # how long the hub may take to say why a connection broke
+_TELL_EVERY = 0.2  # minimum seconds between the extra pings that announce a new collective
+_NEWS_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
 _SHOWN = 32
-_LAST_RESORT = 8.0  # how long a collective may go on whose connections are cut
-_MOVE_ON = 5.0  # how long a stuck worker has to end by itself
+_LAST_RESORT = 8.0  # seconds that a collective may continue after its connections were cut
+_MOVE_ON = 5.0  # seconds for a stuck worker to exit before it is ended
 _log = logging.getLogger("replicax")
 _FORKED = (
     "This process was forked from a worker, and is none itself: JAX and the connections to the"
@@ -51,11 +52,11 @@ _DEPARTED = (
 
 
 class Cancelled(Exception):  # noqa: N818 - a signal, not an error
-    """Nobody waits for the agreement any more."""
+    """The agreement was cancelled by its caller."""
 
 
 class Group:
-    """The workers that train together, seen from one of them.
+    """The workers that train together, as seen by one of them.
 
     Attributes:
         facts: The cluster, with an address for every worker once JAX has started.
@@ -93,7 +94,7 @@ class Group:
         ]
 
     def start(self) -> None:
-        """Listen to the hub, speak to it, and tell it when this process ends."""
+        """Start the threads that talk to the hub, and the hooks for exit, forks and exceptions."""
         for thread in self._threads:
             thread.start()
         atexit.register(self.leave)
@@ -112,7 +113,7 @@ class Group:
         sys.excepthook = hook
 
     def _be_forked(self) -> None:
-        """In a forked child: the connection, and what is said over it, is the parent's."""
+        """Make this forked child unusable as a worker: the connection belongs to the parent."""
         self._is_leaving = True
         self._wire.forget()
         self._news = threading.Condition()
@@ -120,21 +121,21 @@ class Group:
         self._report = Report("fork", None, _FORKED)
 
     def watch_sockets(self, ports: list[int]) -> None:
-        """Know the ports of all workers' collectives, to be able to end one that waits."""
+        """Set the ports of all workers' collectives; their connections are cut to abort one."""
         self._ports = ports
 
-    # The gate.
+    # Collectives.
 
     @contextmanager
     def collective(self, what: str) -> Iterator[None]:
-        """Do something that all workers do together, as their next collective.
+        """Run the block as this worker's next collective, which all workers must run too.
 
         Args:
-            what: What it is, in words; the same on all workers.
+            what: A description for messages and for the comparison; the same on all workers.
 
         Raises:
-            WorkerLostError: If a worker is gone, or is lost meanwhile.
-            ReplicaError: If the workers do different things.
+            WorkerLostError: If a worker has been lost, or is lost meanwhile.
+            ReplicaError: If the workers run different collectives.
         """
         self._begin(what)
         if self._news_for(self._count) is not None:
@@ -145,7 +146,7 @@ class Group:
             yield
             fault_point("collected")
             self._completed = self._count
-        except StopIteration:  # the end of the data, which all workers reach together
+        except StopIteration:  # the end of the data, which all workers reach in the same collective
             self._completed = self._count
             raise
         except Exception as error:
@@ -155,21 +156,23 @@ class Group:
             self._inside = False
 
     def agree(self, what: str, value: Any) -> list[Any]:
-        """Every worker's ``value``, in the order of the workers; a collective of the main thread.
+        """All-gather ``value``: return every worker's, in the order of the workers.
+
+        This is a collective, to be called on the main thread.
 
         Args:
-            what: What it is about, in words; the same on all workers.
-            value: Anything that JSON can hold, and small.
+            what: The subject, for messages; the same on all workers.
+            value: A small value that JSON can represent.
         """
         with self.collective(f"an agreement on {what}"):
             return self.exchange(f"main {self._count}", value, lambda: False)
 
     def exchange(self, key: str, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
-        """Every worker's ``value`` under ``key``; from any thread, and no collective.
+        """All-gather ``value`` under ``key``, outside the order of collectives; from any thread.
 
         Raises:
-            WorkerLostError: If a worker is gone, and will not answer.
-            Cancelled: When ``is_cancelled()`` says so.
+            WorkerLostError: If a worker has been lost before it answered.
+            Cancelled: When ``is_cancelled()`` returns True.
         """
         self.offer(key, value)
         with self._news:
@@ -183,48 +186,50 @@ class Group:
             return self._answers.pop(key)
 
     def offer(self, key: str, value: Any) -> None:
-        """Say ``value`` to those who wait for it in `exchange`, without waiting for theirs."""
+        """Contribute ``value`` to the `exchange` of ``key`` without waiting for the others."""
         self._wire.send({"offer": key, "value": value})
 
     def give_up(self, patience: float) -> None:
-        """For one who waits for what may need others, and has ``patience`` when one is gone.
+        """Raise if a worker was lost more than ``patience`` seconds ago.
+
+        Call this in a loop that waits for something to which other workers may have to contribute.
 
         Raises:
-            WorkerLostError: When so many seconds have passed since.
+            WorkerLostError: If so.
         """
         if self._report is not None and time.monotonic() - self._lost_at > patience:
             raise self._error()
 
     def new_feed(self) -> int:
-        """A number for a stream that workers read side by side; the same on all workers."""
+        """Return the next number for a stream that all workers read; the same on all of them."""
         self._feeds += 1
         return self._feeds
 
     def describe(self, index: int) -> str:
-        """A worker, for a message."""
+        """Return a worker's name for messages."""
         return self.facts.describe(index)
 
-    # What is told to the hub.
+    # Messages to the hub.
 
     def tell(self, error: BaseException) -> None:
-        """Tell the others that this worker cannot go on, and why."""
+        """Report to the other workers that this one failed with ``error``."""
         if isinstance(error, WorkerLostError) or self._report is not None:
-            return  # they know
+            return  # they have been informed already
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
         lines = traceback.format_exception_only(type(error), error)
         text = lines[0].strip() if lines else type(error).__name__
-        if isinstance(error, SyntaxError):  # it begins with where it is
+        if isinstance(error, SyntaxError):  # its formatted text begins with the file and line
             text = f"{type(error).__name__}: {error}"
         self._wire.send({"raised": text[:1000], "progress": self._progress()})
 
     def leave(self) -> None:
-        """Say goodbye; called when the process ends."""
-        # A collective that raised here may raise the same on all workers: let the others see that.
+        """Say goodbye to the hub; called when the process exits."""
+        # Count a collective that raised here: the others must see whether it raises there too.
         self._say_goodbye(self._count)
 
     def _say_goodbye(self, last: int) -> None:
-        """Notify the others that ``last`` is the last collective of this worker."""
+        """Report to the others that ``last`` is this worker's last collective, and disconnect."""
         if not self._is_leaving:
             fault_point("leave")
             self._is_leaving = True
@@ -232,33 +237,34 @@ class Group:
             self._wire.close()
 
     def depart(self, error: BaseException | None) -> None:
-        """Leave while the process lives on, and take part in nothing any more.
+        """Leave the cluster while the process continues; all later collectives raise.
 
         Args:
-            error: Why this worker cannot go on; None if it has done its work.
+            error: Why this worker cannot continue; None if it has finished.
         """
         if self._is_leaving:
             return
         if error is not None:
             self.tell(error)
-        # Others may wait in a collective that failed here, with an error that was caught.
+        # Do not count a collective that failed here and was caught: others may still wait in it.
         self._say_goodbye(self._completed)
         with self._news:
             self._report = self._report or Report("over", self.facts.index, _DEPARTED)
             self._news.notify_all()
         if not self.facts.is_connected:
-            # JAX would end this process when the coordination service ends with the last worker.
+            # JAX would abort this process when the coordination service ends after the last worker.
             disconnect_distributed()
 
     def _ping(self) -> None:
         since: float | None = None
         while not self._is_leaving:
             self._wire.send({"ping": self._progress()})
-            self._unanswered += 1  # counted, so that a time in which this process is stopped is not
+            self._unanswered += 1  # not a time: this process may have been stopped
             if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
                 self._learn(Report("hub", None, self._hub_is_silent()))
             news = self._news_for(self._count) if self._inside else None
             since = None if news is None else since or time.monotonic()
+            # Gloo has no timeout: cut its connections until the collective fails, or exit.
             if news is not None and since is not None:
                 _sockets.cut(self._ports)
                 if time.monotonic() - since > _LAST_RESORT:
@@ -289,7 +295,7 @@ class Group:
             self._told = now
             self._wire.send({"ping": self._progress()})
 
-    # What the hub tells.
+    # Messages from the hub.
 
     def _listen(self) -> None:
         while True:
@@ -321,7 +327,7 @@ class Group:
 
     def _learn(self, report: Report) -> None:
         with self._news:
-            if report.kind == "left":  # it may have answered all that we want of it
+            if report.kind == "left":  # later collectives only are affected
                 self._departed.append(report)
             elif self._report is None:
                 self._report, self._lost_at = report, time.monotonic()
@@ -342,7 +348,7 @@ class Group:
         _reports.say(f"{self.describe(late)} is late; the threads of this worker:\n{told}")
 
     def _explain(self, error: Exception) -> None:
-        """Raise what the hub knows, if a broken connection is what ``error`` is about."""
+        """Raise the hub's explanation if ``error`` is XLA's report of a broken connection."""
         if isinstance(error, ReplicaxError) or not _is_of_runtime(error):
             return
         deadline = time.monotonic() + _NEWS_PATIENCE
@@ -353,7 +359,7 @@ class Group:
             raise self._error() from error
 
     def _news_for(self, count: int) -> Report | None:
-        """Why the collective with this number cannot be, if it cannot."""
+        """Return why collective ``count`` cannot complete; None if nothing is known against it."""
         early = (r for r in self._departed if r.count < count)
         return self._report or next(early, None)
 
@@ -383,7 +389,7 @@ class Group:
 
 
 def end_process(why: str) -> NoReturn:
-    """End the process: nothing else ends a thread that never comes back."""
+    """Exit at once: a thread that is blocked in native code cannot be ended otherwise."""
     _reports.say(f"this process ends, as {why}")
     with suppress(OSError, ValueError, AttributeError):
         sys.stdout.flush()
@@ -391,7 +397,7 @@ def end_process(why: str) -> NoReturn:
 
 
 def _is_of_runtime(error: Exception) -> bool:
-    """Whether XLA raised it: small programs give a ValueError, others an error of JAX's."""
+    """Whether XLA raised it: a ValueError from small programs, JAX's runtime error from others."""
     text = str(error).lower()
     return (
         "gloo" in text
@@ -404,17 +410,21 @@ _current: list[Group] = []
 
 
 def current() -> Group | None:
-    """The group that this process belongs to, if it is in one."""
+    """Return the group that this process belongs to, or None."""
     return _current[0] if _current else None
 
 
 def set_current(group: Group) -> None:
-    """Make ``group`` the one of this process, for the rest of its life."""
+    """Set this process's group, for the rest of its life."""
     _current[:] = [group]
 
 
 def required() -> Group:
-    """The group of this process, for code that runs only in one."""
+    """Return this process's group.
+
+    Raises:
+        ReplicaError: If it is in none.
+    """
     if not _current:
         _no_group()
     return _current[0]
@@ -428,5 +438,5 @@ def _no_group() -> NoReturn:
 
 
 def digest(text: str) -> str:
-    """A short name for a long text."""
+    """Return a short digest of ``text``."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,9 +1,9 @@
-"""Hub: the place where workers meet, in a process of its own.
+"""The hub: the membership service of a run, in a separate process.
 
-It takes the roll before JAX starts, has JAX's coordination service kept in another process (so
-that no worker is more important than another), hears every second how far each worker is, and tells
-all what became of one. It ends by itself when the last worker has left. Signals do not end it: a
-scheduler sends them to all processes of a job, and the workers need the hub to save together.
+It calls the roll before JAX starts, runs JAX's coordination service in another process (so that no
+worker is special), receives heartbeats every second, and tells the workers when one of them fails.
+It exits after the last worker has left. It ignores signals: a scheduler sends them to every process
+of a job, and the workers need the hub to coordinate their last checkpoint.
 """
 
 import contextlib
@@ -31,15 +31,15 @@ from replicax.workers._wire import Door, Message, Visitor, allow_visitors
 if TYPE_CHECKING:
     from replicax.workers import _metrics
 else:
-    _metrics = LazyModule("replicax.workers._metrics")  # few runs serve metrics
+    _metrics = LazyModule("replicax.workers._metrics")  # most runs serve no metrics
 
 _TICK = 0.1
-_LINGER = 1.0  # seconds that the hub outlives its last worker
-_PATIENCE = 10.0  # seconds that one which was given up has to end by itself
+_LINGER = 1.0  # seconds that the hub waits after the last worker has left
+_PATIENCE = 10.0  # seconds for a worker that was given up to exit
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
 _TOLD = ("address", "pid", "host", "gpus")  # the facts about a worker that all others receive
-AFTER_REFUSAL = 30.0  # seconds that the roll-call goes on after a worker was refused
+AFTER_REFUSAL = 30.0  # seconds that the roll call continues after a worker was refused
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Member:
 
 
 class Hub:
-    """The state of one run, changed by messages and by time."""
+    """The state of one run, driven by messages and timeouts."""
 
     def __init__(
         self,
@@ -75,14 +75,14 @@ class Hub:
         self._deadline = self._began + options.join_timeout
         self._started = False
         self._is_broken = self._is_ending = False
-        self._gone: dict[int, Message] = {}  # what is known of those that are
+        self._gone: dict[int, Message] = {}  # the last status of workers that are gone
         self._news: list[str] = []
         self._readers = _watch.Readers(door)
         self._council = Council(options.hosts, self._will_not_come)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
-        """Work until the last worker has left, the roll-call has failed, or there is a reason."""
+        """Serve until the last worker has left, the roll call failed, or ``why_end()`` is given."""
         while not self._is_over():
             for visitor in self._door.arrivals(_TICK):
                 self._hear(visitor)
@@ -102,7 +102,7 @@ class Hub:
         self._readers.tell(self._status, at_once=True)
 
     def _status(self) -> Message:
-        """How the run is, for those who only look."""
+        """Return the status of the run, for readers and metrics."""
         here = {i: _watch.row(m.facts, m.progress, "here") for i, m in self._members.items()}
         found = {**self._gone, **here}
         return {
@@ -114,7 +114,7 @@ class Hub:
 
     @property
     def has_started(self) -> bool:
-        """Whether all workers had come, or it is known that they will not."""
+        """Whether the roll call is over, successfully or not."""
         return self._started
 
     def is_deserted(self) -> bool:
@@ -129,7 +129,7 @@ class Hub:
             for message in messages or ():
                 if visitor.wire.socket in self._door.visitors:  # not shown out meanwhile
                     self._take(visitor, message)
-        except Exception as error:  # whatever it was about, it does not end the hub
+        except Exception as error:  # a malformed message must not end the hub
             self._left(visitor, f"it sent what no worker sends ({error})")
             return
         if messages is None:
@@ -162,7 +162,7 @@ class Hub:
         raised = self._members[index].raised
         self._give_up(index, f"it raised {raised}" if raised else why)
 
-    # The roll.
+    # The roll call.
 
     def _join(self, visitor: Visitor, facts: Message) -> None:
         present = {i: m.facts for i, m in self._members.items()}
@@ -178,12 +178,12 @@ class Hub:
             self._start()
 
     def _will_not_come(self, story: str) -> None:
-        """Know that workers of another host will not come."""
+        """Fail the roll call because workers of another host will not join."""
         if not self._started:
             self.give_up_roll(_reports.ended_early(story))
 
     def give_up_roll(self, why: str) -> None:
-        """Tell all who are there, and all who come, that the roll cannot become whole."""
+        """Refuse the workers that have joined, and all that try later, because of ``why``."""
         self._hopeless = self._hopeless or why
         for member in self._members.values():
             member.visitor.wire.send({"refused": why})
@@ -191,7 +191,10 @@ class Hub:
         self._members.clear()
 
     def _note_refusal(self, fault: str) -> None:
-        """Tell those who wait: the place of one that was refused may well stay empty."""
+        """Warn the waiting workers that one was refused: its place may well stay empty.
+
+        Also shorten the deadline, as a refused worker rarely comes back.
+        """
         if self._started:
             return
         self._refused = [*self._refused[-4:], fault]
@@ -234,16 +237,16 @@ class Hub:
     def _fail(self, why: str) -> None:
         for visitor in list(self._door.visitors.values()):
             if visitor.host is not None:
-                continue  # launchers have to agree on what follows
+                continue  # launchers stay connected to agree on whether to restart
             if visitor.trusted:
                 visitor.wire.send({"refused": why})
             self._door.show_out(visitor)
         self._door.close()
         self._members.clear()
-        self._started = True  # over: it ends when it is empty
+        self._started = True  # the roll call is over; `serve` returns once the hub is empty
 
     def _end(self, why: str) -> None:
-        """Somebody wants the hub to end."""
+        """Shut down because of ``why``: tell the workers, and give them a moment to read it."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -255,10 +258,10 @@ class Hub:
         elif self._members:
             self._break("hub", _reports.hub_ended(os.getpid(), why))
             self._members.clear()
-        self._empty_since = time.monotonic() - _PATIENCE + _LINGER  # so long they may read it
+        self._empty_since = time.monotonic() - _PATIENCE + _LINGER  # time for workers to read it
 
     def _break(self, kind: str, text: str) -> None:
-        """Tell all why nobody can go on, if they do not know yet."""
+        """Tell all workers that the run cannot continue."""
         self._door.close()
         self._door.tell_workers(Report(kind, None, text).to_message())
         self._note(text)
@@ -325,7 +328,7 @@ class Hub:
     def _look_after(self) -> None:
         workers = {i: m.progress for i, m in self._members.items()}
         silent = _watch.silent(workers, self._options.ping_timeout)
-        if self._is_broken:  # the news is out already
+        if self._is_broken:  # the workers have been informed already
             for index, _ in silent:
                 del self._members[index]
             return
@@ -345,7 +348,7 @@ class Hub:
             self._report_different(*differs)
 
     def _silent_on(self) -> tuple[float, list[int]]:
-        """Since when the oldest question is open, and who has not answered it."""
+        """Return when the oldest open exchange began, and the workers that have not answered it."""
         if not self._asked:
             return time.monotonic(), []
         key = min(self._asked, key=self._asked.__getitem__)
@@ -373,7 +376,13 @@ class Hub:
         self._break("mismatch", _reports.different(number, calls))
 
     def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
-        """Tell all that a worker is gone; only the first such news counts."""
+        """Remove a worker and tell the others why; later reports do not replace this one.
+
+        Args:
+            index: The worker.
+            why: The cause, for the message.
+            quietly: The worker finished: not a failure of the run.
+        """
         self._door.close()
         member = self._members[index]
         count = member.progress.count
@@ -387,11 +396,12 @@ class Hub:
         del self._members[index]
         self._gone[index] = _watch.row(member.facts, member.progress, "left" if quietly else "lost")
         self._is_broken |= not quietly
+        # Exchanges to which it has not contributed can never complete.
         for key in [k for k, offers in self._offers.items() if index not in offers]:
             self._door.tell_workers({"never": key})
 
     def _note(self, text: str) -> None:
-        if not self._is_broken:  # what follows is no cause
+        if not self._is_broken:  # later failures are consequences, not the cause
             self._news.append(text)
 
     def _name(self, index: int) -> str:
@@ -400,7 +410,7 @@ class Hub:
     def _is_over(self) -> bool:
         now = time.monotonic()
         someone = not self.is_deserted()
-        is_over = self._is_broken and not self._members  # one that was given up may stay for ever
+        is_over = self._is_broken and not self._members  # a worker that was given up may never exit
         if not self._started or (someone and not is_over):
             self._empty_since = None
             return False
@@ -412,12 +422,12 @@ class Hub:
 
 @contextlib.contextmanager
 def _noted(options: HubOptions) -> Iterator[None]:
-    """Let `replicax top` find the run; one that was launched is found by its launcher."""
+    """Register the run for `replicax top`; a launcher registers its runs itself."""
     if not options.program:
         yield
         return
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError, ClusterError):  # no folder can be written: then it cannot
+        with contextlib.suppress(OSError, ClusterError):  # no writable folder: not registered
             folder = _runs.temporary_folder() / f"{_runs.FOLDER}{secrets.token_hex(8)}"
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             _runs.sweep()
@@ -427,7 +437,7 @@ def _noted(options: HubOptions) -> Iterator[None]:
 
 
 def _first_line() -> bytes:
-    """Read the first line of standard input, and no byte of what follows: `Owner` reads that."""
+    """Read the first line of standard input, byte by byte: the rest is for `Owner` to read."""
     line = b""
     while not line.endswith(b"\n") and (byte := os.read(0, 1)):
         line += byte
@@ -435,10 +445,10 @@ def _first_line() -> bytes:
 
 
 def main() -> None:
-    """Be the hub that standard input describes; say on standard output that it is there.
+    """Run the hub that standard input describes; print "here" once it is ready.
 
-    The last argument has the numbers of the sockets that listen: for workers, and for metrics if it
-    serves any.
+    The last command-line argument lists the descriptors of the listening sockets: the one for
+    workers, and the one for metrics if they are served.
     """
     ignore_notices()
     options = HubOptions(**json.loads(_first_line()))
@@ -451,7 +461,7 @@ def main() -> None:
     host, port = _wire.split_address(options.address)[0], options.service_port
     keeper = Keeper(host, options.size, listener, *others, bind=options.bind, port=port)
     metrics = None
-    if others:  # a thread, so that it starts after the keeper has forked
+    if others:  # this starts a thread, so only after the keeper has forked
         metrics = _metrics.Metrics(others[0], options.token)
     hub = Hub(options, Door(listener, options.token), keeper, metrics)
     if keeper.fault:

@@ -1,4 +1,4 @@
-"""Joining: a worker finds the hub, proves itself, and waits until all are there."""
+"""Joining a run: start or find the hub, authenticate, and wait until all workers have joined."""
 
 import contextlib
 import hashlib
@@ -29,22 +29,22 @@ _log = logging.getLogger("replicax")
 _RETRY = 0.05
 _TELL_EVERY = 5.0
 _ANSWER_PATIENCE = 10.0
-_FEWEST_SECONDS = 15.0  # of silence; the hub speaks every 5
+_FEWEST_SECONDS = 15.0  # minimum timeout for a silent hub, which sends something every 5 s
 
 
 def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> tuple[Wire, Message]:
-    """Come together with the other workers.
+    """Join the run, and wait for all other workers.
 
     Args:
         facts: The cluster.
-        settings: The deadlines and the token.
-        gpus: The ids of the GPUs that this worker sees.
+        settings: The timeouts and the token.
+        gpus: The UUIDs of the GPUs that this worker sees.
 
     Returns:
-        The connection to the hub, and what it said when all had come.
+        The connection to the hub, and the hub's start message.
 
     Raises:
-        RollCallError: If they do not come together in time.
+        RollCallError: If not all workers join in time, or this one is refused.
     """
     fault_point("join")
     address = settings.hub or facts.coordinator
@@ -66,9 +66,9 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
 
 
 def _wait_for_name(address: str, deadline: float) -> None:
-    """Wait until the host of an address has a number: names of pods come after the pods.
+    """Wait until the host of ``address`` resolves: DNS entries of pods appear after the pods.
 
-    If it has none at the deadline, listening there says so.
+    Return at the deadline too: listening at the address then reports the error.
     """
     host, port = _wire.split_address(address)
     told = began = time.monotonic()
@@ -92,7 +92,7 @@ def _wait_for_name(address: str, deadline: float) -> None:
 
 
 def _begin_hub(options: HubOptions) -> str:
-    """Start a hub that outlives this process; why it cannot be, or nothing."""
+    """Start a hub that outlives this process; return "", or why it could not start."""
     try:
         hub = HubProcess(options)
     except OSError as error:
@@ -105,7 +105,7 @@ def _begin_hub(options: HubOptions) -> str:
 
 
 def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: str) -> HubOptions:
-    """What a hub for this cluster must know."""
+    """Return the configuration of a hub for this cluster."""
     return HubOptions(
         address=address,
         size=facts.num_workers,
@@ -123,7 +123,7 @@ def hub_options(facts: ClusterFacts, settings: Settings, address: str, owner: st
 
 
 def _metrics_listener(options: HubOptions, stack: contextlib.ExitStack) -> Iterator[socket.socket]:
-    """Open the port of the metrics, if there is to be one."""
+    """Open the listening socket for metrics, if they are configured."""
     if (port := options.metrics_port) is None:
         return
     host = options.bind or _wire.split_address(options.address)[0]
@@ -136,14 +136,14 @@ def _metrics_listener(options: HubOptions, stack: contextlib.ExitStack) -> Itera
 
 
 class HubProcess:
-    """The hub, in a process of its own, seen from whoever starts it.
+    """A handle on the hub's process, for the process that starts it.
 
-    Its standard input stays open as long as the starter lives. If that ends before all workers have
-    come, the hub ends too; later it stays until the last worker has left. The starter itself opens
-    the port, and need not wait for the hub: whoever comes early is heard when that is there.
+    The hub's standard input stays open while its parent lives. If the parent ends before all
+    workers have joined, the hub ends too; after that, it stays until the last worker has left. The
+    parent opens the listening socket itself and need not wait for the hub: early connections queue.
 
     Raises:
-        OSError: If the address is taken, or not this machine's.
+        OSError: If the address is in use, or does not belong to this machine.
     """
 
     def __init__(self, options: HubOptions) -> None:
@@ -158,7 +158,7 @@ class HubProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                start_new_session=True,  # it outlives the worker that started it
+                start_new_session=True,  # the hub may outlive its parent
                 env={**os.environ, "NO_PROXY": "*", "no_proxy": "*"},
                 pass_fds=[s.fileno() for s in sockets],
             )
@@ -170,7 +170,7 @@ class HubProcess:
             self._input.flush()
 
     def fault(self) -> str:
-        """Wait until it is there; why it is not, or nothing."""
+        """Wait until the hub is ready; return "", or why it did not start."""
         with self._told:
             if self._told.readline():
                 return ""
@@ -178,21 +178,21 @@ class HubProcess:
         return "its process ended at once"
 
     def tell_end(self, story: str) -> None:
-        """Say that a worker has ended: if it has not come, nobody need wait for it."""
+        """Report the exit of a worker, so that the others need not wait for it to join."""
         self._order(Owner.order(story))
 
     def end(self) -> None:
-        """End it now, and wait until it has ended."""
+        """Shut the hub down, and wait until its process has exited."""
         self._order(Owner.order())
         self.wait(_ANSWER_PATIENCE)
 
     def _order(self, line: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it has ended, or was let go
+        with contextlib.suppress(OSError, ValueError):  # it has exited, or the pipe was closed
             self._input.write(line)
             self._input.flush()
 
     def wait(self, seconds: float | None) -> None:
-        """Wait until it has ended by itself, and end it if it takes too long, if that is given."""
+        """Wait until the hub exits; kill it after ``seconds``, unless that is None."""
         self.let_go()
         try:
             self._process.wait(seconds)
@@ -201,18 +201,18 @@ class HubProcess:
             self._process.wait()
 
     def let_go(self) -> None:
-        """Have it go on by itself, if all workers have come; else it ends."""
+        """Close the pipes: the hub then ends at once if workers are missing, or after the last."""
         self._process.poll()
         with contextlib.suppress(OSError):
             self._told.close()
             self._input.close()
 
     def disown(self) -> None:
-        """Let the interpreter end without it."""
-        self._process.returncode = 0  # it is nobody's child to wait for
+        """Let the interpreter exit without waiting for the hub or warning about it."""
+        self._process.returncode = 0  # prevents Popen's ResourceWarning and wait
 
 
-_own_hub: list[HubProcess] = []  # kept, as its end of the hub's standard input must stay open
+_own_hub: list[HubProcess] = []  # keeps the pipe to the hub's standard input open
 
 
 def _connect(
@@ -241,10 +241,10 @@ def _connect(
 
 
 def prove(wire: Wire, token: str, address: str, fault: str = "", role: str = "worker") -> None:
-    """Show that this process knows the token, and see that the hub does.
+    """Authenticate to the hub, and verify that it knows the token too.
 
     Raises:
-        RollCallError: If it does not, or what answers is no hub.
+        RollCallError: If the peer is not a hub with this token.
     """
     wire.socket.settimeout(_ANSWER_PATIENCE)
     stranger = _cannot_listen(address, fault) if fault else _not_ours(address)
@@ -259,10 +259,10 @@ def prove(wire: Wire, token: str, address: str, fault: str = "", role: str = "wo
 
 
 def statuses(address: str, token: str) -> Iterator[Message]:
-    """What the hub at ``address`` tells of its run, once a second, until it ends.
+    """Yield the status messages of the hub at ``address``, once a second, until it ends.
 
     Raises:
-        RollCallError: If what listens there is no hub of a run with this token.
+        RollCallError: If the peer is not a hub of a run with this token.
         OSError: If nothing listens there.
     """
     sock = socket.create_connection(_wire.split_address(address), timeout=5)
@@ -285,7 +285,7 @@ def _patiently(wire: Wire, otherwise: str) -> Message:
 
 
 def _wait(wire: Wire, address: str, patience: float) -> Message:
-    """Wait for all others; the hub keeps the time, and says every few seconds that it does."""
+    """Wait until all workers have joined; the hub enforces the timeout, and reports regularly."""
     while True:
         message = wire.receive_within(patience)
         match message:
@@ -329,7 +329,7 @@ def _version(package: str) -> str:
 
 
 def _program() -> str | None:
-    """A digest of the program's text, to see whether all workers run the same."""
+    """Return a digest of the program's text, to detect workers that run another program."""
     path = getattr(sys.modules.get("__main__"), "__file__", None)
     try:
         return hashlib.sha256(Path(path).read_bytes()).hexdigest() if path else None

@@ -1,8 +1,8 @@
-"""Keeper: the process that holds JAX's coordination service, and does nothing else.
+"""A dedicated process for JAX's coordination service.
 
-JAX ends every process whose coordination service disappears. So the service lives in a process
-that nothing else can bring down, and that ends when no worker is connected to it any more: if the
-hub is lost, the workers can still say so, save what they have, and end in good order.
+JAX aborts every process that loses its connection to the coordination service. The service
+therefore runs in a process that does nothing else, and that exits only after the last worker has
+disconnected: if the hub crashes, the workers can still report it, save a checkpoint and exit.
 """
 
 import contextlib
@@ -21,24 +21,24 @@ from replicax.workers import _sessions, _sockets, _wire
 if TYPE_CHECKING:
     from replicax import _jaxlib_private
 else:
-    # Loaded by the keeper's own process only: it takes a while, and the hub has no need of it.
+    # Loaded only in the keeper process: importing it is slow, and the hub does not need it.
     _jaxlib_private = LazyModule("replicax._jaxlib_private")
 
-_LINGER = 3.0  # seconds without hub and without workers
-_LONGEST = 600.0  # seconds that workers may take to save what they have and end; one may be stopped
-_LAST_ONES = 30.0  # seconds that workers may take to end after they have said goodbye
+_LINGER = 3.0  # seconds to wait for a connection after both the hub and all workers are gone
+_LONGEST = 600.0  # seconds to wait for workers that are saving; one of them may be stopped forever
+_LAST_ONES = 30.0  # seconds to wait for workers to exit after they said goodbye to the hub
 _LOOK_EVERY = 0.2
 _TELL_EVERY = 1.0
-_SILENCE = 4 * _TELL_EVERY  # what is no silence
+_SILENCE = 4 * _TELL_EVERY  # seconds without a heartbeat that are always tolerated
 _OVER, _HERE, _PIDS, _FAULT = b".", b"h", b"p", b"!"
 
 
 class Keeper:
-    """The keeper, seen from the hub, which is its parent.
+    """The hub's handle on the keeper, its child process.
 
     Attributes:
-        address: Where workers reach the service; "" if there is none.
-        fault: Why the service could not start; "" if it did, or if this JAX has none.
+        address: The address of the service; "" if it did not start.
+        fault: Why the service could not start; "" if it did, or if this JAX has no such service.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class Keeper:
         bind: str | None = None,
         port: int = 0,
     ) -> None:
-        """Start the service in a process of its own.
+        """Fork the keeper and start the service in it.
 
         Args:
-            host: Where workers reach it.
-            size: How many they are.
-            *inherited: Sockets of the caller's that the new process must not keep.
-            bind: The host at which it listens; None for ``host``.
-            port: Its port; 0 for a free one.
+            host: The host name under which workers reach the service.
+            size: The number of workers.
+            *inherited: The hub's sockets, which the child must close.
+            bind: The host to listen at; None for ``host``.
+            port: The port to listen at; 0 for a free one.
         """
         self._pipe, far = socket.socketpair()
         self._copies: list[int] = []
@@ -66,7 +66,7 @@ class Keeper:
                 sock.close()
             _keep(partial(_service, host, size, bind, port), size, far)
         far.close()
-        told = self._pipe.recv(1024)  # nothing where JAX has no such service
+        told = self._pipe.recv(1024)  # empty where JAX has no such service
         self.fault = told.removeprefix(_FAULT).decode() if told.startswith(_FAULT) else ""
         self.address = "" if self.fault else told.decode()
         self._is_alive = bool(self.address)
@@ -74,16 +74,17 @@ class Keeper:
         self._silent, self._looked = 0.0, time.monotonic()
 
     def why_lost(self, patience: float) -> str:
-        """Why it cannot be used any more, said once; called often.
+        """Return why the service has been lost, once, and "" otherwise; the hub polls this.
 
-        The keeper hands over a copy of each of its connections. While the hub holds them, they do
-        not close when the keeper is killed, and JAX does not abort the workers: they can be told.
+        The keeper sends the hub a duplicate of each of its connections. While the hub holds these
+        open, the workers do not see their connections close when the keeper is killed, so JAX does
+        not abort them before the hub has informed them.
 
         Args:
-            patience: Seconds that it may be silent.
+            patience: Seconds without a heartbeat after which the keeper is killed.
         """
         now = time.monotonic()
-        # A time in which this process is stopped does not count.
+        # Count at most 1 s per poll: the hub itself may have been stopped since the last one.
         self._silent, self._looked = self._silent + min(now - self._looked, 1.0), now
         with contextlib.suppress(OSError):
             while True:
@@ -104,10 +105,10 @@ class Keeper:
         return f"it was ended, as it had not answered for {patience:.0f} s: it was stopped"
 
     def watch(self, members: list[dict[str, Any]]) -> None:
-        """Have it know the workers, if all are processes of this machine.
+        """Send the keeper the process ids of the workers, if all run on this machine.
 
-        Then it need not wait for the connection of one that is dead: where the network is down,
-        that stays open for minutes.
+        The keeper then need not wait for the connection of a worker that is dead: while the network
+        is down, such a connection stays open for minutes.
         """
         pids = [m["pid"] for m in members if m.get("host") == socket.gethostname()]
         if len(pids) == len(members) and all(map(_sessions.is_running, pids)):
@@ -115,9 +116,10 @@ class Keeper:
                 self._pipe.send(_PIDS + json.dumps(pids).encode())
 
     def end(self) -> None:
-        """End it as soon as no process is connected to it, and wait for that.
+        """Ask the keeper to exit once no process is connected to it, and wait until it has.
 
-        If it was killed, the copies are what keeps JAX from aborting those that are still ending.
+        If the keeper was killed, keep the duplicated connections open instead, because JAX would
+        abort the workers that are still exiting.
         """
         with contextlib.suppress(OSError):
             self._pipe.send(_OVER)
@@ -130,7 +132,7 @@ class Keeper:
 
 def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket) -> None:
     os.setsid()
-    _sessions.ignore_notices()  # the workers leave first
+    _sessions.ignore_notices()  # a scheduler signals the whole job; the workers must exit first
     _sessions.name_process(f"replicax keeper of JAX's coordination service, for hub {os.getppid()}")
     quiet = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -147,28 +149,28 @@ def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.s
         linger = 0.0 if is_over else _LINGER
         last_seen = time.monotonic()
         until = last_seen + _LONGEST
-        # One that has said goodbye to the hub may still be ending, and JAX would abort it.
+        # A worker that said goodbye to the hub may still be exiting, and JAX would abort it.
         while (there := _is_used(port, pids)) or time.monotonic() - last_seen < linger:
-            if there:  # one whose other end is silent is closed in time
+            if there:  # keepalive probes close the connections of peers that no longer answer
                 last_seen = time.monotonic()
             if last_seen > until:
                 break
             time.sleep(_LOOK_EVERY)
         del service
     finally:
-        os._exit(0)  # the service's threads need no farewell
+        os._exit(0)  # skip the service's destructors: its threads may block
 
 
 def _is_used(port: int, pids: list[int]) -> bool:
-    """Whether a worker may still need the service."""
+    """Whether a worker is still connected to the service and, if ``pids`` are known, running."""
     return bool(_sockets.connections(port)) and (not pids or any(map(_sessions.is_running, pids)))
 
 
 def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int]]:
-    """Hand copies of all connections to the hub until it ends.
+    """Send the hub heartbeats and duplicates of all connections until it ends.
 
     Returns:
-        Whether it said that all is over, and the workers that it told of.
+        Whether the hub announced the end of the run, and the workers' process ids if it sent them.
     """
     given: set[int] = set()
     pids: list[int] = []
@@ -185,7 +187,7 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int
             pass
         except OSError:
             return False, pids
-        with contextlib.suppress(OSError):  # it is stopped, or gone: seen above
+        with contextlib.suppress(OSError):  # the hub is stopped or gone; `recv` above notices that
             hub.send(_HERE)
             for inode, copy in _sockets.copies(port):
                 with os.fdopen(copy, "rb", buffering=0):

@@ -1,7 +1,7 @@
-"""Leases: how long a worker that saves its last checkpoint may outlive the launcher's grace period.
+"""Leases: extra time past the launcher's grace period for a worker that is saving a checkpoint.
 
-The launcher gives its workers a folder. A worker that was told to end writes a file there, named
-after its session; the launcher, or its guard, waits for it until the lease ends, and no longer.
+The launcher passes its workers the name of a folder. A worker that was asked to stop writes a file
+there, named after its session id; the launcher, or its guard, waits until the lease expires.
 """
 
 import contextlib
@@ -16,11 +16,11 @@ VARIABLE = "REPLICAX_LEASES"
 
 @dataclass(frozen=True)
 class Lease:
-    """A worker's request for time to finish.
+    """A worker's request for more time.
 
     Attributes:
-        until: When it must have ended, by the monotonic clock, which all processes share.
-        what: The reason, in words.
+        until: When it expires, by the monotonic clock, which all processes of a machine share.
+        what: The reason, for messages.
     """
 
     until: float
@@ -28,24 +28,24 @@ class Lease:
 
     @property
     def left(self) -> float:
-        """The seconds that are left; negative if it is over."""
+        """Return the remaining seconds; negative once it has expired."""
         return self.until - time.monotonic()
 
 
 def take(seconds: float, what: str) -> None:
-    """Ask the launcher of this worker, if it has one, for so many seconds from now."""
+    """Ask this worker's launcher, if any, for ``seconds`` from now; ``what`` is the reason."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return
     path = _path(Path(folder), os.getsid(0))
     draft = path.with_suffix(f".{os.getpid()}")
-    with contextlib.suppress(OSError):  # then the launcher's own grace period holds
+    with contextlib.suppress(OSError):  # without a lease, the launcher's grace period applies
         draft.write_text(json.dumps(asdict(Lease(time.monotonic() + seconds, what))))
         draft.replace(path)
 
 
 def find(folder: Path | None, session: int) -> Lease | None:
-    """Return the lease of a worker, also one that is over; None if it has asked for none."""
+    """Return the lease of a worker's session, even if expired; None if it requested none."""
     if folder is None:
         return None
     try:

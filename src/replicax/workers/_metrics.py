@@ -1,8 +1,8 @@
-"""Metrics of a run for Prometheus: plain HTTP, on a separate port of the hub.
+"""Prometheus metrics of a run, served over plain HTTP on a separate port of the hub.
 
-The hub notes its status once a second; a thread answers requests with the last one. Whoever asks
-from another machine must send a digest of the run's token: the token itself, with which one could
-join the run, never travels.
+The hub stores its status once a second, and a thread serves the latest one. Clients on other
+machines authenticate with a digest of the run's token; the token itself, which would let them join
+the run, is never sent.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ from typing import Any, cast
 
 from replicax.workers._wire import Message
 
-_EVERY = 1.0  # seconds between two looks
+_EVERY = 1.0  # seconds between two updates
 _PATIENCE = 5.0  # seconds that a client may take for its request
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-# For each metric of a worker: its type, its key in the hub's status, and what it is.
+# Per-worker metrics: name -> (type, key in the hub's status, help text).
 _OF_WORKERS = {
     "steps_total": ("counter", "steps", "Training steps that the worker has finished."),
     "steps_per_second": ("gauge", "rate", "Steps per second, over the last ten seconds."),
@@ -36,10 +36,10 @@ _STATES = ("here", "left", "lost")
 
 
 class Metrics:
-    """The server of one run's metrics.
+    """An HTTP server for one run's metrics.
 
     Args:
-        listener: The socket at which it listens.
+        listener: The listening socket.
         token: The token of the run.
     """
 
@@ -50,19 +50,19 @@ class Metrics:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def note(self, status: Callable[[], Message]) -> None:
-        """Take in the status of the run, if the last one is old."""
+        """Store the result of ``status()`` for later requests, at most once per second."""
         now = time.monotonic()
         if now - self._noted >= _EVERY:
             self._noted = now
             self._text = "".join(f"{line}\n" for line in lines(status())).encode()
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop serving requests."""
         self._server.shutdown()
 
 
 def bearer(token: str) -> str:
-    """Return what those who ask from other machines must send, for a run with this token.
+    """Return the bearer token that clients on other machines must send, for a run's ``token``.
 
     Example:
         >>> from replicax.workers._metrics import bearer
@@ -73,7 +73,7 @@ def bearer(token: str) -> str:
 
 
 def lines(status: Message) -> Iterator[str]:
-    """Yield the lines of Prometheus' text format for a status of the hub.
+    """Yield the lines of Prometheus's text format for a hub's status.
 
     Example:
         >>> from replicax.workers._metrics import lines
@@ -107,7 +107,7 @@ def _escaped(text: str) -> str:
 
 
 class _Server(HTTPServer):
-    """One request at a time, with a short limit: nobody keeps the hub's machine busy."""
+    """A server that handles one request at a time, with a short timeout, to limit its load."""
 
     def __init__(self, listener: socket.socket, bearer: str, text: Callable[[], bytes]) -> None:
         super().__init__(listener.getsockname()[:2], _Handler, bind_and_activate=False)
@@ -123,7 +123,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = _PATIENCE
 
     def do_GET(self) -> None:
-        """Answer a request."""
+        """Serve `/metrics` to local clients, and to others that send the right bearer token."""
         server = cast("_Server", self.server)
         if not self._may_ask(server.bearer):
             self._answer(401, b"The digest of the run's token is missing, or another one's.\n")
@@ -148,4 +148,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Write no log."""
+        """Do not log requests."""

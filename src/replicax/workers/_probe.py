@@ -1,9 +1,9 @@
-"""Probe: whether the machines of the workers reach each other at the ports that JAX will take.
+"""A check that the workers' machines can reach each other at the ports that JAX will use.
 
-Only the port of the hub is known in advance. JAX's coordination service listens on the machine of
-the hub, and the CPU collectives of XLA (Gloo) and NCCL listen on every machine, at ports that the
-system chooses. Behind a firewall JAX waits two minutes for them and then aborts the process. So
-each worker first listens at such a port itself, and the others try to connect.
+Only the port of the hub is known in advance. JAX's coordination service listens on the hub's
+machine, and XLA's CPU collectives (Gloo) and NCCL listen on every machine, at ephemeral ports.
+Behind a firewall, JAX waits two minutes for them and then aborts the process. So each worker first
+listens at such a port itself, and the others try to connect.
 """
 
 import os
@@ -23,11 +23,11 @@ _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def own_host(group: Group) -> str:
-    """Return the address of this machine at which the collectives of this worker listen.
+    """Return the address of this machine at which this worker's collectives listen.
 
-    That is the one that the cluster names. Where this machine does not have it, as behind address
-    translation or if a scheduler places the workers in another order, it is the local end of the
-    connection to the hub.
+    This is the worker's address in the cluster. If it does not belong to this machine, because of
+    address translation or a scheduler that places the workers in another order, it is the local end
+    of the connection to the hub.
     """
     named = group.facts.addresses[group.facts.index] if group.facts.addresses else None
     if named is None:
@@ -41,18 +41,19 @@ def own_host(group: Group) -> str:
 
 
 def require_reachable(group: Group, service: str, host: str) -> None:
-    """Let every worker connect to one worker of each other machine, and to JAX's service.
+    """Connect every worker to one worker of each other machine, and to JAX's service.
 
-    All workers call it at the same time. The workers of one machine need no probe, as no firewall
-    lies between them.
+    All workers call this together. Workers of the same machine are not probed, as no firewall lies
+    between them.
 
     Args:
         group: The workers.
-        service: Where JAX's coordination service listens; "" if nobody knows it yet.
+        service: The address of JAX's coordination service; "" if it is not known yet.
         host: The address of this worker's machine, where its collectives will listen.
 
     Raises:
-        RollCallError: A connection fails. Every worker gets the same error, which names them all.
+        RollCallError: If a connection fails. Every worker raises the same error, which lists all
+            failures.
     """
     if os.environ.get(PROBE_VARIABLE) == "0":
         group.exchange("probe", None, lambda: False)
@@ -72,7 +73,7 @@ def require_reachable(group: Group, service: str, host: str) -> None:
 
 
 def _one_of_each_host(told: Sequence[str | None], own: str) -> Iterator[tuple[int, str]]:
-    """Yield the first worker of each other machine that listens, and where."""
+    """Yield the index and address of the first listening worker on each other machine."""
     seen = {own}
     for index, address in enumerate(told):
         if address is not None and (host := _wire.split_address(address)[0]) not in seen:
@@ -81,7 +82,7 @@ def _one_of_each_host(told: Sequence[str | None], own: str) -> Iterator[tuple[in
 
 
 def _failures(who: str, targets: Sequence[tuple[str, str]]) -> list[str]:
-    """Connect to all targets at a time; return what failed, in words."""
+    """Connect to all targets concurrently; return a description of each failure."""
     if not targets:
         return []
     with ThreadPoolExecutor(min(len(targets), _MOST_THREADS)) as pool:

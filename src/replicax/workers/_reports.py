@@ -1,4 +1,4 @@
-"""Reports: who may join and why not, and what became of a worker, in the words that are raised."""
+"""Texts of the reports and errors about workers: refused joins, lost workers, mismatches."""
 
 import sys
 import threading
@@ -12,14 +12,15 @@ from replicax.workers._wire import Message, WireError
 
 @dataclass(frozen=True)
 class Report:
-    """Why the group cannot go on.
+    """Why the group cannot continue.
 
     Attributes:
-        kind: "lost" for a worker that is gone, "left" for one that came to its end, "mismatch" for
-            workers that do different things, "hub" for a lost coordinator.
-        index: The worker, if it is one's.
-        text: The whole story, in sentences.
-        count: How many collectives one that left has taken part in.
+        kind: "lost" for a worker that failed, "left" for one that finished, "mismatch" for workers
+            that ran different collectives, "hub" for a lost coordinator; in a worker also "fork"
+            and "over" for a forked or departed process.
+        index: The worker in question, or None.
+        text: The full explanation, in sentences.
+        count: The number of collectives in which a worker that left took part.
     """
 
     kind: str
@@ -28,42 +29,42 @@ class Report:
     count: int = 0
 
     def to_message(self) -> dict[str, Any]:
-        """The report as a message for the wire."""
+        """Return the report as a wire message."""
         return {"report": asdict(self)}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "Report":
-        """The report of a message from the wire."""
+        """Return the report in a wire message."""
         told = message["report"]
         return cls(str(told["kind"]), told["index"], str(told["text"]), int(told["count"]))
 
 
 def say(text: str) -> None:
-    """Write to standard error, if somebody still reads it: nothing else may depend on that."""
-    with suppress(OSError, ValueError, AttributeError):  # a pipe without a reader, closed, none
+    """Write a line to standard error; ignore a stream that is closed or has no reader."""
+    with suppress(OSError, ValueError, AttributeError):  # a broken pipe; closed; None
         sys.stderr.write(f"replicax: {text}\n")
         sys.stderr.flush()
 
 
-def stacks(besides: set[int | None]) -> str:
-    """Where the threads of this process are, except for some."""
+def stacks(excluded: set[int | None]) -> str:
+    """Return the stack traces of this process's threads, except those with ids in ``excluded``."""
     names = {t.ident: t.name for t in threading.enumerate()}
     lines = []
     for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
-        if ident not in besides:
+        if ident not in excluded:
             lines.append(f"thread {names.get(ident, ident)}:")
             lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
     return "\n".join(lines)
 
 
 def name(index: int, address: str | None, pid: Any = None) -> str:
-    """A worker, for a message."""
+    """Return a worker's name for messages."""
     details = ", ".join(x for x in (address or "", f"pid {pid}" if pid is not None else "") if x)
     return f"worker {index} ({details})" if details else f"worker {index}"
 
 
 def gone(who: str, step: str, why: str) -> str:
-    """A worker that is gone."""
+    """Return the message about a lost worker."""
     return (
         f"{who} is gone, {step}: {why}. Look at its own output for the cause; this worker cannot go"
         " on without it. Start all workers again, from the last checkpoint."
@@ -71,7 +72,7 @@ def gone(who: str, step: str, why: str) -> str:
 
 
 def hangs(what: str, seconds: float) -> str:
-    """A worker whose disk does nothing for it any more."""
+    """Return the reason for giving up a worker whose file I/O has stalled."""
     return (
         f"it is {what}, and that has not got on for {seconds:.0f} s: the disk or file system hangs"
         " there, or is very slow; REPLICAX_DISK_TIMEOUT sets the seconds"
@@ -79,7 +80,7 @@ def hangs(what: str, seconds: float) -> str:
 
 
 def keeper_gone(pid: int, why: str) -> str:
-    """The process that holds JAX's coordination service is gone."""
+    """Return the message that the process with JAX's coordination service was lost."""
     return (
         f"The process that keeps JAX's coordination service for all workers (pid {pid}, beside the"
         f" coordinator) is gone: {why}. Start all workers again, from the last checkpoint."
@@ -87,12 +88,12 @@ def keeper_gone(pid: int, why: str) -> str:
 
 
 def ended_early(story: str) -> str:
-    """A worker of the launcher's has ended, and will not come."""
+    """Return the message that a worker exited before all workers had joined."""
     return f"{story[:1].upper()}{story[1:]} before all workers had come. Start all workers again."
 
 
 def no_service(place: str, why: str) -> str:
-    """Say that JAX's coordination service could not start."""
+    """Return the message that JAX's coordination service could not start."""
     return (
         f"JAX's coordination service cannot listen at {place}: {why}. If another program holds the"
         " port, stop it or set REPLICAX_SERVICE_PORT to a free one, or unset it for any; if the"
@@ -101,7 +102,7 @@ def no_service(place: str, why: str) -> str:
 
 
 def hub_ended(pid: int, why: str) -> str:
-    """The hub was made to end."""
+    """Return the message that the hub was shut down."""
     return (
         f"The coordinator of all workers (pid {pid}) has ended: {why}. Start all workers again,"
         " from the last checkpoint."
@@ -109,7 +110,12 @@ def hub_ended(pid: int, why: str) -> str:
 
 
 def different(number: int, calls: dict[str, str]) -> str:
-    """Two workers call different things as the collective ``number``."""
+    """Return the message that two workers ran different collectives as number ``number``.
+
+    Args:
+        number: The number of the collective.
+        calls: What each of the two workers ran, by the worker's name.
+    """
     (a, first), (b, second) = calls.items()
     when = "as" if first != second else "some time before"
     return (
@@ -121,25 +127,25 @@ def different(number: int, calls: dict[str, str]) -> str:
 
 
 def at_step(count: int, what: str) -> str:
-    """How far a worker came."""
+    """Return a description of a worker's progress."""
     if not count:
         return "before its first step"
     return f"last seen at collective {count}" + (f", {what}" if what else "")
 
 
 def name_of(facts: Message) -> str:
-    """A worker, by what it said of itself."""
+    """Return a worker's name for messages, from the facts that it sent when joining."""
     return name(facts["index"], facts.get("address"), facts.get("pid"))
 
 
 def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: bool) -> str:
-    """Why a worker cannot join; nothing if it can.
+    """Return why a worker cannot join; "" if it can.
 
     Args:
-        facts: What it says of itself.
-        present: What those said that have joined, by their index.
-        size: How many workers there are to be.
-        is_over: Whether all had come already.
+        facts: The facts that the worker sent.
+        present: The facts of the workers that have joined, by index.
+        size: The number of workers in the cluster.
+        is_over: Whether the roll call is over.
     """
     who = name_of(facts)
     if facts["size"] != size:
@@ -168,10 +174,10 @@ def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: 
 
 
 def checked_facts(facts: Any) -> Message:
-    """What a worker says of itself, if it is what workers say.
+    """Return the facts that a joining worker sent, after validating them.
 
     Raises:
-        WireError: If it is not.
+        WireError: If they are malformed.
     """
     match facts:
         case {

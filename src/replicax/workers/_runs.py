@@ -1,4 +1,4 @@
-"""Runs: where the hub of a run is, in a folder of this user's that `replicax top` looks into."""
+"""Registry of the runs on this machine: temporary folders in which `replicax top` finds hubs."""
 
 import contextlib
 import json
@@ -16,10 +16,10 @@ BY_LAUNCHER, BY_HUB = "launched by", "with the hub"
 
 
 def temporary_folder() -> Path:
-    """Return the folder of temporary files.
+    """Return the directory for temporary files.
 
     Raises:
-        ClusterError: If there is none that can be written.
+        ClusterError: If no candidate is writable.
     """
     try:
         return Path(tempfile.gettempdir())
@@ -32,14 +32,14 @@ def temporary_folder() -> Path:
 
 
 def note(folder: Path, address: str, program: str, how: str, pid: int) -> None:
-    """Say where the hub is.
+    """Register a run, so that `replicax top` finds its hub.
 
     Args:
-        folder: This run's own.
+        folder: The run's folder.
         address: Where the hub listens.
-        program: What is run.
-        how: What the process is to the run, in words that its number follows.
-        pid: The process that is there as long as the run.
+        program: The name of the program.
+        how: The relation of process ``pid`` to the run, worded to precede its number.
+        pid: A process that lives as long as the run.
     """
     birth = _sessions.birth(pid)
     told = {"address": address, "program": program, "how": how, "pid": pid, "birth": birth}
@@ -49,7 +49,7 @@ def note(folder: Path, address: str, program: str, how: str, pid: int) -> None:
 
 
 def sweep() -> None:
-    """Remove the folders of hubs that were killed; a launcher's guard removes its own."""
+    """Remove the folders of hubs that were killed; a launcher's guard removes the launcher's."""
     for folder in temporary_folder().glob(f"{FOLDER}*"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads((folder / RUN_FILE).read_text())
@@ -59,10 +59,14 @@ def sweep() -> None:
 
 
 def write_token(token: str, folder: Path) -> None:
-    """Keep the secret where only this user finds it; again, if somebody has tidied up.
+    """Write the token to a file that only this user can read; keep an existing one.
+
+    The launcher calls this again for every attempt, as a cleaner of temporary files may have
+    removed the folder.
 
     Raises:
-        ClusterError: If the folder is somebody else's, or cannot be written.
+        ClusterError: If the folder belongs to another user or is open to others, or is not
+            writable.
     """
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

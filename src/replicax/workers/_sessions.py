@@ -1,8 +1,9 @@
-"""Sessions: processes that end with whoever started them, and all that they started with them.
+"""Process sessions that end together with the process that started them.
 
-A worker leads a session of its own: its helpers, such as the processes that load its data, are in
-it. Whoever starts workers keeps a *guard*, a small process that is told of the sessions. When its
-standard input closes, because the starter has ended in whatever way, the guard ends what is left.
+Every worker leads its own session, which also contains its helpers, such as data loading processes.
+The process that starts workers also starts a *guard*, a small process that knows their sessions.
+The guard's standard input closes when its parent ends, however that happens; the guard then
+terminates the sessions.
 """
 
 import contextlib
@@ -20,11 +21,11 @@ from pathlib import Path
 from replicax.workers import _leases
 
 _POLL = 0.05
-# What schedulers send to every process of a job when it is to end: Slurm, systemd, PBS.
+# Signals with which schedulers (Slurm, systemd, PBS) announce the end of a job.
 NOTICES = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})
 _END = "end"
 _PROC = Path("/proc")
-# The package is entered without its ``__init__``, so that this starts without JAX's Python.
+# Skips the package's ``__init__``, and with it the import of JAX.
 _BARE = """
 import importlib, sys, types
 package = types.ModuleType("replicax")
@@ -35,15 +36,16 @@ importlib.import_module(sys.argv[2]).main()
 
 
 def bare_python(module: str) -> list[str]:
-    """The command that runs ``main()`` of a module of ours that needs the standard library only."""
+    """Return the command that runs ``main()`` of a module that needs the standard library only."""
     return [sys.executable, "-P", "-c", _BARE, str(Path(__file__).parents[1]), module]
 
 
 @contextlib.contextmanager
 def notices_held() -> Iterator[None]:
-    """Start helper processes here: no notice reaches one before it calls `ignore_notices`.
+    """Block the end-of-job signals while helper processes start.
 
-    A child inherits the signal mask. Notices to this process are delivered when the block ends.
+    A child inherits the signal mask, so no signal ends it before it calls `ignore_notices`.
+    Signals to this process are delivered when the block ends.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, NOTICES)
     try:
@@ -53,17 +55,17 @@ def notices_held() -> Iterator[None]:
 
 
 def ignore_notices() -> None:
-    """Outlive a signal to all processes of the job: the workers need their helpers to save."""
+    """Ignore the end-of-job signals, because the workers need their helpers while they save."""
     for number in NOTICES:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, NOTICES)
 
 
 class Guard:
-    """The guard, seen from the process that it watches."""
+    """A handle on the guard, held by the process that it watches."""
 
     def __init__(self, grace: float) -> None:
-        """Start it; it will give the sessions ``grace`` seconds to end by themselves."""
+        """Start the guard, which gives sessions ``grace`` seconds to exit before SIGKILL."""
         with notices_held():
             self._process = subprocess.Popen(
                 [*bare_python("replicax.workers._sessions"), str(grace)],
@@ -75,38 +77,38 @@ class Guard:
         self._input = self._process.stdin
 
     def watch(self, session: int) -> None:
-        """Know of a session."""
+        """Add a session to those that the guard terminates."""
         self._tell(f"watch {session}")
 
     def forget(self, session: int) -> None:
-        """Know that all of a session has ended: its number may soon be another's."""
+        """Remove a session whose processes have all exited: its number may be reused."""
         self._tell(f"forget {session}")
 
     def remove_later(self, folder: Path) -> None:
-        """Know of a folder that must not stay."""
+        """Make the guard delete ``folder`` at the end."""
         self._tell(f"remove {folder}")
 
     def end(self) -> None:
-        """End what is left, and the guard."""
+        """Terminate the remaining sessions and the guard, and wait for it."""
         with contextlib.suppress(OSError):
             self._input.close()
         self._process.wait()
 
     def _tell(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # somebody has killed it
+        with contextlib.suppress(OSError):  # the guard was killed
             self._input.write(os.fsencode(line) + b"\n")
             self._input.flush()
 
 
 class Owner:
-    """The starter of this process, which holds the other end of its standard input.
+    """The parent of this process, connected to its standard input.
 
-    Signals do not end this process: schedulers send them to all processes of a job, and the
-    workers need it until they have saved. The owner sends a line in place of them.
+    This process ignores signals: schedulers send them to every process of a job, and the workers
+    need it until they have saved. The parent sends lines instead.
     """
 
     def __init__(self, who: str) -> None:
-        """Listen to it; ``who`` it is, in words."""
+        """Read orders from the parent, which messages call ``who``."""
         self._who = who
         self._why = ""
         self._is_there = True
@@ -114,14 +116,15 @@ class Owner:
 
     @staticmethod
     def order(story: str = "") -> bytes:
-        """The line that tells of a worker that has ended, or by default to end now."""
+        """Return the line that reports the exit of a worker, or by default the order to end."""
         return (f"ended {story}" if story else _END).encode() + b"\n"
 
     def why_end(self, tell: Callable[[str], None] | None) -> str:
-        """Return why this process must end now; nothing if it need not.
+        """Return why this process must end now; "" if it need not. Call this repeatedly.
 
         Args:
-            tell: Called with what became of a worker; None if the owner itself may end by now.
+            tell: Called with each report of a worker that exited; None to ignore the reports, and
+                to ignore that the parent itself has ended.
         """
         while self._is_there and select.select([0], [], [], 0)[0]:
             data = os.read(0, 1 << 16)
@@ -139,23 +142,23 @@ class Owner:
 
 
 def send(number: int, sessions: Iterable[int]) -> None:
-    """Send a signal to all processes of some sessions."""
+    """Send a signal to all processes of ``sessions``."""
     for session in sessions:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, number)
-    # Those that have left the group of the session's first process.
+    # Processes of the sessions that have moved to another process group.
     for pid in _strays(set(sessions)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped, and can do nothing until somebody continues it."""
+    """Whether a process is stopped (SIGSTOP), and does nothing until it is continued."""
     return _facts(pid)[:1] == ["T"]
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is a process of this number on this machine that has not ended."""
+    """Whether a process with this id exists on this machine and has not exited."""
     if _PROC.is_dir():
         return _facts(pid)[:1] not in ([], ["Z"], ["X"])
     try:
@@ -166,10 +169,10 @@ def is_running(pid: int) -> bool:
 
 
 def birth(pid: int) -> str:
-    """Return when a process started, as the system counts; nothing if it does not run.
+    """Return the start time of a process, as the kernel counts it; "" if it does not run.
 
-    A process number is used again, the pair of both is not. Where the system does not say it, the
-    number counts.
+    Process ids are reused, pairs of id and start time are not. Where the system does not report
+    start times, return a constant.
     """
     if not is_running(pid):
         return ""
@@ -177,12 +180,12 @@ def birth(pid: int) -> str:
 
 
 def name_process(title: str) -> None:
-    """Have `ps` show this process as ``title``; on Linux only.
+    """Make `ps` show this process as ``title``; on Linux only.
 
-    The title is written over the command line, whose memory the kernel shows; Python has a copy.
+    The title overwrites the argument vector, whose memory the kernel reads; Python has a copy.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # The fields 48 and 49 of proc(5); the first two come before what `_facts` returns.
+        # Fields 48 and 49 of proc(5), arg_start and arg_end; `_facts` omits the first two fields.
         begin, end = (int(word) for word in _facts(os.getpid())[45:47])
         text = title.encode()[: end - begin - 1].ljust(end - begin, b"\0")
         if 0 < begin < end:
@@ -199,7 +202,7 @@ def _strays(sessions: set[int]) -> list[int]:
 
 
 def _live(sessions: set[int]) -> bool:
-    """Whether any process of the sessions is still there."""
+    """Whether any process of ``sessions`` is alive."""
     for session in sessions:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, 0)
@@ -208,13 +211,13 @@ def _live(sessions: set[int]) -> bool:
 
 
 def _leased(sessions: set[int], folders: list[Path]) -> float:
-    """Return until when workers of these sessions have asked for time to save."""
+    """Return when the last lease of the live ``sessions`` expires; 0.0 without one."""
     leases = [_leases.find(folder, s) for folder in folders for s in sessions if _live({s})]
     return max((lease.until for lease in leases if lease is not None), default=0.0)
 
 
 def _facts(pid: int) -> list[str]:
-    """The state, parent, group and session of a process, as the kernel writes them."""
+    """Return the fields of proc(5)'s ``stat`` after the command name: state, parent, group, ..."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except (OSError, UnicodeError):
@@ -222,7 +225,7 @@ def _facts(pid: int) -> list[str]:
 
 
 def main() -> None:
-    """Be the guard: take orders until standard input closes, then end what is left."""
+    """Run the guard: read orders until standard input closes, then end the sessions."""
     ignore_notices()
     grace = float(sys.argv[-1])
     name_process(f"replicax guard of {os.getppid()}")

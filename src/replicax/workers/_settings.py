@@ -1,4 +1,4 @@
-"""Settings of a run, from the environment: deadlines, the token, and whose hub it is."""
+"""Settings of a run: timeouts, ports and the token, from environment variables."""
 
 import hashlib
 import os
@@ -26,19 +26,20 @@ _DEADLINES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What a worker is told by its surroundings.
+    """The settings of a worker, from its environment.
 
     Attributes:
-        hub: Where somebody else, such as the launcher, runs the hub; None if worker 0 must.
-        token: What the workers of this run know, and nobody else should.
-        is_secret: Whether somebody chose the token, so that it is one.
-        join_timeout: Seconds that all workers together may take to come.
-        ping_timeout: Seconds of silence after which a worker is given up.
-        step_timeout: Seconds after which a worker that others wait for is given up.
-        disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
-        bind: The address at which the hub and JAX's service listen; None for that of worker 0.
+        hub: The address of a hub that another process, such as the launcher, runs; None if worker 0
+            must start one.
+        token: The shared secret of the run.
+        is_secret: Whether the user chose the token; otherwise it is derived from the cluster.
+        join_timeout: Seconds for all workers to join.
+        ping_timeout: Seconds without a heartbeat after which a worker is lost.
+        step_timeout: Seconds after which a worker that others wait for is lost.
+        disk_timeout: Seconds without progress of a checkpoint after which a worker is lost.
+        bind: The address at which the hub and JAX's service listen; None for worker 0's.
         service_port: The port of JAX's coordination service; 0 for any free one.
-        metrics_port: Where the hub serves metrics; None if it does not.
+        metrics_port: The port at which the hub serves metrics; None for no metrics.
     """
 
     hub: str | None
@@ -54,10 +55,10 @@ class Settings:
 
     @classmethod
     def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
-        """The settings of this process, or of one with another environment.
+        """Return the settings of this process, or of one with another ``environment``.
 
         Raises:
-            ClusterError: If one of them makes no sense.
+            ClusterError: If a variable is invalid.
         """
         hub = environment.get(HUB_VARIABLE) or None
         if hub is not None:
@@ -79,7 +80,7 @@ class Settings:
 
 
 def _port(name: str, environment: Mapping[str, str]) -> int | None:
-    """Return the port that a variable names; None if it is not set."""
+    """Return the port that variable ``name`` holds; None if it is not set."""
     text = environment.get(name, "").strip()
     if not text:
         return None
@@ -92,23 +93,23 @@ def _port(name: str, environment: Mapping[str, str]) -> int | None:
 
 @dataclass(frozen=True)
 class HubOptions:
-    """What the hub is told when it starts.
+    """The configuration of a hub.
 
     Attributes:
-        address: Where the workers reach it.
-        size: How many workers are to come.
-        token: What they must know.
-        addresses: Where they live, None where that is not known.
-        owner: Who starts it, in words.
-        join_timeout: Seconds that they may take to come.
-        ping_timeout: Seconds of silence after which a worker is given up.
-        step_timeout: Seconds after which one that others wait for is given up.
-        disk_timeout: Seconds after which one whose checkpoint does not get on is given up.
+        address: The address at which workers reach it.
+        size: The number of workers.
+        token: The shared secret of the run.
+        addresses: The workers' addresses, None where unknown.
+        owner: The process that starts it, for messages.
+        join_timeout: Seconds for all workers to join.
+        ping_timeout: Seconds without a heartbeat after which a worker is lost.
+        step_timeout: Seconds after which a worker that others wait for is lost.
+        disk_timeout: Seconds without progress of a checkpoint after which a worker is lost.
         bind: The host at which it and JAX's service listen; None for that of ``address``.
         service_port: The port of JAX's coordination service; 0 for any free one.
-        metrics_port: Where to serve metrics, at the same host; None for nowhere.
+        metrics_port: The port for metrics, at the same host; None for no metrics.
         hosts: The hosts whose launchers agree on restarts, if there are several.
-        program: What is run, if no launcher tells `replicax top` of it.
+        program: The program's name if the hub must register the run; "" if a launcher does.
     """
 
     address: str
@@ -128,10 +129,10 @@ class HubOptions:
 
 
 def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:
-    """The seconds that one of the deadlines has.
+    """Return the seconds of a timeout: the variable ``name``, or its default.
 
     Raises:
-        ClusterError: If the environment has something else in its place.
+        ClusterError: If the variable is not a positive number.
     """
     text, usual = environment.get(name, "").strip(), _DEADLINES[name]
     if not text:
@@ -149,10 +150,10 @@ def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:
 
 
 def given_token(environment: Mapping[str, str]) -> str | None:
-    """The token that the environment holds, or names a file of; None if it does neither.
+    """Return the token from the environment or from the file that it names; None if neither is set.
 
     Raises:
-        ClusterError: If that file cannot be read, or is empty.
+        ClusterError: If the file cannot be read, or is empty.
     """
     if token := environment.get(TOKEN_VARIABLE):
         return token

@@ -1,7 +1,7 @@
-"""What collectives do below Python: the sockets that they wait on, and what they print.
+"""The sockets and the output of native code in this process.
 
-XLA's CPU collectives run over TCP connections that Gloo opens inside this process, and wait on them
-without a deadline. Closing them from another thread ends the wait with an error.
+XLA's CPU collectives run over TCP connections that Gloo opens inside this process, and block on
+them without a timeout. Shutting the sockets down from another thread makes the blocked call fail.
 """
 
 import os
@@ -16,24 +16,24 @@ from contextlib import contextmanager, suppress
 _LISTINGS = ("/proc/self/fd", "/dev/fd")
 _KEEP_ALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 25_000}
 
-# What Gloo tells each worker when it has reached the others.
+# Gloo prints this line on every worker once it has connected to the others.
 GLOO_GREETING = re.compile(rb"\[Gloo\] Rank \d+ is connected")
 
 
 @contextmanager
 def unheard(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
-    """Leave out the lines that a library writes by itself to a stream while the block runs.
+    """Drop matching lines that native libraries write to a stream while the block runs.
 
     Args:
-        stream: 1 for the standard output, 2 for errors. All else that goes there in the meantime is
-            written when the block ends.
-        noise: What a line has in it that is left out.
+        stream: The file descriptor: 1 for standard output, 2 for standard error. All other output
+            is buffered, and written when the block ends.
+        noise: The pattern that the dropped lines contain.
     """
-    with suppress(AttributeError, ValueError, OSError):  # a stream that is closed, or replaced
+    with suppress(AttributeError, ValueError, OSError):  # the stream is None, closed or replaced
         (sys.stdout if stream == 1 else sys.stderr).flush()
     try:
         usual = os.dup(stream)
-    except OSError:  # a program without that stream
+    except OSError:  # a program that has closed this stream
         yield
         return
     with open(usual, "wb") as true_one, tempfile.TemporaryFile() as kept:
@@ -43,20 +43,21 @@ def unheard(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
         finally:
             os.dup2(usual, stream)
             kept.seek(0)
-            with suppress(OSError):  # nobody reads it
+            with suppress(OSError):  # a pipe without a reader
                 true_one.writelines(line for line in kept if not noise.search(line))
                 true_one.flush()
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports on which this process listens."""
+    """Return the TCP ports on which this process listens."""
     return {s.getsockname()[1] for s in _own_sockets() if _listens(s)}
 
 
 def connections(port: int) -> int:
-    """How many connections this process has at its own port ``port``, if their ends still answer.
+    """Return how many connections this process has on its port ``port``.
 
-    The system is asked to see whether they do: one that does not is closed within half a minute.
+    Also enables TCP keepalive on them, so that the system closes a connection within half a minute
+    if its peer no longer answers.
     """
     count = 0
     for s in _own_sockets():
@@ -67,21 +68,21 @@ def connections(port: int) -> int:
 
 
 def copies(port: int) -> Iterator[tuple[int, int]]:
-    """The connections of `connections`: a number of each, and a new descriptor of it."""
+    """Yield the inode and a duplicate descriptor of each connection on this process's ``port``."""
     for s in _own_sockets():
         if not _listens(s) and s.getsockname()[1] == port:
             yield os.fstat(s.fileno()).st_ino, os.dup(s.fileno())
 
 
 def is_connected(descriptor: int) -> bool:
-    """Whether the other end of a connection has not been closed."""
+    """Whether the peer of a connection has not closed it."""
     poll = select.poll()
     poll.register(descriptor, getattr(select, "POLLRDHUP", 0))
     return not poll.poll(0)
 
 
 def _keep_alive(s: socket.socket) -> None:
-    """Have the system close the connection if the other end does not answer any more."""
+    """Let the system close the connection if its peer no longer answers."""
     s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
         if hasattr(socket, option):
@@ -89,7 +90,7 @@ def _keep_alive(s: socket.socket) -> None:
 
 
 def cut(ports: Collection[int]) -> int:
-    """End this process's connections from or to ``ports``; how many there were."""
+    """Shut down this process's connections from or to ``ports``; return how many."""
     count = 0
     for s in _own_sockets():
         try:
@@ -97,7 +98,7 @@ def cut(ports: Collection[int]) -> int:
                 continue
             s.shutdown(socket.SHUT_RDWR)
             count += 1
-        except OSError:  # not connected, or gone by now
+        except OSError:  # not connected, or closed in the meantime
             continue
     return count
 
@@ -107,7 +108,7 @@ def _own_sockets() -> Iterator[socket.socket]:
     for name in os.listdir(listing) if listing else ():
         try:
             descriptor = os.dup(int(name))
-        except OSError:  # the listing itself, closed by now
+        except OSError:  # the listing's own descriptor, which is closed by now
             continue
         try:
             copy = socket.socket(fileno=descriptor)

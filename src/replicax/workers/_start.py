@@ -1,4 +1,4 @@
-"""Start: the facts of a cluster -> a group of workers, and a JAX that spans them."""
+"""Startup of a worker: join the cluster, then initialize JAX across all of its processes."""
 
 import contextlib
 import json
@@ -29,11 +29,11 @@ _log = logging.getLogger("replicax")
 
 
 def start(facts: ClusterFacts) -> Group:
-    """Bring the workers together, once in the life of a process.
+    """Join the cluster and initialize JAX; later calls return the same group.
 
     Raises:
-        RollCallError: If they do not come together, or differ in their devices.
-        ScopeError: If JAX has already started, or this process is in another cluster.
+        RollCallError: If not all workers join, or they cannot reach each other.
+        ScopeError: If JAX is already initialized, or this process belongs to another cluster.
     """
     group = _group.current()
     if group is not None:
@@ -70,11 +70,11 @@ def start(facts: ClusterFacts) -> Group:
     return group
 
 
-_resolved: list[ClusterFacts] = []  # the cluster of this process, as it was first resolved
+_resolved: list[ClusterFacts] = []  # this process's cluster, as first resolved
 
 
 def _meet_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFacts, Settings]:
-    """Agree on a place to meet and on a secret, through JAX's own connection."""
+    """Agree on the hub's address and a secret token, over the existing JAX coordination service."""
     chosen = None
     if facts.index == 0:
         chosen = json.dumps([_free_address(facts), secrets.token_hex(32)])
@@ -84,7 +84,7 @@ def _meet_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFact
 
 
 def _free_address(facts: ClusterFacts) -> str:
-    """Return an address of this machine with a free port, that of JAX's coordinator if possible."""
+    """Return an address of this machine with a free port, on JAX's coordinator host if possible."""
     hosts = [_wire.split_address(facts.coordinator)[0]] if facts.coordinator else []
     for host in (*hosts, socket.gethostname()):
         shown = f"[{host}]" if ":" in host else host
@@ -97,7 +97,7 @@ def _free_address(facts: ClusterFacts) -> str:
 
 
 def _is_local(facts: ClusterFacts) -> bool:
-    """Whether nobody outside of this machine reaches the workers."""
+    """Whether all workers listen on the loopback interface only."""
     hosts = {_wire.split_address(address)[0] for address in facts.addresses if address}
     return hosts <= {"localhost", "127.0.0.1", "::1"}
 
@@ -105,7 +105,7 @@ def _is_local(facts: ClusterFacts) -> bool:
 def _start_jax(group: Group, service: str) -> None:
     facts = group.facts
     if not backend_is_initialized():
-        # A call that returns when it is done can say which worker it waited for.
+        # Synchronous dispatch raises inside the collective, where the lost worker can be named.
         jax.config.update("jax_cpu_enable_async_dispatch", False)
     if _is_local(facts):
         keep_programs_of_all()
@@ -134,10 +134,10 @@ def _start_jax(group: Group, service: str) -> None:
 
 
 def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
-    """Return the facts with an address for every worker.
+    """Return ``facts`` with an address for every worker.
 
-    As in the clusters of schedulers, the workers of one host get consecutive ports. Only worker 0
-    listens at its own.
+    As in schedulers' clusters, the workers of one host get consecutive ports. Only worker 0
+    actually listens at its address.
     """
     assert facts.coordinator is not None
     port = _wire.split_address(facts.coordinator)[1]
@@ -166,10 +166,10 @@ def _initialize_publicly(group: Group, host: str) -> None:  # pragma: no cover -
 
 
 def check_equal_devices(group: Group, count: int, kind: str) -> None:
-    """Refuse workers with different numbers or kinds of devices.
+    """Raise if the workers have different numbers or kinds of devices.
 
     Raises:
-        RollCallError: If they differ; it names two that do.
+        RollCallError: If they differ; it names two such workers.
     """
     told = group.agree("the devices of each worker", [count, kind])
     for index, (n, what) in enumerate(told):

@@ -1,17 +1,12 @@
-"""Watch: what each worker says of its progress and its load -> who is stuck, and who is told.
+"""Worker progress: measured in each worker, evaluated by the hub, and shown to readers.
 
-Load: what this process has done, what it waited for, and what it holds.
-
-The program counts; what speaks to the hub, mostly a thread, looks at the counts. Nothing is sent or
-locked on the way of a step for them.
-
-Disk: what this process reads or writes, so that a disk that hangs is told from one that is slow.
-
-Readers: those who know the token and only look are told once a second how the run is.
-
-A reader proves itself in another role than a worker, and what it says after that ends its
-connection. The hub never waits for one: what a reader does not take in is kept until it does, one
-message at most.
+- `Progress` and the functions below it run in the hub: they detect workers that are silent, stuck,
+  blocked in file I/O, or running another program.
+- `Load` and `Disk` count in a worker. The step itself only increments counters, without a lock or a
+  message; the thread that pings the hub reads them.
+- `Readers` are clients that may only observe the run. They authenticate in another role than
+  workers, and any message from one ends its connection. The hub never blocks on a reader: it keeps
+  at most one unsent message for it.
 """
 
 import itertools
@@ -35,18 +30,18 @@ FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
 
 @dataclass
 class Progress:
-    """How far one worker is.
+    """The progress of one worker, as the hub knows it.
 
     Attributes:
-        count: How many collectives it has begun.
-        what: The last of them, in words.
-        inside: Whether it is still in it.
-        pace: Its usual time between two, in seconds.
+        count: The number of collectives it has started.
+        what: The description of the last one.
+        inside: Whether it is still in that collective.
+        pace: Its median time between two collectives, in seconds.
         moved: When ``count`` or ``inside`` last changed.
-        heard: When it last said anything.
-        journal: Its last collectives, by number: what each was, and a digest of all up to it.
-        load: What it said of its steps, waits and memory; see `replicax.workers._watch`.
-        disk: What it reads or writes, in words, or nothing; and a count of how far it is.
+        heard: When its last message arrived.
+        journal: Its last collectives by number: the description, and a digest of all up to it.
+        load: Its last counters of steps, waits and memory; see `Load`.
+        disk: The file I/O that it is doing, or "", and a counter of its progress; see `Disk`.
         got_on: When ``disk`` last changed.
     """
 
@@ -62,7 +57,7 @@ class Progress:
     got_on: float = field(default_factory=time.monotonic)
 
     def note(self, ping: dict[str, Any]) -> None:
-        """Take in what the worker says."""
+        """Update from a ping."""
         now = time.monotonic()
         count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
         calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
@@ -81,14 +76,14 @@ class Progress:
             del self.journal[number]
 
     def is_still(self, step_patience: float, disk_patience: float) -> bool:
-        """Whether it has done nothing for too long; who is at the disk may take longer."""
+        """Whether it made no progress for ``step_patience``; during file I/O, ``disk_patience``."""
         if self.disk[0]:
             return time.monotonic() - max(self.moved, self.got_on) > disk_patience
         return time.monotonic() - self.moved > step_patience
 
 
 def _numbers(load: dict[str, Any]) -> dict[str, float]:
-    """The figures that are known; ValueError if one is no number."""
+    """Return the counters named in `FIGURES`; raise ValueError if one is not a finite number."""
     found = {name: float(load.get(name, 0.0)) for name in FIGURES}
     if not all(map(math.isfinite, found.values())):
         raise ValueError(f"no numbers: {found}")
@@ -96,13 +91,13 @@ def _numbers(load: dict[str, Any]) -> dict[str, float]:
 
 
 def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, float]]:
-    """Workers that have said nothing for too long, and for how long."""
+    """Return the workers that were silent for longer than ``patience``, and for how long."""
     now = time.monotonic()
     return [(i, now - p.heard) for i, p in workers.items() if now - p.heard > patience]
 
 
 def hanging(workers: dict[int, Progress], patience: float) -> tuple[int, float] | None:
-    """A worker whose disk does nothing for it any more, and for how long."""
+    """Return a worker whose file I/O stalled for longer than ``patience``, and for how long."""
     now = time.monotonic()
     still = {i: now - p.got_on for i, p in workers.items() if p.disk[0]}
     return next(((i, seconds) for i, seconds in still.items() if seconds > patience), None)
@@ -114,13 +109,14 @@ def stuck(
     patience: float,
     disk_patience: float,
 ) -> tuple[int, int, float] | None:
-    """A worker that another has been waiting for too long: who, for whom, how long.
+    """Find a worker that blocks others: return it, one that waits for it, and since how long.
 
     Args:
-        workers: How far each is.
-        question: Since when the oldest question is open, and who has not answered it.
-        patience: Seconds that a worker may be late, if steps do not take longer anyway.
-        disk_patience: The same for one that reads or writes a checkpoint, from when it last got on.
+        workers: The progress of each worker.
+        question: When the oldest open exchange began, and the workers that have not answered it.
+        patience: Seconds that a worker may be late; raised to 20 times the usual step time.
+        disk_patience: The same for a worker that reads or writes a checkpoint, from its last
+            progress.
     """
     now = time.monotonic()
     limit = max(patience, 20 * max((p.pace for p in workers.values()), default=0.0))
@@ -131,7 +127,7 @@ def stuck(
     still = [i for i, p in workers.items() if p.is_still(limit, max(limit, disk_patience))]
     late = [i for i in still if workers[i].count < goal]
     asked, unanswered = question
-    if not late and now - asked > limit:  # all wait, but one for itself: its data never come
+    if not late and now - asked > limit:  # all are inside, but one never got its input
         late = [i for i in unanswered if i in still or not workers[i].disk[0]]
     if not late:
         return None
@@ -142,9 +138,10 @@ def stuck(
 
 
 def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
-    """Two workers that did different things as the same collective: which, and who.
+    """Return the first collective on which two workers disagree, and those workers.
 
-    The digests make a difference visible for ever, also when it is no longer in the journals.
+    The digests cover all collectives so far, so a disagreement stays visible after the call itself
+    has dropped out of the journals.
     """
     order = sorted(workers)
     for a, b in itertools.pairwise(order):
@@ -155,19 +152,19 @@ def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
     return None
 
 
-_EVERY = 0.9  # seconds, so that who asks once a second gets new ones each time
-_LATELY = 10  # looks over which rates are taken
+_EVERY = 0.9  # seconds; below 1, so that a poll every second always sees new rates
+_LATELY = 10  # samples over which rates are averaged
 _STATM = Path("/proc/self/statm")
 
 
 class Load:
-    """Counts of one process; as a context, it counts time in which the program waits for its input.
+    """Counters of this process; as a context manager, it times a wait for input.
 
     Attributes:
-        steps: Calls of functions, and runs outside of them, that all workers finished together.
+        steps: Functions and strategy runs that have completed.
         batches: Elements of distributed datasets that were waited for.
-        waited: Seconds in which the program waited for such elements, those that are over.
-        device_memory: How many bytes this process's accelerators hold.
+        waited: Seconds spent waiting for such elements, not including a wait in progress.
+        device_memory: Returns the bytes in use on this process's accelerators.
     """
 
     def __init__(self) -> None:
@@ -175,7 +172,7 @@ class Load:
         self.waited = 0.0
         self._lately: dict[str, float] = {}
         self.device_memory: Callable[[], float] = lambda: 0.0
-        self._open: dict[int, float] = {}  # since when a thread waits
+        self._open: dict[int, float] = {}  # the start of each thread's wait in progress
         self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LATELY + 1)
 
     def __enter__(self) -> None:
@@ -187,9 +184,9 @@ class Load:
         self.batches += 1
 
     def told(self) -> dict[str, float]:
-        """The figures of now, by their names in `replicax.workers._watch.FIGURES`.
+        """Return the current counters, by their names in `FIGURES`.
 
-        Rates are those of the last ten seconds or so; they and the memory are found once a second.
+        Rates cover about the last ten seconds; they and the memory are updated once a second.
         """
         now = time.monotonic()
         waited = self.waited + sum(now - since for since in list(self._open.values()))
@@ -207,7 +204,7 @@ class Load:
 
 
 def _resident() -> float:
-    """How many bytes of memory this process holds; 0 where the system does not say."""
+    """Return the resident memory of this process in bytes; 0 where the system has no statm."""
     try:
         return int(_STATM.read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
     except (OSError, ValueError, IndexError):
@@ -218,7 +215,7 @@ load = Load()
 
 
 class Disk:
-    """What this process reads or writes just now, and others may wait for; and that it gets on."""
+    """The file I/O of this process that other workers may wait for, and its progress."""
 
     def __init__(self) -> None:
         self._open: list[str] = []
@@ -227,7 +224,7 @@ class Disk:
 
     @contextmanager
     def at(self, what: str) -> Iterator[None]:
-        """Read or write something, which is named in words."""
+        """Mark the block as file I/O described by ``what``."""
         self.got_on()
         self._open.append(what)
         try:
@@ -237,12 +234,12 @@ class Disk:
             self.got_on()
 
     def got_on(self) -> None:
-        """Something was read or written."""
+        """Count progress: something was read or written."""
         self._far += 1
         self.got_on_at = time.monotonic()
 
     def told(self) -> tuple[str, int]:
-        """What is read or written since the longest time, or nothing; and how far that is."""
+        """Return the description of the oldest I/O in progress, or "", and the progress counter."""
         return next(iter(tuple(self._open)), ""), self._far
 
 
@@ -250,18 +247,18 @@ disk = Disk()
 
 
 EVERY = 1.0
-_LONGEST = 300  # letters of a text that a worker gave
+_LONGEST = 300  # characters of a text from a worker
 
 
 class Readers:
-    """All readers of a hub."""
+    """The clients of a hub that only observe the run."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
         self._told = 0.0
 
     def tell(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
-        """Tell the readers the status, if there are any and it is time."""
+        """Send ``status()`` to the readers, if there are any, at most once per `EVERY` seconds."""
         if not (readers := self._door.readers()):
             return
         now = time.monotonic()
@@ -286,12 +283,12 @@ class Readers:
 
 
 def row(facts: Message, progress: Any, state: str) -> Message:
-    """One worker, as readers are told of it.
+    """Return the status of one worker, as readers receive it.
 
     Args:
-        facts: What it said of itself when it joined.
-        progress: What it said since.
-        state: "here", "left" at its end, or "lost".
+        facts: The facts that it sent when it joined.
+        progress: Its `Progress`.
+        state: "here", "left" when it finished, or "lost".
     """
     return {
         "index": facts["index"],

@@ -1,13 +1,12 @@
-"""Wire: JSON lines over a socket, between ends that prove to know the token of the run.
+"""The wire protocol: JSON lines over TCP, between peers that authenticate with the run's token.
 
-Nothing else is ever read: no pickle, no code. A line has a largest size, and a connection that
-sends anything unexpected before it has proved itself is closed.
+Nothing else is ever parsed: no pickle, no code. Lines have a maximum length, and an unexpected
+message before authentication closes the connection.
 
-Door: connections of strangers -> connections of those that know the token of the run.
-
-Anybody who reaches the port can connect. So a stranger may send little, must prove itself soon, and
-there are few at a time: the oldest goes when one too many comes. Nothing that strangers do, and no
-lack of file descriptors, ends the hub.
+`Wire` is one end of a connection, `Door` the server side of all connections. Anything that can
+reach the port can connect, so an unauthenticated peer may send little data, must authenticate soon,
+and only a few of them are kept: the oldest is dropped when there are too many. Nothing that they
+send, nor a lack of file descriptors, ends the hub.
 """
 
 import contextlib
@@ -30,11 +29,11 @@ Message = dict[str, Any]
 
 
 class WireError(Exception):
-    """The other end sent what no hub and no worker sends."""
+    """The peer violated the protocol."""
 
 
 class Lines:
-    """Bytes as they come -> messages, one for each line."""
+    """A parser that turns received bytes into messages, one per line."""
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self.longest = longest
@@ -42,10 +41,10 @@ class Lines:
         self._size = 0
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that ``data`` completes.
+        """Return the messages that ``data`` completes.
 
         Raises:
-            WireError: If a line is too long, or is not a JSON object.
+            WireError: If a line is too long, or not a JSON object.
         """
         first, *more = data.split(b"\n")
         self._size += len(first)
@@ -70,7 +69,7 @@ def _parsed(line: bytes) -> Message:
 
 
 class Wire:
-    """One end of a connection; `send` may be called from several threads."""
+    """One end of a connection; `send` is thread-safe."""
 
     def __init__(self, sock: socket.socket, longest: int = LONGEST_LINE) -> None:
         self.socket = sock
@@ -80,7 +79,7 @@ class Wire:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Message) -> bool:
-        """Send a message; False if the other end is gone, or does not read."""
+        """Send a message; return False if the peer is gone, or does not read."""
         data = json.dumps(message).encode() + b"\n"
         with self._lock:
             try:
@@ -91,10 +90,10 @@ class Wire:
                 return False
 
     def receive(self) -> Message | None:
-        """The next message, waited for; None when the other end is gone.
+        """Wait for the next message; return None when the connection is closed.
 
         Raises:
-            WireError: If it is no message.
+            WireError: If the peer violates the protocol.
         """
         while not self._ready:
             data = self._read()
@@ -104,13 +103,13 @@ class Wire:
         return self._ready.pop(0)
 
     def receive_within(self, seconds: float) -> Message | None:
-        """The next message; None when the other end is gone, or says nothing for so long.
+        """Wait up to ``seconds`` for the next message; None on timeout or a closed connection.
 
         Raises:
-            WireError: If it is no message.
+            WireError: If the peer violates the protocol.
         """
         deadline = time.monotonic() + seconds
-        # Not `select`, which knows 1,024 file descriptors only.
+        # Not `select.select`, which supports descriptors below 1,024 only.
         with selectors.DefaultSelector() as selector:
             selector.register(self.socket, selectors.EVENT_READ)
             while not self._ready:
@@ -122,10 +121,10 @@ class Wire:
         return self._ready.pop(0)
 
     def arrived(self) -> list[Message] | None:
-        """The messages that can be read now; None when the other end is gone.
+        """Read once; return the completed messages, or None when the connection is closed.
 
         Raises:
-            WireError: If one is no message.
+            WireError: If the peer violates the protocol.
         """
         data = self._read()
         return self.lines.feed(data) if data else None
@@ -134,58 +133,65 @@ class Wire:
         while True:
             try:
                 return self.socket.recv(65536)
-            except TimeoutError:  # the limit that `send` set
+            except TimeoutError:  # `send` sets a timeout on the shared socket
                 continue
             except OSError:
                 return b""
 
     def forget(self) -> None:
-        """Close this process's end of it only: it is another process's connection."""
+        """Close this process's descriptor only, as the connection belongs to another process."""
         self.socket.close()
 
     def close(self) -> None:
-        """End the connection; a thread that waits in `receive` wakes up."""
+        """Shut the connection down; this wakes a thread that is blocked in `receive`."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
 
 
 def nonce() -> str:
-    """A number that nobody can guess, and that is used once."""
+    """Return a random challenge, to be used once."""
     return secrets.token_hex(16)
 
 
 def proof(token: str, who: str, mine: str, theirs: str) -> str:
-    """What only one who knows ``token`` can answer to a nonce."""
+    """Return the prover's answer to a challenge.
+
+    Args:
+        token: The shared secret.
+        who: The prover's role; part of the proof, which cannot be reflected to its sender.
+        mine: The verifier's nonce.
+        theirs: The prover's nonce.
+    """
     text = f"replicax {who} {mine} {theirs}".encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
 def is_proof(given: Any, token: str, who: str, mine: str, theirs: str) -> bool:
-    """Whether ``given`` is that answer; takes as long for a wrong one."""
+    """Compare a proof in constant time."""
     return isinstance(given, str) and hmac.compare_digest(
         given.encode(), proof(token, who, mine, theirs).encode()
     )
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port`` as a pair; an IPv6 host may stand in brackets."""
+    """Split ``host:port``; an IPv6 host may be in brackets."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def bound_address(address: str, bind: str | None) -> str:
-    """Return the address to listen at, for one that others know as ``address``."""
+    """Return the address to listen at, for one that is announced as ``address``."""
     if bind is None:
         return address
     return f"{f'[{bind}]' if ':' in bind else bind}:{split_address(address)[1]}"
 
 
 def listen(address: str) -> socket.socket:
-    """A socket that listens at just this address.
+    """Return a socket that listens at ``address``.
 
     Raises:
-        OSError: If it is taken, or not this machine's.
+        OSError: If the address is in use, or does not belong to this machine.
     """
     host, port = split_address(address)
     family, kind, protocol, _, place = socket.getaddrinfo(
@@ -203,10 +209,10 @@ def listen(address: str) -> socket.socket:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address on which nobody listens."""
+    """Return ``count`` ports of the loopback address that are not in use."""
     found: list[int] = []
     while len(found) < count:
-        # Not one of those that the system hands out by itself to whoever connects somewhere.
+        # Outside the ephemeral range, from which the system assigns ports to outgoing connections.
         port = 12_000 + secrets.randbelow(20_000)
         with contextlib.suppress(OSError), listen(f"127.0.0.1:{port}"):
             if port not in found:
@@ -223,27 +229,27 @@ LONGEST_PROOF = 4096  # bytes
 
 @dataclass
 class Visitor:
-    """A connection: a stranger first, then one that knows the token, then a worker or a reader."""
+    """A connection to the hub: first unauthenticated, then a worker's, reader's or launcher's."""
 
     wire: Wire
     challenge: str
     peer: str = ""
     trusted: bool = False
-    reads: bool = False  # it only listens
-    launches: bool = False  # it is a launcher, of ``host`` once it has said so
+    reads: bool = False  # a reader's
+    launches: bool = False  # a launcher's; ``host`` is its host index once announced
     host: int | None = None
-    unsent: bytes = b""  # what such a one has not taken in yet
+    unsent: bytes = b""  # the rest of a reader's last message
     index: int | None = None
     since: float = field(default_factory=time.monotonic)
 
 
 class Door:
-    """The listening socket, and all who came in through it."""
+    """The listening socket, and the connections that it accepted."""
 
     def __init__(self, listener: socket.socket, token: str) -> None:
         self.selector = selectors.DefaultSelector()
         self.visitors: dict[socket.socket, Visitor] = {}
-        self.turned_away: list[str] = []  # where wrong proofs came from
+        self.turned_away: list[str] = []  # hosts that sent a wrong proof
         self._token = token
         self._listener = listener
         self._is_open = True
@@ -251,7 +257,7 @@ class Door:
         self.selector.register(listener, selectors.EVENT_READ)
 
     def arrivals(self, patience: float) -> list[Visitor]:
-        """Wait for news, let newcomers in, and give those who have said something."""
+        """Wait up to ``patience`` seconds; accept connections, return those with data to read."""
         found = []
         for key, _ in self.selector.select(patience):
             if key.fileobj is self._listener:
@@ -261,10 +267,10 @@ class Door:
         return found
 
     def prove(self, visitor: Visitor, message: Message) -> None:
-        """Take a stranger's proof, and give ours.
+        """Verify a peer's proof, and send ours.
 
         Raises:
-            WireError: If it is wrong.
+            WireError: If the proof is wrong.
         """
         theirs, mine = str(message.get("nonce")), visitor.challenge
         role = str(message.get("role")) if message.get("role") in ROLES else "worker"
@@ -281,7 +287,7 @@ class Door:
             self.show_out(self.readers()[0])
 
     def tidy(self) -> None:
-        """Show those out who have not become workers in time."""
+        """Close connections that have not joined in time."""
         late = time.monotonic() - PROVE_WITHIN
         for visitor in self._waiting():
             if visitor.since < late:
@@ -295,20 +301,20 @@ class Door:
         visitor.wire.close()
 
     def close(self) -> None:
-        """Let nobody in any more: the address is free for the next run."""
+        """Stop listening, which frees the address for the next run."""
         if self._is_open:
             self._is_open = False
             self.selector.unregister(self._listener)
             self._listener.close()
 
     def tell_workers(self, message: Message) -> None:
-        """Send a message to all that have joined."""
+        """Send a message to all workers that have joined."""
         for visitor in list(self.visitors.values()):
             if visitor.index is not None:
                 visitor.wire.send(message)
 
     def readers(self) -> list[Visitor]:
-        """Those who know the token and only listen; the oldest first."""
+        """Return the connections of readers, oldest first."""
         return [v for v in self.visitors.values() if v.reads]
 
     def _accept(self) -> None:
@@ -316,9 +322,9 @@ class Door:
             return
         try:
             sock, peer = self._listener.accept()
-        except BlockingIOError:  # it has left again
+        except BlockingIOError:  # the peer has disconnected already
             return
-        except OSError:  # no more file descriptors, for example
+        except OSError:  # for example, out of file descriptors
             self._make_room()
             return
         sock.setblocking(True)
@@ -339,7 +345,7 @@ class Door:
         if waiting:
             self.show_out(min(waiting, key=lambda v: v.since))
         else:
-            time.sleep(0.05)  # somebody else has taken all that this machine has
+            time.sleep(0.05)  # other processes use up the descriptors; do not spin
 
     def _waiting(self) -> list[Visitor]:
         nobody = (v for v in self.visitors.values() if v.index is None and v.host is None)
@@ -347,7 +353,7 @@ class Door:
 
 
 def allow_visitors(workers: int) -> None:
-    """Have the system allow this process as many open files as it needs, or may have."""
+    """Raise this process's limit of open files to the number it needs, or the maximum allowed."""
     wanted = 2 * workers + 2 * MOST_STRANGERS + 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
