@@ -10,7 +10,7 @@ import pytest
 
 import replicax
 from replicax.cluster._checks import RollCallError
-from replicax.workers._gpus import own_gpus, part_of
+from replicax.workers._gpus import local_gpus, part_of
 
 FOUR = ["a", "b", "c", "d"]
 
@@ -70,7 +70,7 @@ def test_own_gpus_are_those_that_are_visible(four_gpus, monkeypatch, visible, fo
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
 
-    assert own_gpus() == found
+    assert local_gpus() == found
 
 
 @pytest.mark.multi_process

@@ -60,8 +60,8 @@ def test_a_worker_whose_errors_nobody_reads_hears_on(pair, monkeypatch, stream):
     group, _ = pair
     monkeypatch.setattr(sys, "stderr", stream)
 
-    group._take({"stacks": 1})
-    group._take({"answer": "a question", "values": [1]})
+    group._handle({"stacks": 1})
+    group._handle({"answer": "a question", "values": [1]})
 
     assert group._answers == {"a question": [1]}
 

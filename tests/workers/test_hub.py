@@ -21,7 +21,7 @@ from replicax.workers import _hub, _join, _watch, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import NOTICES, bare_python
-from replicax.workers._wire import Door, Wire
+from replicax.workers._wire import Listener, Wire
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import ROOT
 
@@ -54,11 +54,11 @@ def hub(size, **more):
 
     def serve():
         try:
-            door = Door(_wire.listen(told.address), TOKEN)
+            door = Listener(_wire.listen(told.address), TOKEN)
             listening.set()
             Hub(told, door).serve(lambda: reasons[0] if reasons else "")
-            for visitor in list(door.visitors.values()):
-                door.show_out(visitor)
+            for visitor in list(door.connections.values()):
+                door.disconnect(visitor)
             door.selector.close()
         except BaseException as error:
             errors.append(error)
@@ -178,20 +178,20 @@ def test_nothing_that_a_reader_says_moves_the_run(run, data):
 
 def test_a_reader_that_takes_nothing_in_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(_wire, "_SEND_PATIENCE", 1e6)  # who waits for it, waits for ever
-    door = Door(_wire.listen("127.0.0.1:0"), TOKEN)
+    door = Listener(_wire.listen("127.0.0.1:0"), TOKEN)
     ours, theirs = socket.socketpair()
     with contextlib.closing(door.selector), contextlib.closing(door), ours, theirs:
-        visitor = _wire.Visitor(Wire.__new__(Wire), "", trusted=True, reads=True)
+        visitor = _wire.Connection(Wire.__new__(Wire), "", trusted=True, reads=True)
         visitor.wire.socket = ours
-        door.visitors[ours] = visitor
+        door.connections[ours] = visitor
         readers = _watch.Readers(door)
         for number in range(50):
-            readers.tell(lambda n=number: {"number": n, "text": "x" * 100_000}, at_once=True)
+            readers.publish(lambda n=number: {"number": n, "text": "x" * 100_000}, at_once=True)
             assert len(visitor.unsent) < 110_000
         received, lines = b"", []
         theirs.setblocking(False)
         while visitor.unsent or b"\n" not in received[-1:]:
-            readers.tell(dict)
+            readers.publish(dict)
             with contextlib.suppress(BlockingIOError):
                 received += theirs.recv(1 << 20)
         lines = [json.loads(line)["status"] for line in received.splitlines()]
@@ -405,7 +405,7 @@ def test_a_roll_call_whose_starter_ends_is_over_for_all():
     process = HubProcess(told)
     with worker(told.address, 1, 2) as b, worker(told.address, 1, 2) as twin:
         heard(twin, "refused")  # so that the first has joined
-        process.let_go()
+        process.detach()
         text = heard(b, "refused")
     process.wait(30)
 

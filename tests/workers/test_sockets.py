@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from replicax.workers._sockets import unheard
+from replicax.workers._sockets import filter_output
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import Gang
 
@@ -16,7 +16,7 @@ GREETING = re.compile(rb"\[Gloo\] Rank")
 @pytest.mark.parametrize("stream", [1, 2])
 def test_lines_that_are_noise_are_left_out_and_all_others_come_in_order(capfd, stream):
     os.write(stream, b"before\n")
-    with unheard(stream, GREETING):
+    with filter_output(stream, GREETING):
         os.write(stream, b"mine\n[Gloo] Rank 0 is connected to 1 peer ranks.\n")
         os.write(stream, b"without an end")
     os.write(stream, b"\nafter\n")
@@ -26,7 +26,7 @@ def test_lines_that_are_noise_are_left_out_and_all_others_come_in_order(capfd, s
 
 def test_what_was_said_before_an_error_is_not_lost(capfd):
     def fail():
-        with unheard(2, GREETING):
+        with filter_output(2, GREETING):
             os.write(2, b"a reason\n")
             raise ZeroDivisionError
 
@@ -40,9 +40,9 @@ def test_what_was_said_before_an_error_is_not_lost(capfd):
 def test_a_program_without_an_output_is_not_in_the_way(closed):
     ended = run_fresh(f"""
         import os, re, sys
-        from replicax.workers._sockets import unheard
+        from replicax.workers._sockets import filter_output
         {closed}
-        with unheard(1, re.compile(b"noise")):
+        with filter_output(1, re.compile(b"noise")):
             print("inside", end="", file=sys.stderr, flush=True)
         os._exit(0)
     """)

@@ -30,7 +30,7 @@ from replicax.workers._settings import (
     METRICS_VARIABLE,
     TOKEN_FILE_VARIABLE,
     Settings,
-    given_token,
+    read_token,
 )
 from replicax.workers._wire import free_ports
 
@@ -209,8 +209,8 @@ def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
 def _teller(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
     """Return a callback that reports an ended worker to the hub, on this host or another."""
     if hub is not None:
-        return hub.tell_end
-    return seat.tell_end if seat is not None else lambda story: None
+        return hub.report_exit
+    return seat.report_exit if seat is not None else lambda story: None
 
 
 def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
@@ -349,7 +349,7 @@ def _given_token(options: argparse.Namespace) -> str | None:
     given = dict(os.environ)
     if options.token_file:
         given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
-    token = given_token(given)
+    token = read_token(given)
     if (path := given.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
         _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
     return token

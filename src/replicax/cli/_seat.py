@@ -34,7 +34,7 @@ class CouncilSeat:
         self._thread = threading.Thread(target=self._connect, name="replicax-seat", daemon=True)
         self._thread.start()
 
-    def tell_end(self, story: str) -> None:
+    def report_exit(self, story: str) -> None:
         """Report that a worker of this host has ended, so that nobody waits for it to join."""
         self._send({"ended": story})
 

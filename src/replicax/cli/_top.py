@@ -20,7 +20,7 @@ from replicax.cluster._checks import ClusterError
 from replicax.workers import _sessions
 from replicax.workers._join import statuses
 from replicax.workers._runs import FOLDER, RUN_FILE, TOKEN_FILE
-from replicax.workers._settings import TOKEN_FILE_VARIABLE, given_token
+from replicax.workers._settings import TOKEN_FILE_VARIABLE, read_token
 from replicax.workers._wire import Message
 
 _RETRY = 0.5
@@ -167,7 +167,7 @@ def _token(options: argparse.Namespace) -> str:
     given: Any = os.environ
     if options.token_file:
         given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
-    token = given_token(given)
+    token = read_token(given)
     if token is None:
         raise ClusterError(
             f"To look at the run at {options.run}, its token is needed: `--token-file F`, or"
@@ -188,7 +188,7 @@ def _of_folder(folder: Path) -> LaunchedRun | None:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return None
         told = json.loads((folder / RUN_FILE).read_text())
-        if _sessions.birth(int(told["pid"])) != told["birth"]:
+        if _sessions.start_time(int(told["pid"])) != told["birth"]:
             return None  # it was killed, and could not remove its folder
         name = f"{told['program']}, {told['how']} pid {int(told['pid'])}"
         token = (folder / TOKEN_FILE).read_text().strip()

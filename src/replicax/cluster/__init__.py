@@ -1,10 +1,10 @@
-"""Who takes part: cluster specs, and the resolvers that find them.
+"""Cluster specs, and the resolvers that find them.
 
-Purpose: answer "which workers are there, where, and which one am I?" from arguments, from
-``TF_CONFIG``, or from the variables that Kubeflow, Slurm, Open MPI and Cloud TPU set. This is the
-one layer, beside the launcher, that reads environment variables.
+The package determines which workers there are, where they are, and which of them this process is:
+from arguments, from ``TF_CONFIG``, or from the variables that Kubeflow, Slurm, Open MPI, Cloud TPU
+and other launchers set. Apart from the launcher, only this layer reads environment variables.
 
-Layer: the lowest with code of its own. It imports nothing of replicax but the modules of its root,
-such as ``replicax._errors``. The public names are listed in
-``replicax.distribute.cluster_resolver`` and ``replicax.train``.
+Layer: the lowest package. It imports only the modules of the root package, such as
+``replicax._errors``. The public names are listed in ``replicax.distribute.cluster_resolver`` and
+``replicax.train``.
 """

@@ -1,26 +1,15 @@
-"""The errors of clusters and of their workers, and the checks that all resolvers share.
+"""Errors of clusters and workers, and the validation that all resolvers share.
 
-The errors of clusters and resolvers.
-
-Each is also the built-in that TensorFlow raises in the same place::
+Each error is also the built-in that TensorFlow raises in the same place::
 
     ReplicaxError
-    |-- ClusterError (ValueError)            a cluster, a task or an address that makes no sense
-    |-- ClusterTypeError (TypeError)         a value of the wrong kind, such as a number for a list
-    |-- ClusterStateError (RuntimeError)     the surroundings lack what a resolver needs
+    |-- ClusterError (ValueError)            an invalid cluster, task or address
+    |   `-- RollCallError (RuntimeError)     not all workers joined
+    |-- ClusterTypeError (TypeError)         a value of the wrong type, such as a number for a list
+    |-- ClusterStateError (RuntimeError)     the environment lacks something that a resolver needs
     |-- ClusterConflictError (KeyError)      two resolvers that claim the same task
-    `-- MissingPackageError (ImportError)    a client library that is not installed
-
-Checks that every resolver shares: indices, names and addresses.
-
-The errors of a group of workers.
-
-::
-
-    ReplicaxError
-    |-- ClusterError (ValueError)
-    |   `-- RollCallError (RuntimeError)     the workers did not come together
-    `-- WorkerLostError (RuntimeError)       a worker is gone, stuck, or has raised an error
+    |-- MissingPackageError (ImportError)    a client library that is not installed
+    `-- WorkerLostError (RuntimeError)       a worker crashed, hung, or raised an error
 """
 
 import re
@@ -32,7 +21,7 @@ from replicax._errors import ReplicaxError
 
 
 class ClusterError(ReplicaxError, ValueError):
-    """A cluster, a task or an address that makes no sense.
+    """A cluster, a task or an address is invalid.
 
     Example:
         >>> issubclass(rx.errors.ClusterError, ValueError)
@@ -41,18 +30,18 @@ class ClusterError(ReplicaxError, ValueError):
 
 
 class ClusterTypeError(ReplicaxError, TypeError):
-    """A part of a cluster description is of the wrong kind, such as a number for a list."""
+    """A part of a cluster description has the wrong type, such as a number for a list."""
 
 
 class ClusterStateError(ReplicaxError, RuntimeError):
-    """The surroundings (Slurm, Kubernetes) lack what a resolver needs, or contradict it."""
+    """The environment (Slurm, Kubernetes) lacks or contradicts something that a resolver needs."""
 
 
 class ClusterConflictError(ReplicaxError, KeyError):
     """Two resolvers of a union claim the same task."""
 
     def __str__(self) -> str:
-        # KeyError shows the repr of its argument, which is no way to print a sentence.
+        # KeyError shows the repr of its argument, with quotes and escapes; these are sentences.
         return str(self.args[0]) if self.args else ""
 
 
@@ -60,15 +49,15 @@ class MissingPackageError(ReplicaxError, ImportError):
     """A resolver needs a client library that is not installed."""
 
 
-_LARGEST_INDEX = 999_999  # more is a slip, and lists of that length are made
+_LARGEST_INDEX = 999_999  # a larger one is a typing error, and would make a list of that length
 _LARGEST_PORT = 2**16 - 1
 
 
-_FIRST_PORT, _NUM_PORTS = 61_000, 4_000  # above what Linux gives to outgoing connections
+_FIRST_PORT, _NUM_PORTS = 61_000, 4_000  # above Linux's default range of ephemeral ports
 
 
 def port_of_job(job: str) -> int:
-    """Return a port that is the same on every process of a job, and differs between most jobs.
+    """Return a port that all processes of a job agree on, and that differs between most jobs.
 
     Example:
         >>> from replicax.cluster._checks import port_of_job
@@ -78,12 +67,12 @@ def port_of_job(job: str) -> int:
     return _FIRST_PORT + zlib.crc32(job.encode(errors="replace")) % _NUM_PORTS
 
 
-def by_number(name: str) -> list[tuple[int, str]]:
-    """Return a key that sorts names with numbers in them as people do: m2 before m10.
+def natural_key(name: str) -> list[tuple[int, str]]:
+    """Return a sort key that compares the numbers in a name by value: m2 before m10.
 
     Example:
-        >>> from replicax.cluster._checks import by_number
-        >>> sorted(["m10", "m2"], key=by_number), sorted(["10.0.0.10", "10.0.0.9"], key=by_number)
+        >>> from replicax.cluster._checks import natural_key
+        >>> sorted(["m10", "m2"], key=natural_key), sorted(["10.0.0.10", "10.0.0.9"], key=natural_key)
         (['m2', 'm10'], ['10.0.0.9', '10.0.0.10'])
     """
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
@@ -91,7 +80,7 @@ def by_number(name: str) -> list[tuple[int, str]]:
 
 
 def show(value: object, limit: int = 60) -> str:
-    """Write a value for an error message, on one line and not longer than ``limit``.
+    """Return the repr of a value for an error message, truncated to ``limit`` characters.
 
     Example:
         >>> from replicax.cluster._checks import show
@@ -106,11 +95,11 @@ def show(value: object, limit: int = 60) -> str:
 
 
 def to_index(value: object, where: str) -> int:
-    """Read a task index: a whole number from 0 on, also as text or as NumPy's.
+    """Convert a task index: a whole number from 0 on, also as text or as a NumPy integer.
 
     Args:
-        value: What was given.
-        where: How to name it in an error, such as ``TF_CONFIG["task"]["index"]``.
+        value: The value to convert.
+        where: Its name in an error, such as ``TF_CONFIG["task"]["index"]``.
 
     Returns:
         The index.
@@ -138,13 +127,13 @@ def to_index(value: object, where: str) -> int:
 
 def _whole_number(value: float | str) -> int | None:
     if isinstance(value, str):
-        # int() would also take "1_0", " ٣" and 5,000 digits.
+        # int() would also accept "1_0", " ٣" and 5,000 digits.
         return int(value) if re.fullmatch(r" *[0-9]{1,10} *", value) else None
     return int(value) if value % 1 == 0 and -1 < value < 2**53 else None
 
 
 def to_name(value: object, where: str) -> str:
-    """Read the name of a job or of a task type: text that is not empty.
+    """Validate the name of a job or of a task type, which must be non-empty text.
 
     Example:
         >>> from replicax.cluster._checks import to_name
@@ -162,7 +151,7 @@ def to_name(value: object, where: str) -> str:
 
 
 class Address(NamedTuple):
-    """A host and a port, taken from ``host:port``.
+    """A host and a port, parsed from ``host:port``.
 
     Example:
         >>> from replicax.cluster._checks import Address
@@ -175,11 +164,11 @@ class Address(NamedTuple):
 
 
 def parse_address(text: str, where: str) -> Address:
-    """Split ``host:port`` (or ``[ipv6]:port``) and check both halves.
+    """Split ``host:port`` (or ``[ipv6]:port``) and validate both parts.
 
     Args:
         text: The address.
-        where: Whose it is, for the error message.
+        where: Whose address it is, for the error message.
 
     Returns:
         The host, without brackets, and the port.
@@ -208,7 +197,7 @@ def parse_address(text: str, where: str) -> Address:
         )
     host = match[1].strip("[]")
     try:
-        host.encode("idna")  # as the look-up of the name will
+        host.encode("idna")  # as name resolution will
     except UnicodeError as error:
         raise ClusterError(
             f"{where} has the address {show(text)}, whose host is no name that a network knows:"
@@ -218,7 +207,7 @@ def parse_address(text: str, where: str) -> Address:
 
 
 class RollCallError(ClusterError, RuntimeError):
-    """The workers did not come together: one is missing, twice there, or of another kind.
+    """Not all workers joined: one is missing, present twice, or runs other versions or devices.
 
     Example:
         >>> issubclass(rx.errors.RollCallError, RuntimeError)
@@ -227,10 +216,10 @@ class RollCallError(ClusterError, RuntimeError):
 
 
 class WorkerLostError(ReplicaxError, RuntimeError):
-    """A worker is gone, stuck, or has raised an error, and the others cannot go on.
+    """A worker crashed, hung or raised an error, and the others cannot continue.
 
     Attributes:
-        index: Which worker; None if it is the coordinator of all.
+        index: The worker; None if the coordinator was lost.
 
     Example:
         >>> issubclass(rx.errors.WorkerLostError, RuntimeError)

@@ -1,9 +1,4 @@
-"""Resolvers that ask a cloud: Google Compute Engine and Kubernetes.
-
-GCEClusterResolver: the cluster of a Google Compute Engine instance group.
-
-KubernetesClusterResolver: the cluster of the pods that carry a label.
-"""
+"""Resolvers that query a cloud API: Google Compute Engine and Kubernetes."""
 
 import enum
 import importlib
@@ -14,15 +9,15 @@ from replicax.cluster._checks import (
     ClusterError,
     ClusterStateError,
     MissingPackageError,
-    by_number,
+    natural_key,
     show,
 )
-from replicax.cluster._resolver import AskingResolver
+from replicax.cluster._resolver import AddressedResolver
 from replicax.cluster._spec import ClusterSpec
 
 
-class GCEClusterResolver(AskingResolver):
-    """Lists the running machines of an instance group, in the order of their addresses.
+class GCEClusterResolver(AddressedResolver):
+    """Lists the running machines of an instance group, sorted by address.
 
     Args:
         project: The project.
@@ -30,13 +25,13 @@ class GCEClusterResolver(AskingResolver):
         instance_group: The group.
         port: The port of every task.
         task_type: The job that the machines form.
-        task_id: The index of this machine; give each machine its own.
-        rpc_layer: The protocol to put before addresses.
-        credentials: Credentials of Google's; ``"default"`` for the machine's own.
-        service: A client of the Compute Engine API, ready for use.
+        task_id: The index of this machine; it must differ between machines.
+        rpc_layer: The protocol to prepend to addresses.
+        credentials: Google credentials; ``"default"`` for the application default credentials.
+        service: A Compute Engine API client to use instead of a new one.
 
     Raises:
-        MissingPackageError: There is no ``service``, and Google's client is not installed.
+        MissingPackageError: If ``service`` is None and Google's client is not installed.
 
     Example:
         >>> from replicax.cluster._clouds import GCEClusterResolver
@@ -68,8 +63,8 @@ class GCEClusterResolver(AskingResolver):
         self._service = _make_service(credentials) if service is None else service
 
     def cluster_spec(self) -> ClusterSpec:
-        """Ask Compute Engine for the machines that run."""
-        addresses = sorted((f"{ip}:{self._port}" for ip in self._addresses()), key=by_number)
+        """Query Compute Engine for the running machines."""
+        addresses = sorted((f"{ip}:{self._port}" for ip in self._addresses()), key=natural_key)
         return ClusterSpec({self._task_type or "worker": addresses})
 
     def _addresses(self) -> Iterator[str]:
@@ -92,7 +87,7 @@ class GCEClusterResolver(AskingResolver):
 
     @property
     def task_type(self) -> str | None:
-        """The job that the machines form; fixed by the constructor."""
+        """The job that the machines form; set by the constructor only."""
         return self._task_type
 
     @task_type.setter
@@ -118,7 +113,7 @@ def _make_service(credentials: Any) -> Any:
 
 
 class KubernetesExecutableLocation(enum.Enum):
-    """Where the program runs, which decides how it finds the Kubernetes API.
+    """Whether the program runs inside the Kubernetes cluster, which decides how it finds the API.
 
     Example:
         >>> locations = rx.distribute.cluster_resolver.KubernetesExecutableLocation
@@ -130,23 +125,23 @@ class KubernetesExecutableLocation(enum.Enum):
     OFF_CLUSTER = 1
 
 
-class KubernetesClusterResolver(AskingResolver):
-    """Lists the pods that carry a label, in the order of their names.
+class KubernetesClusterResolver(AddressedResolver):
+    """Lists the pods that match label selectors, sorted by name.
 
-    Kubernetes does not say which of them this process is: set `task_type` and `task_id`.
+    Kubernetes does not report which of them this process is: set `task_type` and `task_id`.
 
     Args:
         job_to_label_mapping: The label selectors of each job; by default the workers are the
             pods with ``job-name=tensorflow``.
         tf_server_port: The port of every task.
-        rpc_layer: The protocol to put before addresses.
-        override_client: A client of the Kubernetes API, ready for use; by default
+        rpc_layer: The protocol to prepend to addresses.
+        override_client: A Kubernetes API client to use; by default
             ``kubernetes.client.CoreV1Api()``.
         executable_location: Whether the program runs in a pod of the cluster.
 
     Raises:
-        MissingPackageError: The ``kubernetes`` package is not installed.
-        ClusterError: ``executable_location`` is no `KubernetesExecutableLocation`.
+        MissingPackageError: If the ``kubernetes`` package is not installed.
+        ClusterError: If ``executable_location`` is not a `KubernetesExecutableLocation`.
 
     Example:
         >>> from types import SimpleNamespace as Record
@@ -177,10 +172,10 @@ class KubernetesClusterResolver(AskingResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Ask Kubernetes for the pods.
+        """Query Kubernetes for the pods.
 
         Raises:
-            ClusterStateError: A pod is not running.
+            ClusterStateError: If a pod is not running.
         """
         return ClusterSpec(
             {
@@ -195,7 +190,7 @@ class KubernetesClusterResolver(AskingResolver):
 
     def _pods(self, selector: str) -> list[Any]:
         answer = self._client.list_pod_for_all_namespaces(label_selector=selector)
-        return sorted(answer.items, key=lambda pod: by_number(str(pod.metadata.name)))
+        return sorted(answer.items, key=lambda pod: natural_key(str(pod.metadata.name)))
 
 
 def _make_client(location: KubernetesExecutableLocation) -> Any:

@@ -1,9 +1,9 @@
-"""Detect the cluster that a launcher or a scheduler describes in environment variables.
+"""Detection of the cluster that a launcher or scheduler describes in environment variables.
 
 Every launcher has a function that reads its variables. It returns None if the launcher did not
-start this process, or started it alone, and raises `ClusterError` if its variables are incomplete
-or contradict each other. `detect` asks the launchers in order, those that start processes inside
-the jobs of others first: ``mpirun`` in a Slurm step has started the worker, not Slurm.
+start this process, or started only this one, and raises `ClusterError` if the variables are
+incomplete or contradict each other. `detect` tries the launchers in order, beginning with the ones
+that run inside another launcher's job: for ``mpirun`` in a Slurm step, MPI describes the workers.
 """
 
 import importlib
@@ -27,7 +27,7 @@ from replicax.cluster._spec import ClusterFacts
 Env = Mapping[str, str]
 
 # Google's firewall opens 8476 between the hosts of a slice (JAX issue 35905). Lists of processes
-# often give 8476 and its followers to libtpu; there, JAX's own choice is free.
+# often assign 8476 and the next ports to libtpu; there, use the port that JAX itself would use.
 _TPU_PORTS = {"TPU_PROCESS_ADDRESSES": 8482, "TPU_WORKER_HOSTNAMES": 8476}
 _LOOPBACK = "127.0.0.1"
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
@@ -37,11 +37,11 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
     """Return the cluster that the environment describes, or None if this process is alone.
 
     Args:
-        ask: Whether to ask the servers of clouds too, which may take a while.
+        ask: Whether to query cloud servers too, which may take a while.
 
     Raises:
-        ClusterError: The variables of a launcher are incomplete or contradict each other, or they
-            say that this process is one of several, but not where these meet.
+        ClusterError: If the variables of a launcher are incomplete or contradict each other, or
+            show that this process is one of several without an address at which they could meet.
 
     Example:
         >>> import os
@@ -62,21 +62,21 @@ def detect(*, ask: bool = True) -> ClusterFacts | None:
         return _launched(env, ask=ask)
     if "JAX_NUM_PROCESSES" in env or "JAX_PROCESS_ID" in env:
         return _jax_variables(env, "JAX_", "JAX")
-    # As in JAX, the address alone moves the place where a launcher's processes meet.
+    # As in JAX, an address without a number of processes only replaces a launcher's coordinator.
     coordinator = _coordinator(env, "JAX_")
     launched = _launched(env, ask=ask)
     if launched is None:
         return _jax_variables(env, "JAX_", "JAX")
     addresses = (coordinator, *launched.addresses[1:])
-    # The address tells runs apart, and the launcher's own name of the job may differ between hosts.
+    # The address identifies the run; the launcher's job id may differ between hosts.
     return replace(launched, coordinator=coordinator, addresses=addresses, job="")
 
 
 def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
-    for read in (*_LAUNCHERS, *_ASKING) if ask else _LAUNCHERS:
+    for read in (*_LAUNCHERS, *_SERVERS) if ask else _LAUNCHERS:
         if facts := read(env):
             return facts
-    if signs := list(_signs(env)):
+    if signs := list(_multi_process_signs(env)):
         raise ClusterError(
             f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
             f" they meet, so that each of them would train a model of its own. {WRITE_INSTEAD}"
@@ -91,19 +91,19 @@ WRITE_INSTEAD = (
 )
 
 
-def of_ranks(  # noqa: PLR0913 - the parts of a cluster
+def rank_cluster(  # noqa: PLR0913 - the parts of a cluster
     count: int, index: int, *, host: str, port: int, source: str, job: str, local: str | None = None
 ) -> ClusterFacts:
-    """Return a cluster of equal processes, of which the address of the first is known.
+    """Return a cluster of equal processes, given the address of the first.
 
     Args:
-        count: How many processes there are.
-        index: This one's rank.
-        host: Where rank 0 is.
-        port: Where it listens.
+        count: The number of processes.
+        index: The rank of this one.
+        host: The host of rank 0.
+        port: The port at which rank 0 listens.
         source: The launcher, for messages.
-        job: See `ClusterFacts`.
-        local: How many processes this machine has, as the launcher writes it.
+        job: The id of the run; see `ClusterFacts`.
+        local: The number of processes on this machine, as the launcher's variable gives it.
     """
     coordinator = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
     parse_address(coordinator, f"The first process of {source}")
@@ -121,16 +121,16 @@ def of_ranks(  # noqa: PLR0913 - the parts of a cluster
 
 
 def _replicax(env: Env) -> ClusterFacts | None:
-    """``replicax launch``, for programs that have removed the TF_CONFIG that it sets.
+    """Read the variables of ``replicax launch``, for programs that removed its TF_CONFIG.
 
-    It sets PyTorch's ranks too, and its own hub tells them from torchrun's, which it may be started
-    by.
+    It sets PyTorch's ranks too. The address of its hub distinguishes them from the ranks of a
+    torchrun that may have started it.
     """
     if "REPLICAX_HUB" not in env or env.get("WORLD_SIZE", "1") == "1":
         return None
     count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
     host, port = env["REPLICAX_HUB"].rsplit(":", 1)
-    return of_ranks(
+    return rank_cluster(
         count,
         index,
         host=host,
@@ -180,7 +180,7 @@ def _coordinator(env: Env, prefix: str) -> str:
 
 
 def _torchrun(env: Env) -> ClusterFacts | None:
-    """``torchrun``, PyTorchJob, and all that set the variables of PyTorch's ``env://``."""
+    """Read the variables of PyTorch's ``env://``, which ``torchrun`` and PyTorchJob set."""
     if "WORLD_SIZE" not in env or env["WORLD_SIZE"] == "1":
         return None
     count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
@@ -188,9 +188,9 @@ def _torchrun(env: Env) -> ClusterFacts | None:
     port = to_index(_required(env, "MASTER_PORT", "a port of that process"), "MASTER_PORT")
     job = f"{env.get('TORCHELASTIC_RUN_ID', '')} {host} {port}"
     if "TORCHELASTIC_RUN_ID" in env:
-        port = _port_of(env, job)  # torchrun itself listens at MASTER_PORT
+        port = _choose_port(env, job)  # torchrun itself listens at MASTER_PORT
     job += env.get("TORCHELASTIC_RESTART_COUNT", "")
-    return of_ranks(
+    return rank_cluster(
         count,
         index,
         host=host,
@@ -219,7 +219,7 @@ def _mvapich(env: Env) -> ClusterFacts | None:
 
 
 def _hydra(env: Env) -> ClusterFacts | None:
-    """MPICH and Intel MPI. Slurm sets PMI_SIZE too, but not the number of local ranks."""
+    """Read the variables of MPICH and Intel MPI; Slurm sets PMI_SIZE, but not MPI_LOCALNRANKS."""
     if "MPI_LOCALNRANKS" not in env:
         return None
     return _mpi(env, "MPICH", ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"), ())
@@ -236,19 +236,19 @@ def _mpi(
         return None
     job = next((env[name] for name in jobs if name in env), "") or _local_launcher()
     if _ADDRESS in env:
-        host = _LOOPBACK  # not used: the caller puts the given address in its place
+        host = _LOOPBACK  # unused: `detect` replaces it by the address in JAX_COORDINATOR_ADDRESS
     elif env.get(local_size) == str(count):
         host = _LOOPBACK
     else:
         host = _launcher_host(env, source, rank)
-    port, local = _port_of(env, job), env.get(local_size)
-    return of_ranks(count, index, host=host, port=port, source=source, job=job, local=local)
+    port, local = _choose_port(env, job), env.get(local_size)
+    return rank_cluster(count, index, host=host, port=port, source=source, job=job, local=local)
 
 
 def _local_launcher() -> str:
-    """Return the process of MPI that started the ranks of this machine.
+    """Return an id of the MPI process that started the ranks of this machine.
 
-    MPICH names a run nowhere in the environment, but its ranks on a machine have one ancestor.
+    MPICH puts no job id into the environment, but its ranks on a machine have a common ancestor.
     """
     pid = os.getppid()
     for _ in range(64):
@@ -293,15 +293,15 @@ def _slurm(env: Env) -> ClusterFacts | None:
             " contradict each other."
         )
     job = slurm_job(env)
-    port = _port_of(env, job)
-    # Ranks follow Slurm's own order of hosts, so that rank 0 really is on the first.
+    port = _choose_port(env, job)
+    # Ranks follow Slurm's order of hosts, which is why rank 0 is on the first.
     addresses: list[str | None] = [
         f"{host}:{port + local}"
         for host, number in zip(hosts, tasks, strict=True)
         for local in range(number)
     ]
     if not env.get("SLURM_DISTRIBUTION", "block").startswith("block"):
-        # Only block keeps the tasks of a host together; rank 0 is on the first host in any case.
+        # Only "block" places consecutive ranks on one host; rank 0 is always on the first host.
         addresses[1:] = [None] * (count - 1)
     node = to_index(env.get("SLURM_NODEID", ""), "SLURM_NODEID") if "SLURM_NODEID" in env else None
     return ClusterFacts.of_processes(
@@ -319,7 +319,7 @@ def _sky_pilot(env: Env) -> ClusterFacts | None:
         return None
     count, index = _count_and_index(env, "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
     hosts = _required(env, "SKYPILOT_NODE_IPS", "the addresses of all nodes, a line each").split()
-    return _of_hosts(env, hosts, count, index, "SkyPilot", env.get("SKYPILOT_TASK_ID", ""))
+    return _one_per_host(env, hosts, count, index, "SkyPilot", env.get("SKYPILOT_TASK_ID", ""))
 
 
 def _sage_maker(env: Env) -> ClusterFacts | None:
@@ -334,17 +334,17 @@ def _sage_maker(env: Env) -> ClusterFacts | None:
     if mine not in hosts:
         raise ClusterError(f"SM_CURRENT_HOST is {show(mine)}, which is not in {show(hosts)}.")
     job = env.get("TRAINING_JOB_NAME", "")
-    return _of_hosts(env, hosts, len(hosts), hosts.index(mine), "SageMaker", job)
+    return _one_per_host(env, hosts, len(hosts), hosts.index(mine), "SageMaker", job)
 
 
 def _vertex(env: Env) -> ClusterFacts | None:
-    """Vertex AI's CLUSTER_SPEC: the first pool has the chief, the second the workers."""
+    """Read Vertex AI's CLUSTER_SPEC: the first pool has the chief, the second the workers."""
     if "CLUSTER_SPEC" not in env:
         return None
     spec = _json(env, "CLUSTER_SPEC")
     try:
         pools, task = spec["cluster"], spec["task"]
-        training = ("workerpool0", "workerpool1")  # the others hold servers and evaluators
+        training = ("workerpool0", "workerpool1")  # other pools hold servers and evaluators
         places = [(pool, i) for pool in training for i in range(len(pools.get(pool, ())))]
         addresses = tuple(pools[pool][i] for pool, i in places)
         mine = (task["type"], int(task["index"]))
@@ -379,20 +379,20 @@ def _aws_batch(env: Env) -> ClusterFacts | None:
             f" node 0 the main node of the job. {WRITE_INSTEAD}"
         )
     name = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
-    # Batch does not set it on the main node, which is the one that listens.
+    # Batch does not set it on the main node itself.
     host = env.get(name) or (_own_address() if index == 0 else "")
     if not host:
         _required(env, name, "the address of the main node")
     job = env.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
-    port = _port_of(env, job)
-    return of_ranks(count, index, host=host, port=port, source="AWS Batch", job=job)
+    port = _choose_port(env, job)
+    return rank_cluster(count, index, host=host, port=port, source="AWS Batch", job=job)
 
 
 def _own_address() -> str:
-    """Return the address of this machine that its default route uses."""
+    """Return the address of this machine on its default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: a datagram socket only picks a route
+            probe.connect(("192.0.2.1", 9))  # sends nothing: for UDP, this only selects a route
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostname()
@@ -400,7 +400,7 @@ def _own_address() -> str:
 
 def _tpu_slice(env: Env) -> ClusterFacts | None:
     name = next((n for n in _TPU_PORTS if n in env), "")
-    # A port in it is libtpu's own.
+    # A port in the list is libtpu's.
     hosts = [re.sub(r":[0-9]+$", "", host.strip()) for host in env.get(name, "").split(",")]
     slices = to_index(env.get("MEGASCALE_NUM_SLICES") or "1", "MEGASCALE_NUM_SLICES")
     if len(hosts) * slices < 2 or not name:
@@ -410,7 +410,7 @@ def _tpu_slice(env: Env) -> ClusterFacts | None:
         raise ClusterError(
             f"TPU_WORKER_ID is {index}, but {name} lists {len(hosts)} hosts: {show(hosts)}."
         )
-    port = _given_port(env) or _TPU_PORTS[name]
+    port = _configured_port(env) or _TPU_PORTS[name]
     if slices > 1:
         return _tpu_slices(env, slices, len(hosts), index, port)
     # The processes of one host get consecutive ports.
@@ -421,7 +421,7 @@ def _tpu_slice(env: Env) -> ClusterFacts | None:
 
 
 def _tpu_slices(env: Env, slices: int, hosts: int, index: int, port: int) -> ClusterFacts:
-    """Several slices: the hosts of the first one come first, as in JAX."""
+    """Read the variables of several slices; as in JAX, the hosts of the first slice come first."""
     name = "MEGASCALE_COORDINATOR_ADDRESS"
     host = re.sub(r":[0-9]+$", "", _required(env, name, "the first host of the first slice"))
     number = _required(env, "MEGASCALE_SLICE_ID", "the number of this host's slice")
@@ -431,17 +431,17 @@ def _tpu_slices(env: Env, slices: int, hosts: int, index: int, port: int) -> Clu
             f"MEGASCALE_SLICE_ID is {slice_id}, but MEGASCALE_NUM_SLICES is {slices}."
         )
     rank = slice_id * hosts + index
-    return of_ranks(slices * hosts, rank, host=host, port=port, source="Cloud TPU", job="")
+    return rank_cluster(slices * hosts, rank, host=host, port=port, source="Cloud TPU", job="")
 
 
 def _ray_train(_: Env) -> ClusterFacts | None:
-    """A run of Ray Train, whose workers agree on an address through Ray itself."""
+    """Return the cluster of a Ray Train run, whose workers agree on an address through Ray."""
     count = _ray_workers()
-    return _agreed_by_ray(count) if count > 1 else None
+    return _ray_cluster(count) if count > 1 else None
 
 
-@cache  # a second strategy of a process is in the same cluster
-def _agreed_by_ray(count: int) -> ClusterFacts:
+@cache  # later strategies of a process are in the same cluster
+def _ray_cluster(count: int) -> ClusterFacts:
     collective: Any = importlib.import_module("ray.train.collective")
     context = sys.modules["ray.train"].get_context()
     host, index = _own_address(), context.get_world_rank()
@@ -450,11 +450,13 @@ def _agreed_by_ray(count: int) -> ClusterFacts:
         chosen = (host, free.getsockname()[1], secrets.token_hex(16))
     host, port, job = collective.broadcast_from_rank_zero(chosen)
     local = str(context.get_local_world_size())
-    return of_ranks(count, index, host=host, port=port, source="Ray Train", job=job, local=local)
+    return rank_cluster(
+        count, index, host=host, port=port, source="Ray Train", job=job, local=local
+    )
 
 
-def _known_to_jax(_: Env) -> ClusterFacts | None:
-    """Ask JAX, which asks servers: of GCE for TPU pods, of Kubernetes for Jobs and JobSets."""
+def _jax_cluster(_: Env) -> ClusterFacts | None:
+    """Ask JAX's detection, which queries GCE for TPU pods, and Kubernetes for Jobs and JobSets."""
     try:
         found = _jax_private.detected_cluster()
     except Exception as error:
@@ -464,7 +466,7 @@ def _known_to_jax(_: Env) -> ClusterFacts | None:
     if found is None or found.count == 1:
         return None
     host, port = found.coordinator.rsplit(":", 1)
-    return of_ranks(
+    return rank_cluster(
         found.count, found.index, host=host, port=int(port), source=found.source, job=""
     )
 
@@ -483,14 +485,14 @@ _LAUNCHERS: tuple[Callable[[Env], ClusterFacts | None], ...] = (
     _tpu_slice,
 )
 
-_ASKING = (_ray_train, _known_to_jax)
+_SERVERS = (_ray_train, _jax_cluster)
 
 
-# Several processes, and no way to find the others.
+# Signs of several processes that cannot find each other.
 
 
-def _signs(env: Env) -> Iterator[str]:
-    """Yield the variables that say that this process is one of several."""
+def _multi_process_signs(env: Env) -> Iterator[str]:
+    """Yield descriptions of variables that show that this process is one of several."""
     for name in _COUNTS:
         if (count := env.get(name, "1").strip()).isdecimal() and int(count) > 1:
             yield f"{name}={count}"
@@ -513,8 +515,8 @@ _COUNTS = (
     "PALS_SIZE",
     "ALPS_APP_PE_COUNT",
 )
-# Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts; neither says how
-# many there are.
+# Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts, without a count of
+# the processes.
 _RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
 
 
@@ -536,26 +538,26 @@ def _lines(path: str | None) -> list[str]:
 
 
 def _ray_workers() -> int:
-    """Return how many workers the Ray Train run of this process has; 0 outside of one."""
+    """Return the number of workers in this process's Ray Train run; 0 outside of one."""
     train = sys.modules.get("ray.train")
     if train is None:
         return 0
     try:
         return int(train.get_context().get_world_size())
     except Exception:
-        return 0  # Ray is imported, and this is no worker of a run
+        return 0  # Ray is imported, but this process is not one of its training workers
 
 
-# Parts.
+# Helpers.
 
 
-def _of_hosts(  # noqa: PLR0913 - the parts of a cluster
+def _one_per_host(  # noqa: PLR0913 - the parts of a cluster
     env: Env, hosts: Sequence[str], count: int, index: int, source: str, job: str
 ) -> ClusterFacts:
     """Return a cluster with one process on each host."""
     if len(hosts) != count:
         raise ClusterError(f"{source} starts {count} processes, but lists {show(hosts)}.")
-    port = _port_of(env, job)
+    port = _choose_port(env, job)
     addresses = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
     for address in addresses:
         parse_address(address, source)
@@ -595,14 +597,14 @@ def _json(env: Env, name: str) -> Any:
         raise ClusterError(f"{name} is not JSON: {show(env[name])} ({error}).") from None
 
 
-def _port_of(env: Env, job: str) -> int:
-    return _given_port(env) or port_of_job(job)
+def _choose_port(env: Env, job: str) -> int:
+    return _configured_port(env) or port_of_job(job)
 
 
-def _given_port(env: Env) -> int | None:
+def _configured_port(env: Env) -> int | None:
     name = "JAX_COORDINATOR_PORT"
     if name not in env:
         return None
     port = to_index(env[name], name)
-    parse_address(f"localhost:{port}", name)  # for the limits of a port
+    parse_address(f"localhost:{port}", name)  # validates the range
     return port

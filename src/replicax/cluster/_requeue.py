@@ -1,4 +1,4 @@
-"""Slurm jobs that are interrupted: how often this one was restarted, and how to requeue it."""
+"""Requeueing of interrupted Slurm jobs."""
 
 import os
 import shutil
@@ -12,7 +12,7 @@ _PATIENCE = 60.0
 
 
 def restarts(env: Mapping[str, str] = os.environ) -> int:
-    """Return how often Slurm and the launcher have started this run again.
+    """Return how often Slurm and the launcher have restarted this run.
 
     Example:
         >>> from replicax.cluster._requeue import restarts
@@ -24,10 +24,10 @@ def restarts(env: Mapping[str, str] = os.environ) -> int:
 
 
 def is_asked(env: Mapping[str, str] = os.environ) -> bool:
-    """Whether the job is to be requeued when Slurm announces its end.
+    """Whether the user asked for the job to be requeued when Slurm announces its end.
 
     Raises:
-        ClusterError: If the variable has no known value, or this is no Slurm job.
+        ClusterError: If the variable is invalid, or this is not a Slurm job.
     """
     text = env.get(VARIABLE, "").strip()
     if text in ("", "0"):
@@ -43,9 +43,9 @@ def is_asked(env: Mapping[str, str] = os.environ) -> bool:
 
 
 def job(env: Mapping[str, str] = os.environ) -> str:
-    """Return the job as `scontrol` takes it; of a job array, this task alone.
+    """Return the job id for `scontrol`; in a job array, that of this task only.
 
-    The number of one task is that of the whole array, so that SLURM_JOB_ID would requeue all.
+    One task of an array has the array's number as its SLURM_JOB_ID, which would requeue all tasks.
 
     Example:
         >>> from replicax.cluster._requeue import job
@@ -57,12 +57,12 @@ def job(env: Mapping[str, str] = os.environ) -> str:
 
 
 def has_timed_out() -> bool:
-    """Whether Slurm ends this job because its time limit is over, not because somebody wants it."""
+    """Whether Slurm ends this job because of its time limit, not because it was cancelled."""
     return "Reason=TimeLimit" in _scontrol("--oneliner", "show", "job", job())[1].split()
 
 
 def requeue() -> str:
-    """Requeue this job; return why that failed, or nothing."""
+    """Requeue this job; return "", or why that failed."""
     code, text = _scontrol("requeue", job())
     return "" if code == 0 else text.strip() or f"scontrol ended with code {code}"
 

@@ -1,4 +1,4 @@
-"""Find out which workers train together: from a resolver, a running JAX, or the environment."""
+"""Resolution of the cluster: from a resolver, an initialized JAX, or the environment."""
 
 import os
 from collections.abc import Mapping
@@ -25,20 +25,20 @@ _JOBS = ("chief", "worker", "ps", "evaluator")
 def resolve_cluster(
     resolver: ClusterResolver | None = None, *, alone: bool = False
 ) -> ClusterFacts:
-    """Find out which workers train together, and which of them this process is.
+    """Determine which workers train together, and which of them this process is.
 
     Args:
-        resolver: Where to look; it wins over everything else. Without one: the processes that
-            ``jax.distributed.initialize`` has connected, then ``TF_CONFIG``, then the launchers of
-            `replicax.cluster._launchers`.
-        alone: Do not look: this process is the only worker. ``REPLICAX_ALONE=1`` means the same.
+        resolver: The source; it takes precedence over everything else. Without one: the processes
+            that ``jax.distributed.initialize`` has connected, then ``TF_CONFIG``, then the
+            launchers of `replicax.cluster._launchers`.
+        alone: Skip the detection and train in this process only, as with ``REPLICAX_ALONE=1``.
 
     Returns:
         The facts; one worker where there is no cluster.
 
     Raises:
-        ClusterError: The cluster or the task makes no sense, or this task cannot train.
-        ClusterTypeError: A part of the description is of the wrong kind.
+        ClusterError: If the cluster or the task is invalid, or this task cannot train.
+        ClusterTypeError: If a part of the description has the wrong type.
 
     Example:
         >>> from replicax.cluster._resolve import resolve_cluster
@@ -67,9 +67,9 @@ def resolve_cluster(
 
 
 def others() -> str:
-    """Say in a few words which cluster this process is a worker of; empty if it is alone.
+    """Return a sentence on the cluster that this process is a worker of; empty if it is alone.
 
-    Unlike `resolve_cluster` this asks no server and raises nothing.
+    Unlike `resolve_cluster`, this queries no server and does not raise.
     """
     try:
         if os.environ.get("REPLICAX_ALONE", "0") not in ("", "0"):
@@ -100,11 +100,11 @@ def _connected() -> ClusterFacts | None:
 
 
 def _read(resolver: ClusterResolver, source: str) -> ClusterFacts:
-    spec = _spec_of(resolver, source)
+    spec = _cluster_spec(resolver, source)
     if not spec:
         return ClusterFacts.alone(source)
-    # After cluster_spec(): Slurm's resolver knows its task only then.
-    task_type, task_id = _own_task(resolver, source)
+    # Only after cluster_spec(), which sets the task of Slurm's resolver.
+    task_type, task_id = _this_task(resolver, source)
     _check_jobs(spec, source)
     _check_task(spec, task_type, task_id, source)
     if task_type == "evaluator":
@@ -119,17 +119,17 @@ def _read(resolver: ClusterResolver, source: str) -> ClusterFacts:
         task_type=task_type,
         task_id=task_id,
         is_chief=index == 0,
-        coordinator=_meeting_place(addresses[0], resolver.meeting_port),
+        coordinator=_with_port(addresses[0], resolver.meeting_port),
         source=source,
         job=resolver.job,
     )
 
 
-def _meeting_place(address: str, port: int | None) -> str:
+def _with_port(address: str, port: int | None) -> str:
     return address if port is None else f"{address.rpartition(':')[0]}:{port}"
 
 
-def _spec_of(resolver: ClusterResolver, source: str) -> ClusterSpec:
+def _cluster_spec(resolver: ClusterResolver, source: str) -> ClusterSpec:
     spec: object = resolver.cluster_spec()
     if isinstance(spec, Mapping):
         return ClusterSpec(spec)
@@ -141,7 +141,7 @@ def _spec_of(resolver: ClusterResolver, source: str) -> ClusterSpec:
     return spec
 
 
-def _own_task(resolver: ClusterResolver, source: str) -> tuple[str, int]:
+def _this_task(resolver: ClusterResolver, source: str) -> tuple[str, int]:
     task_type, task_id = resolver.task_type, resolver.task_id
     missing = [n for n, v in (("task_type", task_type), ("task_id", task_id)) if v is None]
     if missing:
@@ -197,7 +197,7 @@ def _check_task(spec: ClusterSpec, task_type: str, task_id: int, source: str) ->
 
 
 def _evaluator(spec: ClusterSpec, task_id: int, source: str) -> ClusterFacts:
-    # It follows the training by its checkpoints, and waits for nobody.
+    # An evaluator reads the checkpoints of the training, and does not join the workers.
     listed = "evaluator" in spec.jobs
     return ClusterFacts(
         num_workers=1,

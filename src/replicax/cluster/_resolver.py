@@ -1,4 +1,4 @@
-"""ClusterResolver, the interface, and the two resolvers that read no environment."""
+"""The `ClusterResolver` interface, and the resolvers that do not read the environment."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -7,13 +7,13 @@ from typing import Any
 import jax
 
 from replicax.cluster._checks import ClusterConflictError, ClusterError, ClusterTypeError, show
-from replicax.cluster._spec import ClusterSpec, format_master, task_or_own
+from replicax.cluster._spec import ClusterSpec, complete_task, format_master
 
 
 class ClusterResolver(ABC):
     """Finds the cluster, and this process's task in it.
 
-    Subclass it to read a cluster manager of your own: implement `cluster_spec` and `master`, and
+    Subclass it to support another cluster manager: implement `cluster_spec` and `master`, and
     set ``self._task_type``, ``self._task_id`` and ``self._rpc_layer`` where they are known (or
     override the properties).
 
@@ -35,14 +35,14 @@ class ClusterResolver(ABC):
     _task_type: str | None = None
     _task_id: int | None = None
     _rpc_layer: str | None = None
-    # A text that the processes of this run share and no other run has; see `ClusterFacts.job`.
+    # An id that all processes of this run share and that no other run has; see `ClusterFacts.job`.
     job: str = ""
-    # Where worker 0 listens, if not at the port of its address.
+    # The port at which worker 0 listens, if it is not that of its address.
     meeting_port: int | None = None
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Describe the cluster as it is now; ask anew each time, do not cache."""
+        """Return the current cluster; query the source on every call instead of caching."""
 
     @abstractmethod
     def master(
@@ -51,15 +51,15 @@ class ClusterResolver(ABC):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of a task, this one's by default.
+        """Return the address of a task, by default this one's.
 
         Args:
             task_type: The job of the task.
             task_id: The index of the task in its job.
-            rpc_layer: A protocol to put before the address, as in ``grpc://host:port``.
+            rpc_layer: A protocol to prepend to the address, as in ``grpc://host:port``.
 
         Returns:
-            The address, or an empty string where the program needs none.
+            The address, or an empty string if the program needs none.
         """
 
     def num_accelerators(
@@ -70,19 +70,19 @@ class ClusterResolver(ABC):
     ) -> dict[str, int]:
         """Count the accelerators of a task by kind; CPU devices do not count.
 
-        This starts JAX's devices. In a cluster, create the strategy first.
+        This initializes JAX's devices. In a cluster, create the strategy first.
 
         Args:
             task_type: The job of the task.
-            task_id: The index of the task in its job. Only this process's devices can be seen,
-                so that any other task has none.
+            task_id: The index of the task in its job. Only this process's devices are visible, so
+                the result for any other task is empty.
             config_proto: Ignored.
 
         Returns:
-            Such as ``{"GPU": 8}``; a kind that is not there counts 0.
+            Counts such as ``{"GPU": 8}``; a kind that is missing counts 0.
 
         Raises:
-            ClusterError: The resolver knows that there is no such task.
+            ClusterError: If there is no such task in the cluster.
 
         Example:
             >>> resolver = SimpleClusterResolver(ClusterSpec({}), num_accelerators={"GPU": 4})
@@ -90,7 +90,7 @@ class ClusterResolver(ABC):
             {'GPU': 4}
         """
         del config_proto
-        self.master(task_type, task_id)  # for its error, if there is no such task
+        self.master(task_type, task_id)  # raises if there is no such task
         asked, own = (task_type, task_id), (self.task_type, self.task_id)
         if None not in asked and None not in own and asked != own:
             return Counter()
@@ -98,7 +98,7 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str | None:
-        """A word for the surroundings; empty unless a resolver says otherwise.
+        """The name of the environment; empty unless a subclass overrides it.
 
         Example:
             >>> SimpleClusterResolver(ClusterSpec({}), environment="lab").environment
@@ -140,7 +140,7 @@ class ClusterResolver(ABC):
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol to put before addresses; None for none.
+        """The protocol to prepend to addresses; None for none.
 
         Example:
             >>> SimpleClusterResolver(ClusterSpec({}), rpc_layer="grpc").rpc_layer
@@ -165,19 +165,19 @@ def local_accelerators() -> Counter[str]:
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """A resolver that answers what it is given.
+    """A resolver that returns its constructor's arguments.
 
     Args:
         cluster_spec: The cluster.
-        master: The answer of `master` when no task is named.
+        master: The result of `master` when no task is named.
         task_type: The job of this process.
         task_id: The index of this process in its job.
-        environment: A word for the surroundings.
-        num_accelerators: The answer of `num_accelerators`.
-        rpc_layer: The protocol to put before addresses.
+        environment: The name of the environment.
+        num_accelerators: The result of `num_accelerators`.
+        rpc_layer: The protocol to prepend to addresses.
 
     Raises:
-        ClusterTypeError: ``cluster_spec`` is no `ClusterSpec`, or ``master`` is no text.
+        ClusterTypeError: If ``cluster_spec`` is not a `ClusterSpec`, or ``master`` is not text.
 
     Example:
         >>> spec = ClusterSpec({"worker": ["a:1", "b:2"]})
@@ -215,7 +215,7 @@ class SimpleClusterResolver(ClusterResolver):
         self._rpc_layer = rpc_layer
 
     def cluster_spec(self) -> ClusterSpec:
-        """Give the cluster that the constructor was given."""
+        """Return the constructor's ``cluster_spec``."""
         return self._cluster_spec
 
     def master(
@@ -224,7 +224,7 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of the named task, else the constructor's ``master``."""
+        """Return the address of the named task, or by default the constructor's ``master``."""
         address = self._master
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
@@ -241,13 +241,13 @@ class SimpleClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Give the constructor's ``num_accelerators``, whatever the task."""
+        """Return the constructor's ``num_accelerators`` for every task."""
         del task_type, task_id, config_proto
         return {} if self._num_accelerators is None else self._num_accelerators
 
 
-class AskingResolver(ClusterResolver):
-    """One that asks a manager of machines, who knows the address of every task."""
+class AddressedResolver(ClusterResolver):
+    """The base of resolvers that know the address of every task."""
 
     def master(
         self,
@@ -255,8 +255,8 @@ class AskingResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of a task, this one's by default; empty if that is not known."""
-        job, index = task_or_own(self, task_type, task_id)
+        """Return the address of a task, by default this one's; empty if that is unknown."""
+        job, index = complete_task(self, task_type, task_id)
         if job is None or index is None:
             return ""
         address = self.cluster_spec().task_address(job, index)
@@ -264,15 +264,15 @@ class AskingResolver(ClusterResolver):
 
 
 class UnionResolver(ClusterResolver):
-    """Several resolvers as one: their clusters merged, the rest from the first.
+    """The union of several resolvers: their clusters merged, all else from the first.
 
     Args:
         *args: The resolvers.
         **kwargs: ``task_type``, ``task_id`` and ``rpc_layer``, to override the first resolver's.
 
     Raises:
-        ClusterError: There is no resolver, or a keyword is unknown.
-        ClusterTypeError: An argument is no resolver.
+        ClusterError: If there is no resolver, or a keyword is unknown.
+        ClusterTypeError: If an argument is not a resolver.
 
     Example:
         >>> one = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker")
@@ -302,14 +302,14 @@ class UnionResolver(ClusterResolver):
         self._resolvers = args
 
     def cluster_spec(self) -> ClusterSpec:
-        """Merge the clusters.
+        """Return the merged clusters.
 
         Returns:
-            A job that several resolvers list without gaps is the concatenation of their lists;
-            where one of them gives indices, all keep their own.
+            A cluster in which a job that all resolvers list without gaps is the concatenation of
+            their lists; if one of them gives indices, all tasks keep their indices.
 
         Raises:
-            ClusterConflictError: Two resolvers give an address for the same task.
+            ClusterConflictError: If two resolvers give an address for the same task.
         """
         parts = [resolver.cluster_spec().as_dict() for resolver in self._resolvers]
         merged: dict[str, list[str] | dict[int, str]] = {}
@@ -328,7 +328,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of the named task, else the first resolver's ``master``."""
+        """Return the address of the named task, or by default the first resolver's ``master``."""
         if task_type is not None and task_id is not None:
             address = self.cluster_spec().task_address(task_type, task_id)
             return format_master(address, rpc_layer or self._rpc_layer)
@@ -372,7 +372,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Give the first resolver's answer."""
+        """Return the first resolver's result."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 

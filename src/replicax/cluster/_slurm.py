@@ -8,41 +8,41 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from replicax.cluster._checks import ClusterError, ClusterStateError, port_of_job, show, to_index
-from replicax.cluster._resolver import AskingResolver
+from replicax.cluster._resolver import AddressedResolver
 from replicax.cluster._spec import ClusterSpec
 
 _MOST_HOSTS = 100_000
 
 
 class _Default(int):
-    """A default value that is told apart from the same number given by the caller."""
+    """An int that differs by identity from the same number passed by a caller."""
 
 
 _DEFAULT_PORT = _Default(8888)
 
 
-class SlurmClusterResolver(AskingResolver):
+class SlurmClusterResolver(AddressedResolver):
     """Reads the cluster from the variables of a Slurm job step (``srun``).
 
-    Hosts are taken in Slurm's order, so that task 0 is on the first, and the tasks of one host get
-    consecutive ports.
-    `task_type` and `task_id` are known once `cluster_spec` was called.
+    Hosts are in Slurm's order, with task 0 on the first, and the tasks of one host get consecutive
+    ports. `task_type` and `task_id` are set by `cluster_spec`.
 
     Args:
-        jobs: How many tasks each job has; by default all tasks are workers.
-        port_base: The port of the first task of each host. Unless it is given, worker 0 listens at
-            a port that is made from the numbers of the job and its step, so that two jobs on one
-            node do not meet.
-        gpus_per_node: GPUs of each host; by default those of ``CUDA_VISIBLE_DEVICES``, else
-            those that ``nvidia-smi`` lists.
-        gpus_per_task: GPUs of each task; by default an even share.
-        tasks_per_node: Tasks of each host, as one number or by host name; by default Slurm's.
+        jobs: The number of tasks of each job; by default all tasks are workers.
+        port_base: The port of the first task of each host. By default, worker 0 listens at a port
+            derived from the ids of the job and its step, which avoids conflicts between two jobs
+            on one node.
+        gpus_per_node: The number of GPUs of each host; by default those in
+            ``CUDA_VISIBLE_DEVICES``, else those that ``nvidia-smi`` lists.
+        gpus_per_task: The number of GPUs of each task; by default an equal share.
+        tasks_per_node: The number of tasks per host, or a mapping from host names; by default
+            Slurm's.
         auto_set_gpu: Let `cluster_spec` set ``CUDA_VISIBLE_DEVICES`` to this task's GPUs.
-        rpc_layer: The protocol to put before addresses.
+        rpc_layer: The protocol to prepend to addresses.
 
     Raises:
-        ClusterStateError: This is no job step, or tasks or GPUs do not add up.
-        ClusterError: A variable of Slurm's cannot be read.
+        ClusterStateError: If this is not a job step, or the numbers of tasks or GPUs do not match.
+        ClusterError: If one of Slurm's variables cannot be parsed.
 
     Example:
         >>> import os
@@ -70,7 +70,7 @@ class SlurmClusterResolver(AskingResolver):
     ) -> None:
         self.job = slurm_job()
         if port_base is _DEFAULT_PORT:
-            # Two jobs on one node would both take TensorFlow's port.
+            # TensorFlow's default port would collide between two jobs on one node.
             self.meeting_port = port_of_job(self.job)
         self._rank = _slurm_number("PROCID")
         self._jobs = {"worker": _slurm_number("STEP_NUM_TASKS")} if jobs is None else dict(jobs)
@@ -97,11 +97,11 @@ class SlurmClusterResolver(AskingResolver):
             )
 
     def cluster_spec(self) -> ClusterSpec:
-        """Place the tasks on the hosts, and find this process among them.
+        """Assign the tasks to hosts, and determine which of them this process is.
 
         Returns:
-            The cluster. As in TensorFlow, this also sets `task_type`, `task_id` and, unless told
-            otherwise, ``CUDA_VISIBLE_DEVICES``.
+            The cluster. As in TensorFlow, this also sets `task_type`, `task_id` and, if
+            ``auto_set_gpu``, ``CUDA_VISIBLE_DEVICES``.
         """
         tasks = list(self._place_tasks())
         cluster: dict[str, list[str]] = {}
@@ -123,7 +123,7 @@ class SlurmClusterResolver(AskingResolver):
                 yield f"{host}:{self._port_base + local}", ",".join(map(str, gpus))
 
     def get_task_info(self) -> tuple[str | None, int | None]:
-        """Give the task type and index of this process; None before `cluster_spec` was called."""
+        """Return the task type and index of this process; None before `cluster_spec` was called."""
         return self.task_type, self.task_id
 
     def num_accelerators(
@@ -132,13 +132,13 @@ class SlurmClusterResolver(AskingResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Give the GPUs of each task."""
+        """Return the number of GPUs of each task."""
         del task_type, task_id, config_proto
         return {"GPU": self._gpus_per_task}
 
 
 def slurm_job(env: Mapping[str, str] = os.environ) -> str:
-    """Return a text that the tasks of one job step share, and no other step has.
+    """Return an id that the tasks of one job step share, and that no other step has.
 
     Example:
         >>> from replicax.cluster._slurm import slurm_job
@@ -149,16 +149,16 @@ def slurm_job(env: Mapping[str, str] = os.environ) -> str:
 
 
 def expand_hosts(text: str) -> list[str]:
-    """Write out Slurm's short form of a list of hosts.
+    """Expand Slurm's compressed host list.
 
     Args:
-        text: Such as ``n[1,3-4],m7``; leading zeros count.
+        text: A list such as ``n[1,3-4],m7``; leading zeros are kept.
 
     Returns:
         The hosts, in Slurm's order.
 
     Raises:
-        ClusterError: The text is not in Slurm's form.
+        ClusterError: If the text is malformed.
 
     Example:
         >>> from replicax.cluster._slurm import expand_hosts
@@ -199,16 +199,16 @@ def _bad_hosts(text: str, part: str) -> ClusterError:
 
 
 def expand_counts(text: str) -> list[int]:
-    """Write out Slurm's short form of task counts per host.
+    """Expand Slurm's compressed task counts per host.
 
     Args:
-        text: Such as ``2(x3),1``.
+        text: Counts such as ``2(x3),1``.
 
     Returns:
-        One count for each host.
+        One count per host.
 
     Raises:
-        ClusterError: The text is not in Slurm's form.
+        ClusterError: If the text is malformed.
 
     Example:
         >>> from replicax.cluster._slurm import expand_counts
@@ -246,10 +246,10 @@ def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str,
 
 
 def slurm_variable(name: str) -> str:
-    """Read ``SLURM_<name>``.
+    """Return the value of ``SLURM_<name>``.
 
     Raises:
-        ClusterStateError: It is not set.
+        ClusterStateError: If it is not set.
 
     Example:
         >>> import os

@@ -1,10 +1,7 @@
-"""What a cluster is: its tasks by job, their addresses, and what a strategy must know of them.
+"""Descriptions of a cluster.
 
-ClusterSpec: the tasks of a cluster, by job.
-
-Tasks and their addresses, as resolvers answer for them.
-
-ClusterFacts: what a strategy must know about the cluster, whoever found it.
+`ClusterSpec`, TensorFlow's class, lists the addresses of all tasks by job. `ClusterFacts` has the
+facts that a strategy needs, independent of their source. The helpers in between parse addresses.
 """
 
 from collections.abc import Mapping
@@ -25,11 +22,11 @@ class ClusterSpec(LeavesOut):
 
     Args:
         cluster: A mapping from job names to a list of addresses, or to a dictionary from task
-            indices to addresses where not every index is taken; or another `ClusterSpec`.
+            indices to addresses if some indices are missing; or another `ClusterSpec`.
 
     Raises:
-        ClusterTypeError: A part is of the wrong kind.
-        ClusterError: An index is negative or given twice, or a name or an address is empty.
+        ClusterTypeError: If a part has the wrong type.
+        ClusterError: If an index is negative or duplicate, or a name or an address is empty.
 
     Example:
         >>> from replicax.cluster._spec import ClusterSpec
@@ -46,7 +43,7 @@ class ClusterSpec(LeavesOut):
 
     def __init__(self, cluster: "Mapping[str, Any] | ClusterSpec") -> None:
         if isinstance(cluster, ClusterSpec):
-            # A copy lists the jobs by name, as TensorFlow's does.
+            # Like TensorFlow's, a copy has its jobs sorted by name.
             cluster = dict(sorted(cluster.as_dict().items()))
         self._jobs = parse_jobs(cluster, "cluster")
 
@@ -56,7 +53,7 @@ class ClusterSpec(LeavesOut):
     def __eq__(self, other: object) -> bool:
         if isinstance(other, ClusterSpec):
             return self._jobs == other._jobs
-        # As in TensorFlow, also equal to the dictionary of dictionaries.
+        # Like TensorFlow's, also equal to the dictionary of dictionaries.
         return self._jobs == other if isinstance(other, dict) else NotImplemented
 
     def __hash__(self) -> int:
@@ -66,10 +63,10 @@ class ClusterSpec(LeavesOut):
         return f"ClusterSpec({dict(sorted(self.as_dict().items()))!r})"
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Describe the cluster as a dictionary.
+        """Return the cluster as a dictionary.
 
         Returns:
-            For each job a list of addresses where its indices are 0, 1, 2, ... without a gap,
+            For each job, a list of addresses if its indices are 0, 1, 2, ... without a gap,
             else a dictionary from indices to addresses.
 
         Example:
@@ -96,7 +93,7 @@ class ClusterSpec(LeavesOut):
         return list(self._jobs)
 
     def num_tasks(self, job_name: str) -> int:
-        """Count the tasks of a job.
+        """Return the number of tasks of a job.
 
         Example:
             >>> from replicax.cluster._spec import ClusterSpec
@@ -106,7 +103,7 @@ class ClusterSpec(LeavesOut):
         return len(self._tasks_of(job_name))
 
     def task_indices(self, job_name: str) -> list[int]:
-        """List the indices of the tasks of a job, in order.
+        """Return the sorted indices of the tasks of a job.
 
         Example:
             >>> from replicax.cluster._spec import ClusterSpec
@@ -116,7 +113,7 @@ class ClusterSpec(LeavesOut):
         return sorted(self._tasks_of(job_name))
 
     def task_address(self, job_name: str, task_index: int) -> str:
-        """Look up the address of one task.
+        """Return the address of one task.
 
         Args:
             job_name: A job of this cluster.
@@ -126,7 +123,7 @@ class ClusterSpec(LeavesOut):
             The address.
 
         Raises:
-            ClusterError: There is no such job, or no such task in it.
+            ClusterError: If there is no such job, or no such task in it.
 
         Example:
             >>> from replicax.cluster._spec import ClusterSpec
@@ -142,7 +139,7 @@ class ClusterSpec(LeavesOut):
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """List the addresses of a job by index, with None where an index is not taken.
+        """Return the addresses of a job by index, with None for missing indices.
 
         Example:
             >>> from replicax.cluster._spec import ClusterSpec
@@ -162,10 +159,10 @@ class ClusterSpec(LeavesOut):
 
 
 def parse_jobs(cluster: object, where: str) -> Jobs:
-    """Read a mapping from jobs to tasks, strictly.
+    """Parse and validate a mapping from jobs to tasks.
 
     Args:
-        cluster: What was given.
+        cluster: The mapping.
         where: How to name it in an error, such as ``TF_CONFIG["cluster"]``.
 
     Returns:
@@ -216,17 +213,17 @@ def _parse_task(task: object, where: str) -> str:
     return task
 
 
-def task_or_own(
+def complete_task(
     resolver: "ClusterResolver", task_type: str | None, task_id: int | None
 ) -> tuple[str | None, int | None]:
-    """Complete a task that is named by half, or not at all, with the resolver's own.
+    """Return the task type and id, with the resolver's own where one is None.
 
     Example:
         >>> from replicax.cluster._resolver import SimpleClusterResolver
         >>> from replicax.cluster._spec import ClusterSpec
-        >>> from replicax.cluster._spec import task_or_own
+        >>> from replicax.cluster._spec import complete_task
         >>> resolver = SimpleClusterResolver(ClusterSpec({}), task_type="worker", task_id=1)
-        >>> task_or_own(resolver, None, 0)
+        >>> complete_task(resolver, None, 0)
         ('worker', 0)
     """
     job = resolver.task_type if task_type is None else task_type
@@ -234,7 +231,7 @@ def task_or_own(
 
 
 def format_master(address: str, rpc_layer: str | None) -> str:
-    """Put the protocol, if there is one, before an address.
+    """Prepend the protocol, if there is one, to an address.
 
     Example:
         >>> from replicax.cluster._spec import format_master
@@ -249,18 +246,17 @@ class ClusterFacts:
     """The workers that train together, and which of them this process is.
 
     Attributes:
-        num_workers: How many workers train together; 1 without a cluster.
-        index: This process among them: the chief is 0 and the workers follow.
-        addresses: The address of each worker, None where it is not known; empty without a cluster.
+        num_workers: The number of workers that train together; 1 without a cluster.
+        index: The index of this process among them: the chief is 0, and the workers follow.
+        addresses: The address of each worker, None where unknown; empty without a cluster.
         task_type: The job of this process, or None without a cluster.
         task_id: The index of this process in its job, or None without a cluster.
-        is_chief: Whether this process is the one that writes for all.
-        coordinator: The address where the workers meet, that of worker 0; None where nobody else
-            is to be met.
-        source: Where this was read, for messages.
-        job: A text that the workers of this run share and no other run has, such as the id of a
-            job; empty if nothing tells runs apart but their addresses.
-        local_workers: How many of the workers run on this machine; 0 to tell by their addresses.
+        is_chief: Whether this process writes the output of all.
+        coordinator: The address of worker 0, where the workers join; None if there are no others.
+        source: The origin of these facts, for messages.
+        job: An id that all workers of this run share and that no other run has, such as a job id;
+            empty if only the addresses distinguish runs.
+        local_workers: The number of workers on this machine; 0 to infer it from the addresses.
         is_connected: Whether `jax.distributed.initialize` has connected the workers already.
 
     Example:
@@ -284,7 +280,7 @@ class ClusterFacts:
 
     @classmethod
     def alone(cls, source: str) -> "ClusterFacts":
-        """One process that meets nobody.
+        """Return the facts of a single process without a cluster.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts
@@ -314,7 +310,7 @@ class ClusterFacts:
         local_workers: int = 0,
         is_connected: bool = False,
     ) -> "ClusterFacts":
-        """Return the facts of equal processes without a chief, as launchers start them.
+        """Return the facts of equal processes without a chief, as most launchers start them.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts
@@ -340,7 +336,7 @@ class ClusterFacts:
 
     @property
     def neighbours(self) -> int:
-        """How many of the workers, this one included, run on this machine.
+        """The number of workers on this machine, including this one.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts
@@ -356,7 +352,7 @@ class ClusterFacts:
         return hosts.count(hosts[self.index]) if hosts and hosts[self.index] else 1
 
     def describe(self, index: int) -> str:
-        """Name a worker for a message.
+        """Return a worker's name for messages.
 
         Example:
             >>> from replicax.cluster._spec import ClusterFacts

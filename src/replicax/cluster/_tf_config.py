@@ -1,6 +1,6 @@
-"""TFConfigClusterResolver: the cluster of the TF_CONFIG environment variable.
+"""`TFConfigClusterResolver`: the cluster in the ``TF_CONFIG`` environment variable.
 
-Strict JSON from an environment variable, with errors that point at the character or the key.
+The JSON parser is strict, and its errors point at the character or the key.
 """
 
 import difflib
@@ -12,24 +12,24 @@ from typing import Any
 
 from replicax.cluster._checks import ClusterError, ClusterTypeError, show, to_index, to_name
 from replicax.cluster._resolver import ClusterResolver
-from replicax.cluster._spec import ClusterSpec, format_master, parse_jobs, task_or_own
+from replicax.cluster._spec import ClusterSpec, complete_task, format_master, parse_jobs
 
 _CONTEXT = 30  # characters shown on each side of a mistake
 
 
 def read_object(text: str, name: str) -> dict[str, object]:
-    """Parse the text of a variable that must hold a JSON object.
+    """Parse the value of a variable that must be a JSON object.
 
     Args:
-        text: The text.
+        text: The value.
         name: The variable, for error messages.
 
     Returns:
         The object as a dictionary.
 
     Raises:
-        ClusterError: The text is no JSON, or a key stands in it twice.
-        ClusterTypeError: It is JSON, but no object.
+        ClusterError: If the text is not JSON, or has a duplicate key.
+        ClusterTypeError: If it is JSON, but not an object.
 
     Example:
         >>> from replicax.cluster._tf_config import read_object
@@ -68,7 +68,7 @@ def _parse(text: str, name: str) -> object:
         raise ClusterError(_describe_syntax(error, name)) from None
     except RecursionError:
         raise ClusterError(f"{name} is nested too deeply to be a cluster.") from None
-    except ValueError as error:  # a number of thousands of digits
+    except ValueError as error:  # a number with thousands of digits
         raise ClusterError(f"{name} cannot be read: {error}.") from None
 
 
@@ -102,7 +102,7 @@ def _describe_syntax(error: json.JSONDecodeError, name: str) -> str:
 
 
 def _printable(text: str) -> str:
-    # One column for each character, so that the caret stays below its own.
+    # Keep one column per character, so that the caret points at the right one.
     return "".join(c if c.isprintable() else " " for c in text)
 
 
@@ -121,7 +121,7 @@ def _hint(text: str, position: int) -> str:
 
 
 def refuse_misspelt(keys: Iterable[str], known: tuple[str, ...], where: str) -> None:
-    """Raise for a key that looks like a known one; leave keys of other programs alone.
+    """Raise for a key that looks like a misspelt known one; ignore the keys of other programs.
 
     Example:
         >>> from replicax.cluster._tf_config import refuse_misspelt
@@ -148,18 +148,18 @@ _TASK_KEYS = ("type", "index")
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads the cluster and the task from ``TF_CONFIG``, anew on every access.
+    """Reads the cluster and the task from ``TF_CONFIG``, again on every access.
 
     ``TF_CONFIG`` is a JSON object with two parts: ``cluster``, which lists the addresses of the
-    jobs ``chief``, ``worker``, ``ps`` and ``evaluator``, and ``task``, which says which of them
-    this process is. Without the variable there is no cluster. A mistake in it is reported by the
-    first access that needs the wrong part, never by the constructor.
+    jobs ``chief``, ``worker``, ``ps`` and ``evaluator``, and ``task``, which names the one that
+    this process is. Without the variable there is no cluster. A mistake in it raises at the first
+    access that needs the wrong part, never in the constructor.
 
     Args:
         task_type: The job of this process, instead of ``TF_CONFIG``'s.
         task_id: The index of this process in its job, instead of ``TF_CONFIG``'s.
-        rpc_layer: The protocol to put before addresses, instead of ``TF_CONFIG``'s.
-        environment: A word for the surroundings.
+        rpc_layer: The protocol to prepend to addresses, instead of ``TF_CONFIG``'s.
+        environment: The name of the environment.
 
     Example:
         >>> import json, os
@@ -183,17 +183,17 @@ class TFConfigClusterResolver(ClusterResolver):
         rpc_layer: str | None = None,
         environment: str | None = None,
     ) -> None:
-        self._given_type = task_type
-        self._given_id = task_id
-        self._given_rpc_layer = rpc_layer
+        self._type_override = task_type
+        self._id_override = task_id
+        self._rpc_layer_override = rpc_layer
         self._environment = environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Read the cluster; an empty one if ``TF_CONFIG`` has none.
+        """Return the cluster; an empty one if ``TF_CONFIG`` has none.
 
         Raises:
-            ClusterError: ``TF_CONFIG`` is no JSON, or an index or an address makes no sense.
-            ClusterTypeError: A part of the cluster is of the wrong kind.
+            ClusterError: If ``TF_CONFIG`` is not JSON, or an index or an address is invalid.
+            ClusterTypeError: If a part of the cluster has the wrong type.
         """
         config = _load()
         if "cluster" not in config:
@@ -206,7 +206,7 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of a task, this one's by default.
+        """Return the address of a task, by default this one's.
 
         Returns:
             ``TF_CONFIG``'s ``session_master`` if it has one; else an empty string if there is
@@ -218,9 +218,9 @@ class TFConfigClusterResolver(ClusterResolver):
         spec = self.cluster_spec()
         if [spec.task_indices(job) for job in spec.jobs] in ([], [[0]]):
             return ""
-        job, index = task_or_own(self, task_type, task_id)
+        job, index = complete_task(self, task_type, task_id)
         layer = self.rpc_layer if rpc_layer is None else rpc_layer
-        # task_address names what is missing, also when it is the task itself.
+        # task_address raises for an unknown job or index, and for None.
         return format_master(spec.task_address(job, index), layer)  # type: ignore[arg-type]
 
     def num_accelerators(
@@ -229,44 +229,44 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Count the accelerators of a task by kind, this one's by default."""
-        job, index = task_or_own(self, task_type, task_id)
+        """Count the accelerators of a task by kind, by default this one's."""
+        job, index = complete_task(self, task_type, task_id)
         return ClusterResolver.num_accelerators(self, job, index, config_proto)
 
     @property
     def task_type(self) -> str | None:
-        """The job of this process; None if ``TF_CONFIG`` does not say."""
-        if self._given_type is not None:
-            return str(self._given_type)
+        """The job of this process; None if ``TF_CONFIG`` has none."""
+        if self._type_override is not None:
+            return str(self._type_override)
         task = _task()
         return to_name(task["type"], _task_key("type")) if "type" in task else None
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
-        self._given_type = task_type
+        self._type_override = task_type
 
     @property
     def task_id(self) -> int | None:
-        """The index of this process in its job; None if ``TF_CONFIG`` does not say."""
-        if self._given_id is not None:
-            return to_index(self._given_id, "task_id")
+        """The index of this process in its job; None if ``TF_CONFIG`` has none."""
+        if self._id_override is not None:
+            return to_index(self._id_override, "task_id")
         task = _task()
         return to_index(task["index"], _task_key("index")) if "index" in task else None
 
     @task_id.setter
     def task_id(self, task_id: int | str | None) -> None:
-        self._given_id = task_id
+        self._id_override = task_id
 
     @property
     def rpc_layer(self) -> str | None:
-        """The protocol to put before addresses; None for none."""
-        if self._given_rpc_layer is not None:
-            return self._given_rpc_layer
+        """The protocol to prepend to addresses; None for none."""
+        if self._rpc_layer_override is not None:
+            return self._rpc_layer_override
         return _text_or_none("rpc_layer")
 
     @rpc_layer.setter
     def rpc_layer(self, rpc_layer: str | None) -> None:
-        self._given_rpc_layer = rpc_layer
+        self._rpc_layer_override = rpc_layer
 
     @property
     def environment(self) -> str | None:
@@ -275,7 +275,7 @@ class TFConfigClusterResolver(ClusterResolver):
 
 
 def has_tf_config_cluster() -> bool:
-    """Whether ``TF_CONFIG`` describes a cluster; an error if it cannot be read.
+    """Whether ``TF_CONFIG`` describes a cluster; raise ClusterError if it cannot be read.
 
     Example:
         >>> import os

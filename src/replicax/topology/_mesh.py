@@ -31,7 +31,7 @@ from replicax._blocks import contextmanager
 from replicax._errors import PlacementError
 from replicax.topology._devices import default_devices, device_name_as, resolve_all
 from replicax.workers import _group
-from replicax.workers._sockets import GLOO_GREETING, unheard
+from replicax.workers._sockets import GLOO_GREETING, filter_output
 
 REPLICA_AXIS = "replica"
 
@@ -295,7 +295,7 @@ def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
             yield _as_it_is  # accelerators compute ahead, and are left to
         return
     is_first = topology not in _connected
-    quiet = unheard(1, GLOO_GREETING) if is_first else nullcontext()
+    quiet = filter_output(1, GLOO_GREETING) if is_first else nullcontext()
     with _group.required().collective(what), quiet:
         yield jax.block_until_ready
     _connected.add(topology)

@@ -34,7 +34,7 @@ from replicax._jax_private import (
 )
 from replicax.topology._devices import local_devices
 from replicax.topology._generations import SliceShape
-from replicax.workers._sockets import unheard
+from replicax.workers._sockets import filter_output
 
 COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
 _MOST_DEVICES = 16_384  # of a process: each takes memory, and more is a slip
@@ -76,7 +76,7 @@ def prepare_environment() -> None:
     if not surround_start("cpu", _enough_threads):  # pragma: no cover - a JAX that moved it
         os.environ.setdefault("NPROC", str(threads_needed(64)))
     if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # how JAX notes that it saw no TPU
-        surround_start("tpu", lambda: unheard(2, _ABSENT_TPU))
+        surround_start("tpu", lambda: filter_output(2, _ABSENT_TPU))
 
 
 def planned_cpu_devices() -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from replicax.workers import _wire
-from replicax.workers._wire import Message, Visitor
+from replicax.workers._wire import Connection, Message
 
 PATIENCE = 60.0  # seconds for the workers of other hosts to exit after a failure
 
@@ -26,14 +26,14 @@ class Council:
 
     hosts: tuple[str, ...]
     give_up: Callable[[str], None]
-    _seats: dict[int, Visitor] = field(default_factory=dict)
+    _connections: dict[int, Connection] = field(default_factory=dict)
     # "here": connected; "again": would restart; "told": has received the decision; "over": will not
     # restart; "lost": disconnected, may come back if started again; missing: never connected.
     _states: dict[int, str] = field(default_factory=dict)
     _over: str = ""  # why no launcher restarts
     _empty_since: float | None = None
 
-    def take(self, visitor: Visitor, message: Message) -> None:
+    def handle(self, connection: Connection, message: Message) -> None:
         """Handle a launcher's message.
 
         Raises:
@@ -41,28 +41,28 @@ class Council:
         """
         match message:
             case {"launcher": int(host)} if 0 <= host < len(self.hosts):
-                visitor.host = host
-                self._seats[host], self._states[host] = visitor, "here"
-            case {"ended": str(story)} if visitor.host is not None:
+                connection.host = host
+                self._connections[host], self._states[host] = connection, "here"
+            case {"ended": str(story)} if connection.host is not None:
                 self.give_up(story)
-            case {"again": bool(again), "code": int(code)} if visitor.host is not None:
-                self._states[visitor.host] = "again" if again else "over"
+            case {"again": bool(again), "code": int(code)} if connection.host is not None:
+                self._states[connection.host] = "again" if again else "over"
                 if not again:
-                    how = f"{self._name(visitor.host)} has ended for good, with code {code}"
+                    how = f"{self._name(connection.host)} has ended for good, with code {code}"
                     self._over = self._over or how
                     self.give_up(how)
-                self._settle()
+                self._decide()
             case _:
                 raise _wire.WireError("a message of no known kind")
 
-    def leave(self, visitor: Visitor) -> None:
-        """Handle the closed connection of ``visitor``, if it is a launcher's."""
-        host = visitor.host
-        if host is not None and self._seats.get(host) is visitor:
-            del self._seats[host]
+    def leave(self, connection: Connection) -> None:
+        """Handle the closed connection of ``connection``, if it is a launcher's."""
+        host = connection.host
+        if host is not None and self._connections.get(host) is connection:
+            del self._connections[host]
             if self._states[host] != "over":
                 self._states[host] = "lost"
-            self._settle()
+            self._decide()
 
     def is_waiting(self) -> bool:
         """Whether a launcher may still ask for a restart; call when no worker is left.
@@ -73,16 +73,16 @@ class Council:
         self._empty_since = self._empty_since or now
         return "here" in self._states.values() and now - self._empty_since < PATIENCE
 
-    def _settle(self) -> None:
+    def _decide(self) -> None:
         """Send the common decision to the launchers that would restart, once all have reported."""
         if "here" in self._states.values() and not self._over:
             return
         absent = [host for host in range(len(self.hosts)) if host not in self._states]
         names = " and ".join(map(self._name, absent))
         why = self._over or (f"{names} did not come" if absent else "")
-        for host, visitor in self._seats.items():
+        for host, connection in self._connections.items():
             if self._states[host] == "again":
-                visitor.wire.send({"all": not why, "why": why})
+                connection.wire.send({"all": not why, "why": why})
                 self._states[host] = "told"
 
     def _name(self, host: int) -> str:

@@ -22,7 +22,7 @@ _log = logging.getLogger("replicax")
 _LISTED = re.compile(r"^GPU \d+: .*\(UUID: ([^)]+)\)", re.M)
 
 
-def own_gpus() -> list[str]:
+def local_gpus() -> list[str]:
     """Return the UUIDs of the GPUs that this process would use.
 
     Empty if JAX cannot use any, or if the program has selected devices itself (JAX's flag

@@ -34,7 +34,7 @@ from replicax.workers._wire import Message, Wire
 
 _PING_EVERY = 1.0
 _TELL_EVERY = 0.2  # minimum seconds between the extra pings that announce a new collective
-_NEWS_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
+_REPORT_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
 _SHOWN = 32
 _LAST_RESORT = 8.0  # seconds that a collective may continue after its connections were cut
 _MOVE_ON = 5.0  # seconds for a stuck worker to exit before it is ended
@@ -74,16 +74,16 @@ class Group:
         self._report: Report | None = None
         self._lost_at = 0.0
         self._departed: list[Report] = []
-        self._never: set[str] = set()
+        self._unanswerable: set[str] = set()
         self._answers: dict[str, list[Any]] = {}
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._ports: list[int] = []
         self._count = 0
         self._completed = 0
         self._inside = False
         self._journal: deque[tuple[int, str, int]] = deque(maxlen=_SHOWN)
         self._chain = 0
-        self._began = self._told = time.monotonic()
+        self._began = self._pinged_at = time.monotonic()
         self._paces: deque[float] = deque(maxlen=32)
         self._is_leaving = False
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Group:
         for thread in self._threads:
             thread.start()
         atexit.register(self.leave)
-        os.register_at_fork(after_in_child=self._be_forked)
+        os.register_at_fork(after_in_child=self._after_fork)
         before = sys.excepthook
 
         def hook(
@@ -112,15 +112,15 @@ class Group:
 
         sys.excepthook = hook
 
-    def _be_forked(self) -> None:
+    def _after_fork(self) -> None:
         """Make this forked child unusable as a worker: the connection belongs to the parent."""
         self._is_leaving = True
         self._wire.forget()
-        self._news = threading.Condition()
+        self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._report = Report("fork", None, _FORKED)
 
-    def watch_sockets(self, ports: list[int]) -> None:
+    def set_collective_ports(self, ports: list[int]) -> None:
         """Set the ports of all workers' collectives; their connections are cut to abort one."""
         self._ports = ports
 
@@ -138,7 +138,7 @@ class Group:
             ReplicaError: If the workers run different collectives.
         """
         self._begin(what)
-        if self._news_for(self._count) is not None:
+        if self._report_for(self._count) is not None:
             self._inside = False
             raise self._error()
         try:
@@ -175,14 +175,14 @@ class Group:
             Cancelled: When ``is_cancelled()`` returns True.
         """
         self.offer(key, value)
-        with self._news:
+        with self._changed:
             while key not in self._answers:
-                if self._report is not None or key in self._never:
+                if self._report is not None or key in self._unanswerable:
                     raise self._error()
                 if is_cancelled():
                     self._wire.send({"withdraw": key})
                     raise Cancelled
-                self._news.wait(0.1)
+                self._changed.wait(0.1)
             return self._answers.pop(key)
 
     def offer(self, key: str, value: Any) -> None:
@@ -248,9 +248,9 @@ class Group:
             self.tell(error)
         # Do not count a collective that failed here and was caught: others may still wait in it.
         self._say_goodbye(self._completed)
-        with self._news:
+        with self._changed:
             self._report = self._report or Report("over", self.facts.index, _DEPARTED)
-            self._news.notify_all()
+            self._changed.notify_all()
         if not self.facts.is_connected:
             # JAX would abort this process when the coordination service ends after the last worker.
             disconnect_distributed()
@@ -261,8 +261,8 @@ class Group:
             self._wire.send({"ping": self._progress()})
             self._unanswered += 1  # not a time: this process may have been stopped
             if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
-                self._learn(Report("hub", None, self._hub_is_silent()))
-            news = self._news_for(self._count) if self._inside else None
+                self._handle_report(Report("hub", None, self._hub_is_silent()))
+            news = self._report_for(self._count) if self._inside else None
             since = None if news is None else since or time.monotonic()
             # Gloo has no timeout: cut its connections until the collective fails, or exit.
             if news is not None and since is not None:
@@ -291,8 +291,8 @@ class Group:
             self._paces.append(now - self._began)
             self._began = now
             self._inside = True
-        if now - self._told > _TELL_EVERY:
-            self._told = now
+        if now - self._pinged_at > _TELL_EVERY:
+            self._pinged_at = now
             self._wire.send({"ping": self._progress()})
 
     # Messages from the hub.
@@ -306,32 +306,32 @@ class Group:
             if message is None:
                 break
             self._unanswered = 0
-            self._take(message)
+            self._handle(message)
         if not self._is_leaving:
-            self._learn(Report("hub", None, self._hub_is_gone()))
+            self._handle_report(Report("hub", None, self._hub_is_gone()))
 
-    def _take(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         match message:
             case {"answer": key, "values": values}:
-                with self._news:
+                with self._changed:
                     self._answers[key] = values
-                    self._news.notify_all()
+                    self._changed.notify_all()
             case {"never": key}:
-                with self._news:
-                    self._never.add(key)
-                    self._news.notify_all()
+                with self._changed:
+                    self._unanswerable.add(key)
+                    self._changed.notify_all()
             case {"report": _}:
-                self._learn(Report.from_message(message))
+                self._handle_report(Report.from_message(message))
             case {"stacks": late}:
                 self._show_stacks(int(late))
 
-    def _learn(self, report: Report) -> None:
-        with self._news:
+    def _handle_report(self, report: Report) -> None:
+        with self._changed:
             if report.kind == "left":  # later collectives only are affected
                 self._departed.append(report)
             elif self._report is None:
                 self._report, self._lost_at = report, time.monotonic()
-            self._news.notify_all()
+            self._changed.notify_all()
         if report.kind != "left":
             _sockets.cut(self._ports)
         if report.kind == "lost" and report.index == self.facts.index:
@@ -344,21 +344,21 @@ class Group:
             end_process(f"the others gave this worker up. {report.text}")
 
     def _show_stacks(self, late: int) -> None:
-        told = _reports.stacks({t.ident for t in self._threads})
-        _reports.say(f"{self.describe(late)} is late; the threads of this worker:\n{told}")
+        text = _reports.stacks({t.ident for t in self._threads})
+        _reports.say(f"{self.describe(late)} is late; the threads of this worker:\n{text}")
 
     def _explain(self, error: Exception) -> None:
         """Raise the hub's explanation if ``error`` is XLA's report of a broken connection."""
-        if isinstance(error, ReplicaxError) or not _is_of_runtime(error):
+        if isinstance(error, ReplicaxError) or not _is_runtime_error(error):
             return
-        deadline = time.monotonic() + _NEWS_PATIENCE
-        with self._news:
-            while self._news_for(self._count) is None and time.monotonic() < deadline:
-                self._news.wait(0.05)
-        if self._news_for(self._count) is not None:
+        deadline = time.monotonic() + _REPORT_PATIENCE
+        with self._changed:
+            while self._report_for(self._count) is None and time.monotonic() < deadline:
+                self._changed.wait(0.05)
+        if self._report_for(self._count) is not None:
             raise self._error() from error
 
-    def _news_for(self, count: int) -> Report | None:
+    def _report_for(self, count: int) -> Report | None:
         """Return why collective ``count`` cannot complete; None if nothing is known against it."""
         early = (r for r in self._departed if r.count < count)
         return self._report or next(early, None)
@@ -396,7 +396,7 @@ def end_process(why: str) -> NoReturn:
     os._exit(1)
 
 
-def _is_of_runtime(error: Exception) -> bool:
+def _is_runtime_error(error: Exception) -> bool:
     """Whether XLA raised it: a ValueError from small programs, JAX's runtime error from others."""
     text = str(error).lower()
     return (

@@ -20,7 +20,7 @@ from replicax._faults import fault_point
 from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
-from replicax.workers._sessions import Owner, bare_python, notices_held
+from replicax.workers._sessions import Owner, bare_python, block_notices
 from replicax.workers._settings import METRICS_VARIABLE, HubOptions, Settings
 from replicax.workers._wire import Message, Wire
 
@@ -53,12 +53,12 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     deadline = time.monotonic() + settings.join_timeout
     if facts.index == 0 and settings.hub is None:
         _wait_for_name(address, deadline)
-        told = hub_options(facts, settings, address, "worker 0")
-        fault = _begin_hub(replace(told, program=Path(sys.argv[0]).name or "python"))
+        options = hub_options(facts, settings, address, "worker 0")
+        fault = _start_hub(replace(options, program=Path(sys.argv[0]).name or "python"))
     wire = _connect(facts, settings, address, fault, deadline)
     try:
         prove(wire, settings.token, address, fault)
-        wire.send({"join": _own_facts(facts, gpus)})
+        wire.send({"join": _local_facts(facts, gpus)})
         return wire, _wait(wire, address, max(settings.ping_timeout, _FEWEST_SECONDS))
     except BaseException:
         wire.close()
@@ -71,7 +71,7 @@ def _wait_for_name(address: str, deadline: float) -> None:
     Return at the deadline too: listening at the address then reports the error.
     """
     host, port = _wire.split_address(address)
-    told = began = time.monotonic()
+    warned_at = began = time.monotonic()
     while True:
         try:
             socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
@@ -80,8 +80,8 @@ def _wait_for_name(address: str, deadline: float) -> None:
             now = time.monotonic()
             if now > deadline:
                 return
-            if now - told > _TELL_EVERY:
-                told = now
+            if now - warned_at > _TELL_EVERY:
+                warned_at = now
                 _log.warning(
                     "waiting for the name of this worker, %s, to resolve (%s), %.0f s",
                     host,
@@ -91,7 +91,7 @@ def _wait_for_name(address: str, deadline: float) -> None:
             time.sleep(_RETRY)
 
 
-def _begin_hub(options: HubOptions) -> str:
+def _start_hub(options: HubOptions) -> str:
     """Start a hub that outlives this process; return "", or why it could not start."""
     try:
         hub = HubProcess(options)
@@ -99,8 +99,8 @@ def _begin_hub(options: HubOptions) -> str:
         return error.strerror or str(error)
     fault = hub.fault()
     hub.disown()
-    _own_hub.append(hub)
-    os.register_at_fork(after_in_child=hub.let_go)
+    _local_hub.append(hub)
+    os.register_at_fork(after_in_child=hub.detach)
     return fault
 
 
@@ -152,7 +152,7 @@ class HubProcess:
             listener = stack.enter_context(_wire.listen(place))
             sockets = [listener, *_metrics_listener(options, stack)]
             numbers = ",".join(str(s.fileno()) for s in sockets)
-            stack.enter_context(notices_held())
+            stack.enter_context(block_notices())
             self._process = subprocess.Popen(
                 [*bare_python("replicax.workers._hub"), numbers],
                 stdin=subprocess.PIPE,
@@ -164,20 +164,20 @@ class HubProcess:
             )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._input, self._told = self._process.stdin, self._process.stdout
+        self._input, self._output = self._process.stdin, self._process.stdout
         with contextlib.suppress(BrokenPipeError):
             self._input.write(json.dumps(asdict(options)).encode() + b"\n")
             self._input.flush()
 
     def fault(self) -> str:
         """Wait until the hub is ready; return "", or why it did not start."""
-        with self._told:
-            if self._told.readline():
+        with self._output:
+            if self._output.readline():
                 return ""
         self.end()
         return "its process ended at once"
 
-    def tell_end(self, story: str) -> None:
+    def report_exit(self, story: str) -> None:
         """Report the exit of a worker, so that the others need not wait for it to join."""
         self._order(Owner.order(story))
 
@@ -193,18 +193,18 @@ class HubProcess:
 
     def wait(self, seconds: float | None) -> None:
         """Wait until the hub exits; kill it after ``seconds``, unless that is None."""
-        self.let_go()
+        self.detach()
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
-    def let_go(self) -> None:
+    def detach(self) -> None:
         """Close the pipes: the hub then ends at once if workers are missing, or after the last."""
         self._process.poll()
         with contextlib.suppress(OSError):
-            self._told.close()
+            self._output.close()
             self._input.close()
 
     def disown(self) -> None:
@@ -212,13 +212,13 @@ class HubProcess:
         self._process.returncode = 0  # prevents Popen's ResourceWarning and wait
 
 
-_own_hub: list[HubProcess] = []  # keeps the pipe to the hub's standard input open
+_local_hub: list[HubProcess] = []  # keeps the pipe to the hub's standard input open
 
 
 def _connect(
     facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
 ) -> Wire:
-    told = began = time.monotonic()
+    warned_at = began = time.monotonic()
     while True:
         try:
             return Wire(socket.create_connection(_wire.split_address(address), timeout=2))
@@ -233,8 +233,8 @@ def _connect(
                     " Start worker 0, and check that its address can be reached from here;"
                     " REPLICAX_JOIN_TIMEOUT sets the seconds to wait."
                 ) from None
-            if now - told > _TELL_EVERY:
-                told = now
+            if now - warned_at > _TELL_EVERY:
+                warned_at = now
                 why = f": {error.strerror}" if isinstance(error, socket.gaierror) else ""
                 _log.warning("waiting for worker 0 (%s%s), %.0f s", address, why, now - began)
             time.sleep(_RETRY)
@@ -247,13 +247,13 @@ def prove(wire: Wire, token: str, address: str, fault: str = "", role: str = "wo
         RollCallError: If the peer is not a hub with this token.
     """
     wire.socket.settimeout(_ANSWER_PATIENCE)
-    stranger = _cannot_listen(address, fault) if fault else _not_ours(address)
-    challenge = _patiently(wire, stranger).get("challenge")
+    stranger = _cannot_listen(address, fault) if fault else _wrong_hub(address)
+    challenge = _receive_or_raise(wire, stranger).get("challenge")
     if not isinstance(challenge, str):
         raise RollCallError(stranger)
     mine = _wire.nonce()
     wire.send({"role": role, "nonce": mine, "proof": _wire.proof(token, role, challenge, mine)})
-    reply = _patiently(wire, stranger)
+    reply = _receive_or_raise(wire, stranger)
     if not _wire.is_proof(reply.get("proof"), token, "hub", mine, challenge):
         raise RollCallError(stranger)
 
@@ -274,7 +274,7 @@ def statuses(address: str, token: str) -> Iterator[Message]:
                 yield status
 
 
-def _patiently(wire: Wire, otherwise: str) -> Message:
+def _receive_or_raise(wire: Wire, otherwise: str) -> Message:
     try:
         data = wire.receive_within(_ANSWER_PATIENCE)
     except _wire.WireError:
@@ -304,7 +304,7 @@ def _wait(wire: Wire, address: str, patience: float) -> Message:
                 return found
 
 
-def _own_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
+def _local_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
     known = facts.addresses[facts.index] if facts.index < len(facts.addresses) else None
     return {
         "index": facts.index,
@@ -345,7 +345,7 @@ def _cannot_listen(address: str, fault: str) -> str:
     )
 
 
-def _not_ours(address: str) -> str:
+def _wrong_hub(address: str) -> str:
     return (
         f"What listens at {address} is not worker 0 of this run: it is another program, or a run"
         " with another cluster or another REPLICAX_TOKEN. Choose another port, or give all workers"

@@ -59,16 +59,16 @@ class Keeper:
             port: The port to listen at; 0 for a free one.
         """
         self._pipe, far = socket.socketpair()
-        self._copies: list[int] = []
+        self._duplicates: list[int] = []
         self.pid = os.fork()
         if self.pid == 0:
             for sock in (*inherited, self._pipe):
                 sock.close()
-            _keep(partial(_service, host, size, bind, port), size, far)
+            _run_keeper(partial(_start_service, host, size, bind, port), size, far)
         far.close()
-        told = self._pipe.recv(1024)  # empty where JAX has no such service
-        self.fault = told.removeprefix(_FAULT).decode() if told.startswith(_FAULT) else ""
-        self.address = "" if self.fault else told.decode()
+        message = self._pipe.recv(1024)  # empty where JAX has no such service
+        self.fault = message.removeprefix(_FAULT).decode() if message.startswith(_FAULT) else ""
+        self.address = "" if self.fault else message.decode()
         self._is_alive = bool(self.address)
         self._pipe.setblocking(False)
         self._silent, self._looked = 0.0, time.monotonic()
@@ -88,8 +88,8 @@ class Keeper:
         self._silent, self._looked = self._silent + min(now - self._looked, 1.0), now
         with contextlib.suppress(OSError):
             while True:
-                data, copies, _, _ = socket.recv_fds(self._pipe, 64, 16)
-                self._copies += copies
+                data, duplicates, _, _ = socket.recv_fds(self._pipe, 64, 16)
+                self._duplicates += duplicates
                 if not data:
                     break
                 self._silent = 0.0
@@ -126,11 +126,13 @@ class Keeper:
         with contextlib.suppress(ChildProcessError):
             os.waitpid(self.pid, 0)
         until = time.monotonic() + _LAST_ONES
-        while time.monotonic() < until and any(map(_sockets.is_connected, self._copies)):
+        while time.monotonic() < until and any(map(_sockets.is_connected, self._duplicates)):
             time.sleep(_LOOK_EVERY)
 
 
-def _keep(start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket) -> None:
+def _run_keeper(
+    start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket
+) -> None:
     os.setsid()
     _sessions.ignore_notices()  # a scheduler signals the whole job; the workers must exit first
     _sessions.name_process(f"replicax keeper of JAX's coordination service, for hub {os.getppid()}")
@@ -172,16 +174,16 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int
     Returns:
         Whether the hub announced the end of the run, and the workers' process ids if it sent them.
     """
-    given: set[int] = set()
+    sent: set[int] = set()
     pids: list[int] = []
     while True:
-        hub.settimeout(_LOOK_EVERY if len(given) < size else _TELL_EVERY)
+        hub.settimeout(_LOOK_EVERY if len(sent) < size else _TELL_EVERY)
         try:
-            told = hub.recv(1 << 20)
-            if not told.startswith(_PIDS):
-                return told == _OVER, pids
-            pids = json.loads(told.removeprefix(_PIDS).removesuffix(_OVER))
-            if told.endswith(_OVER):
+            message = hub.recv(1 << 20)
+            if not message.startswith(_PIDS):
+                return message == _OVER, pids
+            pids = json.loads(message.removeprefix(_PIDS).removesuffix(_OVER))
+            if message.endswith(_OVER):
                 return True, pids
         except TimeoutError:
             pass
@@ -189,14 +191,14 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int
             return False, pids
         with contextlib.suppress(OSError):  # the hub is stopped or gone; `recv` above notices that
             hub.send(_HERE)
-            for inode, copy in _sockets.copies(port):
-                with os.fdopen(copy, "rb", buffering=0):
-                    if inode not in given:
-                        socket.send_fds(hub, [b"c"], [copy])
-                        given.add(inode)
+            for inode, duplicate in _sockets.duplicates(port):
+                with os.fdopen(duplicate, "rb", buffering=0):
+                    if inode not in sent:
+                        socket.send_fds(hub, [b"c"], [duplicate])
+                        sent.add(inode)
 
 
-def _service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
+def _start_service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
     shown = f"[{host}]" if ":" in host else host
     with _wire.listen(_wire.bound_address(f"{shown}:{port}", bind)) as free:
         address = f"{shown}:{free.getsockname()[1]}"

@@ -49,8 +49,8 @@ def find(folder: Path | None, session: int) -> Lease | None:
     if folder is None:
         return None
     try:
-        told = json.loads(_path(folder, session).read_text())
-        return Lease(float(told["until"]), str(told["what"]))
+        fields = json.loads(_path(folder, session).read_text())
+        return Lease(float(fields["until"]), str(fields["what"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -22,7 +22,7 @@ _PATIENCE = 5.0  # seconds that a client may take for its request
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 # Per-worker metrics: name -> (type, key in the hub's status, help text).
-_OF_WORKERS = {
+_WORKER_METRICS = {
     "steps_total": ("counter", "steps", "Training steps that the worker has finished."),
     "steps_per_second": ("gauge", "rate", "Steps per second, over the last ten seconds."),
     "collectives_total": ("counter", "collectives", "Collectives that the worker has begun."),
@@ -45,15 +45,15 @@ class Metrics:
 
     def __init__(self, listener: socket.socket, token: str) -> None:
         self._text = b""
-        self._noted = -_EVERY
+        self._updated_at = -_EVERY
         self._server = _Server(listener, bearer(token), lambda: self._text)
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def note(self, status: Callable[[], Message]) -> None:
         """Store the result of ``status()`` for later requests, at most once per second."""
         now = time.monotonic()
-        if now - self._noted >= _EVERY:
-            self._noted = now
+        if now - self._updated_at >= _EVERY:
+            self._updated_at = now
             self._text = "".join(f"{line}\n" for line in lines(status())).encode()
 
     def close(self) -> None:
@@ -90,7 +90,7 @@ def lines(status: Message) -> Iterator[str]:
     for state in _STATES:
         count = sum(worker["state"] == state for worker in workers)
         yield f'replicax_workers{{state="{state}"}} {count}'
-    for name, (kind, key, meaning) in _OF_WORKERS.items():
+    for name, (kind, key, meaning) in _WORKER_METRICS.items():
         yield from _head(f"worker_{name}", kind, meaning)
         for worker in workers:
             labels = f'worker="{worker["index"]}",host="{_escaped(worker["host"])}"'
@@ -125,18 +125,18 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Serve `/metrics` to local clients, and to others that send the right bearer token."""
         server = cast("_Server", self.server)
-        if not self._may_ask(server.bearer):
+        if not self._is_authorized(server.bearer):
             self._answer(401, b"The digest of the run's token is missing, or another one's.\n")
         elif self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"There is only /metrics.\n")
         else:
             self._answer(200, server.text())
 
-    def _may_ask(self, bearer: str) -> bool:
+    def _is_authorized(self, bearer: str) -> bool:
         if ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback:
             return True
-        given = self.headers.get("Authorization", "")
-        return hmac.compare_digest(given.encode(), f"Bearer {bearer}".encode())
+        authorization = self.headers.get("Authorization", "")
+        return hmac.compare_digest(authorization.encode(), f"Bearer {bearer}".encode())
 
     def _answer(self, code: int, body: bytes) -> None:
         self.send_response(code)

@@ -22,7 +22,7 @@ _MOST_THREADS = 32
 _RANGE_FILE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
-def own_host(group: Group) -> str:
+def listen_host(group: Group) -> str:
     """Return the address of this machine at which this worker's collectives listen.
 
     This is the worker's address in the cluster. If it does not belong to this machine, because of
@@ -61,8 +61,8 @@ def require_reachable(group: Group, service: str, host: str) -> None:
         return
     with _wire.listen(_address(host, 0)) as listener:
         mine = _address(host, listener.getsockname()[1])
-        told = group.exchange("probe", mine, lambda: False)
-        targets = [(f"worker {i}", address) for i, address in _one_of_each_host(told, host)]
+        addresses = group.exchange("probe", mine, lambda: False)
+        targets = [(f"worker {i}", address) for i, address in _one_of_each_host(addresses, host)]
         if service and _wire.split_address(service)[0] != host:
             targets.append(("JAX's coordination service", service))
         faults = _failures(group.describe(group.facts.index), targets)
@@ -72,10 +72,10 @@ def require_reachable(group: Group, service: str, host: str) -> None:
         raise RollCallError(_explain(faults))
 
 
-def _one_of_each_host(told: Sequence[str | None], own: str) -> Iterator[tuple[int, str]]:
+def _one_of_each_host(addresses: Sequence[str | None], own: str) -> Iterator[tuple[int, str]]:
     """Yield the index and address of the first listening worker on each other machine."""
     seen = {own}
-    for index, address in enumerate(told):
+    for index, address in enumerate(addresses):
         if address is not None and (host := _wire.split_address(address)[0]) not in seen:
             seen.add(host)
             yield index, address

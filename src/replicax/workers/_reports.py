@@ -35,8 +35,8 @@ class Report:
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "Report":
         """Return the report in a wire message."""
-        told = message["report"]
-        return cls(str(told["kind"]), told["index"], str(told["text"]), int(told["count"]))
+        fields = message["report"]
+        return cls(str(fields["kind"]), fields["index"], str(fields["text"]), int(fields["count"]))
 
 
 def say(text: str) -> None:

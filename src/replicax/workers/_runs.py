@@ -41,10 +41,10 @@ def note(folder: Path, address: str, program: str, how: str, pid: int) -> None:
         how: The relation of process ``pid`` to the run, worded to precede its number.
         pid: A process that lives as long as the run.
     """
-    birth = _sessions.birth(pid)
-    told = {"address": address, "program": program, "how": how, "pid": pid, "birth": birth}
+    start_time = _sessions.start_time(pid)
+    record = {"address": address, "program": program, "how": how, "pid": pid, "birth": start_time}
     draft = folder / f"{RUN_FILE}.draft"
-    draft.write_text(json.dumps(told))
+    draft.write_text(json.dumps(record))
     draft.replace(folder / RUN_FILE)
 
 
@@ -52,9 +52,9 @@ def sweep() -> None:
     """Remove the folders of hubs that were killed; a launcher's guard removes the launcher's."""
     for folder in temporary_folder().glob(f"{FOLDER}*"):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            told = json.loads((folder / RUN_FILE).read_text())
-            is_ours = folder.lstat().st_uid == os.getuid() and told["how"] == BY_HUB
-            if is_ours and _sessions.birth(int(told["pid"])) != told["birth"]:
+            record = json.loads((folder / RUN_FILE).read_text())
+            is_ours = folder.lstat().st_uid == os.getuid() and record["how"] == BY_HUB
+            if is_ours and _sessions.start_time(int(record["pid"])) != record["birth"]:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -41,7 +41,7 @@ def bare_python(module: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def notices_held() -> Iterator[None]:
+def block_notices() -> Iterator[None]:
     """Block the end-of-job signals while helper processes start.
 
     A child inherits the signal mask, so no signal ends it before it calls `ignore_notices`.
@@ -66,7 +66,7 @@ class Guard:
 
     def __init__(self, grace: float) -> None:
         """Start the guard, which gives sessions ``grace`` seconds to exit before SIGKILL."""
-        with notices_held():
+        with block_notices():
             self._process = subprocess.Popen(
                 [*bare_python("replicax.workers._sessions"), str(grace)],
                 stdin=subprocess.PIPE,
@@ -78,15 +78,15 @@ class Guard:
 
     def watch(self, session: int) -> None:
         """Add a session to those that the guard terminates."""
-        self._tell(f"watch {session}")
+        self._send(f"watch {session}")
 
     def forget(self, session: int) -> None:
         """Remove a session whose processes have all exited: its number may be reused."""
-        self._tell(f"forget {session}")
+        self._send(f"forget {session}")
 
     def remove_later(self, folder: Path) -> None:
         """Make the guard delete ``folder`` at the end."""
-        self._tell(f"remove {folder}")
+        self._send(f"remove {folder}")
 
     def end(self) -> None:
         """Terminate the remaining sessions and the guard, and wait for it."""
@@ -94,7 +94,7 @@ class Guard:
             self._input.close()
         self._process.wait()
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         with contextlib.suppress(OSError):  # the guard was killed
             self._input.write(os.fsencode(line) + b"\n")
             self._input.flush()
@@ -147,20 +147,20 @@ def send(number: int, sessions: Iterable[int]) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, number)
     # Processes of the sessions that have moved to another process group.
-    for pid in _strays(set(sessions)):
+    for pid in _outside_group(set(sessions)):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process is stopped (SIGSTOP), and does nothing until it is continued."""
-    return _facts(pid)[:1] == ["T"]
+    return _stat_fields(pid)[:1] == ["T"]
 
 
 def is_running(pid: int) -> bool:
     """Whether a process with this id exists on this machine and has not exited."""
     if _PROC.is_dir():
-        return _facts(pid)[:1] not in ([], ["Z"], ["X"])
+        return _stat_fields(pid)[:1] not in ([], ["Z"], ["X"])
     try:
         os.kill(pid, 0)
     except OSError as error:
@@ -168,7 +168,7 @@ def is_running(pid: int) -> bool:
     return True
 
 
-def birth(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Return the start time of a process, as the kernel counts it; "" if it does not run.
 
     Process ids are reused, pairs of id and start time are not. Where the system does not report
@@ -176,7 +176,7 @@ def birth(pid: int) -> str:
     """
     if not is_running(pid):
         return ""
-    return _facts(pid)[19] if _PROC.is_dir() else "running"
+    return _stat_fields(pid)[19] if _PROC.is_dir() else "running"
 
 
 def name_process(title: str) -> None:
@@ -185,38 +185,38 @@ def name_process(title: str) -> None:
     The title overwrites the argument vector, whose memory the kernel reads; Python has a copy.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # Fields 48 and 49 of proc(5), arg_start and arg_end; `_facts` omits the first two fields.
-        begin, end = (int(word) for word in _facts(os.getpid())[45:47])
+        # Fields 48 and 49 of proc(5), arg_start and arg_end; `_stat_fields` omits the first two.
+        begin, end = (int(word) for word in _stat_fields(os.getpid())[45:47])
         text = title.encode()[: end - begin - 1].ljust(end - begin, b"\0")
         if 0 < begin < end:
             ctypes.memmove(begin, text, end - begin)
 
 
-def _strays(sessions: set[int]) -> list[int]:
+def _outside_group(sessions: set[int]) -> list[int]:
     found = []
     for entry in _PROC.iterdir() if _PROC.is_dir() else ():
-        facts = _facts(int(entry.name)) if entry.name.isdigit() else []
-        if len(facts) > 3 and int(facts[3]) in sessions and int(facts[2]) != int(facts[3]):
+        fields = _stat_fields(int(entry.name)) if entry.name.isdigit() else []
+        if len(fields) > 3 and int(fields[3]) in sessions and int(fields[2]) != int(fields[3]):
             found.append(int(entry.name))
     return found
 
 
-def _live(sessions: set[int]) -> bool:
+def _any_alive(sessions: set[int]) -> bool:
     """Whether any process of ``sessions`` is alive."""
     for session in sessions:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(session, 0)
             return True
-    return bool(_strays(sessions))
+    return bool(_outside_group(sessions))
 
 
-def _leased(sessions: set[int], folders: list[Path]) -> float:
+def _leased_until(sessions: set[int], folders: list[Path]) -> float:
     """Return when the last lease of the live ``sessions`` expires; 0.0 without one."""
-    leases = [_leases.find(folder, s) for folder in folders for s in sessions if _live({s})]
+    leases = [_leases.find(folder, s) for folder in folders for s in sessions if _any_alive({s})]
     return max((lease.until for lease in leases if lease is not None), default=0.0)
 
 
-def _facts(pid: int) -> list[str]:
+def _stat_fields(pid: int) -> list[str]:
     """Return the fields of proc(5)'s ``stat`` after the command name: state, parent, group, ..."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
@@ -248,6 +248,8 @@ def main() -> None:
 def _end(sessions: set[int], grace: float, folders: list[Path]) -> None:
     deadline = time.monotonic() + grace
     send(signal.SIGTERM, sessions)
-    while _live(sessions) and time.monotonic() < max(deadline, _leased(sessions, folders)):
+    while _any_alive(sessions) and time.monotonic() < max(
+        deadline, _leased_until(sessions, folders)
+    ):
         time.sleep(_POLL)
     send(signal.SIGKILL, sessions)

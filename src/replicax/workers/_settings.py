@@ -63,7 +63,7 @@ class Settings:
         hub = environment.get(HUB_VARIABLE) or None
         if hub is not None:
             parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
-        token = given_token(environment)
+        token = read_token(environment)
         join, ping, step, disk = (deadline(name, environment) for name in _DEADLINES)
         return cls(
             hub,
@@ -149,7 +149,7 @@ def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:
     return seconds
 
 
-def given_token(environment: Mapping[str, str]) -> str | None:
+def read_token(environment: Mapping[str, str]) -> str | None:
     """Return the token from the environment or from the file that it names; None if neither is set.
 
     Raises:

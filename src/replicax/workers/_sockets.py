@@ -21,7 +21,7 @@ GLOO_GREETING = re.compile(rb"\[Gloo\] Rank \d+ is connected")
 
 
 @contextmanager
-def unheard(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
+def filter_output(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
     """Drop matching lines that native libraries write to a stream while the block runs.
 
     Args:
@@ -32,20 +32,20 @@ def unheard(stream: int, noise: re.Pattern[bytes]) -> Iterator[None]:
     with suppress(AttributeError, ValueError, OSError):  # the stream is None, closed or replaced
         (sys.stdout if stream == 1 else sys.stderr).flush()
     try:
-        usual = os.dup(stream)
+        original = os.dup(stream)
     except OSError:  # a program that has closed this stream
         yield
         return
-    with open(usual, "wb") as true_one, tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), stream)
+    with open(original, "wb") as output, tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), stream)
         try:
             yield
         finally:
-            os.dup2(usual, stream)
-            kept.seek(0)
+            os.dup2(original, stream)
+            captured.seek(0)
             with suppress(OSError):  # a pipe without a reader
-                true_one.writelines(line for line in kept if not noise.search(line))
-                true_one.flush()
+                output.writelines(line for line in captured if not noise.search(line))
+                output.flush()
 
 
 def listening_ports() -> set[int]:
@@ -67,7 +67,7 @@ def connections(port: int) -> int:
     return count
 
 
-def copies(port: int) -> Iterator[tuple[int, int]]:
+def duplicates(port: int) -> Iterator[tuple[int, int]]:
     """Yield the inode and a duplicate descriptor of each connection on this process's ``port``."""
     for s in _own_sockets():
         if not _listens(s) and s.getsockname()[1] == port:
@@ -111,13 +111,13 @@ def _own_sockets() -> Iterator[socket.socket]:
         except OSError:  # the listing's own descriptor, which is closed by now
             continue
         try:
-            copy = socket.socket(fileno=descriptor)
+            duplicate = socket.socket(fileno=descriptor)
         except OSError:  # no socket
             os.close(descriptor)
             continue
-        with copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6):
-                yield copy
+        with duplicate:
+            if duplicate.family in (socket.AF_INET, socket.AF_INET6):
+                yield duplicate
 
 
 def _listens(s: socket.socket) -> bool:

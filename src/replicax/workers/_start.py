@@ -21,7 +21,7 @@ from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _gpus, _group, _sockets, _wire
 from replicax.workers._group import Group
 from replicax.workers._join import join
-from replicax.workers._probe import own_host, require_reachable
+from replicax.workers._probe import listen_host, require_reachable
 from replicax.workers._settings import Settings
 from replicax.workers._watch import load
 
@@ -37,12 +37,12 @@ def start(facts: ClusterFacts) -> Group:
     """
     group = _group.current()
     if group is not None:
-        _require_same(_resolved[0], facts)
+        _require_same_cluster(_resolved[0], facts)
         return group
     _resolved[:] = [facts]
     settings = Settings.read(facts)
     if facts.is_connected:
-        facts, settings = _meet_over_jax(facts, settings)
+        facts, settings = _agree_over_jax(facts, settings)
     elif backend_is_initialized():
         raise ScopeError(
             "The strategy of several workers was made after JAX had started, so that its devices"
@@ -55,7 +55,7 @@ def start(facts: ClusterFacts) -> Group:
             " same REPLICAX_TOKEN for all workers.",
             facts.coordinator,
         )
-    wire, go = join(facts, settings, _gpus.own_gpus())
+    wire, go = join(facts, settings, _gpus.local_gpus())
     group = Group(facts, wire, go)
     group.start()
     _group.set_current(group)
@@ -73,7 +73,7 @@ def start(facts: ClusterFacts) -> Group:
 _resolved: list[ClusterFacts] = []  # this process's cluster, as first resolved
 
 
-def _meet_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFacts, Settings]:
+def _agree_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFacts, Settings]:
     """Agree on the hub's address and a secret token, over the existing JAX coordination service."""
     chosen = None
     if facts.index == 0:
@@ -110,7 +110,7 @@ def _start_jax(group: Group, service: str) -> None:
     if _is_local(facts):
         keep_programs_of_all()
     before = _sockets.listening_ports()
-    host = own_host(group)
+    host = listen_host(group)
     if not facts.is_connected:
         require_reachable(group, service, host)
     with group.collective("the start of JAX"):
@@ -121,16 +121,16 @@ def _start_jax(group: Group, service: str) -> None:
         jax.devices()
     mine = sorted(_sockets.listening_ports() - before)
     devices = jax.local_devices()
-    told = group.agree(
+    answers = group.agree(
         "devices",
         {"ports": mine, "kind": devices[0].platform, "n": len(devices), "host": host},
     )
-    group.facts = _with_addresses(facts, [one["host"] for one in told])
+    group.facts = _with_addresses(facts, [one["host"] for one in answers])
     if devices[0].platform != "cpu":
         load.device_memory = lambda: sum(
             (d.memory_stats() or {}).get("bytes_in_use", 0) for d in devices
         )
-    group.watch_sockets([port for one in told for port in one["ports"]])
+    group.set_collective_ports([port for one in answers for port in one["ports"]])
 
 
 def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
@@ -171,17 +171,17 @@ def check_equal_devices(group: Group, count: int, kind: str) -> None:
     Raises:
         RollCallError: If they differ; it names two such workers.
     """
-    told = group.agree("the devices of each worker", [count, kind])
-    for index, (n, what) in enumerate(told):
-        if [n, what] != told[0]:
+    answers = group.agree("the devices of each worker", [count, kind])
+    for index, (n, what) in enumerate(answers):
+        if [n, what] != answers[0]:
             raise RollCallError(
-                f"Worker 0 has {told[0][0]} {told[0][1]} device(s), and {group.describe(index)} has"
-                f" {n} {what} device(s). All workers must have as many of the same kind; on CPUs"
-                " set REPLICAX_CPU_DEVICES alike."
+                f"Worker 0 has {answers[0][0]} {answers[0][1]} device(s), and"
+                f" {group.describe(index)} has {n} {what} device(s). All workers must have as many"
+                " of the same kind; on CPUs set REPLICAX_CPU_DEVICES alike."
             )
 
 
-def _require_same(old: ClusterFacts, new: ClusterFacts) -> None:
+def _require_same_cluster(old: ClusterFacts, new: ClusterFacts) -> None:
     if replace(old, source="") != replace(new, source=""):
         raise ScopeError(
             f"This process is {old.describe(old.index)} of a cluster of {old.num_workers} workers,"

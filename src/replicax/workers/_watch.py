@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicax.workers._wire import Door, Message, Visitor
+from replicax.workers._wire import Connection, Listener, Message
 
 _REMEMBERED = 64
 FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
@@ -61,7 +61,7 @@ class Progress:
         now = time.monotonic()
         count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
         calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
-        self.load = _numbers(ping.get("load", {}))
+        self.load = _parse_load(ping.get("load", {}))
         reads, far = ping.get("disk", ("", 0))
         if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
             self.disk, self.got_on = disk, now
@@ -75,14 +75,14 @@ class Progress:
         for number in sorted(self.journal)[:-_REMEMBERED]:
             del self.journal[number]
 
-    def is_still(self, step_patience: float, disk_patience: float) -> bool:
+    def is_stalled(self, step_patience: float, disk_patience: float) -> bool:
         """Whether it made no progress for ``step_patience``; during file I/O, ``disk_patience``."""
         if self.disk[0]:
             return time.monotonic() - max(self.moved, self.got_on) > disk_patience
         return time.monotonic() - self.moved > step_patience
 
 
-def _numbers(load: dict[str, Any]) -> dict[str, float]:
+def _parse_load(load: dict[str, Any]) -> dict[str, float]:
     """Return the counters named in `FIGURES`; raise ValueError if one is not a finite number."""
     found = {name: float(load.get(name, 0.0)) for name in FIGURES}
     if not all(map(math.isfinite, found.values())):
@@ -124,7 +124,7 @@ def stuck(
     if not waiting:
         return None
     goal = max(p.count for p in waiting.values())
-    still = [i for i, p in workers.items() if p.is_still(limit, max(limit, disk_patience))]
+    still = [i for i, p in workers.items() if p.is_stalled(limit, max(limit, disk_patience))]
     late = [i for i in still if workers[i].count < goal]
     asked, unanswered = question
     if not late and now - asked > limit:  # all are inside, but one never got its input
@@ -153,7 +153,7 @@ def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
 
 
 _EVERY = 0.9  # seconds; below 1, so that a poll every second always sees new rates
-_LATELY = 10  # samples over which rates are averaged
+_SAMPLES = 10  # samples over which rates are averaged
 _STATM = Path("/proc/self/statm")
 
 
@@ -170,10 +170,10 @@ class Load:
     def __init__(self) -> None:
         self.steps = self.batches = 0
         self.waited = 0.0
-        self._lately: dict[str, float] = {}
+        self._recent: dict[str, float] = {}
         self.device_memory: Callable[[], float] = lambda: 0.0
         self._open: dict[int, float] = {}  # the start of each thread's wait in progress
-        self._looks: deque[tuple[float, int, float]] = deque(maxlen=_LATELY + 1)
+        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_SAMPLES + 1)
 
     def __enter__(self) -> None:
         self._open[threading.get_ident()] = time.monotonic()
@@ -190,20 +190,20 @@ class Load:
         """
         now = time.monotonic()
         waited = self.waited + sum(now - since for since in list(self._open.values()))
-        if not self._looks or now - self._looks[-1][0] >= _EVERY:
-            self._looks.append((now, self.steps, waited))
-            then, steps, before = self._looks[0]
+        if not self._samples or now - self._samples[-1][0] >= _EVERY:
+            self._samples.append((now, self.steps, waited))
+            then, steps, before = self._samples[0]
             span = max(now - then, 1e-9)
-            self._lately = {
+            self._recent = {
                 "rate": (self.steps - steps) / span,
                 "waits": min(max((waited - before) / span, 0.0), 1.0),
-                "memory": _resident(),
+                "memory": _resident_memory(),
                 "device_memory": self.device_memory(),
             }
-        return {"steps": self.steps, "waited": waited, **self._lately}
+        return {"steps": self.steps, "waited": waited, **self._recent}
 
 
-def _resident() -> float:
+def _resident_memory() -> float:
     """Return the resident memory of this process in bytes; 0 where the system has no statm."""
     try:
         return int(_STATM.read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
@@ -253,36 +253,36 @@ _LONGEST = 300  # characters of a text from a worker
 class Readers:
     """The clients of a hub that only observe the run."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
-        self._told = 0.0
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._sent_at = 0.0
 
-    def tell(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
+    def publish(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
         """Send ``status()`` to the readers, if there are any, at most once per `EVERY` seconds."""
-        if not (readers := self._door.readers()):
+        if not (readers := self._listener.readers()):
             return
         now = time.monotonic()
         news = b""
-        if at_once or now - self._told >= EVERY:
-            self._told = now
+        if at_once or now - self._sent_at >= EVERY:
+            self._sent_at = now
             news = json.dumps({"status": status()}).encode() + b"\n"
-        for visitor in readers:
-            self._send(visitor, news)
+        for connection in readers:
+            self._send(connection, news)
 
-    def _send(self, visitor: Visitor, news: bytes) -> None:
-        data = visitor.unsent or news
+    def _send(self, connection: Connection, news: bytes) -> None:
+        data = connection.unsent or news
         try:
-            visitor.wire.socket.setblocking(False)
-            sent = visitor.wire.socket.send(data) if data else 0
+            connection.wire.socket.setblocking(False)
+            sent = connection.wire.socket.send(data) if data else 0
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._door.show_out(visitor)
+            self._listener.disconnect(connection)
             return
-        visitor.unsent = data[sent:]
+        connection.unsent = data[sent:]
 
 
-def row(facts: Message, progress: Any, state: str) -> Message:
+def status_row(facts: Message, progress: Any, state: str) -> Message:
     """Return the status of one worker, as readers receive it.
 
     Args:

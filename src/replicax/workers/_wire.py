@@ -3,7 +3,7 @@
 Nothing else is ever parsed: no pickle, no code. Lines have a maximum length, and an unexpected
 message before authentication closes the connection.
 
-`Wire` is one end of a connection, `Door` the server side of all connections. Anything that can
+`Wire` is one end of a connection, `Listener` the server side of all of them. Anything that can
 reach the port can connect, so an unauthenticated peer may send little data, must authenticate soon,
 and only a few of them are kept: the oldest is dropped when there are too many. Nothing that they
 send, nor a lack of file descriptors, ends the hub.
@@ -37,7 +37,7 @@ class Lines:
 
     def __init__(self, longest: int = LONGEST_LINE) -> None:
         self.longest = longest
-        self._left: list[bytes] = []
+        self._partial: list[bytes] = []
         self._size = 0
 
     def feed(self, data: bytes) -> list[Message]:
@@ -50,15 +50,15 @@ class Lines:
         self._size += len(first)
         if self._size > self.longest or any(len(line) > self.longest for line in more):
             raise WireError("a line without end")
-        self._left.append(first)
+        self._partial.append(first)
         if not more:
             return []
-        *whole, last = b"".join(self._left), *more
-        self._left, self._size = [last], len(last)
-        return [_parsed(line) for line in whole]
+        *whole, last = b"".join(self._partial), *more
+        self._partial, self._size = [last], len(last)
+        return [_parse_line(line) for line in whole]
 
 
-def _parsed(line: bytes) -> Message:
+def _parse_line(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -120,7 +120,7 @@ class Wire:
                 self._ready += self.lines.feed(data)
         return self._ready.pop(0)
 
-    def arrived(self) -> list[Message] | None:
+    def read_available(self) -> list[Message] | None:
         """Read once; return the completed messages, or None when the connection is closed.
 
         Raises:
@@ -167,10 +167,10 @@ def proof(token: str, who: str, mine: str, theirs: str) -> str:
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest()
 
 
-def is_proof(given: Any, token: str, who: str, mine: str, theirs: str) -> bool:
+def is_proof(candidate: Any, token: str, who: str, mine: str, theirs: str) -> bool:
     """Compare a proof in constant time."""
-    return isinstance(given, str) and hmac.compare_digest(
-        given.encode(), proof(token, who, mine, theirs).encode()
+    return isinstance(candidate, str) and hmac.compare_digest(
+        candidate.encode(), proof(token, who, mine, theirs).encode()
     )
 
 
@@ -228,7 +228,7 @@ LONGEST_PROOF = 4096  # bytes
 
 
 @dataclass
-class Visitor:
+class Connection:
     """A connection to the hub: first unauthenticated, then a worker's, reader's or launcher's."""
 
     wire: Wire
@@ -243,62 +243,62 @@ class Visitor:
     since: float = field(default_factory=time.monotonic)
 
 
-class Door:
+class Listener:
     """The listening socket, and the connections that it accepted."""
 
     def __init__(self, listener: socket.socket, token: str) -> None:
         self.selector = selectors.DefaultSelector()
-        self.visitors: dict[socket.socket, Visitor] = {}
-        self.turned_away: list[str] = []  # hosts that sent a wrong proof
+        self.connections: dict[socket.socket, Connection] = {}
+        self.rejected_peers: list[str] = []  # hosts that sent a wrong proof
         self._token = token
         self._listener = listener
         self._is_open = True
         listener.setblocking(False)
         self.selector.register(listener, selectors.EVENT_READ)
 
-    def arrivals(self, patience: float) -> list[Visitor]:
+    def poll(self, patience: float) -> list[Connection]:
         """Wait up to ``patience`` seconds; accept connections, return those with data to read."""
         found = []
         for key, _ in self.selector.select(patience):
             if key.fileobj is self._listener:
                 self._accept()
-            elif visitor := self.visitors.get(key.fileobj):  # type: ignore[call-overload]
-                found.append(visitor)
+            elif connection := self.connections.get(key.fileobj):  # type: ignore[call-overload]
+                found.append(connection)
         return found
 
-    def prove(self, visitor: Visitor, message: Message) -> None:
+    def prove(self, connection: Connection, message: Message) -> None:
         """Verify a peer's proof, and send ours.
 
         Raises:
             WireError: If the proof is wrong.
         """
-        theirs, mine = str(message.get("nonce")), visitor.challenge
+        theirs, mine = str(message.get("nonce")), connection.challenge
         role = str(message.get("role")) if message.get("role") in ROLES else "worker"
         if not is_proof(message.get("proof"), self._token, role, mine, theirs):
-            visitor.wire.send({"refused": "token"})
-            self.turned_away = [*self.turned_away[-9:], visitor.peer]
+            connection.wire.send({"refused": "token"})
+            self.rejected_peers = [*self.rejected_peers[-9:], connection.peer]
             raise WireError("a wrong proof")
-        visitor.trusted, visitor.reads = True, role == "reader"
-        visitor.launches = role == "launcher"
-        visitor.wire.send({"proof": proof(self._token, "hub", theirs, mine)})
-        if not visitor.reads:
-            visitor.wire.lines.longest = LONGEST_LINE
+        connection.trusted, connection.reads = True, role == "reader"
+        connection.launches = role == "launcher"
+        connection.wire.send({"proof": proof(self._token, "hub", theirs, mine)})
+        if not connection.reads:
+            connection.wire.lines.longest = LONGEST_LINE
         elif len(self.readers()) > MOST_READERS:
-            self.show_out(self.readers()[0])
+            self.disconnect(self.readers()[0])
 
-    def tidy(self) -> None:
+    def drop_stale(self) -> None:
         """Close connections that have not joined in time."""
         late = time.monotonic() - PROVE_WITHIN
-        for visitor in self._waiting():
-            if visitor.since < late:
-                self.show_out(visitor)
+        for connection in self._waiting():
+            if connection.since < late:
+                self.disconnect(connection)
 
-    def show_out(self, visitor: Visitor) -> None:
+    def disconnect(self, connection: Connection) -> None:
         """Close a connection."""
-        sock = visitor.wire.socket
-        if self.visitors.pop(sock, None) is not None:
+        sock = connection.wire.socket
+        if self.connections.pop(sock, None) is not None:
             self.selector.unregister(sock)
-        visitor.wire.close()
+        connection.wire.close()
 
     def close(self) -> None:
         """Stop listening, which frees the address for the next run."""
@@ -307,15 +307,15 @@ class Door:
             self.selector.unregister(self._listener)
             self._listener.close()
 
-    def tell_workers(self, message: Message) -> None:
+    def broadcast(self, message: Message) -> None:
         """Send a message to all workers that have joined."""
-        for visitor in list(self.visitors.values()):
-            if visitor.index is not None:
-                visitor.wire.send(message)
+        for connection in list(self.connections.values()):
+            if connection.index is not None:
+                connection.wire.send(message)
 
-    def readers(self) -> list[Visitor]:
+    def readers(self) -> list[Connection]:
         """Return the connections of readers, oldest first."""
-        return [v for v in self.visitors.values() if v.reads]
+        return [v for v in self.connections.values() if v.reads]
 
     def _accept(self) -> None:
         if not self._is_open:
@@ -329,30 +329,30 @@ class Door:
             return
         sock.setblocking(True)
         try:
-            visitor = Visitor(Wire(sock, LONGEST_PROOF), nonce(), str(peer[0]))
-            self.visitors[sock] = visitor
+            connection = Connection(Wire(sock, LONGEST_PROOF), nonce(), str(peer[0]))
+            self.connections[sock] = connection
             self.selector.register(sock, selectors.EVENT_READ)
         except OSError:
-            self.visitors.pop(sock, None)
+            self.connections.pop(sock, None)
             sock.close()
             return
-        visitor.wire.send({"challenge": visitor.challenge})
+        connection.wire.send({"challenge": connection.challenge})
         if len(self._waiting()) > MOST_STRANGERS:
             self._make_room()
 
     def _make_room(self) -> None:
         waiting = self._waiting()
         if waiting:
-            self.show_out(min(waiting, key=lambda v: v.since))
+            self.disconnect(min(waiting, key=lambda v: v.since))
         else:
             time.sleep(0.05)  # other processes use up the descriptors; do not spin
 
-    def _waiting(self) -> list[Visitor]:
-        nobody = (v for v in self.visitors.values() if v.index is None and v.host is None)
-        return [v for v in nobody if not v.reads]
+    def _waiting(self) -> list[Connection]:
+        unassigned = (v for v in self.connections.values() if v.index is None and v.host is None)
+        return [v for v in unassigned if not v.reads]
 
 
-def allow_visitors(workers: int) -> None:
+def raise_file_limit(workers: int) -> None:
     """Raise this process's limit of open files to the number it needs, or the maximum allowed."""
     wanted = 2 * workers + 2 * MOST_STRANGERS + 64
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
