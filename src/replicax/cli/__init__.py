@@ -1,5 +1,5 @@
-"""The command ``replicax``, also ``python -m replicax``; one module for each of its verbs.
+"""The command ``replicax``, also ``python -m replicax``, with one module per subcommand.
 
-Layer: the top. A verb is a module with ``add_arguments(parser)`` and ``run(options)``,
-which returns the exit status; ``_main`` lists them.
+Layer: the top. The module of a subcommand has ``add_arguments(parser)`` and ``run(options)``, which
+returns the exit status; ``_main`` lists the subcommands.
 """

@@ -1,4 +1,4 @@
-"""``replicax doctor``: what this machine, and the cluster, have for a training program."""
+"""``replicax doctor``: check this machine, and optionally the cluster, before training."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Finding:
     """One line of the report.
 
     Attributes:
-        name: What was looked at.
-        ok: Whether it is as it should be.
-        said: What was found.
-        advice: What to do about it; empty if there is nothing to do.
+        name: The subject.
+        ok: Whether it passed.
+        said: The result.
+        advice: How to fix it; empty if there is nothing to do.
     """
 
     name: str
@@ -50,22 +50,22 @@ class Finding:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     parser.add_argument(
         "--cluster",
         action="store_true",
-        help="also meet the other workers and add a number up; run it on every worker at a time",
+        help="also join the other workers and reduce a value; run it on all workers at once",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--checkpoints",
         metavar="DIR",
-        help="also try whether checkpoints can be written there: room, and renaming in one step",
+        help="also test whether checkpoints can be written there: free space and atomic renames",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Look at everything, print a line for each, and say whether all is well."""
+    """Run all checks, print a line for each, and return 0 if all passed."""
     findings = []
     for finding in _findings(options):
         findings.append(finding)
@@ -83,7 +83,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     yield _tried("keras", _keras)
     yield (cluster := _tried("cluster", _cluster))
     if options.cluster and cluster.ok:
-        # Before anything else touches a device: JAX must start as a part of the cluster.
+        # Before anything else touches a device: JAX must be initialized as a part of the cluster.
         yield _tried("workers", _workers)
     yield (devices := _tried("devices", _devices))
     if devices.ok:
@@ -95,7 +95,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
 def _tried(name: str, look: Callable[[], tuple[bool, str, str]]) -> Finding:
     try:
         return Finding(name, *look())
-    except Exception as error:  # whatever it is, the user wants to know it, and the rest
+    except Exception as error:  # report any failure as a finding, and run the other checks
         return Finding(name, False, f"{type(error).__name__}: {error}")
 
 
@@ -163,7 +163,7 @@ def _resolves(address: str) -> bool:
 
 
 def _workers() -> tuple[bool, str, str]:
-    """Meeting tells duplicate indices, programs that differ, and workers that do not come."""
+    """Join the other workers: detects duplicate indices, other programs and absent workers."""
     os.environ.setdefault(_JOIN_VARIABLE, str(_PATIENCE))
     began = time.monotonic()
     strategy = MultiWorkerMirroredStrategy()
@@ -204,7 +204,7 @@ def _checkpoints(folder: Path) -> tuple[bool, str, str]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".replicax-doctor-", dir=folder) as name:
         draft, final = Path(name) / "draft", Path(name) / "final"
-        for text in ("old", "new"):  # the second time there is something in its place
+        for text in ("old", "new"):  # the second rename replaces an existing file
             with draft.open("w") as file:
                 file.write(text)
                 file.flush()

@@ -1,9 +1,9 @@
-"""Gang: the worker processes that a launcher starts, watches and ends, and what they write.
+"""The worker processes of a launcher, and their output.
 
-Output: what workers write -> the terminal, with the name of each worker, and their log files.
-
-Whatever happens to the terminal or the disk, the workers go on: what cannot be written is dropped,
-with one warning. A line that is not complete, such as a row of dots, appears soon all the same.
+`Gang` starts, watches and ends the workers. The other classes copy their output to the terminal,
+prefixed with the worker's name, and to log files. A failing terminal or disk must not stop the
+workers: output that cannot be written is dropped, with one warning. An incomplete line, such as a
+progress bar, is shown after a short delay.
 """
 
 import contextlib
@@ -28,27 +28,27 @@ from replicax.workers._sessions import Guard
 
 _NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
-# Colours, cursor movements, titles; and the beginning of one that is not complete.
+# ANSI escape sequences (colours, cursor movements, titles), and the start of an incomplete one.
 _ESCAPES = re.compile(
     rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\"
     rb"|[ -/]*[0-Z\\^-~])"
 )
 _OPEN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[ -/]*|\][^\x07\x1b]{0,99})\Z")
 _SOON = 0.2  # seconds after which an incomplete line is shown
-_LONGEST = 65_536  # bytes of a line that are kept back until it is complete
+_LONGEST = 65_536  # bytes of an incomplete line that are buffered
 
 
 class Console:
-    """A stream that several workers write to, line by line."""
+    """An output stream that several workers share, line by line."""
 
     def __init__(self, out: IO[str]) -> None:
         self._out: IO[str] | None = out
         self._lock = threading.Lock()
-        self._unfinished = ""  # whose line has no end yet
+        self._unfinished = ""  # the prefix of the worker whose line is not finished
         self.is_terminal = out.isatty()
 
     def write(self, prefix: str, text: str) -> None:
-        """Write the next piece of a worker's text, no more than one line."""
+        """Write a piece of a worker's output that is at most one line."""
         with self._lock:
             begin = "" if self._unfinished == prefix else prefix
             if self._unfinished and begin:
@@ -57,7 +57,7 @@ class Console:
             self._put(begin + text)
 
     def finish(self) -> None:
-        """Write the end of a line that has none."""
+        """End an unfinished line."""
         with self._lock:
             if self._unfinished:
                 self._unfinished = ""
@@ -70,7 +70,7 @@ class Console:
             self._out.write(text)
             self._out.flush()
         except (OSError, ValueError) as error:
-            # What Python holds back goes nowhere when it ends, in place of failing there.
+            # Redirect the stream, so that flushing its buffer at exit does not fail again.
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._out.fileno())
             self._out = None
@@ -78,7 +78,7 @@ class Console:
 
 
 class Log:
-    """A file that keeps what one worker writes, and when; nobody else may read it."""
+    """A log file of one worker's output with timestamps, readable by this user only."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -91,7 +91,7 @@ class Log:
             self._file = os.fdopen(descriptor, "wb", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Add to the file."""
+        """Append to the file."""
         try:
             if self._file is not None:
                 self._file.write(self._stamped(data))
@@ -100,13 +100,13 @@ class Log:
             _warn(f"{self._path} cannot be written any more: {error.strerror}. Its worker goes on.")
 
     def _stamped(self, data: bytes) -> bytes:
-        """Return the data with the time before each new line; not before the rest of one."""
+        """Prepend the time to ``data``, unless it continues a line."""
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z ").encode() if self._is_at_start else b""
         self._is_at_start = data.endswith((b"\n", b"\r"))
         return stamp + data
 
     def close(self) -> None:
-        """Add no more."""
+        """Close the file; later output is dropped."""
         if self._file is not None:
             with contextlib.suppress(OSError):
                 self._file.close()
@@ -114,7 +114,7 @@ class Log:
 
 
 class Speaker:
-    """Bytes as they come from one worker -> pieces of lines, for the console and for its log."""
+    """Splits the output of one worker into pieces of lines, for the console and its log."""
 
     def __init__(
         self, console: Console, prefix: str, log: Log, note: Callable[[str], None]
@@ -123,13 +123,13 @@ class Speaker:
         self._prefix = prefix
         self._log = log
         self._note = note
-        self._held: list[bytes] = []  # what is not shown yet of a line without end
+        self._held: list[bytes] = []  # the part of an incomplete line that is not shown yet
         self._size = 0
         self._since = 0.0
-        self._line = ""  # the beginning of that line, as far as it is shown
+        self._line = ""  # the part of that line that is shown
 
     def take(self, data: bytes) -> None:
-        """Show the lines that ``data`` completes."""
+        """Add output, and show the lines that ``data`` completes."""
         if not self._size:
             self._since = time.monotonic()
         self._held.append(data)
@@ -145,7 +145,7 @@ class Speaker:
             self.show_rest()
 
     def show_rest(self, *, all_of_it: bool = False) -> None:
-        """Show what has come of a line without end; not half of an escape sequence."""
+        """Show the buffered part of an incomplete line, but not a part of an escape sequence."""
         rest, self._held, self._size = b"".join(self._held), [], 0
         kept = None if all_of_it else _OPEN_ESCAPE.search(rest)
         if kept:
@@ -155,7 +155,7 @@ class Speaker:
             self._show(rest)
 
     def patience(self) -> float | None:
-        """Seconds until what has come must be shown; None if nothing waits."""
+        """Return the seconds until the buffered output must be shown; None if there is none."""
         return max(0.0, self._since + _SOON - time.monotonic()) if self._size else None
 
     def _show(self, piece: bytes) -> None:
@@ -173,7 +173,7 @@ class Speaker:
 
 
 def pump(stream: IO[bytes], speaker: Speaker, log: Log) -> None:
-    """Carry all that a worker writes to the console and to its log, until it ends."""
+    """Copy a worker's output to the console and its log until the stream ends."""
     with stream, contextlib.closing(log), selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while True:
@@ -195,13 +195,13 @@ def _warn(text: str) -> None:
 _KEPT = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
-_DYING = 10.0  # seconds that a killed process may take; one whose disk hangs takes for ever
+_DYING = 10.0  # seconds to wait for a killed process; one in uninterruptible I/O never ends
 _BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
 
 
 @dataclass(frozen=True)
 class GangPlan:
-    """How one worker is started."""
+    """The command and environment of one worker."""
 
     index: int
     address: str
@@ -214,11 +214,11 @@ class Worker:
     """A worker that was started.
 
     Attributes:
-        plan: How.
-        process: Its process, which leads a session.
-        lines: The last that it wrote.
-        ended: When it was seen to have ended.
-        made_to_end: Why the launcher itself killed it, if it did.
+        plan: Its command and environment.
+        process: Its process, a session leader.
+        lines: Its last lines of output.
+        ended: When the launcher noticed its end.
+        made_to_end: Why the launcher killed it; "" if it did not.
     """
 
     plan: GangPlan
@@ -229,25 +229,25 @@ class Worker:
 
     @property
     def code(self) -> int:
-        """The exit code as a shell gives it: 128 and the signal for one that was killed."""
+        """The exit code as a shell reports it: 128 plus the signal for a killed process."""
         code = self.process.returncode
-        code = -signal.SIGKILL if code is None else code  # it was, and hangs in the system
+        code = -signal.SIGKILL if code is None else code  # killed, but still in uninterruptible I/O
         return 128 - code if code < 0 else code
 
     @property
     def blames(self) -> str:
-        """What it says of the worker because of which it failed, if it did not fail by itself."""
+        """The error line that blames another worker for this one's failure; "" if there is none."""
         last = list(self.lines)[-5:]
         return next((line for line in last if "WorkerLostError" in line), "")
 
     @property
     def blamed(self) -> int | None:
-        """Which worker that is, if it is one."""
+        """The index of the worker that it blames, or None."""
         found = _BLAMED.search(self.blames)
         return int(found[1]) if found else None
 
     def story(self) -> str:
-        """What became of it, in one line."""
+        """Return a one-line description of its end."""
         code = self.process.returncode
         how = self.made_to_end or (
             f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
@@ -256,14 +256,14 @@ class Worker:
 
 
 class Gang:
-    """Workers that live and end together.
+    """Workers that start and end together.
 
     Args:
-        plans: How they are started.
-        logs: Where each one's output goes.
-        guard: What ends them if the launcher cannot.
-        tell: Told of each one that has ended, in words.
-        leases: Where workers ask for time to save; see `replicax.workers._leases`.
+        plans: The command and environment of each.
+        logs: The log of each.
+        guard: The guard that ends them if the launcher is killed.
+        tell: Called with a description of each worker that exits.
+        leases: The folder in which workers request time to save; see `replicax.workers._leases`.
     """
 
     def __init__(
@@ -289,7 +289,11 @@ class Gang:
             raise
 
     def wait(self, grace: float) -> Worker | None:
-        """Wait until all have ended; the one that failed first, and took the others along."""
+        """Wait for all workers; after a failure, kill the others when the grace period is over.
+
+        Returns:
+            The worker that failed first and caused the other failures, or None.
+        """
         deadline: float | None = None
         while self._running():
             now = time.monotonic()
@@ -305,7 +309,7 @@ class Gang:
         return min(failed, key=lambda w: (bool(w.made_to_end or w.blames), w.ended), default=None)
 
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
-        """Ask all that still run to end, and after ``grace`` seconds make them."""
+        """Send a signal to all running workers, and kill them after ``grace`` seconds."""
         if grace:
             _sessions.send(number, [w.process.pid for w in self._running()])
             deadline = time.monotonic() + grace
@@ -314,7 +318,7 @@ class Gang:
         self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
 
     def notify(self, number: int) -> None:
-        """Send a signal to the workers, not to their helpers, which may die of it."""
+        """Send a signal to the workers, but not to their helpers, which it would end."""
         for worker in self.workers:
             if worker.process.returncode is None:
                 worker.process.send_signal(number)
@@ -326,7 +330,7 @@ class Gang:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C reaches it through us, once
+            start_new_session=True,  # Ctrl-C reaches the worker through the launcher only, once
             preexec_fn=_end_with_launcher,
         )
         self._guard.watch(process.pid)
@@ -339,7 +343,7 @@ class Gang:
         thread.start()
 
     def _running(self) -> list[Worker]:
-        """Those that still run; the helpers of the others are ended."""
+        """Return the running workers; end the helpers of those that have exited."""
         for worker in self.workers:
             if worker.ended is None and worker.process.poll() is not None:
                 worker.ended = time.monotonic()
@@ -348,7 +352,7 @@ class Gang:
         return [w for w in self.workers if w.ended is None]
 
     def _is_saving(self, grace: float) -> bool:
-        """Whether a worker has asked for more time than the launcher's; say so once for each."""
+        """Whether a worker has a lease beyond the grace period; log that once for each."""
         leases = {w: _leases.find(self._leases, w.process.pid) for w in self._running()}
         held = {w: lease for w, lease in leases.items() if lease is not None and lease.left > 0}
         for worker, lease in held.items():
@@ -401,7 +405,7 @@ def _signal_name(number: int) -> str:
 
 
 def _end_with_launcher() -> None:
-    """Have the system end this worker if the launcher and its guard are killed; on Linux only."""
+    """Make Linux send SIGTERM to this worker if the launcher dies, even if the guard does too."""
     if _libc is not None:
         _libc.prctl(_DIE_WITH_PARENT, signal.SIGTERM)
 

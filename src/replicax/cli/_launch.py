@@ -1,4 +1,4 @@
-"""``replicax launch --workers 4 train.py``: start all workers of a cluster, and watch over them."""
+"""``replicax launch --workers 4 train.py``: start and supervise the workers of a cluster."""
 
 import argparse
 import contextlib
@@ -42,48 +42,52 @@ _SHOWN_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "REPLICAX_CPU_DEVICES",
 )
-_QUICK_FAILURE = 3.0  # seconds; if workers fail sooner, restarts wait longer each time
+_QUICK_FAILURE = 3.0  # seconds; failures faster than this increase the pause before a restart
 _LONGEST_PAUSE = 30.0
-_OTHER_HOSTS = 60.0  # seconds that the workers of other machines have to hear of a failure
+_OTHER_HOSTS = 60.0  # seconds for the workers of other hosts to learn of a failure
 _LOOPBACK = "127.0.0.1"
 _PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
 _GPUS = "CUDA_VISIBLE_DEVICES"
-# Memory of more than 32 MiB comes anew from the kernel every time. With this, glibc asks for large
-# pages, where there are any: a 500th of the page faults. One before 2.35 does not know it, and does
-# nothing.
+# glibc returns blocks of more than 32 MiB to the kernel and maps new ones every time. This tunable
+# makes it request huge pages where available, with 500 times fewer page faults. Versions before
+# 2.35 ignore it.
 WORKERS_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if sys.platform == "linux" else {}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     add = parser.add_argument
-    add("--workers", type=int, required=True, metavar="N", help="how many, on all hosts together")
-    add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each")
-    add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an even part")
-    add("--max-restarts", type=int, default=0, metavar="R", help="start all again so often")
+    add("--workers", type=int, required=True, metavar="N", help="number of workers on all hosts")
+    add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each worker")
+    add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an equal share")
+    add(
+        "--max-restarts", type=int, default=0, metavar="R", help="restart all workers up to R times"
+    )
     add("--hosts", metavar="H1,H2", help="the machines; run this command on each of them")
-    add("--host-index", type=int, default=0, metavar="I", help="which of them this is, from 0")
-    add("--ssh", action="store_true", help="start this command on all --hosts, by ssh")
-    add("--remote", action="store_true", help=argparse.SUPPRESS)  # at a host, by --ssh
+    add("--host-index", type=int, default=0, metavar="I", help="the index of this host, from 0")
+    add("--ssh", action="store_true", help="run this command on all --hosts over ssh")
+    add("--remote", action="store_true", help=argparse.SUPPRESS)  # added by --ssh, on each host
     add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
-    add("--token-file", type=Path, metavar="F", help="what all machines know; needed with --hosts")
-    add("--metrics-port", type=int, metavar="P", help="serve metrics for Prometheus there")
-    add("--log-dir", type=Path, metavar="DIR", help="keep the output of each worker there")
-    add("--grace", type=float, default=15.0, metavar="S", help="seconds to end by themselves")
+    add("--token-file", type=Path, metavar="F", help="the run's shared secret; needed with --hosts")
+    add("--metrics-port", type=int, metavar="P", help="serve Prometheus metrics at this port")
+    add("--log-dir", type=Path, metavar="DIR", help="write the output of each worker there")
+    add(
+        "--grace", type=float, default=15.0, metavar="S", help="seconds to exit before being killed"
+    )
     add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
-    add("--report", type=Path, metavar="FILE", help="at the end, write a page about the run there")
-    add("--dry-run", action="store_true", help="show what would be started")
+    add("--report", type=Path, metavar="FILE", help="at the end, write an HTML report of the run")
+    add("--dry-run", action="store_true", help="show the commands without running them")
     add("-m", action="store_true", dest="is_module", help="the program is a module")
     add("program", help="the training program")
-    add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    add("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Launch, and restart if asked to.
+    """Launch the workers, and restart them up to ``--max-restarts`` times.
 
     Returns:
-        The exit code of the worker that failed first, or 0; 128 and the number of a signal that
-        ended the launcher.
+        The exit code of the worker that failed first, or 0; 128 plus the signal that ended the
+        launcher.
     """
     _check(options)
     if options.dry_run and options.ssh and not options.remote:
@@ -107,10 +111,10 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
-    """A guard, and a folder; whatever ends the launcher, no worker and no folder stays."""
+    """Yield a guard and a run folder; however the launcher ends, workers and folder do too."""
     guard = Guard(grace)
     try:
-        # The guard knows of the folder before it is there.
+        # Register the folder before it exists, so that it is removed in any case.
         folder = _runs.temporary_folder() / f"{FOLDER}{secrets.token_hex(8)}"
         guard.remove_later(folder)
         yield guard, folder
@@ -120,13 +124,13 @@ def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
 
 @contextmanager
 def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
-    """What listens to the run; whatever ends it, the page is written."""
+    """Yield a reporter, if requested; the page is written however the run ends."""
     if options.report is None:
         yield None
         return
     reporter = Reporter(options.report, options.program)
     try:
-        reporter.write()  # now, as a path that cannot be written must not be found at the end
+        reporter.write()  # fail now, not at the end, if the path is not writable
     except OSError as error:
         raise ClusterError(
             f"--report {options.report} cannot be written: {error.strerror}. Give a file in a"
@@ -182,7 +186,7 @@ def _attempt(
             _end(gang, options.grace, interrupt)
             options.may_restart = False
             _agree(seat, options, 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
-            _wait_for_others(hub, options, has_failed=True)  # they need the hub to save
+            _wait_for_others(hub, options, has_failed=True)  # other hosts need the hub to save
             raise
         if culprit:
             code, story = culprit.code, _story(culprit, gang.workers)
@@ -201,20 +205,20 @@ def _attempt(
 
 
 def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
-    """Join the decision of all launchers whether to restart."""
+    """Join the agreement among the launchers, if there are several hosts."""
     several = len(_hosts(options)) > 1
     return CouncilSeat(address, options.token, options.host_index) if several else None
 
 
 def _teller(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
-    """Return a callback that reports an ended worker to the hub, on this host or another."""
+    """Return a callback that reports a worker's exit to the hub, on this host or another."""
     if hub is not None:
         return hub.report_exit
     return seat.report_exit if seat is not None else lambda story: None
 
 
 def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
-    """Decide with the other launchers whether to restart; return the message to print."""
+    """Agree with the other launchers on whether to restart; return a message to print."""
     options.may_restart = bool(code and options.may_restart and not options.warning.number)
     if seat is None:
         return ""
@@ -238,13 +242,13 @@ def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
 def _wait_for_others(
     hub: HubProcess | None, options: argparse.Namespace, *, has_failed: bool
 ) -> None:
-    """Keep the hub for the workers of other machines."""
+    """Keep the hub running for the workers of other hosts."""
     if hub is not None and options.hosts:
         hub.wait(_OTHER_HOSTS if has_failed else None)
 
 
 def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]:
-    """A file for each worker; what an attempt that failed wrote stays."""
+    """Open a log for each worker; the logs of earlier attempts are kept."""
     if folder is None:
         return [Log(None)] * len(plans)
     suffix = f".restart-{attempt}" if attempt else ""
@@ -276,8 +280,8 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
     }
     common.pop("REPLICAX_TOKEN", None)
     if options.max_restarts and not options.hosts and _PROGRAMS not in common:
-        # What was compiled once need not be after a restart. Not on several machines: each would
-        # have a cache of its own, and workers that must compile together would not.
+        # Reuse compiled programs after a restart. Not on several hosts: their caches would differ,
+        # and workers that must compile together would not all do so.
         common[_PROGRAMS] = str(token.parent / "compiled")
         common.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     if options.metrics_port is not None:
@@ -311,7 +315,7 @@ def _ranks(index: int, local: int, workers: int, local_workers: int) -> dict[str
 
 
 def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, str]:
-    """Return the variable that shows a worker its own GPUs only, if the user gave their number."""
+    """Return the variable that shows a worker its own GPUs only, if ``count`` is given."""
     if count is None:
         return {}
     shown = common.get(_GPUS)
@@ -356,7 +360,7 @@ def _given_token(options: argparse.Namespace) -> str | None:
 
 
 def _token(options: argparse.Namespace) -> str:
-    """The secret of this run: a given one, or a new one."""
+    """Return the token of this run: a configured one, or a new one."""
     token = _ssh.token_of_starter() if options.remote else _given_token(options)
     if token is None and options.hosts:
         raise ClusterError(
@@ -382,7 +386,7 @@ def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
 
 
 def _require_hub(hub: HubProcess | None, gang: Gang, plan: GangPlan) -> None:
-    """See that the hub is there; only behind the gang, as it starts while the workers do."""
+    """Check that the hub is up. Call after launching the workers, which start concurrently."""
     if hub is not None and (fault := hub.fault()):
         gang.end(0.0)
         raise _no_hub(plan, fault)
@@ -438,7 +442,7 @@ def _show(plans: list[GangPlan]) -> None:
 
 
 def _story(first: Worker, workers: list[Worker]) -> str:
-    """Which worker failed first, and what became of the others."""
+    """Describe which worker failed first, with its last output, and how the others ended."""
     blamed = next((w for w in workers if w.plan.index == first.blamed and w.made_to_end), None)
     culprit = blamed or first
     last = list(culprit.lines)[-_SHOWN:]
@@ -462,9 +466,9 @@ def _say(text: str) -> None:
 
 
 class _Warning:
-    """SIGUSR1 or SIGUSR2, with which Slurm announces the end: the workers handle it.
+    """A handler that forwards SIGUSR1 or SIGUSR2, Slurm's advance warning, to the workers.
 
-    Workers that save then exit. The launcher does not start them again.
+    Workers that save exit afterwards, and the launcher does not restart them.
     """
 
     def __init__(self) -> None:
@@ -472,7 +476,7 @@ class _Warning:
         self._gang: Gang | None = None
 
     def pass_on(self, gang: Gang) -> None:
-        """Hand it to these workers when it comes, or now if it has come."""
+        """Forward the signal to the workers of ``gang``, at once if it has arrived already."""
         self._gang = gang
         if self.number:
             gang.notify(self.number)
@@ -486,7 +490,7 @@ class _Warning:
 
 @contextmanager
 def _signals_as_interrupts(warning: _Warning) -> Iterator[None]:
-    """Treat SIGTERM and a closed terminal like Ctrl-C; the same signal is handed to the workers."""
+    """Treat SIGTERM and SIGHUP like Ctrl-C, with the signal's number as the argument."""
 
     def interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
@@ -495,7 +499,7 @@ def _signals_as_interrupts(warning: _Warning) -> Iterator[None]:
     ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     before = {n: signal.getsignal(n) for n in (*ends, *warnings)}
     for number, handler in before.items():
-        if handler is not signal.SIG_IGN:  # as `nohup` sets it
+        if handler is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
             signal.signal(number, warning if number in warnings else interrupt)
     try:
         yield

@@ -1,4 +1,4 @@
-"""The command line: the verb -> its module."""
+"""The entry point of the command line, which dispatches to the module of the subcommand."""
 
 import argparse
 import importlib
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 from replicax._errors import ReplicaxError
 
 VERBS = {
-    "doctor": "Look at what this machine, and the cluster, have for a training program.",
-    "launch": "Start the workers of a cluster on this machine, or this machine's part of one.",
+    "doctor": "Check this machine, and the cluster, before training.",
+    "launch": "Start the workers of a cluster on this machine, or this machine's part of them.",
     "manifest": "Print manifests for Kubernetes: a JobSet, a TrainJob, a Job, or plain pods.",
     "plan": "Find the devices on which a training step fits, from the smallest to the fastest.",
-    "port": "Rewrite a program for TensorFlow as one for replicax, and mark what is left to do.",
-    "preflight": "Compile the training step of a script for TPUs or GPUs that are not here.",
-    "timeline": "Record what each device does in a training step, and what it waits for.",
-    "top": "Show the workers of a running cluster: steps, waits for input, memory, last heard.",
+    "port": "Rewrite a TensorFlow program for replicax, and mark the places left to do.",
+    "preflight": "Compile a script's training step for TPUs or GPUs that this machine lacks.",
+    "timeline": "Record what every device does in a training step, and what it waits for.",
+    "top": "Show the workers of a running cluster: steps, input waits, memory, last heartbeat.",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the verb that the command line names.
+    """Run the subcommand that the command line names.
 
     Returns:
-        The exit status: 0 if all is well, 1 if not, 2 if the command makes no sense.
+        The exit status: 0 for success, 1 for failure, 2 for an invalid command.
     """
     own, rest = _halves(sys.argv[1:] if argv is None else list(argv))
     parser = argparse.ArgumentParser(prog="replicax", description="The tools of replicax.")
@@ -37,9 +37,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     chosen = next((word for word in own[:1] if word in VERBS), None)
     if chosen is None:
-        parser.parse_args(own)  # which says what is missing, or helps
+        parser.parse_args(own)  # prints the help or an error, and exits
         return 2
-    verb = importlib.import_module(f"replicax.cli._{chosen}")  # no other: one of them needs JAX
+    verb = importlib.import_module(f"replicax.cli._{chosen}")  # only this one: some import JAX
     verb.add_arguments(parsers[chosen])
     options = parser.parse_args(own)
     options.own, options.rest = own[1:], rest
@@ -57,25 +57,25 @@ def _complain(text: str) -> None:
 
 
 def _halves(argv: list[str]) -> tuple[list[str], list[str]]:
-    """What is for us, and what follows ``--`` for the program that we start."""
+    """Split the arguments at ``--``: ours, and those of the program that we start."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]
 
 
 def _open_streams() -> None:
-    """Where a standard stream is closed, as services and `cron` may do it, use the empty device.
+    """Open the null device in place of standard streams that are closed, as under `cron`.
 
-    Otherwise the next file or pipe that is opened would take its place.
+    Otherwise the next file or pipe that is opened would get the stream's descriptor.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def entry() -> None:
-    """What the installed command calls."""
+    """Run the installed command."""
     _open_streams()
     sys.exit(main())

@@ -1,7 +1,7 @@
 """``replicax manifest jobset --image ... train.py``: print manifests for Kubernetes.
 
-The pods get what `MultiWorkerMirroredStrategy()` needs as environment variables, from names that
-Kubernetes gives them, so that no rights to ask its API are needed.
+The pods get the environment variables that `MultiWorkerMirroredStrategy()` needs. These derive from
+names that Kubernetes assigns, so the pods need no permission to query its API.
 """
 
 import argparse
@@ -17,8 +17,8 @@ _PORT = 7000
 _PREEMPTED = 143  # the exit code of a worker that saved and stopped after SIGTERM
 _INDEX = "batch.kubernetes.io/job-completion-index"
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
-_LONGEST_NAME = 40  # Kubernetes adds indices and random letters, up to 63
-# Words and numbers that YAML would not read as strings, and characters that mean something to it.
+_LONGEST_NAME = 40  # Kubernetes appends indices and random characters, with a limit of 63
+# Strings that need no quotes in YAML, except for the words that it reads as other types.
 _PLAIN = re.compile(r"[A-Za-z/_][-A-Za-z0-9/_.]*")
 _NOT_TEXT = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
 
@@ -26,20 +26,20 @@ Part = dict[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     add = parser.add_argument
-    add("kind", choices=sorted(_KINDS), help="what to print")
+    add("kind", choices=sorted(_KINDS), help="the kind of manifest")
     add("--image", required=True, help="the container image, with replicax and the program")
-    add("--name", default="train", help="of the run; the workers' host names begin with it")
-    add("--workers", type=int, default=2, metavar="N", help="how many pods")
-    add("--gpus", type=int, default=0, metavar="G", help="GPUs of each pod")
-    add("--port", type=int, default=_PORT, metavar="P", help="where worker 0 listens")
+    add("--name", default="train", help="the run's name, a prefix of the workers' host names")
+    add("--workers", type=int, default=2, metavar="N", help="number of pods")
+    add("--gpus", type=int, default=0, metavar="G", help="GPUs per pod")
+    add("--port", type=int, default=_PORT, metavar="P", help="port of worker 0")
     add("--max-restarts", type=int, default=3, metavar="R", help="not counting preemptions")
     add("--grace", type=int, default=60, metavar="S", help="seconds to save after SIGTERM")
-    add("--runtime", default="jax-distributed", help="of a TrainJob")
+    add("--runtime", default="jax-distributed", help="runtime of a TrainJob")
     add("-m", action="store_true", dest="is_module", help="the program is a module")
-    add("program", help="the training program, as its path in the image")
-    add("arguments", nargs=argparse.REMAINDER, help="its own arguments")
+    add("program", help="path of the training program in the image")
+    add("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         0.
 
     Raises:
-        ClusterError: An argument makes no sense.
+        ClusterError: If an argument is invalid.
     """
     _check(options)
     documents = _KINDS[options.kind](options)
@@ -70,7 +70,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _jobset(options: argparse.Namespace) -> list[Part]:
-    # JobSet names pods <set>-<job>-<index of the job>-<index of the pod>, in a domain of its name.
+    # JobSet names pods <set>-<job>-<job index>-<pod index>, in a subdomain with the set's name.
     first = f"{options.name}-node-0-0.{options.name}"
     spec = {**_job_spec(options, first), "podFailurePolicy": _failure_policy("FailJob")}
     job = {"name": "node", "replicas": 1, "template": {"spec": spec}}
@@ -100,7 +100,7 @@ def _jobset(options: argparse.Namespace) -> list[Part]:
 def _job(options: argparse.Namespace) -> list[Part]:
     spec = _job_spec(options, f"{options.name}-0.{options.name}")
     spec["template"]["spec"]["subdomain"] = options.name
-    # A worker that is lost makes all others fail, and each of them counts.
+    # One lost worker makes all others fail, and each of these failures counts.
     spec["backoffLimit"] = options.max_restarts * options.workers
     spec["podFailurePolicy"] = _failure_policy("Ignore")
     job = {
@@ -155,7 +155,7 @@ def _trainjob(options: argparse.Namespace) -> list[Part]:
 _KINDS = {"job": _job, "jobset": _jobset, "pod": _pods, "trainjob": _trainjob}
 
 
-# Parts.
+# Components.
 
 
 def _job_spec(options: argparse.Namespace, first: str) -> Part:
@@ -170,12 +170,12 @@ def _job_spec(options: argparse.Namespace, first: str) -> Part:
 
 
 def _pod_spec(options: argparse.Namespace, first: str, index: Part) -> Part:
-    """Return a pod of one worker.
+    """Return the pod spec of one worker.
 
     Args:
         options: The arguments of the command.
         first: The host name of worker 0.
-        index: Where the index of this one comes from.
+        index: The value, or the source of the value, of this worker's index.
     """
     container: Part = {
         "name": "worker",
@@ -214,7 +214,7 @@ def _resources(options: argparse.Namespace) -> Part:
 
 
 def _failure_policy(action: str) -> Part:
-    """Return rules that separate preemptions, which cost no restart, from failures."""
+    """Return rules that handle preemptions with ``action`` instead of counting them as failures."""
     return {
         "rules": [
             {
@@ -234,7 +234,7 @@ def _failure_policy(action: str) -> Part:
 
 
 def _service(options: argparse.Namespace, selector: dict[str, str]) -> Part:
-    """Return the service that gives pods host names, before they are ready."""
+    """Return the headless service that gives the pods host names, even before they are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -249,7 +249,7 @@ def _service(options: argparse.Namespace, selector: dict[str, str]) -> Part:
 
 
 def _yaml(value: Any, indent: str = "") -> Iterator[str]:
-    """Yield the lines of a value in YAML: dictionaries and lists in blocks, the rest as JSON."""
+    """Yield the lines of a value in YAML: dictionaries and lists as blocks, scalars as JSON."""
     if isinstance(value, dict):
         for key, item in value.items():
             if isinstance(item, dict) or (isinstance(item, list) and _is_nested(item)):

@@ -1,4 +1,4 @@
-"""``replicax plan train.py --fit v5e,h100 --global-batch 4096``: on what, and how."""
+"""``replicax plan``: find devices and options for a training step by compiling it for each."""
 
 import argparse
 import dataclasses
@@ -15,35 +15,47 @@ from replicax.cli._preflight import DOES_NOT_FIT, OK, caught, check_outputs, cho
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     parser.add_argument("script", help="the training program; its own arguments follow after --")
     parser.add_argument("--fit", metavar="KINDS", default="v5e", help="such as v5e,v5p,h100")
     parser.add_argument(
-        "--global-batch", type=int, required=True, metavar="N", help="examples of one step"
+        "--global-batch", type=int, required=True, metavar="N", help="examples per step"
     )
-    parser.add_argument("--most", type=int, default=64, metavar="N", help="devices (default: 64)")
+    parser.add_argument(
+        "--most",
+        type=int,
+        default=64,
+        metavar="N",
+        help="largest number of devices to try (default: 64)",
+    )
     parser.add_argument(
         "--vary",
         action="append",
         default=[],
         metavar="OPTION=A,B",
-        help="an option of the script to try with each of these values, such as cores=1,8; without"
-        " values, to try without and with it",
-    )
-    parser.add_argument("--prices", metavar="FILE", help='a JSON file: {"v5e": 1.2} for an hour')
-    parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
-    parser.add_argument(
-        "--plan", action="store_true", help="make the script's variables without values"
+        help="an option of the script, to try with each of these values, such as cores=1,8; without"
+        " values, to try without and with the option",
     )
     parser.add_argument(
-        "--devices", type=int, default=8, metavar="N", help="virtual ones for the script"
+        "--prices", metavar="FILE", help='a JSON file with hourly prices: {"v5e": 1.2}'
     )
-    parser.add_argument("--cache", metavar="DIR", default="", help="keep what the compiler said")
-    parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
+    parser.add_argument(
+        "--function", metavar="NAME", help="the step, if not the first that compiles"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="create the script's variables without values"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=8, metavar="N", help="virtual CPU devices for the script"
+    )
+    parser.add_argument(
+        "--cache", metavar="DIR", default="", help="cache the compiler's results there"
+    )
+    parser.add_argument("--plot", metavar="FILE", help="also plot the result, as .png or .svg")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Catch the step of the script, try it on the devices, print the table."""
+    """Capture the step of the script, compile it for each candidate, and print the table."""
     targets = [target for kind in _kinds(options) for target in sizes_of(kind, options.most)]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
@@ -58,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         if status:
             return status
         candidates += found
-        gc.collect()  # the variables of this run of the script
+        gc.collect()  # free the variables of this run of the script
     plan = Plan(tuple(c.priced(prices) for c in candidates))
     console.print(plan)
     for title in ("smallest", "fastest"):
@@ -76,7 +88,7 @@ def _kinds(options: argparse.Namespace) -> list[str]:
 def _tried(
     step: Step, options: argparse.Namespace, given: tuple[str, ...], console: Console
 ) -> list[Candidate]:
-    """A step on all the devices, each as soon as it is compiled."""
+    """Compile the step for all candidates, printing a line as each finishes; return them."""
     how, found = Compiling(cache=options.cache), list[Candidate]()
     for one in search(step, _kinds(options), options.global_batch, options.most, how):
         found.append(dataclasses.replace(one, options=given))

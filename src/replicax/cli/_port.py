@@ -1,4 +1,4 @@
-"""``replicax port train.py``: a program for TensorFlow becomes one for replicax."""
+"""``replicax port train.py``: rewrite a TensorFlow program for replicax."""
 
 import argparse
 import contextlib
@@ -18,26 +18,26 @@ from rich.text import Text
 
 from replicax._lazy import LazyModule
 
-# The exit statuses; 2 is that of a command which makes no sense.
+# The exit statuses; 2 is reserved for invalid commands.
 OK, SOMETHING_LEFT = 0, 1
 
 _rewrite = LazyModule("replicax.cli._port_rewrite")  # it needs LibCST, an extra
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
-    parser.add_argument("program", nargs="+", type=Path, help="what to port; without --output and"
-        " --in-place it is only looked at")  # fmt: skip
-    parser.add_argument("--diff", action="store_true", help="show every line that changes")
+    """Add the arguments of this subcommand."""
+    parser.add_argument("program", nargs="+", type=Path, help="the programs to port; without"
+        " --output and --in-place they are only analyzed")  # fmt: skip
+    parser.add_argument("--diff", action="store_true", help="show every changed line")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the port of one"
-        " program there; a file that exists is not replaced")  # fmt: skip
-    where.add_argument("--in-place", action="store_true", help="replace the programs; each is kept"
-        " beside its port as NAME.orig")  # fmt: skip
+        " program there; an existing file is not replaced")  # fmt: skip
+    where.add_argument("--in-place", action="store_true", help="replace the programs; each original"
+        " is kept next to its port as NAME.orig")  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
-    """Port each program, say what became of it, and whether something is left to do."""
+    """Port each program and print a summary; return 1 if something is left to do."""
     if importlib.util.find_spec("libcst") is None:
         raise ModuleNotFoundError("This needs LibCST: `pip install 'replicax[port]'`.")
     problem = _nonsense(options)
@@ -75,7 +75,7 @@ def _kept(path: Path) -> Path:
 
 
 def _write(path: Path, code: str, options: argparse.Namespace) -> None:
-    """Write the port whole or not at all."""
+    """Write the port atomically."""
     target = options.output or (path if options.in_place else None)
     if target is None:
         return

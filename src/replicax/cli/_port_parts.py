@@ -1,4 +1,4 @@
-"""Pieces of a program that is being ported: its facts, calls of the table, and its imports."""
+"""Helpers of ``replicax port``: facts about a program, call arguments, and imports."""
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
@@ -30,7 +30,7 @@ _OF_ELEMENTS = frozenset(
         "take_while",
     ]
 )
-# Functions of TensorFlow that give floats, and those that give what they are given.
+# TensorFlow functions that return floats, and functions that keep the dtype of their arguments.
 _FLOATS = frozenset(
     ["cos", "exp", "log", "log1p", "rsqrt", "sigmoid", "sin", "softplus", "sqrt", "tanh"]
 )
@@ -57,7 +57,7 @@ _KEEPING = frozenset(
         "transpose",
     ]
 )
-# Arguments that TensorFlow makes tensors of; others are shapes, axes and lists of tensors.
+# Arguments that TensorFlow converts to tensors; others are shapes, axes and lists of tensors.
 _TENSORS = frozenset(
     (
         "a",
@@ -78,20 +78,20 @@ _TENSORS = frozenset(
         "y",
     )
 )
-# Arguments that have these names in JAX too may be given by name there.
+# Arguments with the same names in JAX, which may be passed by keyword there.
 _SAME_NAMES = ("axes", "axis", "dtype", "shape")
 
 
 class Facts(cst.CSTVisitor):
-    """What must be known of a program before it is rewritten.
+    """Facts about a program, collected before it is rewritten.
 
     Attributes:
-        bound: What each name is bound to first.
-        of_elements: The functions that a dataset calls, by name.
-        lambdas: Those that have no name.
-        values: What is assigned to each name.
-        has_numpy_method: Whether a class has a method of that name.
-        is_for_tensorflow: Whether it imports TensorFlow at all.
+        bound: The kind of each name's first binding.
+        of_elements: The names of functions that a dataset applies to elements.
+        lambdas: The lambdas among such functions.
+        values: The expressions assigned to each name.
+        has_numpy_method: Whether a class defines a method ``numpy``.
+        is_for_tensorflow: Whether the program imports TensorFlow.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Facts(cst.CSTVisitor):
         self.is_for_tensorflow = False
 
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
-        """Functions that are given to a dataset's methods."""
+        """Collect functions that are passed to a dataset's methods."""
         func = node.func
         if isinstance(func, cst.Attribute) and func.attr.value in _OF_ELEMENTS:
             for argument in node.args:
@@ -113,34 +113,34 @@ class Facts(cst.CSTVisitor):
                     self.lambdas.add(argument.value)
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
-        """Names of functions."""
+        """Collect names of functions."""
         self.has_numpy_method |= node.name.value == "numpy"
         self.bound.setdefault(node.name.value, "def")
 
     def visit_Param(self, node: cst.Param) -> None:  # noqa: N802
-        """Names of parameters, whose values are not known."""
+        """Collect parameters, whose values are unknown."""
         self.bound.setdefault(node.name.value, "parameter")
         self.values.setdefault(node.name.value, []).append(node.name)
 
     def visit_AssignTarget(self, node: cst.AssignTarget) -> None:  # noqa: N802
-        """Names that an assignment binds in a tuple."""
+        """Collect names that an assignment binds, also in tuples."""
         for name in m.findall(node.target, m.Name()):
             assert isinstance(name, cst.Name)
             self.bound.setdefault(name.value, "variable")
 
     def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802
-        """Values of names."""
+        """Collect assigned values."""
         for target in node.targets:
             if isinstance(target.target, cst.Name):
                 self.values.setdefault(target.target.value, []).append(node.value)
 
     def visit_AugAssign(self, node: cst.AugAssign) -> None:  # noqa: N802
-        """A name that is changed in place may become anything."""
+        """Mark a name that is changed in place as unknown."""
         if isinstance(node.target, cst.Name):
             self.values.setdefault(node.target.value, []).append(node.target)
 
     def visit_Import(self, node: cst.Import) -> None:  # noqa: N802
-        """Names of modules."""
+        """Collect names of modules."""
         for alias in node.names:
             text = code_of(alias.with_changes(comma=cst.MaybeSentinel.DEFAULT))
             name = alias.evaluated_alias or alias.evaluated_name
@@ -148,7 +148,7 @@ class Facts(cst.CSTVisitor):
             self.bound.setdefault(name.split(".")[0], f"import {text}")
 
     def visit_ImportFrom(self, node: cst.ImportFrom) -> None:  # noqa: N802
-        """Names out of modules."""
+        """Check for imports from TensorFlow."""
         self.is_for_tensorflow |= code_of(node.module).split(".")[0] == ROOT
 
 
@@ -158,7 +158,7 @@ def is_float(
     path_of: Callable[[cst.CSTNode], str | None],
     depth: int = 6,
 ) -> bool:
-    """Whether TensorFlow, which mixes no dtypes, computes an expression with floats for sure."""
+    """Whether TensorFlow, which never mixes dtypes, certainly computes an expression in floats."""
 
     def each(nodes: Iterable[cst.BaseExpression]) -> list[bool]:
         return [depth > 0 and is_float(n, facts, path_of, depth - 1) for n in nodes]
@@ -192,19 +192,19 @@ def _gives_float(node: cst.Call, facts: Facts, path_of: Any, each: Any) -> bool:
 
 
 def code_of(node: cst.CSTNode | None) -> str:
-    """The text of a piece of a program."""
+    """Return the source text of a node."""
     return "" if node is None else cst.Module([]).code_for_node(node)
 
 
 def statement(text: str) -> cst.BaseSmallStatement:
-    """A simple statement."""
+    """Parse a simple statement."""
     line = cst.parse_statement(text)
     assert isinstance(line, cst.SimpleStatementLine)
     return line.body[0]
 
 
 def bound(args: Sequence[cst.Arg], row: Row) -> dict[str, Any] | str:
-    """The arguments of a call by their names in the table, or why they cannot be told."""
+    """Return the arguments of a call by their names in ``row``, or why that is impossible."""
     given: dict[str, Any] = {}
     places = list(row.parameters)
     for place, argument in enumerate(args):
@@ -229,7 +229,7 @@ def bound(args: Sequence[cst.Arg], row: Row) -> dict[str, Any] | str:
 def filled(
     target: cst.Call, given: dict[str, Any], row: Row, old: cst.Call, defaults: Callable[[str], Any]
 ) -> cst.BaseExpression:
-    """The call of the table with the arguments of the program, in the program's own layout."""
+    """Return the call of the table with the program's arguments, in the program's own layout."""
     if any(not isinstance(slot.value, cst.Name) and slot.keyword is None for slot in target.args):
         found = target.visit(_Substitution(given))
         assert isinstance(found, cst.BaseExpression)
@@ -250,12 +250,12 @@ def _slot_filled(
         yield from given.get(name, ())
     elif name in given:
         argument: cst.Arg = given[name]
-        if isinstance(argument.value, cst.List) and name == "axis":  # NumPy wants a tuple
+        if isinstance(argument.value, cst.List) and name == "axis":  # NumPy takes tuples only
             wrapped = cst.Tuple(argument.value.elements)
             argument = argument.with_changes(value=wrapped)
         elif isinstance(argument.value, cst.List | cst.Tuple) and name in _TENSORS:
             wrapped = defaults("jnp.asarray(x)").with_changes(args=[cst.Arg(argument.value)])
-            argument = argument.with_changes(value=wrapped)  # JAX takes no lists for arrays
+            argument = argument.with_changes(value=wrapped)  # JAX rejects lists in place of arrays
         if slot.keyword is None and argument.keyword is not None and name in _SAME_NAMES:
             yield argument
         else:
@@ -267,7 +267,7 @@ def _slot_filled(
 
 
 class _Substitution(cst.CSTTransformer):
-    """Arguments in the place of their names."""
+    """Replaces names by the arguments of a call."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         super().__init__()
@@ -286,7 +286,7 @@ class _Substitution(cst.CSTTransformer):
 
 
 def with_imports(module: cst.Module, needs: Iterable[str], facts: Facts) -> cst.Module:
-    """The module with the imports that it needs now, in the place of those of TensorFlow."""
+    """Return the module with the required imports in place of TensorFlow's."""
     names = sorted(n for n in needs if n == "rx" or facts.bound.get(n) != IMPORTS[n])
     if not names:
         return module
@@ -323,7 +323,7 @@ def _after_docstring(body: list[Any]) -> int:
 
 
 def refused_keywords(value: Any, given: list[str]) -> list[str]:
-    """Which of the arguments, given by name, a function or class of ours does not take."""
+    """Return the names in ``given`` that a function or class does not take as keywords."""
     if not (inspect.isroutine(value) or inspect.isclass(value)):
         return []
     try:

@@ -1,4 +1,4 @@
-"""A program for TensorFlow -> the same for replicax, and what is left to do in it."""
+"""The source rewriter of ``replicax port``."""
 
 import textwrap
 from collections.abc import Iterator
@@ -39,18 +39,18 @@ _LOOP = (
 
 
 class PortError(ReplicaxError, ValueError):
-    """A program that cannot be ported as it is."""
+    """A program that cannot be ported without changes."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """Something in the program that wants a human.
+    """A place in the program that a human must check.
 
     Attributes:
-        line: Where, in the program that was given.
-        name: What it is called there.
-        words: What to know, or what to write.
-        is_left: Whether it is still TensorFlow's; else its port may mean something else.
+        line: The line in the original program.
+        name: The name that the mark is about.
+        words: A caveat, or advice on a replacement.
+        is_left: Whether the name was left unchanged; else its translation may differ in meaning.
     """
 
     line: int
@@ -60,19 +60,19 @@ class Mark:
 
     @property
     def comment(self) -> str:
-        """What stands above the line."""
+        """The text of the comment above the line."""
         what = f"{self.name} is left as it was." if self.is_left else f"look at {self.name}:"
         return f"replicax port: {what} {self.words}"
 
 
 @dataclass
 class Ported:
-    """What became of a program.
+    """The result of porting a program.
 
     Attributes:
         code: The program for replicax.
-        changes: For each name of TensorFlow that was replaced: what by, and how often.
-        marks: What wants a human, from the first line to the last.
+        changes: How often each pair of an old and a new name occurred.
+        marks: The places to check, in the order of their lines.
     """
 
     code: str
@@ -88,7 +88,7 @@ def port(code: str, name: str = "the program") -> Ported:
         name: Its name, for messages.
 
     Raises:
-        PortError: It is not Python, or has other things under the names that are needed.
+        PortError: If it is not Python, or binds a name that the port needs to something else.
     """
     try:
         module = cst.parse_module(code)
@@ -119,16 +119,16 @@ class _Rewriter(cst.CSTTransformer):
         self._rules = Rules()
         self._methods = left_out_methods()
         self._in_elements = [False]
-        self._answers: dict[cst.CSTNode, Same | Row | Left | None] = {}  # of functions in calls
-        self._loops: set[cst.CSTNode] = set()  # tf.range(...) in the head of a for
-        self._kept: dict[str, str] = {}  # names from `from tensorflow...`, what they are in rx
+        self._answers: dict[cst.CSTNode, Same | Row | Left | None] = {}  # for called functions
+        self._loops: set[cst.CSTNode] = set()  # tf.range(...) as the iterable of a for statement
+        self._kept: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
         self._marks: dict[cst.CSTNode, list[Mark]] = {}
         self.needs: set[str] = set()
         self.found: list[Mark] = []
         self.changes: dict[tuple[str, str], int] = {}
 
     def _path(self, node: cst.CSTNode) -> str | None:
-        """``data.Dataset`` for ``tf.data.Dataset``; None for what is not TensorFlow's."""
+        """Return ``data.Dataset`` for ``tf.data.Dataset``; None for names from elsewhere."""
         inner = node
         while isinstance(inner, cst.Attribute):
             inner = inner.value
@@ -169,7 +169,7 @@ class _Rewriter(cst.CSTTransformer):
         self.needs |= {text.split(".")[0]} & set(IMPORTS)
         return cst.parse_expression(text)
 
-    # Functions of elements.
+    # Functions that a dataset applies to elements, which run in NumPy.
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
         is_one = node.name.value in self._facts.of_elements
@@ -221,7 +221,7 @@ class _Rewriter(cst.CSTTransformer):
         return self._placed(node, updated, path, answer)
 
     def _placed(self, node: cst.CSTNode, updated: Any, path: str, answer: Same | Left) -> Any:
-        """The new name in the place of the old one, with a mark where that may be wrong."""
+        """Return the new name in place of the old one; add a mark where it may be wrong."""
         if isinstance(answer, Left):
             self._mark(node, f"tf.{path}" if path else "tf", answer.words, is_left=True)
             return updated
@@ -237,7 +237,7 @@ class _Rewriter(cst.CSTTransformer):
         return new.with_changes(lpar=updated.lpar, rpar=updated.rpar)
 
     def _is_harmless(self, node: cst.CSTNode, caveat: str) -> bool:
-        """Whether a dtype of 64 bits stays on the host."""
+        """Whether a 64-bit dtype stays on the host, where it is kept."""
         if caveat != WIDE:
             return False
         calls = (n.func for n in self._parents(node) if isinstance(n, cst.Call))
@@ -257,7 +257,7 @@ class _Rewriter(cst.CSTTransformer):
         elif isinstance(node.func, cst.Attribute) and node.func.attr.value in self._methods:
             made = self._facts.values.get(code_of(node.func.value), ())
             paths = [self._path(v.func) or "" for v in made if isinstance(v, cst.Call)]
-            if not any(path.startswith("compat.v1.") for path in paths):  # which has its own
+            if not any(path.startswith("compat.v1.") for path in paths):  # these have such methods
                 name = node.func.attr.value
                 self._mark(node, f".{name}", self._methods[name], is_left=False)
 
@@ -320,11 +320,11 @@ class _Rewriter(cst.CSTTransformer):
 
     def _is_proved(self, node: cst.Call, row: Row) -> bool:
         if "gradient" in row.caveat:
-            return self._in_elements[-1]  # nobody asks for gradients there
+            return self._in_elements[-1]  # gradients are not taken there
         is_mean = "floats" in row.caveat
         return is_mean and bool(node.args) and is_float(node.args[0].value, self._facts, self._path)
 
-    # Imports, and comments at lines.
+    # Imports, and comments above lines.
 
     def leave_Import(  # noqa: N802
         self, original_node: cst.Import, updated_node: cst.Import

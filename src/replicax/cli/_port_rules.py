@@ -1,7 +1,7 @@
-"""What a name of TensorFlow becomes: replicax's own, a row of the table below, or words.
+"""Translation rules for TensorFlow names: a replicax name, a JAX expression, or advice.
 
-Which names replicax shares with TensorFlow, and what it says of those that it leaves out, is asked
-of replicax itself; nothing of that is written here again.
+The names that replicax shares with TensorFlow, and its advice on names that it leaves out, are
+looked up in replicax itself and not repeated here.
 """
 
 import ast
@@ -14,10 +14,10 @@ from typing import Any
 
 from replicax._lazy import LeavesOut
 
-# A call in TensorFlow -> the same in JAX, and after `;` where it is not quite the same. An argument
-# that is not given stays away if the right side names it (`axis=axis`), else its default is
-# written. In functions of a dataset's elements `jnp` is `np`, and `jax.numpy` stays: NumPy would
-# choose another dtype. A test compares every row with TensorFlow.
+# A TensorFlow call -> its JAX equivalent, and after `;` a caveat. A missing argument is omitted if
+# the right side passes it by keyword (`axis=axis`), else its default is written. In functions that
+# a dataset applies to elements, `jnp` becomes `np`, except that `jax.numpy` stays: there, NumPy
+# would choose another dtype. A test compares every row with TensorFlow.
 _TABLE = """
 abs|math.abs(x) -> jnp.abs(x)
 add_n|math.add_n(inputs) -> sum(inputs)
@@ -162,7 +162,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Top-level names of TensorFlow's that mean the same in replicax.
+# Top-level TensorFlow names with the same meaning in replicax.
 _SHARED = _names(
     "GradientTape IndexedSlices Tensor TensorSpec TypeSpec UnconnectedGradients Variable"
     " VariableAggregation VariableSynchronization add compat config constant data device"
@@ -178,7 +178,7 @@ _DTYPES = (
     {name: f"jnp.{name}" for name in _NARROW}
     | {name: f"np.{kept}" for name, kept in _WIDE.items()}
     | {"bool": "jnp.bool_", "half": "jnp.float16", "string": "bytes", "newaxis": "None"}
-    # Keras 3 takes the words; the names were those of Keras 2.
+    # Keras 3 takes strings; these constants were Keras 2's.
     | {
         f"keras.losses.Reduction.{name.upper()}": f'"{name}"'
         for name in ("none", "sum", "sum_over_batch_size")
@@ -236,12 +236,12 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Same:
-    """The same name in replicax, or what stands for it, such as ``jnp.float32``.
+    """A replicax name, or another expression with the same meaning, such as ``jnp.float32``.
 
     Attributes:
-        text: What to write.
-        value: What it is, to compare the arguments of calls; None where that is not known.
-        caveat: Where it is not quite the same.
+        text: The expression.
+        value: The object, to check the arguments of calls; None if it is unknown.
+        caveat: Where its meaning differs.
     """
 
     text: str
@@ -251,13 +251,13 @@ class Same:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table.
+    """A row of the table.
 
     Attributes:
-        parameters: TensorFlow's arguments, and the text of their defaults.
-        target: The expression in JAX, in which the arguments stand by name.
-        caveat: Where it is not quite the same.
-        rest: The name of an argument that takes all others, if there is one.
+        parameters: TensorFlow's parameters, and the source text of their defaults.
+        target: The JAX expression, in which the parameters are names.
+        caveat: Where its meaning differs.
+        rest: The name of the ``*args`` parameter, if there is one.
     """
 
     parameters: Mapping[str, str | None]
@@ -267,7 +267,7 @@ class Row:
 
     @property
     def bare(self) -> str | None:
-        """The function itself, where it takes the same arguments in the same places."""
+        """The function's name, if it takes the same positional arguments; else None."""
         call = ast.parse(self.target, mode="eval").body
         assert isinstance(call, ast.Call)
         given = [a.id for a in call.args if isinstance(a, ast.Name)]
@@ -281,26 +281,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Left:
-    """What has no translation, and what to write in its place."""
+    """A name without a translation, and advice on a replacement."""
 
     words: str
 
 
 @dataclass
 class Rules:
-    """Answers for names of TensorFlow, each looked up once."""
+    """A cache of the translations of TensorFlow names."""
 
     _known: dict[str, Same | Row | Left] = field(default_factory=dict)
 
     def of(self, path: str) -> Same | Row | Left:
-        """What becomes of ``tf.<path>``."""
+        """Return the translation of ``tf.<path>``."""
         if path not in self._known:
             self._known[path] = _translate(path)
         return self._known[path]
 
 
 def advice(path: str) -> str:
-    """What to write for ``tf.<path>``, which replicax leaves to others; "" if that is not known."""
+    """Return advice on a replacement for ``tf.<path>``, which replicax leaves out, or ""."""
     if path in _DTYPES:
         return f"Write `{_DTYPES[path]}`."
     if path in ROWS:
@@ -311,11 +311,11 @@ def advice(path: str) -> str:
 
 
 def left_out_methods() -> dict[str, str]:
-    """Methods that classes of replicax leave out, with the words that asking for one would give."""
+    """Return the methods that replicax's classes leave out, with the text of their errors."""
     found = dict(METHODS)
     for kind in _subclasses(LeavesOut):
         for name, words in kind.left_out.items():
-            if "_" in name:  # `group` and `configure` are methods of many other things
+            if "_" in name:  # short names such as `group` are methods of many unrelated classes
                 found.setdefault(name, f"If this is a {kind.__name__.lstrip('_')}: {words}")
     return found
 
@@ -345,7 +345,7 @@ def _shared(path: str) -> Same | Left:
     for place, part in enumerate(parts):
         try:
             found = getattr(found, part)
-        except ModuleNotFoundError:  # Keras is not installed here; the names are the same
+        except ModuleNotFoundError:  # Keras is not installed; its names are the same
             break
         except AttributeError as error:
             said = str(error)
@@ -365,7 +365,7 @@ def _unknown(path: str) -> str:
 
 
 def _like(path: str) -> str:
-    """What of JAX has the same name."""
+    """Return advice on a JAX function of the same name; "" if there is none."""
     name = path.rpartition(".")[2]
     homes = {"jnp": "jax.numpy", "jax.nn": "jax.nn", "jax.lax": "jax.lax"}
     like = [a for a, home in homes.items() if hasattr(importlib.import_module(home), name)]

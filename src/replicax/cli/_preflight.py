@@ -1,4 +1,4 @@
-"""``replicax preflight train.py --topology v4:8x8x8``: will it compile, and will it fit?"""
+"""``replicax preflight train.py --topology v4:8x8x8``: does the step compile, and does it fit?"""
 
 import argparse
 import os
@@ -23,12 +23,12 @@ from replicax.ahead._trace import Step
 from replicax.state._declaration import planning
 from replicax.topology._virtual import planned_cpu_devices
 
-# The exit statuses; 2 is that of a command which makes no sense.
+# The exit statuses; 2 is reserved for invalid commands.
 OK, DOES_NOT_FIT, DOES_NOT_COMPILE, SCRIPT_FAILED, NO_STEP, TOO_MUCH = 0, 1, 3, 4, 5, 6
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     parser.add_argument("script", help="the training program; its own arguments follow after --")
     parser.add_argument(
         "--topology",
@@ -37,44 +37,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a slice or GPUs, such as v5e:16x16 (default), v5p-128, '2x v5e:16x16' or h100:2x8;"
         " give several for a sweep",
     )
-    parser.add_argument("--function", metavar="NAME", help="the step, if not the first that fits")
     parser.add_argument(
-        "--plan", action="store_true", help="make the script's variables without values"
+        "--function", metavar="NAME", help="the step, if not the first that compiles"
+    )
+    parser.add_argument(
+        "--plan", action="store_true", help="create the script's variables without values"
     )
     parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="also draw it, as .png or .svg")
+    parser.add_argument("--plot", metavar="FILE", help="also plot it, as .png or .svg")
     _add_compiling(parser)
     parser.add_argument(
         "--devices",
         type=int,
         default=8,
         metavar="N",
-        help="virtual CPU devices for the script, if nothing else says how many (default: 8)",
+        help="virtual CPU devices for the script, unless configured otherwise (default: 8)",
     )
 
 
 def _add_compiling(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--max-memory", metavar="SIZE", help="fail above that, as 12GiB or 80%%")
-    parser.add_argument("--baseline", metavar="FILE", help="fail if more is needed than in this")
+    parser.add_argument(
+        "--max-memory", metavar="SIZE", help="fail above this, such as 12GiB or 80%%"
+    )
+    parser.add_argument(
+        "--baseline", metavar="FILE", help="fail if more is needed than in this report"
+    )
     parser.add_argument("--hlo", metavar="DIR", help="also write the optimized programs")
     parser.add_argument(
         "--save-executable", metavar="FILE", default="", help="also write the executable"
     )
     parser.add_argument(
-        "--xla-flags", metavar="FLAGS", default="", help="options of the compiler, in one string"
+        "--xla-flags", metavar="FLAGS", default="", help="compiler options, in one string"
     )
     parser.add_argument(
-        "--cache", metavar="DIR", default="", help="keep there what the compiler said"
+        "--cache", metavar="DIR", default="", help="cache the compiler's results there"
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Catch the step of the script, compile it for each slice, print what came out."""
+    """Capture the step of the script, compile it for each topology, and print the reports."""
     names = options.topology or ["v5e:16x16"]
     targets = [Target.parse(name) for name in names]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
-    # Before anything takes minutes.
+    # Validate the options before anything that takes minutes.
     if options.max_memory:
         limit_of(options.max_memory, 0)
     before = _baseline(options.baseline, names)
@@ -102,7 +108,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _baseline(path: str | None, names: Sequence[str]) -> Sequence[PreflightReport]:
-    """The reports of before, of which there must be one for each of the devices."""
+    """Return the reports in file ``path``, which must include one for each of ``names``."""
     if not path:
         return ()
     try:
@@ -122,11 +128,11 @@ def _baseline(path: str | None, names: Sequence[str]) -> Sequence[PreflightRepor
 
 
 def check_outputs(*paths: str | None) -> None:
-    """Refuse what could not be written once all is done.
+    """Raise now for outputs that could not be written at the end.
 
     Raises:
-        FileNotFoundError: A file is to go into a folder that there is not.
-        ImportError: A plot is to be drawn, and matplotlib is not installed.
+        FileNotFoundError: If the folder of a file does not exist.
+        ImportError: If a plot is requested, and matplotlib is not installed.
     """
     for path in filter(None, paths):
         if not Path(path).absolute().parent.is_dir():
@@ -136,7 +142,7 @@ def check_outputs(*paths: str | None) -> None:
 
 
 def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -> tuple[int, Any]:
-    """What ``use`` makes of the step of a script, with an exit status if there is none."""
+    """Run the script; return an exit status, and ``use(step)`` of its step if that is 0."""
     if not Path(options.script).is_file():
         raise FileNotFoundError(f"There is no script {options.script!r}.")
     try:
@@ -156,7 +162,7 @@ def _judged(
     most: str | None,
     console: Console,
 ) -> int:
-    """Whether it keeps within what it is held to."""
+    """Print the figures above the limit or the baseline; return the exit status."""
     found = list(above(reports, most)) if most else []
     found += grown(before, reports)
     for excess in found:
@@ -173,7 +179,7 @@ def _status(reports: Sequence[PreflightReport]) -> int:
 
 
 def choose_devices(count: int) -> None:
-    """Virtual CPU devices for the script, which need not know that there is no TPU."""
+    """Give the script virtual CPU devices, so that it runs on a machine without accelerators."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     jax.config.update("jax_platforms", os.environ["JAX_PLATFORMS"])
     if planned_cpu_devices() is None and not backend_is_initialized():

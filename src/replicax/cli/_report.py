@@ -1,4 +1,4 @@
-"""Report: what became of a launched run -> one page: steps, waits, restarts, and the cause."""
+"""``replicax launch --report``: an HTML page on a run: steps, waits, restarts, failures."""
 
 import contextlib
 import math
@@ -12,7 +12,7 @@ from replicax.cluster._checks import RollCallError
 from replicax.workers._join import statuses
 from replicax.workers._wire import Message
 
-_MOST_SAMPLES = 1000  # of a worker in an attempt; then every second one goes
+_MOST_SAMPLES = 1000  # per worker and attempt; beyond that, every second sample is dropped
 _MOST_DRAWN = 32
 _RETRY = 0.2
 _COLOURS = ("#3b76c4", "#c4703b", "#3f9a5f", "#a0508f", "#8a7a2f", "#3f8f9a", "#b0485a", "#6b6f8a")
@@ -20,7 +20,7 @@ _COLOURS = ("#3b76c4", "#c4703b", "#3f9a5f", "#a0508f", "#8a7a2f", "#3f8f9a", "#
 
 @dataclass
 class Samples:
-    """What one worker said over time: seconds since the launch, steps, seconds waited."""
+    """Samples of one worker: seconds since the launch, steps, and seconds of input wait."""
 
     points: list[tuple[float, float, float]] = field(default_factory=list)
     every: int = 1
@@ -28,7 +28,7 @@ class Samples:
     last: Message = field(default_factory=dict)
 
     def add(self, seconds: float, worker: Message) -> None:
-        """Take in what it says now."""
+        """Add the worker's current status."""
         self.last = worker
         self.seen += 1
         if self.seen % self.every == 0:
@@ -42,12 +42,12 @@ class Attempt:
     """One start of all workers.
 
     Attributes:
-        began: Seconds after the launch.
-        ended: The same, of its end.
+        began: Seconds from the launch to its start.
+        ended: Seconds from the launch to its end.
         code: The exit code; None while it runs.
-        cause: Why it failed, in the launcher's words.
-        news: What the hub said of workers that were lost, left, or did otherwise.
-        workers: What each of them said, by index.
+        cause: The launcher's explanation of a failure.
+        news: The hub's reports on workers that were lost, left, or ran something else.
+        workers: The samples of each worker, by index.
     """
 
     began: float
@@ -59,7 +59,7 @@ class Attempt:
 
 
 class Reporter:
-    """Listens to the hub of a run while it goes on, as `replicax top` does; writes the page."""
+    """Collects the status of a run's hub, like `replicax top`, and writes the page."""
 
     def __init__(self, path: Path, program: str) -> None:
         self._path = path
@@ -71,7 +71,7 @@ class Reporter:
         self._thread: threading.Thread | None = None
 
     def begin(self, address: str, token: str) -> None:
-        """An attempt begins, whose hub is at ``address``."""
+        """Start a new attempt, and poll its hub at ``address``."""
         attempt = Attempt(self._now())
         self.attempts.append(attempt)
         self._stop = threading.Event()
@@ -80,7 +80,7 @@ class Reporter:
         self._thread.start()
 
     def end(self, code: int | None, cause: str = "") -> None:
-        """It has ended."""
+        """End the current attempt."""
         attempt = self.attempts[-1]
         self._stop.set()
         if self._thread is not None:
@@ -88,7 +88,7 @@ class Reporter:
         attempt.ended, attempt.code, attempt.cause = self._now(), code, cause
 
     def write(self) -> None:
-        """Write the page, in place of what was there."""
+        """Write the page, atomically replacing an older one."""
         draft = self._path.with_name(f".{self._path.name}.draft")
         draft.write_text(self.page())
         draft.replace(self._path)
@@ -110,7 +110,7 @@ class Reporter:
             samples.add(self._now(), worker)
 
     def page(self) -> str:
-        """The whole page."""
+        """Return the HTML page."""
         last = self.attempts[-1] if self.attempts else Attempt(0.0)
         ends = {0: "ended well", None: "was interrupted"}
         how = ends.get(last.code, f"failed with exit code {last.code}")
@@ -160,7 +160,7 @@ _ATTEMPT_COLUMNS = ("attempt", ">began", ">lasted", "exit code")
 
 
 _UNHEARD = (
-    "No worker was heard: one worker alone tells nobody, and workers that never met were not asked."
+    "No worker reported: a single worker has no hub, and workers that never joined have no status."
 )
 
 
@@ -196,7 +196,7 @@ def _attempt_row(number: int, attempt: Attempt) -> tuple[str, ...]:
 
 
 def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
-    """A line for each worker over the seconds of the run; attempts stand side by side."""
+    """Return an SVG chart of a figure over time, with a line per worker."""
     points = [p for a in attempts for s in a.workers.values() for p in s.points]
     if not points:
         return f'<p class="soft">{_UNHEARD}</p>'
@@ -235,7 +235,7 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
 
 
 def _ticks(most: float) -> list[float]:
-    """Round numbers from zero on, at most six, the last of which is no less than ``most``."""
+    """Return at most seven round numbers from zero on, the last of which is at least ``most``."""
     size = 10.0 ** math.floor(math.log10(most / 5))
     step = next(size * by for by in (1, 2, 5, 10) if size * by >= most / 5)
     return [step * i for i in range(math.ceil(most / step - 1e-9) + 1)]

@@ -1,4 +1,4 @@
-"""Seat: a launcher's place in the council of all launchers; see `replicax.workers._council`."""
+"""A launcher's side of the agreement among launchers; see `replicax.workers._council`."""
 
 import contextlib
 import socket
@@ -11,16 +11,16 @@ from replicax.workers._join import prove
 from replicax.workers._wire import Message, Wire
 
 _RETRY = 0.1
-_LAST_WORD = 10.0  # seconds in which one that failed looks for the hub, so that nobody waits for it
+_LAST_WORD = 10.0  # seconds in which a failed launcher tries to report to the hub before it exits
 
 
 class CouncilSeat:
-    """A launcher's connection to the hub of its attempt.
+    """A launcher's connection to the hub of the current attempt.
 
     Args:
-        address: Where the hub is, or will be.
-        token: What proves that one may take part.
-        host: Which host this is.
+        address: The address of the hub, which may start later.
+        token: The token of the run.
+        host: The index of this launcher's host.
     """
 
     def __init__(self, address: str, token: str, host: int) -> None:
@@ -35,18 +35,18 @@ class CouncilSeat:
         self._thread.start()
 
     def report_exit(self, story: str) -> None:
-        """Report that a worker of this host has ended, so that nobody waits for it to join."""
+        """Report the exit of a worker of this host, so that others do not wait for it to join."""
         self._send({"ended": story})
 
     def decide(self, code: int, *, again: bool) -> str:
-        """Agree with the other launchers on a restart.
+        """Agree with the other launchers on whether to restart.
 
         Args:
             code: The exit code of this host's workers.
-            again: Whether this launcher would start them again.
+            again: Whether this launcher would restart them.
 
         Returns:
-            Why they are not started again, or nothing.
+            Why the workers are not restarted; "" if they are.
         """
         is_told = self._send({"again": again, "code": code})
         if code:
@@ -59,7 +59,7 @@ class CouncilSeat:
             while is_told and (message := self._wire.receive_within(PATIENCE)) is not None:
                 if "all" in message:
                     return "" if message["all"] else str(message.get("why"))
-        return ""  # the hub is lost, and its host may come back
+        return ""  # the hub is lost; restart, as its host may come back
 
     def end(self) -> None:
         """Close the connection."""
@@ -76,7 +76,7 @@ class CouncilSeat:
         return self._wire.send(message)
 
     def _connect(self) -> None:
-        """Find the hub, which may start later than this launcher."""
+        """Connect to the hub, retrying until it is there."""
         while not self._is_over.is_set():
             with contextlib.suppress(OSError, RollCallError):
                 wire = Wire(socket.create_connection(_wire.split_address(self._address), timeout=2))

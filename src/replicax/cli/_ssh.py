@@ -1,8 +1,9 @@
-"""``replicax launch --ssh``: run the launcher on every host by ssh, and end it everywhere.
+"""``replicax launch --ssh``: run the launcher on every host over ssh.
 
-The starter keeps the standard input of every ssh open. Over it go the token of the run, which so is
-on no command line, and the signals that the starter gets. When it closes, because the starter or
-the connection is gone, the launcher at the other end ends its workers.
+The starting process keeps the standard input of every ssh open. It sends the run's token over it,
+which therefore is on no command line, and forwards the signals that it receives. When the input
+closes, because the starting process or the connection is gone, the remote launcher ends its
+workers.
 """
 
 import argparse
@@ -23,25 +24,25 @@ from replicax.cluster._checks import ClusterError
 
 _VARIABLE = "REPLICAX_SSH"
 _USUAL = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10"
-_ENTER = "from replicax_command import entry; entry()"  # as `replicax`, which PATH may not have
-_NO_CONNECTION = 255  # ssh's own exit code
-_OTHER_HOSTS = 10.0  # seconds beyond the grace period for other hosts, once one has failed
-_ENDING = 30.0  # seconds beyond the grace period after which a host is given up
+_ENTER = "from replicax_command import entry; entry()"  # `replicax`, which may not be on PATH
+_NO_CONNECTION = 255  # ssh's exit code for its own errors
+_OTHER_HOSTS = 10.0  # seconds beyond the grace period for other hosts to end after a failure
+_ENDING = 30.0  # seconds beyond the grace period after which ssh is killed
 _POLL = 0.05
 
 
 def launch(options: argparse.Namespace, token: str | None) -> int:
-    """Start the same command on all hosts, and wait for all of them.
+    """Run the same command on all hosts, and wait for all of them.
 
     Args:
-        options: Those of ``replicax launch``.
-        token: The secret of the run; None to make one.
+        options: The options of ``replicax launch``.
+        token: The token of the run; None to make one.
 
     Returns:
         The exit code of the host that failed first, or 0.
 
     Raises:
-        ClusterError: There is no ssh.
+        ClusterError: If ssh is not installed.
     """
     commands = remote_commands(options)
     if shutil.which(program := commands[0][0]) is None:
@@ -54,7 +55,7 @@ def launch(options: argparse.Namespace, token: str | None) -> int:
         return fleet.wait(options.grace)
     except KeyboardInterrupt as interrupt:
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
-        with contextlib.suppress(KeyboardInterrupt):  # the second one: do not wait
+        with contextlib.suppress(KeyboardInterrupt):  # a second signal: do not wait
             fleet.end(number, options.grace)
         raise
     finally:
@@ -62,14 +63,14 @@ def launch(options: argparse.Namespace, token: str | None) -> int:
 
 
 def remote_commands(options: argparse.Namespace) -> list[list[str]]:
-    """Return the command that starts each host."""
+    """Return the ssh command for each host."""
     ssh = shlex.split(os.environ.get(_VARIABLE) or _USUAL)
     hosts = enumerate(options.hosts.split(","))
     return [[*ssh, host, _remote(options, index)] for index, host in hosts]
 
 
 def _remote(options: argparse.Namespace, index: int) -> str:
-    """Return the command for one host, as its shell takes it."""
+    """Return the shell command for one host."""
     rest = ["--", *options.rest] if options.rest else []
     own = ["--remote", "--host-index", str(index), *options.own]
     words = [sys.executable, "-c", _ENTER, "launch", *own, *rest]
@@ -80,9 +81,9 @@ class Fleet:
     """The ssh processes of all hosts.
 
     Args:
-        commands: How each is started.
-        hosts: Their names, for messages.
-        token: The secret of the run, sent to each host first.
+        commands: The command that starts each.
+        hosts: The names of the hosts, for messages.
+        token: The token of the run, sent to each host first.
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], hosts: list[str], token: str) -> None:
@@ -99,7 +100,11 @@ class Fleet:
         self._tell(token)
 
     def wait(self, grace: float) -> int:
-        """Wait until all have ended, and end those that go on for too long after one has failed."""
+        """Wait for all; after a failure, end the others when their grace period is over.
+
+        Returns:
+            The exit code of the host that failed first, or 0.
+        """
         failed: int | None = None
         deadline: float | None = None
         while None in (codes := [process.poll() for process in self._processes]):
@@ -123,7 +128,7 @@ class Fleet:
         return 128 - code if code and code < 0 else int(code or 0)
 
     def end(self, number: int, grace: float) -> None:
-        """Hand a signal to the launchers of all hosts, and wait until they have ended."""
+        """Forward a signal to the launchers of all hosts, and wait until they have exited."""
         self._tell(str(int(number)))
         deadline = time.monotonic() + grace + _ENDING
         while any(process.poll() is None for process in self._processes):
@@ -132,13 +137,13 @@ class Fleet:
             time.sleep(_POLL)
 
     def kill(self) -> None:
-        """Close all connections: the launchers at their other ends see it, and end."""
+        """Close all connections, upon which the remote launchers exit."""
         for process in self._processes:
             with contextlib.suppress(OSError):
                 _input(process).close()
         for process in self._processes:
             if process.poll() is None:
-                # Time for ssh to hand on the end of the input, before it is ended itself.
+                # Let ssh forward the end of the input before it is killed.
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(2.0)
                 process.kill()
@@ -151,7 +156,7 @@ class Fleet:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # the terminal's Ctrl-C reaches the hosts through us, once
+            start_new_session=True,  # Ctrl-C reaches the hosts through `end` only, once
         )
         self._processes.append(process)
         for source, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
@@ -161,16 +166,16 @@ class Fleet:
             pump.start()
 
     def _show(self, source: IO[bytes], target: IO[str]) -> None:
-        """Write whole lines, as those of several hosts go to one place."""
+        """Copy line by line, as the output of all hosts goes to the same stream."""
         with source:
             for line in source:
-                with self._lock, contextlib.suppress(OSError, ValueError):  # nobody reads it
+                with self._lock, contextlib.suppress(OSError, ValueError):  # a closed stream
                     target.write(line.decode(errors="replace"))
                     target.flush()
 
     def _tell(self, line: str) -> None:
         for process in self._processes:
-            with contextlib.suppress(OSError, ValueError):  # it has ended
+            with contextlib.suppress(OSError, ValueError):  # this ssh has exited
                 _input(process).write(f"{line}\n".encode())
                 _input(process).flush()
 
@@ -185,9 +190,9 @@ def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
 
 
 def token_of_starter() -> str:
-    """On a remote host: read the token, then obey the messages of the starting process.
+    """Read the token on a remote host, then start a thread that handles the starter's messages.
 
-    A line is the number of a signal for this process. The end of the input is SIGTERM.
+    Each message is the number of a signal for this process. The end of the input means SIGTERM.
     """
     told = bytearray()
     while not told.endswith(b"\n"):
@@ -199,7 +204,7 @@ def token_of_starter() -> str:
 
 
 def _obey() -> None:
-    # Not `sys.stdin`: its lock, held by a thread that waits, would abort the end of the program.
+    # Not `sys.stdin`: a daemon thread that holds its lock would abort the interpreter's shutdown.
     while data := os.read(0, 64):
         for number in data.split():
             os.kill(os.getpid(), int(number))

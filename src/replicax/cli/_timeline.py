@@ -1,4 +1,4 @@
-"""``replicax timeline train.py``: where the time of a training step goes, as one page."""
+"""``replicax timeline train.py``: record a program's training steps as one HTML page."""
 
 import _thread
 import argparse
@@ -18,26 +18,26 @@ OK, NOTHING, SCRIPT_FAILED = 0, 1, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     add = parser.add_argument
     add(
         "source",
-        help="the training program, whose own arguments follow after --; or a folder with a trace"
-        " that `jax.profiler` wrote",
+        help="the training program, with its own arguments after --; or a folder with a trace that"
+        " `jax.profiler` wrote",
     )
     add("-o", "--output", type=Path, default=Path("timeline.html"), metavar="FILE", help="the page")
-    add("--skip", type=int, default=10, metavar="N", help="elements before it, while it compiles")
+    add("--skip", type=int, default=10, metavar="N", help="warm-up steps to skip")
     add(
         "--steps",
         type=int,
         default=20,
         metavar="N",
-        help="how many to record; the program ends then",
+        help="how many steps to record; the program ends after them",
     )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Record, write the page, print the averages."""
+    """Record the program or read its trace, write the page, and print the averages."""
     if Path(options.source).is_dir():
         return _deliver(Timeline.from_trace(options.source), options.output)
     if not Path(options.source).is_file():
@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
             )
             return NOTHING
         found = Timeline.from_trace(folder)
-        found.steps = found.steps[-options.steps :]  # the first may have been waiting in a queue
+        found.steps = found.steps[-options.steps :]  # the first may include time in the queue
         return _deliver(found, options.output)
 
 
@@ -73,12 +73,12 @@ def _deliver(found: Timeline, output: Path) -> int:
 
 
 class _Recorder:
-    """Records a program from one element of its datasets to another, and ends it then."""
+    """Records a program between two elements of its datasets, then interrupts it."""
 
     def __init__(self, folder: str, skip: int, steps: int) -> None:
         self._folder = folder
         self._first = load.batches + skip
-        self._last = self._first + steps + 1  # the step before the first mark is not a whole one
+        self._last = self._first + steps + 1  # one more: the first step is recorded only in part
         self._is_over = threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._record, name="replicax-timeline", daemon=True)

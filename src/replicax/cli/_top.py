@@ -1,4 +1,4 @@
-"""``replicax top``: a live table of the workers of a run, from what its hub hears."""
+"""``replicax top``: a live table of a run's workers, from the status of its hub."""
 
 import argparse
 import contextlib
@@ -28,28 +28,28 @@ _PATIENCE = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of this verb."""
+    """Add the arguments of this subcommand."""
     add = parser.add_argument
     add(
         "run",
         nargs="?",
-        help="the process number of its launcher or of worker 0, or HOST:PORT of worker 0; not"
-        " needed if there is one run on this machine",
+        help="the process id of its launcher or of worker 0, or HOST:PORT of worker 0; not needed"
+        " if there is only one run on this machine",
     )
     add("--token-file", type=Path, metavar="F", help="the token of the run, with HOST:PORT")
     add("--once", action="store_true", help="print the table once")
-    add("--json", action="store_true", help="print what is known once, as JSON")
+    add("--json", action="store_true", help="print the status once, as JSON")
 
 
 @dataclass(frozen=True)
 class LaunchedRun:
-    """A run that can be looked at.
+    """A run that can be observed.
 
     Attributes:
-        name: What it is called here.
-        address: Where its hub listens.
-        token: What proves that one may look.
-        folder: Where its launcher keeps both, as a restart may change them.
+        name: Its name in this command's output.
+        address: The address of its hub.
+        token: The run's token, for authentication.
+        folder: The folder that registers it; its address may change with a restart.
     """
 
     name: str
@@ -58,12 +58,12 @@ class LaunchedRun:
     folder: Path | None = None
 
     def now(self) -> "LaunchedRun":
-        """The same run, with the address of its present attempt."""
+        """Return the same run with its current address."""
         return self if self.folder is None else _of_folder(self.folder) or self
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show the run until it ends, or once."""
+    """Show the run's status until it ends, or once."""
     chosen = _chosen(options)
     if options.once or options.json:
         status = _first(chosen)
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _first(chosen: LaunchedRun) -> Message:
-    """How the run is now; waited for, while its launcher starts it or starts it again."""
+    """Return the current status; wait for it while the launcher (re)starts the run."""
     deadline = time.monotonic() + _PATIENCE
     while True:
         for status in _statuses(chosen.now()):
@@ -87,7 +87,7 @@ def _first(chosen: LaunchedRun) -> Message:
         time.sleep(_RETRY)
 
 
-_OVER = "has ended, has not begun, or has one worker only, which tells nobody"
+_OVER = "has ended, has not begun, or has only one worker, which reports to no hub"
 
 
 def _watch(chosen: LaunchedRun) -> int:
@@ -99,7 +99,7 @@ def _watch(chosen: LaunchedRun) -> int:
                 live.update(last, refresh=True)
             if chosen.folder is None or not chosen.folder.exists():
                 break
-            time.sleep(_RETRY)  # the launcher may start all again
+            time.sleep(_RETRY)  # the launcher may be restarting the workers
     if last is None:
         raise ClusterError(f"Nothing answers at {chosen.address}: the run {_OVER}.")
     return 0
@@ -111,7 +111,7 @@ def _statuses(chosen: LaunchedRun) -> Iterator[Message]:
 
 
 def table(status: Message, name: str) -> Sheet:
-    """How a run is, for people."""
+    """Return a table of the run's status."""
     workers = [w for w in status["workers"] if isinstance(w, dict)]
     rows = tuple(_row(w) for w in workers)
     missing = int(status["size"]) - len(workers)
@@ -177,19 +177,19 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def launched() -> list[LaunchedRun]:
-    """Return the runs of this user whose launcher, or worker 0, is a process of this machine."""
+    """Return this user's runs whose launcher, or worker 0, is a process of this machine."""
     folders = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER}*"))
     return [found for folder in folders if (found := _of_folder(folder))]
 
 
 def _of_folder(folder: Path) -> LaunchedRun | None:
-    """The run whose launcher keeps this folder; None if it is not ours, or has none now."""
+    """Return the run that a folder registers; None if it is another user's, or has ended."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return None
         told = json.loads((folder / RUN_FILE).read_text())
         if _sessions.start_time(int(told["pid"])) != told["birth"]:
-            return None  # it was killed, and could not remove its folder
+            return None  # its process was killed before it could remove the folder
         name = f"{told['program']}, {told['how']} pid {int(told['pid'])}"
         token = (folder / TOKEN_FILE).read_text().strip()
         return LaunchedRun(name, str(told["address"]), token, folder)

@@ -72,8 +72,10 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
     Example:
         >>> from replicax.cluster._checks import natural_key
-        >>> sorted(["m10", "m2"], key=natural_key), sorted(["10.0.0.10", "10.0.0.9"], key=natural_key)
-        (['m2', 'm10'], ['10.0.0.9', '10.0.0.10'])
+        >>> sorted(["m10", "m2"], key=natural_key)
+        ['m2', 'm10']
+        >>> sorted(["10.0.0.10", "10.0.0.9"], key=natural_key)
+        ['10.0.0.9', '10.0.0.10']
     """
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts]
