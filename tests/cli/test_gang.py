@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax.cli import _gang
-from replicax.cli._gang import Console, Gang, GangPlan, Log, Speaker, pump
+from replicax.cli._gang import Console, Gang, GangPlan, Log, OutputSplitter, pump
 from replicax.workers._sessions import Guard
 from tests.cli.test_launch import command, environment, launched, written
 
@@ -37,10 +37,10 @@ class Closed(io.StringIO):
 def spoken(out, *pieces, log=None):
     lines = []
     with contextlib.closing(Log(log)) as log:
-        speaker = Speaker(Console(out), "[w] ", log, lines.append)
+        splitter = OutputSplitter(Console(out), "[w] ", log, lines.append)
         for piece in pieces:
-            speaker.take(piece)
-        speaker.show_rest(all_of_it=True)
+            splitter.feed(piece)
+        splitter.flush(final=True)
     return lines
 
 
@@ -56,14 +56,14 @@ def test_no_cutting_changes_the_lines_that_are_noted(data, size):
 def test_lines_of_several_workers_do_not_mix():
     out = io.StringIO()
     console = Console(out)
-    a, b = (Speaker(console, f"[{n}] ", Log(None), lambda _: None) for n in "ab")
+    a, b = (OutputSplitter(console, f"[{n}] ", Log(None), lambda _: None) for n in "ab")
 
-    a.take(b"one ")
-    a.show_rest()
-    b.take(b"two\n")
-    a.take(b"half\n")
-    b.take(b"three")
-    b.show_rest()
+    a.feed(b"one ")
+    a.flush()
+    b.feed(b"two\n")
+    a.feed(b"half\n")
+    b.feed(b"three")
+    b.flush()
     console.finish()
 
     assert out.getvalue() == "[a] one \n[b] two\n[a] half\n[b] three\n"
@@ -72,8 +72,8 @@ def test_lines_of_several_workers_do_not_mix():
 def test_dots_of_progress_appear_before_their_line_ends():
     out = io.StringIO()
     reads, writes = os.pipe()
-    speaker = Speaker(Console(out), "[w] ", Log(None), lambda _: None)
-    thread = threading.Thread(target=pump, args=(os.fdopen(reads, "rb"), speaker, Log(None)))
+    splitter = OutputSplitter(Console(out), "[w] ", Log(None), lambda _: None)
+    thread = threading.Thread(target=pump, args=(os.fdopen(reads, "rb"), splitter, Log(None)))
     thread.start()
     try:
         deadline = time.monotonic() + 30
@@ -114,11 +114,11 @@ def test_escape_codes_reach_a_terminal_only(tmp_path, cut):
 def test_an_escape_code_is_not_shown_by_halves(cut):
     data = b"\x1b[31mred\x1b[0m \x1b]0;title\x07end"
     out = io.StringIO()
-    speaker = Speaker(Console(out), "[w] ", Log(None), lambda _: None)
+    splitter = OutputSplitter(Console(out), "[w] ", Log(None), lambda _: None)
 
-    speaker.take(data[:cut])
-    speaker.show_rest()
-    speaker.take(data[cut:] + b"\n")
+    splitter.feed(data[:cut])
+    splitter.flush()
+    splitter.feed(data[cut:] + b"\n")
 
     assert out.getvalue() == "[w] red end\n"
 
@@ -146,11 +146,11 @@ def test_an_output_that_nobody_reads_gives_one_warning(capfd):
 
 def test_a_full_disk_gives_one_warning_and_the_worker_goes_on(capfd):
     out = io.StringIO()
-    speaker = Speaker(Console(out), "[w] ", log := Log(None), lambda _: None)
+    splitter = OutputSplitter(Console(out), "[w] ", log := Log(None), lambda _: None)
     log._file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
 
     for _ in range(3):
-        speaker.take(b"text\n")
+        splitter.feed(b"text\n")
 
     assert out.getvalue() == "[w] text\n" * 3
     assert capfd.readouterr().err.count("cannot be written any more: No space left") == 1

@@ -79,20 +79,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _findings(options: argparse.Namespace) -> Iterator[Finding]:
-    yield _tried("versions", _versions)
-    yield _tried("keras", _keras)
-    yield (cluster := _tried("cluster", _cluster))
+    yield _check("versions", _versions)
+    yield _check("keras", _keras)
+    yield (cluster := _check("cluster", _cluster))
     if options.cluster and cluster.ok:
         # Before anything else touches a device: JAX must be initialized as a part of the cluster.
-        yield _tried("workers", _workers)
-    yield (devices := _tried("devices", _devices))
+        yield _check("workers", _workers)
+    yield (devices := _check("devices", _devices))
     if devices.ok:
-        yield _tried("cores", _cores)
+        yield _check("cores", _cores)
     if options.checkpoints:
-        yield _tried("checkpoints", lambda: _checkpoints(Path(local_path(options.checkpoints))))
+        yield _check("checkpoints", lambda: _checkpoints(Path(local_path(options.checkpoints))))
 
 
-def _tried(name: str, look: Callable[[], tuple[bool, str, str]]) -> Finding:
+def _check(name: str, look: Callable[[], tuple[bool, str, str]]) -> Finding:
     try:
         return Finding(name, *look())
     except Exception as error:  # report any failure as a finding, and run the other checks

@@ -113,7 +113,7 @@ class Log:
             self._file = None
 
 
-class Speaker:
+class OutputSplitter:
     """Splits the output of one worker into pieces of lines, for the console and its log."""
 
     def __init__(
@@ -123,34 +123,34 @@ class Speaker:
         self._prefix = prefix
         self._log = log
         self._note = note
-        self._held: list[bytes] = []  # the part of an incomplete line that is not shown yet
+        self._buffer: list[bytes] = []  # the part of an incomplete line that is not shown yet
         self._size = 0
         self._since = 0.0
         self._line = ""  # the part of that line that is shown
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Add output, and show the lines that ``data`` completes."""
         if not self._size:
             self._since = time.monotonic()
-        self._held.append(data)
+        self._buffer.append(data)
         self._size += len(data)
         if b"\n" in data or b"\r" in data:
-            text, self._held, self._size = b"".join(self._held), [], 0
+            text, self._buffer, self._size = b"".join(self._buffer), [], 0
             ends = [line.end() for line in _LINE.finditer(text)]
             for begin, end in itertools.pairwise([0, *ends]):
                 self._show(text[begin:end])
             if rest := text[ends[-1] :]:
-                self.take(rest)
+                self.feed(rest)
         elif self._size > _LONGEST:
-            self.show_rest()
+            self.flush()
 
-    def show_rest(self, *, all_of_it: bool = False) -> None:
+    def flush(self, *, final: bool = False) -> None:
         """Show the buffered part of an incomplete line, but not a part of an escape sequence."""
-        rest, self._held, self._size = b"".join(self._held), [], 0
-        kept = None if all_of_it else _OPEN_ESCAPE.search(rest)
-        if kept:
-            rest = rest[: kept.start()]
-            self.take(kept[0])
+        rest, self._buffer, self._size = b"".join(self._buffer), [], 0
+        incomplete = None if final else _OPEN_ESCAPE.search(rest)
+        if incomplete:
+            rest = rest[: incomplete.start()]
+            self.feed(incomplete[0])
         if rest:
             self._show(rest)
 
@@ -172,18 +172,18 @@ class Speaker:
             self._console.write(self._prefix, shown)
 
 
-def pump(stream: IO[bytes], speaker: Speaker, log: Log) -> None:
+def pump(stream: IO[bytes], splitter: OutputSplitter, log: Log) -> None:
     """Copy a worker's output to the console and its log until the stream ends."""
     with stream, contextlib.closing(log), selectors.DefaultSelector() as selector:
         selector.register(stream, selectors.EVENT_READ)
         while True:
-            if not selector.select(speaker.patience()):
-                speaker.show_rest()
+            if not selector.select(splitter.patience()):
+                splitter.flush()
             elif data := os.read(stream.fileno(), _LONGEST):
-                speaker.take(data)
+                splitter.feed(data)
             else:
                 break
-        speaker.show_rest(all_of_it=True)
+        splitter.flush(final=True)
 
 
 def _warn(text: str) -> None:
@@ -192,7 +192,7 @@ def _warn(text: str) -> None:
         sys.stderr.flush()
 
 
-_KEPT = 200
+_MAX_LINES = 200
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 _POLL = 0.05
 _DYING = 10.0  # seconds to wait for a killed process; one in uninterruptible I/O never ends
@@ -218,14 +218,14 @@ class Worker:
         process: Its process, a session leader.
         lines: Its last lines of output.
         ended: When the launcher noticed its end.
-        made_to_end: Why the launcher killed it; "" if it did not.
+        kill_reason: Why the launcher killed it; "" if it did not.
     """
 
     plan: GangPlan
     process: subprocess.Popen[bytes]
-    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LINES))
     ended: float | None = None
-    made_to_end: str = ""
+    kill_reason: str = ""
 
     @property
     def code(self) -> int:
@@ -249,7 +249,7 @@ class Worker:
     def story(self) -> str:
         """Return a one-line description of its end."""
         code = self.process.returncode
-        how = self.made_to_end or (
+        how = self.kill_reason or (
             f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
         )
         return f"worker {self.plan.index} ({self.plan.address}, pid {self.process.pid}) {how}"
@@ -262,7 +262,7 @@ class Gang:
         plans: The command and environment of each.
         logs: The log of each.
         guard: The guard that ends them if the launcher is killed.
-        tell: Called with a description of each worker that exits.
+        on_exit: Called with a description of each worker that exits.
         leases: The folder in which workers request time to save; see `replicax.workers._leases`.
     """
 
@@ -271,13 +271,13 @@ class Gang:
         plans: Sequence[GangPlan],
         logs: Sequence[Log],
         guard: Guard,
-        tell: Callable[[str], None] = lambda story: None,
+        on_exit: Callable[[str], None] = lambda story: None,
         leases: Path | None = None,
     ) -> None:
         self._leases = leases
         self._waited_for: set[int] = set()
         self._guard = guard
-        self._tell = tell
+        self._on_exit = on_exit
         self._console = Console(sys.stdout)
         self._pumps: list[threading.Thread] = []
         self.workers: list[Worker] = []
@@ -306,7 +306,7 @@ class Gang:
             time.sleep(_POLL)
         self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
         failed = [w for w in self.workers if w.process.returncode != 0]
-        return min(failed, key=lambda w: (bool(w.made_to_end or w.blames), w.ended), default=None)
+        return min(failed, key=lambda w: (bool(w.kill_reason or w.blames), w.ended), default=None)
 
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Send a signal to all running workers, and kill them after ``grace`` seconds."""
@@ -337,8 +337,10 @@ class Gang:
         worker = Worker(plan, process)
         self.workers.append(worker)
         assert process.stdout is not None
-        says = Speaker(self._console, f"[worker {plan.index}] ", log, worker.lines.append)
-        thread = threading.Thread(target=pump, args=(process.stdout, says, log), daemon=True)
+        splitter = OutputSplitter(
+            self._console, f"[worker {plan.index}] ", log, worker.lines.append
+        )
+        thread = threading.Thread(target=pump, args=(process.stdout, splitter, log), daemon=True)
         self._pumps.append(thread)
         thread.start()
 
@@ -348,14 +350,14 @@ class Gang:
             if worker.ended is None and worker.process.poll() is not None:
                 worker.ended = time.monotonic()
                 self._finish(worker)
-                self._tell(worker.story())
+                self._on_exit(worker.story())
         return [w for w in self.workers if w.ended is None]
 
     def _is_saving(self, grace: float) -> bool:
         """Whether a worker has a lease beyond the grace period; log that once for each."""
         leases = {w: _leases.find(self._leases, w.process.pid) for w in self._running()}
-        held = {w: lease for w, lease in leases.items() if lease is not None and lease.left > 0}
-        for worker, lease in held.items():
+        active = {w: lease for w, lease in leases.items() if lease is not None and lease.left > 0}
+        for worker, lease in active.items():
             if worker.plan.index not in self._waited_for:
                 self._waited_for.add(worker.plan.index)
                 _warn(
@@ -363,7 +365,7 @@ class Gang:
                     f" waiting for it, {lease.left:.0f} s at most (the grace period of its"
                     " Resumable)."
                 )
-        return bool(held)
+        return bool(active)
 
     def _end_stopped(self) -> None:
         for worker in self._running():
@@ -380,12 +382,12 @@ class Gang:
     def _kill_one(self, worker: Worker, why: str) -> None:
         if lease := _leases.find(self._leases, worker.process.pid):
             why += f" while it was {lease.what}; `Resumable(grace=...)` gives it more seconds"
-        worker.made_to_end = why
+        worker.kill_reason = why
         _sessions.send(signal.SIGKILL, [worker.process.pid])
         try:
             worker.process.wait(_DYING)
         except subprocess.TimeoutExpired:
-            worker.made_to_end += (
+            worker.kill_reason += (
                 f"; {_DYING:g} s later it is still there, as it hangs in a call of the system: look"
                 " at its disks"
             )

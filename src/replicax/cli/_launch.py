@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         options.warning = _Warning()
         if options.ssh and not options.remote:
             with _signals_as_interrupts(options.warning):
-                return _ssh.launch(options, _given_token(options))
+                return _ssh.launch(options, _configured_token(options))
         with _signals_as_interrupts(options.warning), _guarded(options.grace) as (guard, folder):
             options.token = _token(options)
             with _reported(options) as reporter:
@@ -177,7 +177,7 @@ def _attempt(
     code, story, is_over = 0, "", False
     seat = _seat(options, address)
     try:
-        gang = Gang(plans, logs, guard, _teller(hub, seat), folder)
+        gang = Gang(plans, logs, guard, _exit_reporter(hub, seat), folder)
         try:
             options.warning.pass_on(gang)
             _require_hub(hub, gang, plans[0])
@@ -210,7 +210,7 @@ def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
     return CouncilSeat(address, options.token, options.host_index) if several else None
 
 
-def _teller(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
+def _exit_reporter(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
     """Return a callback that reports a worker's exit to the hub, on this host or another."""
     if hub is not None:
         return hub.report_exit
@@ -235,7 +235,7 @@ def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
     except KeyboardInterrupt:
         gang.end(0.0)
     for worker in gang.workers:
-        if worker.made_to_end:
+        if worker.kill_reason:
             _say(f"{worker.story()}.")
 
 
@@ -265,7 +265,7 @@ def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]
 def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
     addresses = _addresses(options)
     each = options.workers // len(_hosts(options))
-    own = range(options.host_index * each, (options.host_index + 1) * each)
+    indices = range(options.host_index * each, (options.host_index + 1) * each)
     module = ["-m"] if options.is_module else []
     program = [*module, options.program, *options.arguments, *options.rest]
     common = {
@@ -300,7 +300,7 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
                 **_gpus(options.gpus_per_worker, local, common),
             },
         )
-        for local, index in enumerate(own)
+        for local, index in enumerate(indices)
     ]
 
 
@@ -349,19 +349,19 @@ def _tf_config(addresses: list[str], index: int) -> str:
     return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
-def _given_token(options: argparse.Namespace) -> str | None:
-    given = dict(os.environ)
+def _configured_token(options: argparse.Namespace) -> str | None:
+    environment = dict(os.environ)
     if options.token_file:
-        given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
-    token = read_token(given)
-    if (path := given.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
+        environment = {TOKEN_FILE_VARIABLE: str(options.token_file)}
+    token = read_token(environment)
+    if (path := environment.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
         _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
     return token
 
 
 def _token(options: argparse.Namespace) -> str:
     """Return the token of this run: a configured one, or a new one."""
-    token = _ssh.token_of_starter() if options.remote else _given_token(options)
+    token = _ssh.read_starter_token() if options.remote else _configured_token(options)
     if token is None and options.hosts:
         raise ClusterError(
             "The launchers of several machines need a secret in common, so that nobody else can"
@@ -378,9 +378,9 @@ def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
     )
     settings = Settings.read(facts, plan.environment)
-    told = hub_options(facts, settings, plan.address, "the launcher")
+    hub = hub_options(facts, settings, plan.address, "the launcher")
     try:
-        return HubProcess(replace(told, hosts=tuple(hosts) if len(hosts) > 1 else ()))
+        return HubProcess(replace(hub, hosts=tuple(hosts) if len(hosts) > 1 else ()))
     except OSError as error:
         raise _no_hub(plan, error.strerror or str(error)) from error
 
@@ -432,18 +432,18 @@ def _check(options: argparse.Namespace) -> None:
 
 def _show(plans: list[GangPlan]) -> None:
     for plan in plans:
-        told = {
+        variables = {
             name: plan.environment[name]
             for name in ("TF_CONFIG", *_SHOWN_VARIABLES, HUB_VARIABLE, *WORKERS_MEMORY)
             if name in plan.environment
         }
-        words = [f"{name}={shlex.quote(value)}" for name, value in told.items()]
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
         sys.stdout.write(f"[worker {plan.index}] {' '.join(words)} {shlex.join(plan.command)}\n")
 
 
 def _story(first: Worker, workers: list[Worker]) -> str:
     """Describe which worker failed first, with its last output, and how the others ended."""
-    blamed = next((w for w in workers if w.plan.index == first.blamed and w.made_to_end), None)
+    blamed = next((w for w in workers if w.plan.index == first.blamed and w.kill_reason), None)
     culprit = blamed or first
     last = list(culprit.lines)[-_SHOWN:]
     if blamed:

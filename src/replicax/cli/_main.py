@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0 for success, 1 for failure, 2 for an invalid command.
     """
-    own, rest = _halves(sys.argv[1:] if argv is None else list(argv))
+    own, rest = _split_arguments(sys.argv[1:] if argv is None else list(argv))
     parser = argparse.ArgumentParser(prog="replicax", description="The tools of replicax.")
     parser.add_argument("--version", action="store_true", help="Show which replicax this is.")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar=f"{{{','.join(VERBS)}}}")
@@ -46,17 +46,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = verb.run(options)
     except (ReplicaxError, ImportError, FileNotFoundError) as error:
-        _complain(f"replicax {chosen}: {error}")
+        _print_error(f"replicax {chosen}: {error}")
         return 2
     return status
 
 
-def _complain(text: str) -> None:
-    red, usual = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    sys.stderr.write(f"{red}{text}{usual}\n")
+def _print_error(text: str) -> None:
+    red, reset = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    sys.stderr.write(f"{red}{text}{reset}\n")
 
 
-def _halves(argv: list[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(argv: list[str]) -> tuple[list[str], list[str]]:
     """Split the arguments at ``--``: ours, and those of the program that we start."""
     at = argv.index("--") if "--" in argv else len(argv)
     return argv[:at], argv[at + 1 :]

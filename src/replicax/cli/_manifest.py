@@ -64,9 +64,9 @@ def _check(options: argparse.Namespace) -> None:
             f" {_LONGEST_NAME} small letters, digits and hyphens, with a letter first."
         )
     for name, least in {"workers": 1, "gpus": 0, "port": 1, "max_restarts": 0, "grace": 1}.items():
-        if (given := getattr(options, name)) < least:
+        if (value := getattr(options, name)) < least:
             flag = name.replace("_", "-")
-            raise ClusterError(f"--{flag} is {given}; it must be at least {least}.")
+            raise ClusterError(f"--{flag} is {value}; it must be at least {least}.")
 
 
 def _jobset(options: argparse.Namespace) -> list[Part]:

@@ -11,7 +11,7 @@ from replicax.ahead._compiler import Compiling
 from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
 from replicax.ahead._preflight import require_compiler
 from replicax.ahead._trace import Step
-from replicax.cli._preflight import DOES_NOT_FIT, OK, caught, check_outputs, choose_devices
+from replicax.cli._preflight import DOES_NOT_FIT, OK, capture_step, check_outputs, choose_devices
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
     check_outputs(options.plot)
     choose_devices(options.devices)
     console, candidates = Console(), list[Candidate]()
-    for given in choices:
-        words = argparse.Namespace(**vars(options) | {"rest": [*options.rest, *given]})
-        tried = partial(_tried, options=words, given=tuple(given), console=console)
-        status, found = caught(words, "plan", tried)
+    for choice in choices:
+        words = argparse.Namespace(**vars(options) | {"rest": [*options.rest, *choice]})
+        tried = partial(_try_candidates, options=words, choice=tuple(choice), console=console)
+        status, found = capture_step(words, "plan", tried)
         if status:
             return status
         candidates += found
@@ -85,12 +85,12 @@ def _kinds(options: argparse.Namespace) -> list[str]:
     return [kind.strip() for kind in options.fit.split(",") if kind.strip()]
 
 
-def _tried(
-    step: Step, options: argparse.Namespace, given: tuple[str, ...], console: Console
+def _try_candidates(
+    step: Step, options: argparse.Namespace, choice: tuple[str, ...], console: Console
 ) -> list[Candidate]:
     """Compile the step for all candidates, printing a line as each finishes; return them."""
     how, found = Compiling(cache=options.cache), list[Candidate]()
     for one in search(step, _kinds(options), options.global_batch, options.most, how):
-        found.append(dataclasses.replace(one, options=given))
+        found.append(dataclasses.replace(one, options=choice))
         console.print(f"tried {one.report.topology}, {found[-1].how}", style="dim")
     return found

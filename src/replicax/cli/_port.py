@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     """Port each program and print a summary; return 1 if something is left to do."""
     if importlib.util.find_spec("libcst") is None:
         raise ModuleNotFoundError("This needs LibCST: `pip install 'replicax[port]'`.")
-    problem = _nonsense(options)
+    problem = _invalid_options(options)
     if problem:
         sys.stderr.write(f"replicax port: {problem}\n")
         return 2
@@ -59,18 +59,22 @@ def run(options: argparse.Namespace) -> int:
     return status
 
 
-def _nonsense(options: argparse.Namespace) -> str:
+def _invalid_options(options: argparse.Namespace) -> str:
     if options.output and len(options.program) > 1:
         return "--output names one file, and several programs are given. Use --in-place."
     if options.output and options.output.exists():
         return f"{options.output} exists. Remove it, or choose another --output."
-    kept = [_kept(path) for path in options.program if options.in_place and _kept(path).exists()]
-    if kept:
-        return f"{kept[0]} exists: an earlier port keeps its program there. Move it away first."
+    backups = [
+        _backup_path(path)
+        for path in options.program
+        if options.in_place and _backup_path(path).exists()
+    ]
+    if backups:
+        return f"{backups[0]} exists: an earlier port keeps its program there. Move it away first."
     return ""
 
 
-def _kept(path: Path) -> Path:
+def _backup_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.orig")
 
 
@@ -85,7 +89,7 @@ def _write(path: Path, code: str, options: argparse.Namespace) -> None:
             file.write(code)
         shutil.copymode(path, name)
         if options.in_place:
-            shutil.copy2(path, _kept(path))
+            shutil.copy2(path, _backup_path(path))
         os.replace(name, target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):

@@ -16,7 +16,7 @@ IMPORTS = {
     "np": "import numpy as np",
     "rx": "import replicax as rx",
 }
-_OF_ELEMENTS = frozenset(
+_ELEMENT_METHODS = frozenset(
     [
         "bucket_by_sequence_length",
         "filter",
@@ -34,7 +34,7 @@ _OF_ELEMENTS = frozenset(
 _FLOATS = frozenset(
     ["cos", "exp", "log", "log1p", "rsqrt", "sigmoid", "sin", "softplus", "sqrt", "tanh"]
 )
-_KEEPING = frozenset(
+_DTYPE_PRESERVING = frozenset(
     [
         "abs",
         "add",
@@ -87,7 +87,7 @@ class Facts(cst.CSTVisitor):
 
     Attributes:
         bound: The kind of each name's first binding.
-        of_elements: The names of functions that a dataset applies to elements.
+        element_functions: The names of functions that a dataset applies to elements.
         lambdas: The lambdas among such functions.
         values: The expressions assigned to each name.
         has_numpy_method: Whether a class defines a method ``numpy``.
@@ -96,7 +96,7 @@ class Facts(cst.CSTVisitor):
 
     def __init__(self) -> None:
         self.bound: dict[str, str] = {}
-        self.of_elements: set[str] = set()
+        self.element_functions: set[str] = set()
         self.lambdas: set[cst.CSTNode] = set()
         self.values: dict[str, list[cst.BaseExpression]] = {}
         self.has_numpy_method = False
@@ -105,10 +105,10 @@ class Facts(cst.CSTVisitor):
     def visit_Call(self, node: cst.Call) -> None:  # noqa: N802
         """Collect functions that are passed to a dataset's methods."""
         func = node.func
-        if isinstance(func, cst.Attribute) and func.attr.value in _OF_ELEMENTS:
+        if isinstance(func, cst.Attribute) and func.attr.value in _ELEMENT_METHODS:
             for argument in node.args:
                 if isinstance(argument.value, cst.Name):
-                    self.of_elements.add(argument.value.value)
+                    self.element_functions.add(argument.value.value)
                 elif isinstance(argument.value, cst.Lambda):
                     self.lambdas.add(argument.value)
 
@@ -174,11 +174,11 @@ def is_float(
             values = facts.values.get(node.value, ())
             return bool(values) and all(each(values))
         case cst.Call():
-            return _gives_float(node, facts, path_of, each)
+            return _returns_float(node, facts, path_of, each)
     return False
 
 
-def _gives_float(node: cst.Call, facts: Facts, path_of: Any, each: Any) -> bool:
+def _returns_float(node: cst.Call, facts: Facts, path_of: Any, each: Any) -> bool:
     path = path_of(node.func)
     if path is None:
         made = facts.values.get(code_of(node.func), ())
@@ -188,7 +188,7 @@ def _gives_float(node: cst.Call, facts: Facts, path_of: Any, each: Any) -> bool:
         return len(node.args) > 1 and "float" in (path_of(node.args[1].value) or "")
     if path.startswith(("nn.", "keras.losses.")) or path.rpartition(".")[2] in _FLOATS:
         return True
-    return path.rpartition(".")[2] in _KEEPING and any(each([a.value for a in node.args]))
+    return path.rpartition(".")[2] in _DTYPE_PRESERVING and any(each([a.value for a in node.args]))
 
 
 def code_of(node: cst.CSTNode | None) -> str:
@@ -205,36 +205,40 @@ def statement(text: str) -> cst.BaseSmallStatement:
 
 def bound(args: Sequence[cst.Arg], row: Row) -> dict[str, Any] | str:
     """Return the arguments of a call by their names in ``row``, or why that is impossible."""
-    given: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     places = list(row.parameters)
     for place, argument in enumerate(args):
         name = argument.keyword.value if argument.keyword else None
         if name == "name":
             continue
         if name is None and place >= len(places) and row.rest:
-            given.setdefault(row.rest, []).append(argument)
+            arguments.setdefault(row.rest, []).append(argument)
             continue
         if argument.star:
             return f"Its arguments cannot be told apart. Write `{row.target}`."
         name = name or (places[place] if place < len(places) else "so many arguments")
         if name not in row.parameters:
             return f"With {name} it means something else than `{row.target}`."
-        given[name] = argument
-    missing = [n for n, default in row.parameters.items() if default is None and n not in given]
+        arguments[name] = argument
+    missing = [n for n, default in row.parameters.items() if default is None and n not in arguments]
     if missing:
         return f"Without {', '.join(missing)} it means something else than `{row.target}`."
-    return given
+    return arguments
 
 
-def filled(
-    target: cst.Call, given: dict[str, Any], row: Row, old: cst.Call, defaults: Callable[[str], Any]
+def fill_call(
+    target: cst.Call,
+    arguments: dict[str, Any],
+    row: Row,
+    old: cst.Call,
+    defaults: Callable[[str], Any],
 ) -> cst.BaseExpression:
     """Return the call of the table with the program's arguments, in the program's own layout."""
     if any(not isinstance(slot.value, cst.Name) and slot.keyword is None for slot in target.args):
-        found = target.visit(_Substitution(given))
+        found = target.visit(_Substitution(arguments))
         assert isinstance(found, cst.BaseExpression)
         return found
-    args = [a for slot in target.args for a in _slot_filled(slot, given, row, defaults)]
+    args = [a for slot in target.args for a in _fill_slot(slot, arguments, row, defaults)]
     if args and old.args:
         args[-1] = args[-1].with_changes(
             comma=old.args[-1].comma, whitespace_after_arg=old.args[-1].whitespace_after_arg
@@ -242,14 +246,14 @@ def filled(
     return old.with_changes(func=target.func, args=args)
 
 
-def _slot_filled(
-    slot: cst.Arg, given: dict[str, Any], row: Row, defaults: Callable[[str], Any]
+def _fill_slot(
+    slot: cst.Arg, arguments: dict[str, Any], row: Row, defaults: Callable[[str], Any]
 ) -> Iterable[cst.Arg]:
     name = slot.value.value if isinstance(slot.value, cst.Name) else ""
     if slot.star:
-        yield from given.get(name, ())
-    elif name in given:
-        argument: cst.Arg = given[name]
+        yield from arguments.get(name, ())
+    elif name in arguments:
+        argument: cst.Arg = arguments[name]
         if isinstance(argument.value, cst.List) and name == "axis":  # NumPy takes tuples only
             wrapped = cst.Tuple(argument.value.elements)
             argument = argument.with_changes(value=wrapped)
@@ -269,14 +273,14 @@ def _slot_filled(
 class _Substitution(cst.CSTTransformer):
     """Replaces names by the arguments of a call."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, arguments: dict[str, Any]) -> None:
         super().__init__()
-        self._given = given
+        self._arguments = arguments
 
     def leave_Name(  # noqa: N802
         self, original_node: cst.Name, updated_node: cst.Name
     ) -> cst.BaseExpression:
-        argument = self._given.get(original_node.value)
+        argument = self._arguments.get(original_node.value)
         if argument is None:
             return updated_node
         value: cst.BaseExpression = argument.value
@@ -322,8 +326,8 @@ def _after_docstring(body: list[Any]) -> int:
     return place
 
 
-def refused_keywords(value: Any, given: list[str]) -> list[str]:
-    """Return the names in ``given`` that a function or class does not take as keywords."""
+def unsupported_keywords(value: Any, arguments: list[str]) -> list[str]:
+    """Return the names in ``arguments`` that a function or class does not take as keywords."""
     if not (inspect.isroutine(value) or inspect.isclass(value)):
         return []
     try:
@@ -332,4 +336,4 @@ def refused_keywords(value: Any, given: list[str]) -> list[str]:
         return []
     if any(p.kind is p.VAR_KEYWORD for p in known.values()):
         return []
-    return [name for name in given if name not in known]
+    return [name for name in arguments if name not in known]

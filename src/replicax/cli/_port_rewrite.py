@@ -22,13 +22,13 @@ from replicax.cli._port_parts import (
     Facts,
     bound,
     code_of,
-    filled,
+    fill_call,
     is_float,
-    refused_keywords,
     statement,
+    unsupported_keywords,
     with_imports,
 )
-from replicax.cli._port_rules import WIDE, Left, Row, Rules, Same, left_out_methods
+from replicax.cli._port_rules import WIDE, Row, Rules, Same, Untranslated, left_out_methods
 
 _WIDTH = 100
 _ON_THE_HOST = (f"{ROOT}.io.", f"{ROOT}.data.", f"{ROOT}.TensorSpec", f"{ROOT}.train.")
@@ -119,9 +119,11 @@ class _Rewriter(cst.CSTTransformer):
         self._rules = Rules()
         self._methods = left_out_methods()
         self._in_elements = [False]
-        self._answers: dict[cst.CSTNode, Same | Row | Left | None] = {}  # for called functions
+        self._answers: dict[
+            cst.CSTNode, Same | Row | Untranslated | None
+        ] = {}  # for called functions
         self._loops: set[cst.CSTNode] = set()  # tf.range(...) as the iterable of a for statement
-        self._kept: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
+        self._imported: dict[str, str] = {}  # names from `from tensorflow...` -> their names in rx
         self._marks: dict[cst.CSTNode, list[Mark]] = {}
         self.needs: set[str] = set()
         self.found: list[Mark] = []
@@ -172,7 +174,7 @@ class _Rewriter(cst.CSTTransformer):
     # Functions that a dataset applies to elements, which run in NumPy.
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:  # noqa: N802
-        is_one = node.name.value in self._facts.of_elements
+        is_one = node.name.value in self._facts.element_functions
         self._in_elements.append(self._in_elements[-1] or is_one)
 
     def leave_FunctionDef(  # noqa: N802
@@ -195,14 +197,14 @@ class _Rewriter(cst.CSTTransformer):
     def leave_Name(  # noqa: N802
         self, original_node: cst.Name, updated_node: cst.Name
     ) -> Any:
-        return self._renamed(original_node, updated_node)
+        return self._translate_name(original_node, updated_node)
 
     def leave_Attribute(  # noqa: N802
         self, original_node: cst.Attribute, updated_node: cst.Attribute
     ) -> Any:
-        return self._renamed(original_node, updated_node)
+        return self._translate_name(original_node, updated_node)
 
-    def _renamed(self, node: cst.CSTNode, updated: Any) -> Any:
+    def _translate_name(self, node: cst.CSTNode, updated: Any) -> Any:
         parent: Any = self.get_metadata(ParentNodeProvider, node, None)
         is_inner = isinstance(parent, cst.Attribute)
         is_label = getattr(parent, "keyword", None) is node or getattr(parent, "name", None) is node
@@ -216,21 +218,23 @@ class _Rewriter(cst.CSTTransformer):
             answer = (
                 Same(answer.bare, caveat=answer.caveat)
                 if answer.bare
-                else Left(f"Write `{answer.target}`.")
+                else Untranslated(f"Write `{answer.target}`.")
             )
-        return self._placed(node, updated, path, answer)
+        return self._replace_name(node, updated, path, answer)
 
-    def _placed(self, node: cst.CSTNode, updated: Any, path: str, answer: Same | Left) -> Any:
+    def _replace_name(
+        self, node: cst.CSTNode, updated: Any, path: str, answer: Same | Untranslated
+    ) -> Any:
         """Return the new name in place of the old one; add a mark where it may be wrong."""
-        if isinstance(answer, Left):
+        if isinstance(answer, Untranslated):
             self._mark(node, f"tf.{path}" if path else "tf", answer.words, is_left=True)
             return updated
         if answer.caveat and not self._is_harmless(node, answer.caveat):
             self._mark(node, answer.text, answer.caveat, is_left=False)
         written = code_of(updated)
         head, _, tail = written.partition(".")
-        kept = self._kept.get(head)
-        if kept is not None and answer.text == (f"{kept}.{tail}" if tail else kept):
+        imported = self._imported.get(head)
+        if imported is not None and answer.text == (f"{imported}.{tail}" if tail else imported):
             return updated
         new = self._expression(answer.text)
         self._count(f"tf.{path}", code_of(new))
@@ -271,10 +275,10 @@ class _Rewriter(cst.CSTTransformer):
         if isinstance(answer, Row):
             return self._by_row(original_node, updated_node, path, answer)
         if isinstance(answer, Same):
-            given = [a.keyword.value for a in original_node.args if a.keyword is not None]
-            if refused := refused_keywords(answer.value, given):
-                answer = Left(f"`{answer.text}` takes no {', '.join(refused)}.")
-        func = self._placed(original_node.func, updated_node.func, path, answer)
+            arguments = [a.keyword.value for a in original_node.args if a.keyword is not None]
+            if refused := unsupported_keywords(answer.value, arguments):
+                answer = Untranslated(f"`{answer.text}` takes no {', '.join(refused)}.")
+        func = self._replace_name(original_node.func, updated_node.func, path, answer)
         return updated_node.with_changes(func=func)
 
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
@@ -303,22 +307,22 @@ class _Rewriter(cst.CSTTransformer):
             self._count("for i in tf.range(n)", "for i in range(n)")
             return updated.with_changes(func=cst.Name("range"))
         is_indexed = isinstance(self.get_metadata(ParentNodeProvider, node), cst.Subscript)
-        given = bound(updated.args, row)
-        problem = given if isinstance(given, str) else ""
+        arguments = bound(updated.args, row)
+        problem = arguments if isinstance(arguments, str) else ""
         if path == "shape" and not is_indexed:
             problem = "A shape is a tuple of numbers: write `x.shape`, or `x.shape[0]`."
-        if isinstance(given, str) or problem:
+        if isinstance(arguments, str) or problem:
             self._mark(node, f"tf.{path}", problem, is_left=True)
             return updated
-        if row.caveat and not self._is_proved(node, row):
+        if row.caveat and not self._is_certain(node, row):
             self._mark(node, row.target.partition("(")[0], row.caveat, is_left=False)
         new = self._expression(row.target)
         self._count(f"tf.{path}", code_of(new).partition("(")[0])
         if not isinstance(new, cst.Call):
             return new
-        return filled(new, given, row, updated, self._expression)
+        return fill_call(new, arguments, row, updated, self._expression)
 
-    def _is_proved(self, node: cst.Call, row: Row) -> bool:
+    def _is_certain(self, node: cst.Call, row: Row) -> bool:
         if "gradient" in row.caveat:
             return self._in_elements[-1]  # gradients are not taken there
         is_mean = "floats" in row.caveat
@@ -331,7 +335,7 @@ class _Rewriter(cst.CSTTransformer):
     ) -> cst.Import | cst.RemovalSentinel:
         names = [a for a in updated_node.names if not _is_root(a.evaluated_name)]
         for alias in names:
-            self._note_kin(original_node, alias.evaluated_name)
+            self._mark_related_import(original_node, alias.evaluated_name)
         if len(names) == len(updated_node.names):
             return updated_node
         self.needs.add("rx")
@@ -348,14 +352,14 @@ class _Rewriter(cst.CSTTransformer):
             path = f"{home}.{alias.evaluated_name}".partition(".")[2]
             answer = self._rules.of(path)
             if isinstance(answer, Same) and answer.text.startswith("rx."):
-                self._kept[alias.evaluated_alias or alias.evaluated_name] = answer.text
+                self._imported[alias.evaluated_alias or alias.evaluated_name] = answer.text
 
     def leave_ImportFrom(  # noqa: N802
         self, original_node: cst.ImportFrom, updated_node: cst.ImportFrom
     ) -> Any:
         home = code_of(original_node.module)
         if not _is_root(home):
-            self._note_kin(original_node, home)
+            self._mark_related_import(original_node, home)
             return updated_node
         if isinstance(original_node.names, cst.ImportStar):
             words = "What it brings cannot be seen: import the names that are used."
@@ -365,12 +369,12 @@ class _Rewriter(cst.CSTTransformer):
         lines: list[cst.BaseSmallStatement] = []
         for alias in original_node.names:
             name = alias.evaluated_alias or alias.evaluated_name
-            if name in self._kept:
-                self._count(f"from {home} import {alias.evaluated_name}", self._kept[name])
-                lines.append(statement(f"{name} = {self._kept[name]}"))
+            if name in self._imported:
+                self._count(f"from {home} import {alias.evaluated_name}", self._imported[name])
+                lines.append(statement(f"{name} = {self._imported[name]}"))
         return cst.FlattenSentinel(lines) if lines else cst.RemoveFromParent()
 
-    def _note_kin(self, node: cst.CSTNode, name: str) -> None:
+    def _mark_related_import(self, node: cst.CSTNode, name: str) -> None:
         if name.startswith(f"{ROOT}_"):
             words = (
                 "It brings TensorFlow along. Its datasets may be given to a strategy as they are."
@@ -380,7 +384,7 @@ class _Rewriter(cst.CSTTransformer):
     def on_leave(self, original_node: Any, updated_node: Any) -> Any:
         result: Any = super().on_leave(original_node, updated_node)
         if isinstance(result, cst.SimpleStatementLine) and not result.body:
-            return self._in_place_of_nothing(original_node)
+            return self._fill_empty_statement(original_node)
         marks = self._marks.get(original_node, ())
         if not marks or not hasattr(result, "leading_lines"):
             return result
@@ -390,7 +394,7 @@ class _Rewriter(cst.CSTTransformer):
         comments = [cst.EmptyLine(comment=cst.Comment(f"# {text}")) for text in texts]
         return result.with_changes(leading_lines=[*result.leading_lines, *comments])
 
-    def _in_place_of_nothing(self, node: cst.SimpleStatementLine) -> Any:
+    def _fill_empty_statement(self, node: cst.SimpleStatementLine) -> Any:
         is_outermost = isinstance(self.get_metadata(ParentNodeProvider, node), cst.Module)
         text = IMPORTS["rx"] if is_outermost else "pass"
         return node.with_changes(body=[statement(text)])

@@ -169,7 +169,7 @@ _SHARED = _names(
     " distribute errors function identity io keras nest nn random saved_model summary tpu train"
     " variable_creator_scope"
 )
-_OF_KERAS = frozenset(["initializers", "losses", "metrics", "optimizers"])
+_KERAS_MODULES = frozenset(["initializers", "losses", "metrics", "optimizers"])
 _NARROW = _names("float16 float32 bfloat16 int8 int16 int32 uint8 uint16 uint32 complex64")
 _WIDE = {name: name for name in ("float64", "int64", "uint64", "complex128")} | {
     "double": "float64"
@@ -185,7 +185,7 @@ _DTYPES = (
     }
 )
 _NO_GRAPHS = "There are no graphs and no sessions: call the function, under `rx.function`."
-_WORDS = {
+_ADVICE = {
     "": "The module itself is not ported: name what is used of it.",
     "Module": "Write a plain class, and a list of its variables for `trainable_variables`.",
     "__version__": "This is TensorFlow's version; `rx.__version__` is replicax's.",
@@ -270,17 +270,17 @@ class Row:
         """The function's name, if it takes the same positional arguments; else None."""
         call = ast.parse(self.target, mode="eval").body
         assert isinstance(call, ast.Call)
-        given = [a.id for a in call.args if isinstance(a, ast.Name)]
+        positional = [a.id for a in call.args if isinstance(a, ast.Name)]
         needed = [name for name, default in self.parameters.items() if default is None]
-        plain = given == needed == list(self.parameters)[: len(needed)] and len(given) == len(
-            call.args
-        )
+        plain = positional == needed == list(self.parameters)[: len(needed)] and len(
+            positional
+        ) == len(call.args)
         no_more = all(isinstance(k.value, ast.Name) and k.arg == k.value.id for k in call.keywords)
         return ast.unparse(call.func) if plain and no_more and not self.rest else None
 
 
 @dataclass(frozen=True)
-class Left:
+class Untranslated:
     """A name without a translation, and advice on a replacement."""
 
     words: str
@@ -290,9 +290,9 @@ class Left:
 class Rules:
     """A cache of the translations of TensorFlow names."""
 
-    _known: dict[str, Same | Row | Left] = field(default_factory=dict)
+    _known: dict[str, Same | Row | Untranslated] = field(default_factory=dict)
 
-    def of(self, path: str) -> Same | Row | Left:
+    def of(self, path: str) -> Same | Row | Untranslated:
         """Return the translation of ``tf.<path>``."""
         if path not in self._known:
             self._known[path] = _translate(path)
@@ -307,7 +307,7 @@ def advice(path: str) -> str:
         row = ROWS[path]
         caveat = f" It is {row.caveat}" if row.caveat else ""
         return f"Math is JAX's here: write `{row.target}`.{caveat}"
-    return _WORDS.get(path) or _MODULES.get(path) or _like(path)
+    return _ADVICE.get(path) or _MODULES.get(path) or _like(path)
 
 
 def left_out_methods() -> dict[str, str]:
@@ -324,22 +324,22 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
     return [c for child in kind.__subclasses__() for c in (child, *_subclasses(child))]
 
 
-def _translate(path: str) -> Same | Row | Left:
-    if path.split(".")[0] in _OF_KERAS:
+def _translate(path: str) -> Same | Row | Untranslated:
+    if path.split(".")[0] in _KERAS_MODULES:
         path = f"keras.{path}"
     if path in _DTYPES:
         return Same(_DTYPES[path], caveat=WIDE if path in _WIDE else "")
     if path in ROWS:
         return ROWS[path]
-    words = next((w for name, w in _WORDS.items() if f"{path}.".startswith(f"{name}.")), None)
+    words = next((w for name, w in _ADVICE.items() if f"{path}.".startswith(f"{name}.")), None)
     if words is not None:
-        return Left(words)
+        return Untranslated(words)
     if path.split(".")[0] in _SHARED:
         return _shared(path)
-    return Left(_unknown(path))
+    return Untranslated(_unknown(path))
 
 
-def _shared(path: str) -> Same | Left:
+def _shared(path: str) -> Same | Untranslated:
     found: Any = importlib.import_module("replicax")
     parts = path.split(".")
     for place, part in enumerate(parts):
@@ -348,14 +348,16 @@ def _shared(path: str) -> Same | Left:
         except ModuleNotFoundError:  # Keras is not installed; its names are the same
             break
         except AttributeError as error:
-            said = str(error)
-            is_ours = "has no attribute" not in said and isinstance(found, ModuleType)
-            return Left(said if is_ours else _unknown(".".join(parts[: place + 1])))
-    caveat = _BOARD if path == "keras.callbacks.TensorBoard" else RANDOM if _draws(parts) else ""
+            message = str(error)
+            is_ours = "has no attribute" not in message and isinstance(found, ModuleType)
+            return Untranslated(message if is_ours else _unknown(".".join(parts[: place + 1])))
+    caveat = (
+        _BOARD if path == "keras.callbacks.TensorBoard" else RANDOM if _is_random(parts) else ""
+    )
     return Same(f"rx.{path}", found, caveat)
 
 
-def _draws(parts: list[str]) -> bool:
+def _is_random(parts: list[str]) -> bool:
     quiet = ("set_seed", "Algorithm", "get_global_generator", "set_global_generator")
     return parts[0] == "random" and len(parts) > 1 and parts[-1] not in quiet
 
@@ -372,7 +374,7 @@ def _like(path: str) -> str:
     return f"`{like[0]}.{name}` may be what you need; it was not compared." if like else ""
 
 
-def _read(line: str) -> dict[str, Row]:
+def _parse_row(line: str) -> dict[str, Row]:
     left, _, right = line.partition(" -> ")
     names, _, arguments = left.partition("(")
     target, _, caveat = right.partition(" ; ")
@@ -390,5 +392,5 @@ def _read(line: str) -> dict[str, Row]:
 ROWS: dict[str, Row] = {
     name: row
     for line in _TABLE.replace("\n    ", " ").strip().splitlines()
-    for name, row in _read(line).items()
+    for name, row in _parse_row(line).items()
 }

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     how = Compiling.of(options.xla_flags, options.save_executable, options.cache)
     console = Console()
 
-    def compiled(step: Step) -> list[PreflightReport]:
+    def compile_all(step: Step) -> list[PreflightReport]:
         reports = []
         waiting = f"compiling for {', '.join(names)}"
         with console.status(waiting) if console.is_terminal else nullcontext():
@@ -100,11 +100,11 @@ def run(options: argparse.Namespace) -> int:
                 reports.append(report)
         return reports
 
-    status, reports = caught(options, "preflight", compiled)
+    status, reports = capture_step(options, "preflight", compile_all)
     if status:
         return status
     _deliver(Sweep(tuple(reports)), options, console)
-    return _status(reports) or _judged(reports, before, options.max_memory, console)
+    return _status(reports) or _judge(reports, before, options.max_memory, console)
 
 
 def _baseline(path: str | None, names: Sequence[str]) -> Sequence[PreflightReport]:
@@ -141,7 +141,9 @@ def check_outputs(*paths: str | None) -> None:
             drawing()
 
 
-def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -> tuple[int, Any]:
+def capture_step(
+    options: argparse.Namespace, verb: str, use: Callable[[Step], Any]
+) -> tuple[int, Any]:
     """Run the script; return an exit status, and ``use(step)`` of its step if that is 0."""
     if not Path(options.script).is_file():
         raise FileNotFoundError(f"There is no script {options.script!r}.")
@@ -156,7 +158,7 @@ def caught(options: argparse.Namespace, verb: str, use: Callable[[Step], Any]) -
         return NO_STEP, None
 
 
-def _judged(
+def _judge(
     reports: Sequence[PreflightReport],
     before: Sequence[PreflightReport],
     most: str | None,

@@ -100,10 +100,10 @@ class Reporter:
         while not stop.is_set():
             with contextlib.suppress(OSError, RollCallError):
                 for status in statuses(address, token):
-                    self._take(attempt, status)
+                    self._add_status(attempt, status)
             stop.wait(_RETRY)
 
-    def _take(self, attempt: Attempt, status: Message) -> None:
+    def _add_status(self, attempt: Attempt, status: Message) -> None:
         attempt.news = [str(text) for text in status["news"]]
         for worker in status["workers"]:
             samples = attempt.workers.setdefault(int(worker["index"]), Samples())
@@ -133,7 +133,7 @@ class Reporter:
         return page(f"Run of {self._program}", "\n".join(body))
 
     def _causes(self) -> str:
-        told = []
+        sections = []
         for number, attempt in enumerate(self.attempts):
             texts = [attempt.cause, *(n for n in attempt.news if attempt.code != 0)]
             text = "\n\n".join(t for t in texts if t)
@@ -141,8 +141,8 @@ class Reporter:
                 title = (
                     "The root cause" if len(self.attempts) == 1 else f"Why attempt {number} ended"
                 )
-                told.append(f"<h2>{title}</h2><pre>{_long(text)}</pre>")
-        return "".join(told)
+                sections.append(f"<h2>{title}</h2><pre>{_long(text)}</pre>")
+        return "".join(sections)
 
 
 _MEASURED = (
@@ -159,7 +159,7 @@ _WORKER_COLUMNS = (
 _ATTEMPT_COLUMNS = ("attempt", ">began", ">lasted", "exit code")
 
 
-_UNHEARD = (
+_NO_DATA = (
     "No worker reported: a single worker has no hub, and workers that never joined have no status."
 )
 
@@ -199,7 +199,7 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
     """Return an SVG chart of a figure over time, with a line per worker."""
     points = [p for a in attempts for s in a.workers.values() for p in s.points]
     if not points:
-        return f'<p class="soft">{_UNHEARD}</p>'
+        return f'<p class="soft">{_NO_DATA}</p>'
     left, wide, high = 60.0, 820.0, 220.0
     times = _ticks(max(*(p[0] for p in points), *(a.ended for a in attempts), 1e-3))
     heights = _ticks(max(*(p[figure] for p in points), 1e-3))
@@ -217,12 +217,12 @@ def _chart(attempts: list[Attempt], figure: int, unit: str) -> str:
         drawing.line([(x, 10), (x, high + 10)], "#c0392b", says="started again")
     for attempt in attempts:
         for index, samples in sorted(attempt.workers.items())[:_MOST_DRAWN]:
-            way = [
+            path = [
                 (left + wide * p[0] / until, high + 10 - high * p[figure] / most)
                 for p in samples.points
             ]
             colour = _COLOURS[index % len(_COLOURS)]
-            drawing.line(way, colour, says=f"worker {index}")
+            drawing.line(path, colour, says=f"worker {index}")
     known = sorted({i for a in attempts for i in a.workers})[:_MOST_DRAWN]
     legend = "".join(
         f'<span><span class="swatch" style="background:{_COLOURS[i % len(_COLOURS)]}"></span>'

@@ -29,7 +29,7 @@ class CouncilSeat:
         self._host = host
         self._wire: Wire | None = None
         self._unsent: list[Message] = []
-        self._is_over, self._is_there = threading.Event(), threading.Event()
+        self._is_over, self._is_connected = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._connect, name="replicax-seat", daemon=True)
         self._thread.start()
@@ -48,15 +48,15 @@ class CouncilSeat:
         Returns:
             Why the workers are not restarted; "" if they are.
         """
-        is_told = self._send({"again": again, "code": code})
+        is_sent = self._send({"again": again, "code": code})
         if code:
-            self._is_there.wait(_LAST_WORD)
+            self._is_connected.wait(_LAST_WORD)
         if not again:
             return "this launcher has ended"
         if self._wire is None:
             return f"no hub was at {self._address}: the launcher of host 0 did not come"
         with contextlib.suppress(_wire.WireError):
-            while is_told and (message := self._wire.receive_within(PATIENCE)) is not None:
+            while is_sent and (message := self._wire.receive_within(PATIENCE)) is not None:
                 if "all" in message:
                     return "" if message["all"] else str(message.get("why"))
         return ""  # the hub is lost; restart, as its host may come back
@@ -85,6 +85,6 @@ class CouncilSeat:
                     for message in ({"launcher": self._host}, *self._unsent):
                         wire.send(message)
                     self._wire = wire
-                self._is_there.set()
+                self._is_connected.set()
                 return
             self._is_over.wait(_RETRY)

@@ -23,7 +23,7 @@ from typing import IO
 from replicax.cluster._checks import ClusterError
 
 _VARIABLE = "REPLICAX_SSH"
-_USUAL = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10"
+_DEFAULT = "ssh -T -o BatchMode=yes -o ServerAliveInterval=10"
 _ENTER = "from replicax_command import entry; entry()"  # `replicax`, which may not be on PATH
 _NO_CONNECTION = 255  # ssh's exit code for its own errors
 _OTHER_HOSTS = 10.0  # seconds beyond the grace period for other hosts to end after a failure
@@ -64,7 +64,7 @@ def launch(options: argparse.Namespace, token: str | None) -> int:
 
 def remote_commands(options: argparse.Namespace) -> list[list[str]]:
     """Return the ssh command for each host."""
-    ssh = shlex.split(os.environ.get(_VARIABLE) or _USUAL)
+    ssh = shlex.split(os.environ.get(_VARIABLE) or _DEFAULT)
     hosts = enumerate(options.hosts.split(","))
     return [[*ssh, host, _remote(options, index)] for index, host in hosts]
 
@@ -97,7 +97,7 @@ class Fleet:
         except BaseException:
             self.kill()
             raise
-        self._tell(token)
+        self._send_line(token)
 
     def wait(self, grace: float) -> int:
         """Wait for all; after a failure, end the others when their grace period is over.
@@ -129,7 +129,7 @@ class Fleet:
 
     def end(self, number: int, grace: float) -> None:
         """Forward a signal to the launchers of all hosts, and wait until they have exited."""
-        self._tell(str(int(number)))
+        self._send_line(str(int(number)))
         deadline = time.monotonic() + grace + _ENDING
         while any(process.poll() is None for process in self._processes):
             if time.monotonic() > deadline:
@@ -173,7 +173,7 @@ class Fleet:
                     target.write(line.decode(errors="replace"))
                     target.flush()
 
-    def _tell(self, line: str) -> None:
+    def _send_line(self, line: str) -> None:
         for process in self._processes:
             with contextlib.suppress(OSError, ValueError):  # this ssh has exited
                 _input(process).write(f"{line}\n".encode())
@@ -189,21 +189,21 @@ def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
     return process.stdin
 
 
-def token_of_starter() -> str:
+def read_starter_token() -> str:
     """Read the token on a remote host, then start a thread that handles the starter's messages.
 
     Each message is the number of a signal for this process. The end of the input means SIGTERM.
     """
-    told = bytearray()
-    while not told.endswith(b"\n"):
+    line = bytearray()
+    while not line.endswith(b"\n"):
         if not (byte := os.read(0, 1)):
             raise ClusterError("The launcher that started this one by ssh ended at once.")
-        told += byte
-    threading.Thread(target=_obey, daemon=True).start()
-    return told.decode().strip()
+        line += byte
+    threading.Thread(target=_forward_signals, daemon=True).start()
+    return line.decode().strip()
 
 
-def _obey() -> None:
+def _forward_signals() -> None:
     # Not `sys.stdin`: a daemon thread that holds its lock would abort the interpreter's shutdown.
     while data := os.read(0, 64):
         for number in data.split():

@@ -57,16 +57,16 @@ class LaunchedRun:
     token: str
     folder: Path | None = None
 
-    def now(self) -> "LaunchedRun":
+    def refreshed(self) -> "LaunchedRun":
         """Return the same run with its current address."""
-        return self if self.folder is None else _of_folder(self.folder) or self
+        return self if self.folder is None else _read_run(self.folder) or self
 
 
 def run(options: argparse.Namespace) -> int:
     """Show the run's status until it ends, or once."""
-    chosen = _chosen(options)
+    chosen = _choose_run(options)
     if options.once or options.json:
-        status = _first(chosen)
+        status = _first_status(chosen)
         if options.json:
             sys.stdout.write(json.dumps(status, indent=2) + "\n")
         else:
@@ -75,11 +75,11 @@ def run(options: argparse.Namespace) -> int:
     return _watch(chosen)
 
 
-def _first(chosen: LaunchedRun) -> Message:
+def _first_status(chosen: LaunchedRun) -> Message:
     """Return the current status; wait for it while the launcher (re)starts the run."""
     deadline = time.monotonic() + _PATIENCE
     while True:
-        for status in _statuses(chosen.now()):
+        for status in _statuses(chosen.refreshed()):
             return status
         is_launched = chosen.folder is not None and chosen.folder.exists()
         if not is_launched or time.monotonic() > deadline:
@@ -94,7 +94,7 @@ def _watch(chosen: LaunchedRun) -> int:
     last: Sheet | None = None
     with contextlib.suppress(KeyboardInterrupt), Live(screen=False, auto_refresh=False) as live:
         while True:
-            for status in _statuses(chosen.now()):
+            for status in _statuses(chosen.refreshed()):
                 last = table(status, chosen.name)
                 live.update(last, refresh=True)
             if chosen.folder is None or not chosen.folder.exists():
@@ -130,21 +130,21 @@ def table(status: Message, name: str) -> Sheet:
 def _row(w: Message) -> tuple[str, ...]:
     memory = float(w.get("memory", 0))
     devices = float(w.get("device_memory", 0))
-    held = [show_bytes(memory)] if memory else ["-"]
-    held += [f"{show_bytes(devices)} on devices"] if devices else []
+    memories = [show_bytes(memory)] if memory else ["-"]
+    memories += [f"{show_bytes(devices)} on devices"] if devices else []
     return (
         str(w["index"]),
         f"{w['pid']}, {w['host'] or w['address']}",
         f"{w.get('steps', 0):.0f}",
         f"{w.get('rate', 0):.2f}",
         f"{100 * w.get('waits', 0):.0f} %",
-        ", ".join(held),
+        ", ".join(memories),
         f"{w['silent']:.1f} s",
         short(w["doing"], 100) if w["state"] == "here" else str(w["state"]),
     )
 
 
-def _chosen(options: argparse.Namespace) -> LaunchedRun:
+def _choose_run(options: argparse.Namespace) -> LaunchedRun:
     if options.run and ":" in options.run:
         return LaunchedRun(f"Run at {options.run}", options.run, _token(options))
     runs = launched()
@@ -164,10 +164,10 @@ def _chosen(options: argparse.Namespace) -> LaunchedRun:
 
 
 def _token(options: argparse.Namespace) -> str:
-    given: Any = os.environ
+    environment: Any = os.environ
     if options.token_file:
-        given = {TOKEN_FILE_VARIABLE: str(options.token_file)}
-    token = read_token(given)
+        environment = {TOKEN_FILE_VARIABLE: str(options.token_file)}
+    token = read_token(environment)
     if token is None:
         raise ClusterError(
             f"To look at the run at {options.run}, its token is needed: `--token-file F`, or"
@@ -179,19 +179,19 @@ def _token(options: argparse.Namespace) -> str:
 def launched() -> list[LaunchedRun]:
     """Return this user's runs whose launcher, or worker 0, is a process of this machine."""
     folders = sorted(Path(tempfile.gettempdir()).glob(f"{FOLDER}*"))
-    return [found for folder in folders if (found := _of_folder(folder))]
+    return [found for folder in folders if (found := _read_run(folder))]
 
 
-def _of_folder(folder: Path) -> LaunchedRun | None:
+def _read_run(folder: Path) -> LaunchedRun | None:
     """Return the run that a folder registers; None if it is another user's, or has ended."""
     try:
         if folder.is_symlink() or folder.stat().st_uid != os.getuid():
             return None
-        told = json.loads((folder / RUN_FILE).read_text())
-        if _sessions.start_time(int(told["pid"])) != told["birth"]:
+        record = json.loads((folder / RUN_FILE).read_text())
+        if _sessions.start_time(int(record["pid"])) != record["birth"]:
             return None  # its process was killed before it could remove the folder
-        name = f"{told['program']}, {told['how']} pid {int(told['pid'])}"
+        name = f"{record['program']}, {record['how']} pid {int(record['pid'])}"
         token = (folder / TOKEN_FILE).read_text().strip()
-        return LaunchedRun(name, str(told["address"]), token, folder)
+        return LaunchedRun(name, str(record["address"]), token, folder)
     except (OSError, ValueError, KeyError, TypeError):
         return None
