@@ -1,4 +1,4 @@
-"""Looking for what should not be, and at what is where.
+"""Debugging tools: replicas out of sync, the placement of variables, and step timelines.
 
 Example:
     >>> rx.debug.check_in_sync()

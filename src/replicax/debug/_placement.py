@@ -1,4 +1,4 @@
-"""Placement: a model, an optimizer or a tree -> where each of its variables is, as a picture."""
+"""The placement of the variables of a model, an optimizer or a pytree, as a table or a picture."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -16,21 +16,21 @@ from replicax.values._per_replica import Distributed
 from replicax.values._placement import is_traced
 
 _MOST_DRAWN, _MOST_COLUMNS = 40, 16
-# What functions, strategies and datasets are made of is not part of a model.
+# Internals of functions, strategies and datasets do not belong to a model.
 _INSIDES = tuple(
     f"replicax.{name}" for name in ("function", "strategy", "input", "data", "topology", "context")
 )
-_ELSEWHERE = ("_trainable_variables", "_trainable_variables_indices")  # an optimizer's: the model's
+_ELSEWHERE = ("_trainable_variables", "_trainable_variables_indices")  # the model's
 _FULL, _PART, _OWN, _EMPTY = "#7da7d9", "#e0a458", "#8fbf8f", "#8882"
 _LEGEND = ((_FULL, "all of it"), (_PART, "a part"), (_OWN, "a value of its own"))
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where variables are: a table as text, a picture as SVG.
+    """The placement of variables: a table as text, a picture as SVG.
 
     Attributes:
-        placed: What there is.
+        placed: The placement of each variable.
 
     Example:
         >>> picture = rx.debug.placement(rx.Variable(jnp.ones((2, 3)), name="w"))
@@ -42,7 +42,7 @@ class Placement:
 
     @property
     def bytes_per_device(self) -> dict[str, int]:
-        """How much of it each device holds, by the name of the device.
+        """The bytes on each device, by the name of the device.
 
         Example:
             >>> rx.debug.placement({"w": rx.Variable(jnp.ones((2, 3)))}).bytes_per_device
@@ -56,7 +56,7 @@ class Placement:
         return {short_name(device): size for device, size in ordered}
 
     def svg(self) -> str:
-        """A row for each variable, a column for each device, and what part of it is there.
+        """Return a picture with a row per variable and a column per device.
 
         Example:
             >>> "</svg>" in rx.debug.placement(rx.Variable(1.0)).svg()
@@ -92,7 +92,7 @@ class Placement:
         return str(drawing)
 
     def sheet(self) -> Sheet:
-        """The same as a table.
+        """Return the placement as a table.
 
         Example:
             >>> rx.debug.placement(rx.Variable(1.0)).sheet().columns[0]
@@ -127,14 +127,14 @@ class Placement:
 
 
 def placement(obj: Any) -> Placement:
-    """Where the variables of something are, without looking at any value.
+    """Return where the variables of an object are, without reading their values.
 
     Args:
         obj: A variable of replicax, Keras or Flax NNX; a model, layer, optimizer or metric; an
-            array or a distributed value; or a structure or object with such things in it.
+            array or a distributed value; or a structure or object that contains them.
 
     Returns:
-        What prints as a table, and shows as a picture in notebooks.
+        A `Placement`, which prints as a table, and shows as a picture in notebooks.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
@@ -151,7 +151,7 @@ def placement(obj: Any) -> Placement:
 
 
 def _found(root: Any) -> Iterator[Placed]:
-    """All that is on devices, and can be reached from ``root``; nearest first."""
+    """Yield everything on devices that is reachable from ``root``, breadth first."""
     seen, waiting = {id(root)}, deque([("", root)])
     while waiting:
         way, x = waiting.popleft()
@@ -170,7 +170,7 @@ def _is_inside(x: Any) -> bool:
 
 
 def _placed(way: str, x: Any) -> list[Placed] | None:
-    """Where ``x`` is; None if it is nothing that devices hold."""
+    """Return the placement of ``x``; None if it is not on devices itself."""
     variable = variable_of(x)
     if variable is not None:
         own = getattr(x, "path", None) or variable.name.removesuffix(":0")
@@ -179,7 +179,7 @@ def _placed(way: str, x: Any) -> list[Placed] | None:
     if isinstance(x, Distributed):
         values = enumerate(x.values)
         return [p for i, v in values for p in _placed(f"{way}/replica {i}".lstrip("/"), v) or ()]
-    if is_variable(x):  # of a library, with a value that no strategy has
+    if is_variable(x):  # a library's variable whose value no strategy manages
         x = x.get_value() if hasattr(type(x), "get_value") else getattr(x, "value", None)
         return (_placed(way, x) or []) if isinstance(x, jax.Array) else []
     if isinstance(x, jax.Array):

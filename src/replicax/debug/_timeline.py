@@ -1,7 +1,7 @@
-"""Timeline: a trace of JAX's profiler -> what each device did in each step, and what it waited for.
+"""Step timelines from a trace of JAX's profiler.
 
-The trace has every operation that ran on a CPU device, with the device and the program that it is
-of, and the times in which the program waited for an element of a distributed dataset.
+The trace contains every operation on a CPU device, with its device and program, and the waits for
+elements of distributed datasets.
 """
 
 import contextlib
@@ -29,8 +29,8 @@ _COLOURS = {"input": "#e0a458", "compute": "#5b8fd0", "collective": "#b0608f", "
 _COLLECTIVE = re.compile(
     r"all.?reduce|all.?gather|reduce.?scatter|all.?to.?all|collective|psum|pmin|pmax|ppermute"
 )
-_RENDEZVOUS = "Rendezvous"  # what CPU devices do in a collective
-_END = "end: "  # of an operation that other threads have finished
+_RENDEZVOUS = "Rendezvous"  # the event of a CPU device inside a collective
+_END = "end: "  # the prefix of events at which asynchronous operations are done
 _MANY_CALLS = 4
 _MOST_STEPS, _MOST_DEVICES, _PIXELS = 20, 32, 900
 MEASURED = (
@@ -45,7 +45,7 @@ Span = tuple[float, float]
 
 
 class Event(NamedTuple):
-    """One thing in a trace: which thread, what, from when to when in seconds, and its facts."""
+    """An event of a trace: its thread, name, begin and end in seconds, and statistics."""
 
     thread: str
     name: str
@@ -56,12 +56,12 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One step.
+    """One recorded step.
 
     Attributes:
-        begin: When it begins, in seconds of the recording.
-        end: When the next one begins.
-        seconds: For each device, how long it did what; the sum is the length of the step.
+        begin: The start, in seconds of the recording.
+        end: The start of the next step.
+        seconds: For each device, the seconds of each kind; they add up to the step's length.
     """
 
     begin: float
@@ -71,12 +71,12 @@ class RecordedStep:
 
 @dataclass
 class Timeline:
-    """What each device did in each step; made by `rx.debug.timeline`.
+    """The activity of each device in each step; created by `rx.debug.timeline`.
 
     Attributes:
-        steps: The steps that were recorded from their beginning to their end.
-        spans: For each device, when it computed, was in a collective, or had no input.
-        unit: What a step is here, in words.
+        steps: The steps that were recorded completely.
+        spans: For each device, when it computed, was in a collective, or waited for input.
+        unit: A sentence on what counts as a step.
 
     Example:
         >>> rx.debug.Timeline().steps
@@ -89,10 +89,10 @@ class Timeline:
 
     @classmethod
     def from_trace(cls, folder: str | PathLike[str]) -> "Timeline":
-        """What a folder holds that `jax.profiler.trace` has written; the newest trace in it.
+        """Read the newest trace that `jax.profiler.trace` has written to a folder.
 
         Raises:
-            FileNotFoundError: If there is no trace in it.
+            FileNotFoundError: If the folder contains no trace.
 
         Example:
             >>> rx.debug.Timeline.from_trace("nowhere")
@@ -110,7 +110,7 @@ class Timeline:
 
     @classmethod
     def _of(cls, events: Iterable[Event]) -> "Timeline":
-        # jaxlib makes a type that Python warns of, and aborts where warnings are errors.
+        # jaxlib creates a type that triggers a warning, and aborts if warnings are errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             known = list(events)
@@ -137,7 +137,7 @@ class Timeline:
 
     @property
     def mean(self) -> dict[str, dict[str, float]]:
-        """For each device, the seconds of each kind in a step, on average."""
+        """For each device, the mean seconds of each kind per step."""
         count = len(self.steps)
         return {
             device: {k: sum(s.seconds[device][k] for s in self.steps) / count for k in KINDS}
@@ -145,7 +145,7 @@ class Timeline:
         }
 
     def sheet(self) -> Sheet:
-        """The averages as a table."""
+        """Return the averages as a table."""
         rows = []
         for device, kinds in self.mean.items():
             whole = sum(kinds.values())
@@ -156,7 +156,7 @@ class Timeline:
         return Sheet("Where the time of a step goes", (), columns, tuple(rows), (note,))
 
     def html(self) -> str:
-        """A page with a strip for each device, that needs no other file."""
+        """Return a self-contained HTML page with a strip for each device."""
         legend = "".join(
             f'<span><span class="swatch" style="background:{_COLOURS[k]}"></span>{k}</span>'
             for k in KINDS
@@ -207,16 +207,16 @@ _NOTHING = (
 
 @contextlib.contextmanager
 def timeline(path: str | PathLike[str] | None = None) -> Iterator[Timeline]:
-    """Record what each device does while the block runs: input, compute, collective, idle.
+    """Record the activity of each device while the block runs: input, compute, collective, idle.
 
-    Of the devices of this process; on CPUs. For accelerators, look at a trace of `jax.profiler` in
-    its own tools.
+    This records the CPU devices of this process. For accelerators, use a trace of `jax.profiler`
+    and its tools.
 
     Args:
-        path: Where to write the picture, as one HTML page; nowhere by default.
+        path: The HTML file to write; none by default.
 
     Yields:
-        What is filled when the block ends.
+        A `Timeline` that is filled when the block ends.
 
     Raises:
         RuntimeError: If a trace of JAX's profiler is being recorded already.
@@ -245,7 +245,7 @@ def timeline(path: str | PathLike[str] | None = None) -> Iterator[Timeline]:
 
 
 def start_recording(folder: str) -> None:
-    """Have JAX's profiler record operations, and no Python."""
+    """Start JAX's profiler, with operations but without Python calls."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level = 0
     options.host_tracer_level = 1
@@ -259,7 +259,7 @@ def start_recording(folder: str) -> None:
 
 
 def stop_recording() -> None:
-    """End that, when the devices have done what they were given."""
+    """Stop JAX's profiler after the devices have finished their queues."""
     for device in jax.local_devices():
         jax.block_until_ready(jax.device_put(0, device) + 1)
     jax.profiler.stop_trace()
@@ -275,11 +275,11 @@ def _events(data: Any) -> Iterator[Event]:
 
 
 def _operations(events: list[Event]) -> dict[str, dict[str, list[Span]]]:
-    """When programs, collectives and other operations ran, by device.
+    """Return when programs, collectives and other operations ran, by device.
 
-    An operation that leaves its work to other threads ends, in the trace, when they were told. That
-    it is done is noted too, but only after those that follow it may have begun: so that tells when
-    a program has ended, and not when the operation has.
+    An operation that hands its work to other threads ends, in the trace, at that point. A second
+    event marks its completion, but may come after the next operations have begun. The second event
+    therefore determines the end of a program, but not the end of the operation.
     """
     ends = {e.facts["_c"]: e.end for e in events if e.name.startswith(_END) and "_c" in e.facts}
     meetings: dict[str, list[Span]] = defaultdict(list)
@@ -309,11 +309,11 @@ def _operations(events: list[Event]) -> dict[str, dict[str, list[Span]]]:
 
 
 def _marks(events: list[Event], waits: list[float]) -> tuple[list[float], str]:
-    """When steps begin, and what that means.
+    """Return when the steps begin, and a sentence on what counts as a step.
 
-    The program of the step is the one that took most time. Its calls count, and not the waits for
-    elements, as Python runs ahead of the devices. Where there are many calls for each element, as
-    in code that runs op by op, elements count.
+    The step's program is the one with the most time. Its calls mark the steps, rather than the
+    waits for elements, because Python runs ahead of the devices. With many calls per element, as in
+    eager code, the waits for elements mark the steps.
     """
     spent: dict[Any, float] = defaultdict(float)
     begins: dict[tuple[Any, Any], float] = {}
@@ -334,7 +334,7 @@ def _marks(events: list[Event], waits: list[float]) -> tuple[list[float], str]:
 
 
 def _joined(spans: Iterable[Span]) -> list[Span]:
-    """The same time, in spans that do not touch."""
+    """Merge overlapping and adjacent spans."""
     joined: list[Span] = []
     for begin, end in sorted(s for s in spans if s[0] < s[1]):
         if joined and begin <= joined[-1][1]:
@@ -345,7 +345,7 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
 
 
 def _without(spans: list[Span], others: list[Span]) -> list[Span]:
-    """The time of ``spans`` that is not in ``others``; both joined."""
+    """Return ``spans`` minus ``others``, both as from `_joined`."""
     left, at = [], 0
     for begin, end in spans:
         while at < len(others) and others[at][1] <= begin:
@@ -378,7 +378,7 @@ def _worked(seconds: dict[str, float]) -> bool:
 def _pixels(
     kinds: dict[str, list[Span]], begin: float, end: float
 ) -> Iterator[tuple[float, float, str]]:
-    """Where a strip changes its colour: never more often than it has pixels."""
+    """Yield the runs of one colour in a strip, as (x, width, kind), at most one per pixel."""
     scale = _PIXELS / (end - begin)
     filled = [dict.fromkeys(KINDS, 0.0) for _ in range(_PIXELS)]
     for kind, spans in kinds.items():

@@ -1,4 +1,5 @@
-"""Devices and how replicas lie on them.
+"""Devices, and the placement of replicas on them.
 
-Layer: ``topology``, beside ``data``. It may import ``cluster`` and the private root modules.
+Layer: ``topology``, on the same level as ``data``. It may import ``cluster``, ``workers`` and the
+private root modules.
 """

@@ -1,4 +1,4 @@
-"""What ``rx.config`` offers: which devices a machine has, and how many virtual ones to make."""
+"""Implementation of ``rx.config``: physical, logical and virtual devices."""
 
 import importlib.metadata
 import importlib.util
@@ -17,10 +17,10 @@ from replicax.topology._virtual import planned_cpu_devices
 
 @dataclass(frozen=True)
 class PhysicalDevice:
-    """A device of the machine. All of its CPUs count as one.
+    """A device of the machine. All of its CPUs count as one device.
 
     Attributes:
-        name: Such as ``/physical_device:CPU:0``.
+        name: A name such as ``/physical_device:CPU:0``.
         device_type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
 
     Example:
@@ -37,7 +37,7 @@ class LogicalDevice:
     """A device that programs see: a GPU, a TPU core, or a virtual CPU device.
 
     Attributes:
-        name: Such as ``/device:CPU:1``; strategies and `rx.device` take it.
+        name: A name such as ``/device:CPU:1``, which strategies and `rx.device` accept.
         device_type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
 
     Example:
@@ -51,12 +51,12 @@ class LogicalDevice:
 
 @dataclass(frozen=True)
 class LogicalDeviceConfiguration:
-    """One virtual device to make out of a physical one.
+    """The configuration of one virtual device of a physical one.
 
     Attributes:
-        memory_limit: Of no use here, and refused: CPU devices share the memory of the process.
-        experimental_priority: Of no use here, and refused.
-        experimental_device_ordinal: Of no use here, and refused.
+        memory_limit: Not supported, and rejected: CPU devices share the memory of the process.
+        experimental_priority: Not supported, and rejected.
+        experimental_device_ordinal: Not supported, and rejected.
 
     Example:
         >>> rx.config.LogicalDeviceConfiguration().memory_limit is None
@@ -69,12 +69,12 @@ class LogicalDeviceConfiguration:
 
 
 def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices of this machine, however many virtual ones they are split into.
+    """Return the devices of this machine, not counting virtual ones.
 
-    No backend starts, unless accelerators are asked for on a machine with an accelerator plugin.
+    This initializes no backend, unless there is an accelerator plugin and accelerators are listed.
 
     Args:
-        device_type: Only those of this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
+        device_type: Restricts the list to this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
 
     Returns:
         The CPU first, then the accelerators.
@@ -91,10 +91,10 @@ def list_physical_devices(device_type: str | None = None) -> list[PhysicalDevice
 
 
 def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
-    """The devices on which replicas can run. This starts JAX's backend.
+    """Return the devices on which replicas can run. This initializes JAX's backend.
 
     Args:
-        device_type: Only those of this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
+        device_type: Restricts the list to this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
 
     Returns:
         The CPU devices first, then the accelerators.
@@ -113,15 +113,15 @@ def list_logical_devices(device_type: str | None = None) -> list[LogicalDevice]:
 def set_logical_device_configuration(
     device: PhysicalDevice, logical_devices: Sequence[LogicalDeviceConfiguration]
 ) -> None:
-    """Split the CPU into virtual devices, to try several replicas without the hardware.
+    """Split the CPU into virtual devices, to test several replicas without accelerators.
 
     Args:
-        device: The CPU, as `list_physical_devices` gives it.
-        logical_devices: One entry for each virtual device.
+        device: The CPU, from `list_physical_devices`.
+        logical_devices: One entry per virtual device.
 
     Raises:
-        PlacementError: ``device`` is not the CPU, or an entry asks for what a CPU cannot do.
-        ScopeError: JAX has started with another number of devices; this must come first.
+        PlacementError: If ``device`` is not the CPU, or an entry has options that a CPU lacks.
+        ScopeError: If JAX is already initialized with another number of devices; call this first.
 
     Example:
         >>> [cpu] = rx.config.list_physical_devices("CPU")
@@ -146,13 +146,13 @@ def set_logical_device_configuration(
 def get_logical_device_configuration(
     device: PhysicalDevice,
 ) -> list[LogicalDeviceConfiguration] | None:
-    """The virtual devices that a physical one is split into, or ``None`` if it is left whole.
+    """Return the virtual devices of a physical one, or ``None`` if it is not split.
 
     Args:
-        device: As `list_physical_devices` gives it.
+        device: A device from `list_physical_devices`.
 
     Returns:
-        One entry for each virtual device.
+        One entry per virtual device.
 
     Example:
         >>> [cpu] = rx.config.list_physical_devices("CPU")
@@ -165,10 +165,10 @@ def get_logical_device_configuration(
 
 
 def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
-    """The devices that this program may use: all, unless `set_visible_devices` has hidden some.
+    """Return the devices that this program may use: all that `set_visible_devices` did not hide.
 
     Args:
-        device_type: Only those of this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
+        device_type: Restricts the list to this type: ``"CPU"``, ``"GPU"`` or ``"TPU"``.
 
     Example:
         >>> rx.config.get_visible_devices("GPU")
@@ -180,15 +180,15 @@ def get_visible_devices(device_type: str | None = None) -> list[PhysicalDevice]:
 def set_visible_devices(
     devices: PhysicalDevice | Sequence[PhysicalDevice], device_type: str | None = None
 ) -> None:
-    """Say which devices this program may use. All GPUs or TPUs can be hidden, not some of them.
+    """Set the devices that this program may use. All or none of the GPUs or TPUs can be hidden.
 
     Args:
         devices: The devices to keep.
-        device_type: Hides only others of this type.
+        device_type: Restricts hiding to devices of this type.
 
     Raises:
-        PlacementError: A device does not exist, or the CPU or some of several would be hidden.
-        ScopeError: JAX has started; this must come first.
+        PlacementError: If a device does not exist, or this would hide the CPU or some of several.
+        ScopeError: If JAX is already initialized; call this first.
 
     Example:
         >>> rx.config.set_visible_devices([], "GPU")
@@ -228,7 +228,7 @@ _soft = [True]
 
 
 def get_soft_device_placement() -> bool:
-    """What `set_soft_device_placement` was told last; True at first, as in TensorFlow.
+    """Return the last value of `set_soft_device_placement`; initially True, as in TensorFlow.
 
     Example:
         >>> rx.config.get_soft_device_placement()
@@ -238,7 +238,7 @@ def get_soft_device_placement() -> bool:
 
 
 def set_soft_device_placement(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
-    """Accepted for TensorFlow's sake: a device that does not exist is a `PlacementError` anyway.
+    """Accepted for compatibility: a device that does not exist always raises `PlacementError`.
 
     Example:
         >>> rx.config.set_soft_device_placement(True)
@@ -247,7 +247,7 @@ def set_soft_device_placement(enabled: bool) -> None:  # noqa: FBT001 - TensorFl
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
-    """What is known of a device: the name of an accelerator's kind; nothing of the CPU.
+    """Return the details of a device: an accelerator's name and capability; {} for the CPU.
 
     Example:
         >>> rx.config.experimental.get_device_details(rx.config.list_physical_devices("CPU")[0])
@@ -264,13 +264,13 @@ def get_device_details(device: PhysicalDevice) -> dict[str, Any]:
 
 
 def get_memory_info(device: str) -> dict[str, int]:
-    """How many bytes a device holds now, and held at most; 0 for the CPU, whose are not counted.
+    """Return the bytes in use on a device and their peak; 0 for the CPU, which does not count them.
 
     Args:
-        device: Such as ``"GPU:0"``.
+        device: A name such as ``"GPU:0"``.
 
     Raises:
-        PlacementError: There is no such device.
+        PlacementError: If there is no such device.
 
     Example:
         >>> rx.config.experimental.get_memory_info("CPU:0")
@@ -281,7 +281,7 @@ def get_memory_info(device: str) -> dict[str, int]:
 
 
 def get_memory_usage(device: str) -> int:
-    """How many bytes a device holds now, as `get_memory_info` has it.
+    """Return the bytes in use on a device; see `get_memory_info`.
 
     Example:
         >>> rx.config.experimental.get_memory_usage("CPU:0")
@@ -291,7 +291,7 @@ def get_memory_usage(device: str) -> int:
 
 
 def get_memory_growth(device: PhysicalDevice) -> bool:
-    """Whether memory of a GPU is taken as it is needed, and not most of it at the start.
+    """Return whether GPU memory is allocated as needed, instead of most of it at the start.
 
     Example:
         >>> [cpu] = rx.config.list_physical_devices("CPU")
@@ -305,11 +305,11 @@ def get_memory_growth(device: PhysicalDevice) -> bool:
 
 
 def set_memory_growth(device: PhysicalDevice, enable: bool) -> None:  # noqa: FBT001 - TensorFlow's
-    """Take memory of GPUs as it is needed, and not most of it at the start; for all GPUs at once.
+    """Allocate GPU memory as needed, instead of most of it at the start; applies to all GPUs.
 
     Raises:
-        PlacementError: It is no GPU of this machine.
-        ScopeError: JAX has started; this must come first.
+        PlacementError: If it is not a GPU of this machine.
+        ScopeError: If JAX is already initialized; call this first.
 
     Example:
         >>> for gpu in rx.config.list_physical_devices("GPU"):
@@ -346,7 +346,7 @@ def _num_accelerators(kind: str) -> int:
 
 
 def _may_have(kind: str) -> bool:
-    """Whether JAX could find devices of this kind, as far as can be told without starting it."""
+    """Whether JAX could find devices of this kind, as far as is known without initializing it."""
     platforms = (setting("jax_platforms") or "").replace("cuda", "gpu").replace("rocm", "gpu")
     if platforms and kind.lower() not in platforms.split(","):
         return False

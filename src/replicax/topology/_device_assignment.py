@@ -1,4 +1,4 @@
-"""DeviceAssignment: which cores of a TPU slice form which replica."""
+"""`DeviceAssignment`: the cores of a TPU slice that form each replica."""
 
 import enum
 import itertools
@@ -20,10 +20,10 @@ _Shape = tuple[int, ...]
 
 
 class DeviceOrderMode(enum.IntEnum):
-    """In which order replicas, and the cores of a replica, are laid over the mesh.
+    """The order of replicas, and of the cores of a replica, in the mesh.
 
-    ``RING`` makes neighbours of consecutive ones, the last and the first included; ``MESH`` counts
-    through the axes; ``AUTO`` makes rings where they are possible.
+    ``RING`` places consecutive ones next to each other, including the last and the first; ``MESH``
+    follows the axes; ``AUTO`` makes rings where possible.
 
     Example:
         >>> from replicax.topology._device_assignment import DeviceOrderMode
@@ -37,18 +37,18 @@ class DeviceOrderMode(enum.IntEnum):
 
 
 class DeviceAssignment:
-    """Which cores of a TPU slice form which replica.
+    """The cores of a TPU slice that form each replica.
 
-    `build` makes the usual ones; the constructor takes any.
+    `build` makes regular assignments; the constructor accepts any.
 
     Args:
         topology: The slice.
         core_assignment: The coordinates of every core, as an array
-            ``[replicas, logical cores of each replica, 4]``.
+            ``[replicas, logical cores per replica, 4]``.
 
     Raises:
-        PlacementError: ``topology`` is no topology, the array has another shape, a core is used
-            twice, or it is missing in the slice.
+        PlacementError: If ``topology`` is not a topology, the array has another shape, or a core
+            is used twice or missing in the slice.
 
     Example:
         >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -79,23 +79,23 @@ class DeviceAssignment:
         num_replicas: int = 1,
         device_order_mode: DeviceOrderMode = DeviceOrderMode.AUTO,
     ) -> "DeviceAssignment":
-        """Cut a slice into replicas of the same shape.
+        """Divide a slice into replicas of the same shape.
 
         Args:
             topology: The slice.
-            computation_shape: The cores of one replica in x, y, z and on each chip; three numbers
-                mean x, y and on each chip. One core by default.
-            computation_stride: The step between the cores of one replica on each axis; the cores
-                in between go to other replicas. 1 by default.
-            num_replicas: How many replicas to make.
-            device_order_mode: In which order to lay them.
+            computation_shape: The cores of one replica in x, y, z and per chip; three numbers mean
+                x, y and per chip. One core by default.
+            computation_stride: The distance between the cores of one replica on each axis; the
+                cores in between belong to other replicas. 1 by default.
+            num_replicas: The number of replicas.
+            device_order_mode: The order of the replicas in the mesh.
 
         Returns:
             The assignment. On a slice with missing cores, the replicas take the cores in the order
             of their tasks.
 
         Raises:
-            PlacementError: The replicas do not fit, or an argument makes no sense.
+            PlacementError: If the replicas do not fit, or an argument is invalid.
 
         Example:
             >>> import itertools
@@ -142,22 +142,22 @@ class DeviceAssignment:
 
     @property
     def num_cores_per_replica(self) -> int:
-        """The number of logical cores of each replica."""
+        """The number of logical cores per replica."""
         return int(self._core_assignment.shape[1])
 
     @property
     def core_assignment(self) -> npt.NDArray[np.int32]:
-        """The coordinates of every core: ``[replicas, logical cores of each replica, 4]``."""
+        """The coordinates of every core: ``[replicas, logical cores per replica, 4]``."""
         return self._core_assignment
 
     def coordinates(self, replica: int, logical_core: int) -> tuple[int, ...]:
-        """Look up where a logical core of a replica lies.
+        """Return the coordinates of a logical core of a replica.
 
         Returns:
-            The x, y, z and core number.
+            The x, y, z and core index.
 
         Raises:
-            CoordinateError: There is no such replica or logical core.
+            CoordinateError: If there is no such replica or logical core.
 
         Example:
             >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -174,13 +174,13 @@ class DeviceAssignment:
         return tuple(self._core_assignment[replica, logical_core].tolist())
 
     def lookup_replicas(self, task_id: int, logical_core: int) -> list[int]:
-        """List the replicas that have a logical core on a task.
+        """Return the replicas that have the given logical core on a task.
 
         Returns:
             The replicas, in order.
 
         Raises:
-            PlacementError: There are none.
+            PlacementError: If there are none.
 
         Example:
             >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -198,7 +198,7 @@ class DeviceAssignment:
         return list(replicas)
 
     def tpu_ordinal(self, replica: int = 0, logical_core: int = 0) -> int:
-        """Look up the number that a logical core's TPU has in its task.
+        """Return the index within its task of a logical core's TPU.
 
         Example:
             >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -210,7 +210,7 @@ class DeviceAssignment:
         return self._topology.tpu_device_ordinal_at_coordinates(place)
 
     def tpu_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Name the TPU of a logical core.
+        """Return the name of a logical core's TPU.
 
         Example:
             >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -222,7 +222,7 @@ class DeviceAssignment:
         return self._topology.tpu_device_name_at_coordinates(place, job=job)
 
     def host_device(self, replica: int = 0, logical_core: int = 0, job: str | None = None) -> str:
-        """Name the CPU of the task that holds a logical core.
+        """Return the name of the CPU of a logical core's task.
 
         Example:
             >>> from replicax.tpu.experimental import DeviceAssignment, Topology
@@ -245,7 +245,7 @@ def _check_topology(topology: object) -> None:
 def _index_replicas(
     topology: TPUTopology, cores: npt.NDArray[np.int32]
 ) -> dict[tuple[int, int], list[int]]:
-    """Map (task, logical core) to replicas; refuse cores that are missing or used twice."""
+    """Map (task, logical core) to replicas; raise for cores that are missing or used twice."""
     users: dict[_Shape, tuple[int, int]] = {}
     index: dict[tuple[int, int], list[int]] = {}
     for replica, logical_cores in enumerate(cores.tolist()):
@@ -289,7 +289,7 @@ def _to_mode(mode: object) -> DeviceOrderMode:
 
 
 def _replica_slots(mesh: _Shape, shape: _Shape, stride: _Shape) -> _Shape:
-    """On each axis, how many replicas find room side by side."""
+    """Return the number of replicas that fit along each axis."""
     footprint = tuple(n * step for n, step in zip(shape, stride, strict=True))
     if any(need > size for need, size in zip(footprint, mesh, strict=True)):
         raise PlacementError(
@@ -313,7 +313,7 @@ def _check_num_replicas(num_replicas: object, room: int, what: str) -> None:
 
 
 def _in_rings(slots: _Shape, shape: _Shape) -> list[list[_Shape]]:
-    """Replicas around the mesh, and the chips of each replica around the replica."""
+    """Order the replicas in a ring over the mesh, and the chips of each in a ring over it."""
     chips = [(*chip, core) for chip in _ring(shape[:-1]) for core in range(shape[-1])]
     return [
         [
@@ -325,9 +325,9 @@ def _in_rings(slots: _Shape, shape: _Shape) -> list[list[_Shape]]:
 
 
 def _ring(grid: _Shape) -> list[_Shape]:
-    """Visit every cell of an x, y, z grid, from neighbour to neighbour and back to the start.
+    """Return a cycle through every cell of an x, y, z grid in which each step is to a neighbour.
 
-    That takes axes of even length (or of length 1). Other grids are counted through, x first.
+    This requires axes of even length, or of length 1. Other grids are returned in order, x fastest.
     """
     x, y, z = grid
     if any(size > 1 and size % 2 for size in grid):
@@ -337,7 +337,7 @@ def _ring(grid: _Shape) -> list[_Shape]:
 
 
 def _loop(length: int, rows: int) -> list[tuple[int, int]]:
-    """Visit a rectangle: the first row, the others to and fro, home along the first column."""
+    """Return a cycle through a rectangle: row 0, the other rows in a zigzag, back by column 0."""
     if length == 1 or rows == 1:
         return [(i, j) for j in range(rows) for i in range(length)]
     there = [(i, 0) for i in range(length)]
@@ -350,7 +350,7 @@ def _loop(length: int, rows: int) -> list[tuple[int, int]]:
 def _in_mesh_order(
     shape: _Shape, stride: _Shape, slots: _Shape, num_replicas: int
 ) -> list[list[_Shape]]:
-    """Replicas counted along core, x, y, z, over a part of the mesh close to a cube."""
+    """Order the replicas core fastest, then x, y, z, within a nearly cubic part of the mesh."""
     x, y, z, on_chip = _compact_grid(slots, num_replicas)
     positions = itertools.product(range(z), range(y), range(x), range(on_chip))
     assignment: list[list[_Shape]] = []
@@ -365,10 +365,10 @@ def _in_mesh_order(
 
 
 def _compact_grid(slots: _Shape, num_replicas: int) -> _Shape:
-    """The smallest, most cube-like grid within ``slots`` that holds so many replicas."""
+    """Return the smallest, most cubic grid within ``slots`` for ``num_replicas`` replicas."""
     grid = [1] * len(slots)
     left = num_replicas
-    # Short axes first, as they have the least choice; among equals the core on a chip, then x.
+    # Short axes first, as they have the fewest options; among equals the core on a chip, then x.
     order = sorted(range(len(slots)), key=lambda axis: (slots[axis], (axis + 1) % len(slots)))
     for rank, axis in zip(range(len(slots), 0, -1), order, strict=True):
         side = next(n for n in itertools.count(1) if n**rank >= left)
@@ -380,7 +380,7 @@ def _compact_grid(slots: _Shape, num_replicas: int) -> _Shape:
 def _in_task_order(
     topology: TPUTopology, shape: _Shape, stride: _Shape, num_replicas: int
 ) -> npt.NDArray[np.int32]:
-    """A slice with holes: the cores as the tasks have them, whatever their places."""
+    """Order the cores by task, regardless of their coordinates, for a slice with missing cores."""
     cores = topology.device_coordinates.reshape(-1, MESH_RANK)
     per_replica = math.prod(shape)
     if math.prod(stride) != 1:

@@ -1,4 +1,4 @@
-"""Devices: the name of a device, in any spelling -> the `jax.Device` of this process."""
+"""Device names: parsing all of TensorFlow's spellings, and naming `jax.Device` objects."""
 
 import re
 from collections import Counter
@@ -34,17 +34,17 @@ _current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", d
 
 @contextmanager
 def device(name: str | jax.Device | None) -> Iterator[jax.Device | None]:
-    """Create arrays on a device of your choice until the block ends.
+    """Create arrays on the given device until the block ends.
 
     Args:
-        name: A device, in any spelling that `MirroredStrategy` takes, or ``None`` to return to the
-            default device inside an outer block.
+        name: A device, in any spelling that `MirroredStrategy` accepts, or ``None`` to return to
+            the default device inside an outer block.
 
     Yields:
         The chosen `jax.Device`, or ``None``.
 
     Raises:
-        PlacementError: This process has no such device.
+        PlacementError: If this process has no such device.
 
     Example:
         >>> with rx.device("CPU:1"):
@@ -62,22 +62,22 @@ def device(name: str | jax.Device | None) -> Iterator[jax.Device | None]:
 
 
 def current_device() -> jax.Device | None:
-    """The device of the innermost `device` block, or ``None`` outside of one."""
+    """Return the device of the innermost `device` block, or ``None`` outside of one."""
     return _current_device.get()
 
 
 def device_name(x: Any) -> str:
-    """The full name of a device, or of the device that holds a value.
+    """Return the full name of a device, or of the device that holds a value.
 
     Args:
         x: A device, a device name in any spelling, an array on one device, or anything whose
             ``device`` attribute is a name, such as a `Variable`.
 
     Returns:
-        The name as TensorFlow spells it.
+        The name in TensorFlow's spelling.
 
     Raises:
-        PlacementError: ``x`` has no device, or more than one.
+        PlacementError: If ``x`` is on no device, or on more than one.
 
     Example:
         >>> rx.device_name("cpu:1")
@@ -105,13 +105,13 @@ def device_name(x: Any) -> str:
 
 
 def device_name_as(device: jax.Device, kind: str) -> str:
-    """The full name of a device that stands in for one of ``kind``; its own name if that is ''."""
+    """Return the full name of a device, with ``kind`` in place of its own kind unless ''."""
     own = _canonical_name(device)
     return own if not kind else own.replace(f"device:{_kind(device)}:", f"device:{kind}:")
 
 
 def short_name(device: jax.Device, kind: str = "") -> str:
-    """The name of a device for people: ``CPU:1``, or ``worker 2 CPU:1`` in a cluster.
+    """Return a short name for display: ``CPU:1``, or ``worker 2 CPU:1`` in a cluster.
 
     Example:
         >>> from replicax.topology._devices import short_name
@@ -124,7 +124,7 @@ def short_name(device: jax.Device, kind: str = "") -> str:
 
 
 def shown_devices(devices: Iterable[jax.Device], most: int = 4, kind: str = "") -> str:
-    """Some devices, by name; of many the first and how many there are."""
+    """Return the names of up to ``most`` devices, followed by the total if there are more."""
     in_order = isinstance(devices, tuple)
     ordered = list(devices) if in_order else sorted(devices, key=lambda d: (d.process_index, d.id))
     names = ", ".join(short_name(d, kind) for d in ordered[:most])
@@ -132,23 +132,23 @@ def shown_devices(devices: Iterable[jax.Device], most: int = 4, kind: str = "") 
 
 
 def simulate_tpus(devices: Sequence[jax.Device]) -> None:
-    """From now on ``TPU:i`` names the i-th of ``devices``; none ends it."""
+    """Make ``TPU:i`` name the i-th of ``devices``; an empty sequence ends the simulation."""
     _simulated_tpus[:] = devices
 
 
 def name_task(job: str, task: int) -> None:
-    """From now on this process's devices bear the name of its task in a cluster."""
+    """Use this process's task in the cluster in the names of its devices."""
     _own_task[:] = [(job, task)]
     _canonical_name.cache_clear()
 
 
 def default_devices() -> tuple[jax.Device, ...]:
-    """The devices a strategy takes if told nothing: all GPUs, else all TPUs, else all CPUs."""
+    """Return the default devices of a strategy: all GPUs, else all TPUs, else all CPUs."""
     return next(devices for kind in KINDS if (devices := local_devices(kind)))
 
 
 def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
-    """The devices called ``devices``: of one kind and each named once, in this order.
+    """Resolve names of distinct devices of one kind; keep their order.
 
     Example:
         >>> from replicax.topology._devices import resolve_all
@@ -181,10 +181,10 @@ def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
 
 
 def resolve(device: str | jax.Device) -> jax.Device:
-    """The device of this process called ``device``.
+    """Return the device of this process with the given name.
 
-    Every spelling of TensorFlow is understood: ``"/gpu:0"``, ``"GPU:0"``, ``"gpu"``,
-    ``"/device:CPU:1"``, ``"/job:localhost/replica:0/task:0/device:CPU:0"``. The number counts the
+    All of TensorFlow's spellings are accepted: ``"/gpu:0"``, ``"GPU:0"``, ``"gpu"``,
+    ``"/device:CPU:1"``, ``"/job:localhost/replica:0/task:0/device:CPU:0"``. The index counts the
     devices of that kind in this process.
 
     Example:
@@ -215,16 +215,16 @@ def resolve(device: str | jax.Device) -> jax.Device:
 
 
 def local_devices(kind: str) -> tuple[jax.Device, ...]:
-    """The devices of this process of one kind; none is no error."""
-    jax.local_devices()  # a backend that cannot start raises here, with its own reason
+    """Return this process's devices of one kind; empty if there are none."""
+    jax.local_devices()  # raises the actual reason if a backend fails to initialize
     try:
         return tuple(jax.local_devices(backend=kind.lower()))
-    except RuntimeError:  # how JAX says that it has no backend of this kind
+    except RuntimeError:  # JAX has no backend of this kind
         return ()
 
 
 def named_devices(kind: str) -> tuple[jax.Device, ...]:
-    """Those and, if TPUs are simulated, what stands in for them."""
+    """Return this process's devices of one kind, including simulated TPUs."""
     real = local_devices(kind)
     return tuple(_simulated_tpus) if kind == "TPU" and not real else real
 
@@ -280,7 +280,7 @@ def _listed(devices: Sequence[str | jax.Device]) -> str:
 
 
 def _what_exists() -> str:
-    """One sentence about the devices of this process, short even for hundreds of them."""
+    """Return a sentence on the devices of this process, short even for hundreds of them."""
     ranges = []
     for kind in KINDS:
         if count := len(named_devices(kind)):

@@ -1,22 +1,22 @@
-"""Generations of TPUs: the name of a slice, such as ``v4:2x2x2`` -> its chips, cores and limits.
+"""TPU generations, and the parsing of slice names such as ``v4:2x2x2``.
 
-Flops and bandwidths are those of one chip, divided by the devices that JAX makes of it. What is
-sent is one direction, half of a bidirectional bandwidth. They stand
+Flops and bandwidths are given per chip, and divided by the number of devices that JAX makes of it.
+Interconnect figures are for one direction, half of a bidirectional bandwidth. Sources:
 
-* for v5e, v5p, v6e and tpu7x on Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x),
-  what they send to other slices too: 6.4 Tb/s for the 256 chips of v5e, 50, 100 and 100 Gb/s for
-  a chip of the others;
-* for v4 on /v4, where memory is rounded to 1,200 GB/s; that and its links, 2,400 Gb/s, as quoted
-  from Google's comparison with v5p. /v4 has 1.1 PB/s for the all-reduce of 4,096 chips, 269 GB/s
-  for each, and jax-ml/scaling-book six links of 45 GB/s, 270. To other slices: 25 GB/s for a
-  machine of four chips (jax-ml/scaling-book);
-* for v3 on /v3, flops and memory; of its links that page has 340 TB/s for the all-reduce of 1,024
-  chips, 332 GB/s for each. Four links of 656 Gb/s, as here, are 328; jax-ml/scaling-book has 400;
-* for v2, whose page has no figures, nowhere that could be opened: take its step times with care.
-  "A Domain Specific Supercomputer for Training Deep Neural Networks", which the pages of v2 and v3
-  name, is said to have them.
+* v5e, v5p, v6e and tpu7x: Google's pages (docs.cloud.google.com/tpu/docs/v5e, /v5p, /tpu7x), also
+  for the bandwidth to other slices: 6.4 Tb/s for the 256 chips of v5e, and 50, 100 and 100 Gb/s per
+  chip of the others.
+* v4: /v4, which rounds the memory bandwidth to 1,200 GB/s; that figure and the links, 2,400 Gb/s,
+  as quoted from Google's comparison with v5p. /v4 gives 1.1 PB/s for the all-reduce of 4,096 chips,
+  269 GB/s each, and jax-ml/scaling-book six links of 45 GB/s, 270. To other slices: 25 GB/s per
+  host of four chips (jax-ml/scaling-book).
+* v3: /v3 for flops and memory. For its links that page gives 340 TB/s for the all-reduce of 1,024
+  chips, 332 GB/s each. Four links of 656 Gb/s, as here, are 328; jax-ml/scaling-book has 400.
+* v2: no source was available, as its page has no figures, so its step times are unreliable. The
+  paper "A Domain Specific Supercomputer for Training Deep Neural Networks", which the pages of v2
+  and v3 cite, is reported to have them.
 
-The memory is what libtpu 0.0.42 lets a program use of a device.
+The memory is the amount that libtpu 0.0.42 makes available to a program.
 """
 
 import math
@@ -27,24 +27,24 @@ from replicax._errors import PlacementError
 
 _NAME = re.compile(r"(?P<generation>\w+):(?P<chips>[1-9]\d*(x[1-9]\d*)*)")
 _GIB = 1 << 30
-_BOTH = "megacore"  # one device of the two cores of a chip
+_BOTH = "megacore"  # the two cores of a chip form one device
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What is known of one generation of TPUs.
+    """The properties of one TPU generation.
 
     Attributes:
-        name: As in the name of a slice.
-        devices_per_chip: How many devices JAX makes of a chip; one of the two cores of v4 and v5p.
-        host: The chips of one machine, along each axis.
+        name: The name, as in the name of a slice.
+        devices_per_chip: The JAX devices per chip; the two cores of v4 and v5p form one.
+        host: The chips of one host, along each axis.
         largest: The largest slice, in chips along each axis.
-        hbm_gib: Memory of a device that a program may use.
-        chip_flops: Peak operations on bfloat16 in a second, of a chip.
-        chip_hbm_bytes: What a chip reads from its memory in a second.
-        chip_ici_bytes: What a chip sends to its neighbours in a second, over all links together.
-        chip_dcn_bytes: What a chip sends to other slices in a second; 0 if that is not known.
-        config: How the compiler calls such a chip, if the name of the generation is not enough.
+        hbm_gib: Memory of a device that is available to a program.
+        chip_flops: Peak bfloat16 operations per second of a chip.
+        chip_hbm_bytes: Memory bandwidth of a chip, in bytes per second.
+        chip_ici_bytes: Bandwidth of a chip to its neighbours, in bytes per second over all links.
+        chip_dcn_bytes: Bandwidth of a chip to other slices, in bytes per second; 0 if unknown.
+        config: The compiler's name for such a chip, if it is not the name of the generation.
     """
 
     name: str
@@ -65,22 +65,22 @@ class Generation:
 
     @property
     def flops(self) -> float:
-        """Peak operations of a device in a second."""
+        """Peak operations per second of a device."""
         return self.chip_flops / self.devices_per_chip
 
     @property
     def hbm_bytes(self) -> float:
-        """What a device reads from memory in a second."""
+        """Memory bandwidth of a device, in bytes per second."""
         return self.chip_hbm_bytes / self.devices_per_chip
 
     @property
     def ici_bytes(self) -> float:
-        """What a device sends to others in a second."""
+        """Bandwidth of a device to others in its slice, in bytes per second."""
         return self.chip_ici_bytes / self.devices_per_chip
 
     @property
     def dcn_bytes(self) -> float:
-        """What a device sends to other slices in a second; 0 if that is not known."""
+        """Bandwidth of a device to other slices, in bytes per second; 0 if unknown."""
         return self.chip_dcn_bytes / self.devices_per_chip
 
 
@@ -100,7 +100,7 @@ GENERATIONS = {
 
 @dataclass(frozen=True)
 class SliceShape:
-    """A slice as its name says it: a generation, and chips along each axis.
+    """A slice, as given by its name: a generation, and the chips along each axis.
 
     Example:
         >>> from replicax.topology._generations import SliceShape
@@ -114,10 +114,10 @@ class SliceShape:
 
     @classmethod
     def parse(cls, name: str) -> "SliceShape":
-        """The slice called ``name``.
+        """Parse the name of a slice.
 
         Raises:
-            PlacementError: There is no such slice; the message lists those that there are.
+            PlacementError: If there is no such slice; the message lists the known ones.
         """
         match = _NAME.fullmatch(str(name))
         generation = GENERATIONS.get(match["generation"]) if match else None
@@ -133,12 +133,12 @@ class SliceShape:
 
     @property
     def name(self) -> str:
-        """Such as ``v4:2x2x2``."""
+        """The name, such as ``v4:2x2x2``."""
         return f"{self.generation.name}:{'x'.join(map(str, self.chips))}"
 
     @property
     def num_devices(self) -> int:
-        """How many devices JAX makes of it."""
+        """The number of JAX devices."""
         return math.prod(self.mesh_shape)
 
     @property

@@ -1,15 +1,10 @@
-"""The mesh: the devices of the replicas, and how the code of one replica reaches the others.
+"""The device mesh of the replicas, and collectives over it.
 
-Topology: devices -> a mesh of replicas and their logical devices -> shardings.
-
-Partitions: into how many parts an array is cut along each axis -> a spec of logical axes.
-
-Together: what the processes of a topology do at the same time.
-
-Across: how code of one replica reaches the others.
-
-Code inside a compiled replica function reaches them over the mesh. A replica that is compiled by
-itself, because its shapes differ from the others', meets them; see ``collectives._eager``.
+`Topology` maps devices to replicas and builds meshes and shardings. `partition_spec` converts
+partition counts to a spec over the logical devices of a replica. `together` wraps computations that
+span processes. `Across` is the interface to collectives among replicas: inside one compiled program
+they run over the mesh axis (`MeshAxis`); replicas that are compiled separately, because their
+shapes differ, synchronize on the host (see ``collectives._eager``).
 """
 
 import math
@@ -38,13 +33,13 @@ REPLICA_AXIS = "replica"
 
 @dataclass(frozen=True)
 class Topology:
-    """Which devices make which replicas; what every strategy is about.
+    """The assignment of devices to replicas, on which every strategy is based.
 
     Attributes:
         devices: The devices of all replicas of all processes, replica by replica.
-        cores: How many of them make one replica.
-        kind: What they stand in for, ``"TPU"`` in a simulated slice; empty for what they are.
-        assignment: The device assignment that laid them out, if one did.
+        cores: The number of devices per replica.
+        kind: The kind of device that they simulate, ``"TPU"`` in a simulated slice; else empty.
+        assignment: The device assignment that determined the order, if any.
 
     Example:
         >>> from replicax.topology._mesh import Topology
@@ -59,17 +54,17 @@ class Topology:
 
     @classmethod
     def local(cls, devices: Sequence[str | jax.Device] | None = None) -> "Topology":
-        """One replica for each of ``devices``; all accelerators, else all CPUs, by default."""
+        """Return one replica per device; by default on all accelerators, else all CPU devices."""
         return cls(resolve_all(devices) if devices else default_devices())
 
     @property
     def num_replicas(self) -> int:
-        """How many copies of the computation run side by side, in all processes."""
+        """The number of replicas in all processes."""
         return len(self.devices) // self.cores
 
     @cached_property
     def own(self) -> tuple[int, ...]:
-        """The numbers of this process's replicas."""
+        """The indices of this process's replicas."""
         mine = jax.process_index()
         leads = self.devices[:: self.cores]
         return tuple(i for i, d in enumerate(leads) if d.process_index == mine)
@@ -81,41 +76,41 @@ class Topology:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether all replicas are this process's."""
+        """Whether all replicas belong to this process."""
         return len(self.own) == self.num_replicas
 
     def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
-        """All devices of one replica."""
+        """Return all devices of one replica."""
         return self.devices[replica * self.cores : (replica + 1) * self.cores]
 
     def name_of(self, device: jax.Device) -> str:
-        """The full name of one of the devices."""
+        """Return the full name of one of the devices."""
         return device_name_as(device, self.kind)
 
     @cached_property
     def logical_axes(self) -> dict[str, int]:
-        """The mesh axes of a replica's logical devices, one for each prime factor, with sizes."""
+        """The names and sizes of a replica's mesh axes, one for each prime factor of ``cores``."""
         return {f"l{i}": size for i, size in enumerate(prime_factors(self.cores))}
 
     @cached_property
     def mesh(self) -> Mesh:
-        """The replicas as one mesh axis, and the axes of their logical devices."""
+        """A mesh with one axis for the replicas, and the axes of their logical devices."""
         shape = (self.num_replicas, *self.logical_axes.values())
         grid = np.asarray(self.devices, dtype=object).reshape(shape)
         return Mesh(grid, (REPLICA_AXIS, *self.logical_axes))
 
     def mesh_of(self, replica: int) -> Mesh:
-        """The logical devices of one replica."""
+        """Return the mesh of the logical devices of one replica."""
         grid = np.asarray(self.devices_of(replica), dtype=object)
         return Mesh(grid.reshape(tuple(self.logical_axes.values())), tuple(self.logical_axes))
 
     def sharding(self, spec: PartitionSpec) -> NamedSharding:
-        """An array that is cut over the mesh as ``spec`` says."""
+        """Return the sharding of ``spec`` over the mesh."""
         return self.mirrored if spec == PartitionSpec() else NamedSharding(self.mesh, spec)
 
     @cached_property
     def lines(self) -> tuple[int, ...]:
-        """The dimensions of the TPU slice that the replicas fill, if it has several."""
+        """The dimensions of the TPU slice that the replicas fill, if there are several; else ()."""
         places: list[Any] = [getattr(d, "coords", None) for d in self.devices]
         if None in places:
             return ()
@@ -125,53 +120,56 @@ class Topology:
 
     @cached_property
     def mirrored(self) -> NamedSharding:
-        """The same value on every replica."""
+        """The sharding of a value that is replicated on all replicas."""
         return NamedSharding(self.mesh, PartitionSpec())
 
     @cached_property
     def stacked(self) -> NamedSharding:
-        """One row for each replica."""
+        """The sharding of an array with one row per replica."""
         return NamedSharding(self.mesh, PartitionSpec(REPLICA_AXIS))
 
 
 @dataclass(frozen=True)
 class PlannedTopology(Topology):
-    """Replicas that exist on paper: enough to trace and lower a program, not to run it.
+    """Replicas without devices, on which programs can be traced and lowered, but not run.
 
     Attributes:
-        shape: The dimensions of the slice that the devices fill, and the devices of a chip.
+        shape: The dimensions of the slice in chips, and the number of devices per chip.
     """
 
     shape: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, num_devices: int, cores: int, shape: tuple[int, ...] = ()) -> "PlannedTopology":
-        """``num_devices`` in replicas of ``cores`` each."""
+        """Return a topology of ``num_devices`` in replicas of ``cores`` each."""
         return cls((jax.local_devices()[0],) * num_devices, cores, shape=shape)
 
     @cached_property
     def lines(self) -> tuple[int, ...]:
-        """The dimensions of the slice, if the replicas fill it."""
+        """The dimensions of the slice, if the replicas fill it; else ()."""
         return lines_of(self.shape, self)
 
     @cached_property
     def mesh(self) -> Any:
-        """The axes and their sizes, without devices."""
+        """The abstract mesh: axis names and sizes without devices."""
         sizes = (self.num_replicas, *self.logical_axes.values())
         names = (REPLICA_AXIS, *self.logical_axes)
-        # As `Mesh` has them; from JAX 0.12 on those of an abstract mesh are explicit by default.
+        # Auto, as in `Mesh`; from JAX 0.12 on the default for an abstract mesh is Explicit.
         return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
 
 
 def lines_of(shape: tuple[int, ...], topology: Topology) -> tuple[int, ...]:
-    """The dimensions of a slice of that shape, the last ones first, if the replicas fill it."""
+    """Return the sizes above 1 of a slice's dimensions, slowest first; () if not filled.
+
+    The replicas fill the slice if each is one device and their number is the product.
+    """
     lengths = tuple(n for n in (*reversed(shape[:-1]), *shape[-1:]) if n > 1)
     is_filled = topology.cores == 1 and prod(lengths) == topology.num_replicas
     return lengths if is_filled and len(lengths) > 1 else ()
 
 
 def prime_factors(n: int) -> tuple[int, ...]:
-    """The prime factors of ``n``, smallest first."""
+    """Return the prime factors of ``n`` in ascending order."""
     factors, p = [], 2
     while n > 1:
         while n % p == 0:
@@ -189,18 +187,18 @@ def partition_spec(
     what: str,
     may_repeat: bool = False,
 ) -> PartitionSpec:
-    """How an array is cut over the logical devices of a replica.
+    """Return the sharding of an array over the logical devices of a replica.
 
     Args:
         topology: The replicas and their logical devices.
-        partition_dimensions: Into how many parts it is cut along each axis.
-        shape: Its shape.
-        what: What it is, for messages.
-        may_repeat: Whether fewer parts than logical devices are fine, each then on several.
+        partition_dimensions: The number of parts along each axis.
+        shape: The shape of the array.
+        what: A name for the array in messages.
+        may_repeat: Whether fewer parts than logical devices are allowed; parts are then replicated.
 
     Raises:
-        PlacementError: Checked in TensorFlow's order: not one number for each axis; an axis that
-            cannot be cut into so many equal parts; more or fewer parts than logical devices.
+        PlacementError: In TensorFlow's order: if there is not one number per axis; if an axis is
+            not divisible by its number; if the number of parts is not that of logical devices.
 
     Example:
         >>> from replicax.topology._mesh import Topology
@@ -270,20 +268,22 @@ def _take_axis(free: dict[str, int], size: int) -> str:
 
 
 _Finish = Callable[[Any], Any]
-# Where workers have met: they connect, and say so, when they first do.
+# Topologies whose processes have connected: Gloo prints a greeting when they first do.
 _connected: set[Topology] = set()
 
 
 def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
-    """The gate for a computation on all replicas of ``topology``; nothing if all are ours.
+    """Return the context for a computation on all replicas of ``topology``.
+
+    If other processes take part, the computation is a collective of this worker.
 
     Args:
-        topology: Whose replicas compute.
-        what: What they compute, in words; the same on all workers.
+        topology: The replicas.
+        what: A description of the computation; the same on all workers.
 
     Returns:
-        A context that gives a function, to be called with the results before the context ends: a
-        connection that broke shows only in them.
+        A context manager that yields a function. Call it with the results before the context ends,
+        because a broken connection raises only when the results are waited for.
     """
     return nullcontext(_as_it_is) if topology.is_whole else _gate(topology, what)
 
@@ -292,7 +292,7 @@ def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
 def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
     if topology.devices[0].platform != "cpu":
         with _group.required().collective(what):
-            yield _as_it_is  # accelerators compute ahead, and are left to
+            yield _as_it_is  # accelerators run asynchronously; do not block on them
         return
     is_first = topology not in _connected
     quiet = filter_output(1, GLOO_GREETING) if is_first else nullcontext()
@@ -306,35 +306,35 @@ def _as_it_is(results: Any) -> Any:
 
 
 class Across(Protocol):
-    """The collectives that everything else is made of."""
+    """The primitive collectives, on which all others are built."""
 
     @abstractmethod
     def index(self) -> Any:
-        """This replica's number."""
+        """Return this replica's index."""
 
     @abstractmethod
     def sum(self, xs: list[Any]) -> list[Any]:
-        """The sum over all replicas of each array."""
+        """Return the sum over all replicas of each array."""
 
     @abstractmethod
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
-        """All replicas' arrays, joined along ``axis``."""
+        """Return all replicas' arrays, concatenated along ``axis``."""
 
 
 class MeshAxis:
-    """The replicas are one program, and an axis of its mesh."""
+    """Collectives over the replica axis of the mesh, inside one compiled program."""
 
     def index(self) -> Any:
-        """Known when the program runs."""
+        """Return this replica's index, a traced value."""
         return jax.lax.axis_index(REPLICA_AXIS)
 
     def sum(self, xs: list[Any]) -> list[Any]:
-        """One all-reduce."""
+        """All-reduce the arrays together."""
         return sum_over_mesh(xs)
 
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
-        """One all-gather."""
-        if x.size == 0:  # XLA has no all-gather of nothing
+        """All-gather the array."""
+        if x.size == 0:  # XLA does not support empty all-gathers
             rows = x.shape[axis] * jax.lax.axis_size(REPLICA_AXIS)
             return jnp.zeros((*x.shape[:axis], rows, *x.shape[axis + 1 :]), x.dtype)
         joined: jax.Array = jax.lax.all_gather(x, REPLICA_AXIS, axis=axis, tiled=True)
@@ -345,11 +345,11 @@ MESH_AXIS = MeshAxis()
 
 
 def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[Any]:
-    """The sum over all replicas of each array, inside compiled code.
+    """Return the sum over all replicas of each array, inside compiled code.
 
     Args:
-        xs: Arrays; of Python's numbers, which are the same everywhere, the sum is known already.
-        groups: The replicas that add up among themselves; all by default.
+        xs: Arrays, or Python numbers, which are equal on all replicas and need no communication.
+        groups: Groups of replicas that sum among themselves; all replicas by default.
     """
     seen = [_seen(x) for x in xs]
     sums: list[Any] = jax.lax.psum(seen, REPLICA_AXIS, axis_index_groups=groups)
@@ -357,24 +357,24 @@ def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[
 
 
 def sum_of_gathered(x: jax.Array) -> jax.Array:
-    """The sum over all replicas of an array, made by each of what all others sent it."""
+    """Return the sum over all replicas of an array: all-gather, then add locally."""
     total: jax.Array = _sum_of_gathered(_seen(x))
     return total
 
 
-_AT_ONCE = 1 << 16  # bytes
+_AT_ONCE = 1 << 16  # bytes below which an all-to-all is faster than an all-gather
 
 
 @jax.custom_jvp
 def _sum_of_gathered(x: jax.Array) -> jax.Array:
     if x.size * x.dtype.itemsize < _AT_ONCE:
-        # To each a copy of its own: they go out side by side, where XLA's all-gather on CPUs hands
-        # them round from one process to the next. In steps with larger gradients that took longer.
+        # An all-to-all of copies sends them in parallel, while XLA's all-gather on CPUs is a ring.
+        # In steps with larger gradients the all-to-all took longer.
         copies = jnp.broadcast_to(x, (jax.lax.axis_size(REPLICA_AXIS), *x.shape))
         gathered = jax.lax.all_to_all(copies, REPLICA_AXIS, 0, 0)
     else:
         gathered = jax.lax.all_gather(x, REPLICA_AXIS)
-    # All replicas add in one order, and number by number, so that their sums are equal to the bit.
+    # All replicas add in the same order, element by element, so that the sums are bit-identical.
     total: jax.Array = gathered[0]
     for i in range(1, gathered.shape[0]):
         total = total + gathered[i]
@@ -387,7 +387,7 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
 
 
 def _seen(x: Any) -> Any:
-    # An array that the function closed over is a constant of this process's program, and another
-    # one in other processes'. JAX would multiply it by the number of replicas.
+    # A captured array is a constant of this process's program, and may differ in other processes.
+    # JAX would fold its psum into a multiplication by the number of replicas; the barrier hides it.
     is_constant = isinstance(x, jax.Array) and not isinstance(x, Tracer)
     return jax.lax.optimization_barrier(x) if is_constant and jax.process_count() > 1 else x

@@ -1,4 +1,4 @@
-"""Slice: the TPUs of this program, real or simulated -> devices at coordinates of a mesh."""
+"""The TPU slice of this program, real or simulated: its devices and their mesh coordinates."""
 
 import itertools
 import logging
@@ -24,12 +24,12 @@ _log = logging.getLogger("replicax")
 
 @dataclass(frozen=True)
 class Slice:
-    """Devices that form one TPU system.
+    """The devices of one TPU system.
 
     Attributes:
-        topology: Where they lie, and which process holds them.
-        devices: They themselves, in the order of the processes.
-        is_simulated: Whether CPU devices stand in for TPUs.
+        topology: Their coordinates, and the process of each.
+        devices: The devices, ordered by process.
+        is_simulated: Whether they are CPU devices in place of TPUs.
     """
 
     topology: TPUTopology
@@ -38,16 +38,16 @@ class Slice:
 
     @classmethod
     def find(cls) -> "Slice":
-        """The TPUs that JAX has; else virtual CPU devices in their place."""
+        """Return the TPUs that JAX has; else a simulation on virtual CPU devices."""
         if tpus := _tpus():
             return cls(_real_topology(tpus), tpus, is_simulated=False)
         return _simulated()
 
     def laid_out(self, assignment: DeviceAssignment | None) -> Topology:
-        """The replicas of an assignment; one on each device by default.
+        """Return the replicas of an assignment; by default one replica per device.
 
         Raises:
-            PlacementError: The assignment is made for another slice.
+            PlacementError: If the assignment was made for another slice.
         """
         kind = "TPU" if self.is_simulated else ""
         if assignment is None:
@@ -74,15 +74,15 @@ class Slice:
 
 
 def current_slice() -> Slice:
-    """The slice that `start_slice` found last, or finds now."""
+    """Return the slice that `start_slice` found last; call it if it has not been called."""
     return _started[0] if _started else start_slice()
 
 
 def start_slice() -> Slice:
-    """Join the other hosts of the slice, look for the TPUs, and log if they are simulated.
+    """Join the other hosts of the slice, find the TPUs, and log if they are simulated.
 
     Raises:
-        ClusterError: The hosts of the slice do not come together.
+        ClusterError: If not all hosts of the slice join.
     """
     join_workers(resolve_cluster())
     found = Slice.find()
@@ -99,7 +99,7 @@ def start_slice() -> Slice:
 
 
 def forget_slice() -> None:
-    """Forget what `start_slice` found."""
+    """Forget the slice that `start_slice` found, and end its simulation."""
     _started.clear()
     simulate_tpus(())
 
@@ -108,10 +108,10 @@ _started: list[Slice] = []
 
 
 def _tpus() -> tuple[jax.Device, ...]:
-    jax.local_devices()  # a backend that cannot start raises here, with its own reason
+    jax.local_devices()  # raises the actual reason if a backend fails to initialize
     try:
         return _by_process(jax.devices("tpu"))
-    except RuntimeError:  # how JAX says that it has no TPU
+    except RuntimeError:  # JAX has no TPU backend
         return ()
 
 
@@ -121,7 +121,7 @@ def _by_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
 
 def _real_topology(tpus: Sequence[jax.Device]) -> TPUTopology:
     places = np.array([[*d.coords, d.core_on_chip] for d in tpus], dtype=np.int32)
-    places -= places.min(axis=0)  # part of a pod starts somewhere in it
+    places -= places.min(axis=0)  # the coordinates of a part of a pod do not start at 0
     shape = (places.max(axis=0) + 1).tolist()
     tasks = len({d.process_index for d in tpus})
     return TPUTopology(mesh_shape=shape, device_coordinates=places.reshape(tasks, -1, 4))
@@ -146,7 +146,7 @@ def _simulated() -> Slice:
 
 
 def _default_mesh(devices: int) -> tuple[int, int, int, int]:
-    """Two cores on a chip if that works out, chips in a plane as square as can be."""
+    """Return a mesh with two cores per chip if possible, and chips in a nearly square plane."""
     on_chip = 2 if devices % 2 == 0 else 1
     chips = devices // on_chip
     y = max(n for n in range(1, int(chips**0.5) + 1) if chips % n == 0)
@@ -154,7 +154,7 @@ def _default_mesh(devices: int) -> tuple[int, int, int, int]:
 
 
 def _counted(shape: Sequence[int]) -> list[tuple[int, ...]]:
-    """All places of a mesh, counted as TPUs are: along core, x, y, z."""
+    """Return all coordinates of a mesh in the order of TPU ids: core fastest, then x, y, z."""
     x, y, z, on_chip = shape
     order = itertools.product(range(z), range(y), range(x), range(on_chip))
     return [(i, j, k, core) for k, j, i, core in order]

@@ -1,4 +1,4 @@
-"""Starting a TPU system, as TensorFlow's programs do it: find, connect, initialize, shut down."""
+"""TensorFlow's API to start a TPU system: find, connect, initialize, shut down."""
 
 import enum
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ _PORT = 8470
 
 
 class TPUSystemMetadata(NamedTuple):
-    """Facts of a TPU system.
+    """The metadata of a TPU system.
 
     Attributes:
-        num_cores: How many TPU devices there are.
-        num_hosts: How many processes drive them.
-        num_of_cores_per_host: How many each of these drives.
-        topology: Where they lie.
-        devices: They, by name.
+        num_cores: The number of TPU devices.
+        num_hosts: The number of processes that drive them.
+        num_of_cores_per_host: The number of devices per process.
+        topology: Their topology.
+        devices: The devices, by name.
 
     Example:
         >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
@@ -43,10 +43,10 @@ class TPUSystemMetadata(NamedTuple):
 
 @dataclass(frozen=True)
 class TPUHardwareFeature:
-    """What `TPUClusterResolver.tpu_hardware_feature` gives: JAX tells of no embedding hardware.
+    """The result of `TPUClusterResolver.tpu_hardware_feature`: no embedding hardware is known.
 
     Attributes:
-        embedding_feature: 0, which means that there is none.
+        embedding_feature: 0, for none.
         num_embedding_devices_per_chip: 0.
     """
 
@@ -55,10 +55,10 @@ class TPUHardwareFeature:
 
 
 class HardwareFeature:
-    """What the hardware of a TPU offers.
+    """The hardware features of a TPU.
 
     Args:
-        tpu_hardware_feature_proto: What `TPUClusterResolver.tpu_hardware_feature` gives.
+        tpu_hardware_feature_proto: The value of `TPUClusterResolver.tpu_hardware_feature`.
 
     Example:
         >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
@@ -69,7 +69,7 @@ class HardwareFeature:
     """
 
     class EmbeddingFeature(enum.Enum):
-        """Which hardware for embedding tables there is."""
+        """The kinds of hardware for embedding tables."""
 
         UNSUPPORTED = "UNSUPPORTED"
         V1 = "V1"
@@ -80,12 +80,12 @@ class HardwareFeature:
 
     @property
     def embedding_feature(self) -> "HardwareFeature.EmbeddingFeature":
-        """Which hardware for embedding tables there is."""
+        """The kind of hardware for embedding tables."""
         return list(self.EmbeddingFeature)[self.tpu_hardware_feature_proto.embedding_feature]
 
     @property
     def num_embedding_devices_per_chip(self) -> int:
-        """How many devices for embedding tables a chip has."""
+        """The number of devices for embedding tables per chip."""
         return self.tpu_hardware_feature_proto.num_embedding_devices_per_chip
 
 
@@ -95,20 +95,20 @@ class TPUClusterResolver(ClusterResolver):
     Args:
         tpu: ``None``, ``""`` or ``"local"`` for the TPUs of this machine, or of the slice that
             it is part of; without TPUs the strategy simulates a slice on CPU devices.
-            ``"grpc://host:port"`` describes a remote TPU, which can be looked at but not driven.
-            A list of one of these is that one.
-        zone: Accepted for TensorFlow's sake; this machine is in no other zone.
-        project: Accepted for TensorFlow's sake.
+            ``"grpc://host:port"`` describes a remote TPU, which can be described but not driven.
+            A list of one of these is equivalent to it.
+        zone: Accepted for compatibility; this machine is in no other zone.
+        project: Accepted for compatibility.
         job_name: The task type.
-        coordinator_name: A job to list beside a remote TPU.
+        coordinator_name: A job to list in addition to a remote TPU.
         coordinator_address: The address of that job's only task.
-        credentials: Accepted for TensorFlow's sake.
-        service: Accepted for TensorFlow's sake.
-        discovery_url: Accepted for TensorFlow's sake.
+        credentials: Accepted for compatibility.
+        service: Accepted for compatibility.
+        discovery_url: Accepted for compatibility.
 
     Raises:
-        ClusterTypeError: ``tpu`` is no text.
-        ClusterError: ``tpu`` is the name of a TPU elsewhere.
+        ClusterTypeError: If ``tpu`` is not text.
+        ClusterError: If ``tpu`` is the name of a TPU elsewhere.
 
     Example:
         >>> from replicax.topology._system import TPUClusterResolver
@@ -140,7 +140,7 @@ class TPUClusterResolver(ClusterResolver):
     def connect(
         tpu: str | None = None, zone: str | None = None, project: str | None = None
     ) -> "TPUClusterResolver":
-        """Make a resolver for TPUs that this process can drive.
+        """Return a resolver for TPUs that this process can drive.
 
         Args:
             tpu: As in the constructor.
@@ -148,10 +148,10 @@ class TPUClusterResolver(ClusterResolver):
             project: As in the constructor.
 
         Returns:
-            The resolver. JAX starts the devices when they are first used.
+            The resolver. JAX initializes the devices when they are first used.
 
         Raises:
-            ClusterError: The TPU is not attached to this machine.
+            ClusterError: If the TPU is not attached to this machine.
 
         Example:
             >>> from replicax.topology._system import TPUClusterResolver
@@ -165,7 +165,7 @@ class TPUClusterResolver(ClusterResolver):
 
     @property
     def is_local(self) -> bool:
-        """Whether the TPUs are those of this machine, simulated or not.
+        """Whether the TPUs belong to this machine, simulated or not.
 
         Example:
             >>> from replicax.topology._system import TPUClusterResolver
@@ -175,7 +175,7 @@ class TPUClusterResolver(ClusterResolver):
         return not self._endpoints
 
     def cluster_spec(self) -> ClusterSpec:
-        """List the endpoints of a remote TPU; nothing for this machine's.
+        """Return the endpoints of a remote TPU; an empty spec for local TPUs.
 
         Example:
             >>> from replicax.topology._system import TPUClusterResolver
@@ -196,7 +196,7 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         rpc_layer: str | None = None,
     ) -> str:
-        """Give the address of a remote TPU, always by grpc; empty for this machine's."""
+        """Return the gRPC address of a remote TPU; empty for local TPUs."""
         del rpc_layer
         if self.is_local:
             return ""
@@ -205,15 +205,15 @@ class TPUClusterResolver(ClusterResolver):
         return _PROTOCOL + self.cluster_spec().task_address(task_type, task_id)
 
     def get_master(self) -> str:
-        """Give the same as `master`."""
+        """Return `master()`."""
         return self.master()
 
     def get_job_name(self) -> str | None:
-        """Give the same as `task_type`."""
+        """Return `task_type`."""
         return self.task_type
 
     def get_coordination_service_leader(self) -> str:
-        """Name the first worker of the slice as TensorFlow names devices.
+        """Return the name of the slice's first worker, as in device names.
 
         Example:
             >>> from replicax.topology._system import TPUClusterResolver
@@ -228,15 +228,15 @@ class TPUClusterResolver(ClusterResolver):
         task_id: int | None = None,
         config_proto: Any = None,
     ) -> dict[str, int]:
-        """Count the TPU devices of this process; 0 where a slice is only simulated."""
+        """Count the TPU devices of this process; 0 if the slice is simulated."""
         del task_type, task_id, config_proto
         return {"TPU": local_accelerators()["TPU"]}
 
     def get_tpu_system_metadata(self) -> TPUSystemMetadata:
-        """Tell how many TPU devices there are, and on how many hosts.
+        """Return the number of TPU devices and of hosts, and the names of the devices.
 
         Raises:
-            PlacementError: The TPU is not attached to this machine.
+            PlacementError: If the TPU is not attached to this machine.
 
         Example:
             >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
@@ -252,12 +252,12 @@ class TPUClusterResolver(ClusterResolver):
         return TPUSystemMetadata(count, hosts, count // hosts, None, tuple(devices))
 
     def set_tpu_topology(self, serialized_tpu_topology: bytes | str) -> None:
-        """Keep the topology that `Topology.serialized` wrote; `initialize_tpu_system` does it."""
+        """Set the topology from `Topology.serialized`; `initialize_tpu_system` calls this."""
         self._tpu_topology = TPUTopology(serialized_tpu_topology)
 
     @property
     def tpu_hardware_feature(self) -> TPUHardwareFeature | None:
-        """What the hardware offers; None before there is a topology."""
+        """The features of the hardware; None before a topology is set."""
         return None if self._tpu_topology is None else TPUHardwareFeature()
 
 
@@ -269,18 +269,18 @@ def experimental_connect_to_cluster(  # noqa: PLR0913 - TensorFlow's signature
     make_master_device_default: bool = True,  # noqa: FBT001, FBT002 - TensorFlow's signature
     cluster_device_filters: Any = None,
 ) -> None:
-    """Connect to a cluster. Here every process drives its own devices, so that it only checks.
+    """Validate a cluster. Every process drives its own devices, so nothing needs connecting.
 
     Args:
         cluster_spec_or_resolver: A cluster, such as ``TPUClusterResolver(tpu="")``.
-        job_name: Accepted for TensorFlow's sake, as all that follow.
+        job_name: Accepted for compatibility, like all that follow.
         task_index: Accepted.
         protocol: Accepted.
         make_master_device_default: Accepted.
         cluster_device_filters: Accepted.
 
     Raises:
-        PlacementError: It is no cluster, or a TPU that this machine does not drive.
+        PlacementError: If it is not a cluster, or is a TPU that this machine does not drive.
 
     Example:
         >>> resolver = rx.distribute.cluster_resolver.TPUClusterResolver(tpu="")
@@ -297,20 +297,20 @@ def experimental_connect_to_cluster(  # noqa: PLR0913 - TensorFlow's signature
 
 
 def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> TPUTopology:
-    """Start the TPUs of this program, or what stands in for them.
+    """Start the TPUs of this program, or a simulation of them.
 
-    On a machine with TPUs these are the devices of its slice. On one without, virtual CPU devices
-    simulate a slice, which one line of the log says: the slice that the environment variable
-    ``REPLICAX_TPU_TOPOLOGY`` names, such as ``v4:2x2x2``, or one of all virtual devices.
+    On a machine with TPUs these are the devices of its slice. On other machines, virtual CPU
+    devices simulate a slice, which is logged: the slice in the environment variable
+    ``REPLICAX_TPU_TOPOLOGY``, such as ``v4:2x2x2``, or one of all virtual devices.
 
     Args:
-        cluster_resolver: The TPU; that of this machine by default.
+        cluster_resolver: The TPU; by default this machine's.
 
     Returns:
         The topology of the slice.
 
     Raises:
-        PlacementError: The slice does not exist, or has more devices than there are.
+        PlacementError: If the slice does not exist, or has more devices than there are.
 
     Example:
         >>> topology = rx.tpu.experimental.initialize_tpu_system()
@@ -325,10 +325,10 @@ def initialize_tpu_system(cluster_resolver: TPUClusterResolver | None = None) ->
 
 
 def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> None:
-    """Forget the slice; strategies that use it go on, as JAX keeps its devices.
+    """Forget the slice; existing strategies continue to work, as JAX keeps its devices.
 
     Args:
-        cluster_resolver: The TPU; that of this machine by default.
+        cluster_resolver: The TPU; by default this machine's.
 
     Example:
         >>> topology = rx.tpu.experimental.initialize_tpu_system()
@@ -341,10 +341,10 @@ def shutdown_tpu_system(cluster_resolver: TPUClusterResolver | None = None) -> N
 
 
 def require_local(resolver: Any) -> None:
-    """Refuse a TPU that this machine does not drive.
+    """Raise for a TPU that this machine does not drive.
 
     Raises:
-        PlacementError: It is elsewhere, or no TPU at all.
+        PlacementError: If it is a remote TPU, or not a TPU resolver.
     """
     if resolver is None or (isinstance(resolver, TPUClusterResolver) and resolver.is_local):
         return

@@ -1,4 +1,4 @@
-"""Topology of a TPU slice: cores at coordinates of a mesh, and the processes that hold them."""
+"""Topology of a TPU slice: the mesh coordinates of its cores, and the task of each core."""
 
 import json
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ Coordinates = Sequence[int] | npt.NDArray[np.int32]
 
 
 class CoordinateError(IndexError, PlacementError):
-    """Coordinates, a replica or a logical core that is not there."""
+    """Coordinates, a replica or a logical core that does not exist."""
 
 
 class TPUTopology:
-    """The cores of a TPU slice: where each lies in the mesh, and which task holds it.
+    """The cores of a TPU slice: their mesh coordinates, and the task of each.
 
     Args:
-        serialized: What `serialized` of another topology gave; the other arguments are then
+        serialized: The bytes from another topology's `serialized`; the other arguments are then
             ignored.
-        mesh_shape: The size of the mesh, as four numbers: x, y, z and cores on each chip.
-        device_coordinates: The coordinates of every core, as an array ``[tasks, cores of each
-            task, 4]``. Places of the mesh that no core takes count as missing.
+        mesh_shape: The size of the mesh, as four numbers: x, y, z and cores per chip.
+        device_coordinates: The coordinates of every core, as an array ``[tasks, cores per task,
+            4]``. Mesh coordinates without a core count as missing.
 
     Raises:
-        PlacementError: The mesh is not made of four positive numbers, or a core lies outside of
-            it or on the place of another.
+        PlacementError: If the mesh is not four positive numbers, or a core is outside of it or at
+            the coordinates of another.
 
     Example:
         >>> from replicax.tpu.experimental import Topology
@@ -66,7 +66,7 @@ class TPUTopology:
 
     @property
     def mesh_shape(self) -> npt.NDArray[np.int32]:
-        """The size of the mesh: x, y, z, cores on each chip.
+        """The size of the mesh: x, y, z, cores per chip.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -77,27 +77,27 @@ class TPUTopology:
 
     @property
     def mesh_rank(self) -> int:
-        """The number of axes of the mesh, 4."""
+        """The number of mesh axes, 4."""
         return len(self._mesh_shape)
 
     @property
     def device_coordinates(self) -> npt.NDArray[np.int32]:
-        """The coordinates of every core, as an array ``[tasks, cores of each task, 4]``."""
+        """The coordinates of every core, as an array ``[tasks, cores per task, 4]``."""
         return self._device_coordinates
 
     @property
     def num_tasks(self) -> int:
-        """The number of tasks, that is, of machines with TPUs."""
+        """The number of tasks, that is, of hosts with TPUs."""
         return int(self._device_coordinates.shape[0])
 
     @property
     def num_tpus_per_task(self) -> int:
-        """The number of cores of each task."""
+        """The number of cores per task."""
         return int(self._device_coordinates.shape[1])
 
     @property
     def missing_devices(self) -> npt.NDArray[np.int64]:
-        """The coordinates that no core takes, one row for each.
+        """The mesh coordinates without a core, one row for each.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -108,16 +108,16 @@ class TPUTopology:
         return np.argwhere(self._tasks < 0)
 
     def task_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """Look up the task of the core at some coordinates.
+        """Return the task of the core at the given coordinates.
 
         Args:
             device_coordinates: The x, y, z and core number.
 
         Returns:
-            The task, or -1 where a core is missing.
+            The task, or -1 if the core is missing.
 
         Raises:
-            CoordinateError: The coordinates are outside of the mesh.
+            CoordinateError: If the coordinates are outside the mesh.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -128,16 +128,16 @@ class TPUTopology:
         return int(self._tasks[self._inside(device_coordinates)])
 
     def tpu_device_ordinal_at_coordinates(self, device_coordinates: Coordinates) -> int:
-        """Look up the number that the core at some coordinates has in its task.
+        """Return the index within its task of the core at the given coordinates.
 
         Args:
             device_coordinates: The x, y, z and core number.
 
         Returns:
-            The number, or -1 where a core is missing.
+            The index, or -1 if the core is missing.
 
         Raises:
-            CoordinateError: The coordinates are outside of the mesh.
+            CoordinateError: If the coordinates are outside the mesh.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -152,17 +152,17 @@ class TPUTopology:
     def cpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """Name the CPU device of the task that holds the core at some coordinates.
+        """Return the name of the CPU device of the task with the core at the given coordinates.
 
         Args:
             device_coordinates: The x, y, z and core number.
-            job: A job to put before the task.
+            job: A job name to prepend.
 
         Returns:
-            Such as ``/job:worker/task:0/device:CPU:0``.
+            A name such as ``/job:worker/task:0/device:CPU:0``.
 
         Raises:
-            CoordinateError: There is no core at the coordinates.
+            CoordinateError: If there is no core at the coordinates.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -175,17 +175,17 @@ class TPUTopology:
     def tpu_device_name_at_coordinates(
         self, device_coordinates: Coordinates, job: str | None = None
     ) -> str:
-        """Name the core at some coordinates.
+        """Return the name of the core at the given coordinates.
 
         Args:
             device_coordinates: The x, y, z and core number.
-            job: A job to put before the task.
+            job: A job name to prepend.
 
         Returns:
-            Such as ``/job:worker/task:0/device:TPU:1``.
+            A name such as ``/job:worker/task:0/device:TPU:1``.
 
         Raises:
-            CoordinateError: There is no core at the coordinates.
+            CoordinateError: If there is no core at the coordinates.
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -197,10 +197,10 @@ class TPUTopology:
         return f"{self._task_name(device_coordinates, job)}/device:TPU:{ordinal}"
 
     def serialized(self) -> bytes:
-        """Write the topology as bytes, from which the constructor makes it again.
+        """Return the topology as bytes, for the constructor's ``serialized``.
 
         Returns:
-            JSON of a format of replicax's own (TensorFlow uses a protocol buffer).
+            JSON in replicax's own format (TensorFlow uses a protocol buffer).
 
         Example:
             >>> from replicax.tpu.experimental import Topology
@@ -240,10 +240,10 @@ class TPUTopology:
 
 
 def to_whole_numbers(value: object, name: str) -> npt.NDArray[np.int32]:
-    """Read an array of whole numbers, of any shape.
+    """Convert a value to an array of whole numbers, of any shape.
 
     Raises:
-        PlacementError: It is something else.
+        PlacementError: If it is anything else.
 
     Example:
         >>> from replicax.topology._tpu_topology import to_whole_numbers
@@ -259,7 +259,7 @@ def to_whole_numbers(value: object, name: str) -> npt.NDArray[np.int32]:
     limits = np.iinfo(np.int32)
     if ((array < limits.min) | (array > limits.max)).any():
         raise PlacementError(f"{name} is {_short(value)}, which has numbers beyond 32 bits.")
-    # A copy, so that nobody who holds the caller's array can change it later.
+    # Copy, so that later changes of the caller's array have no effect.
     frozen: npt.NDArray[np.int32] = np.array(array, dtype=np.int32)
     frozen.flags.writeable = False
     return frozen

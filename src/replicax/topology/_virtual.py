@@ -1,12 +1,11 @@
-"""Virtual CPU devices: how many are asked for -> a JAX that starts with them and cannot deadlock.
+"""Virtual CPU devices: their number, and a thread pool with which they cannot deadlock.
 
-XLA runs every virtual device on one pool of threads, as many as the machine has cores, and a thread
-that waits in a collective is not free for others. Two devices on two cores stop for ever as soon as
-two steps are under way; XLA ends the process after 40 seconds. The size of the pool is read from
-the environment when JAX starts its CPU backend, so replicax puts a large enough number there, for
-just that moment and only if there are several devices: 256 idle threads would cost a one-device
-process 50 ms and 50 MB. Workers on one machine share its cores: a pool each of all cores would
-have their threads push each other aside.
+XLA runs all virtual devices on one thread pool with one thread per core, and a thread that waits in
+a collective is blocked. Two devices on two cores deadlock as soon as two steps are in flight; XLA
+aborts the process after 40 seconds. JAX reads the size of the pool from the environment when it
+initializes its CPU backend. replicax therefore sets a sufficient size during the initialization,
+and only for several devices: 256 idle threads would cost a one-device process 50 ms and 50 MB.
+Workers on one machine share its cores, because pools of all cores each would compete for them.
 """
 
 import contextlib
@@ -37,16 +36,16 @@ from replicax.topology._generations import SliceShape
 from replicax.workers._sockets import filter_output
 
 COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
-_MOST_DEVICES = 16_384  # of a process: each takes memory, and more is a slip
+_MOST_DEVICES = 16_384  # per process: each takes memory, and a larger number is a typing error
 TPU_VARIABLE = "REPLICAX_TPU_TOPOLOGY"
 
-# XLA reads NPROC first. The second name is the one it would keep if it dropped the first.
+# XLA reads NPROC first. The second name is the one that it is likely to keep.
 _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
-# Measured on 2 cores: 2 threads for each device pass and 1.5 hang, whatever else runs. More than
-# needed cost time: a step of matrix products on 2 devices took 1.3 times as long with 16 as with 8.
+# Measured on 2 cores: 2 threads per device suffice and 1.5 deadlock, whatever else runs. A larger
+# pool costs time: a step of matmuls on 2 devices took 1.3 times as long with 16 threads as with 8.
 _THREADS_PER_DEVICE = 4
 _sharing: list[int] = [1]
-# What an installed libtpu prints, beside what it tells JAX, on a machine that has no TPU.
+# The messages that an installed libtpu prints on a machine without TPUs.
 _ABSENT_TPU = re.compile(
     rb"could not determine TPU|before InitGoogle|Source Location Trace|libtpu_init_utils"
 )
@@ -55,14 +54,14 @@ _XLA_FLAG = re.compile(r"--xla_force_host_platform_device_count[= ](\d+)")
 
 @cache
 def prepare_environment() -> None:
-    """Have JAX start with the virtual devices that were asked for, and threads enough for them.
+    """Configure JAX to start with the requested virtual devices, and enough threads for them.
 
-    ``import replicax`` calls this; a second call does nothing. It starts no backend. Devices may
-    still be asked for later, by `rx.config` or JAX's own settings, while no backend has started.
+    ``import replicax`` calls this; further calls do nothing. It initializes no backend. The number
+    of devices may still be changed, by `rx.config` or JAX's own settings, until a backend starts.
 
     Raises:
-        PlacementError: ``REPLICAX_CPU_DEVICES`` is not a positive number, or
-            ``REPLICAX_TPU_TOPOLOGY`` no TPU slice.
+        PlacementError: If ``REPLICAX_CPU_DEVICES`` is not a positive number, or
+            ``REPLICAX_TPU_TOPOLOGY`` is not a TPU slice.
 
     Example:
         >>> from replicax.topology._virtual import prepare_environment
@@ -75,12 +74,12 @@ def prepare_environment() -> None:
         jax.config.update("jax_num_cpu_devices", requested)
     if not surround_start("cpu", _enough_threads):  # pragma: no cover - a JAX that moved it
         os.environ.setdefault("NPROC", str(threads_needed(64)))
-    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # how JAX notes that it saw no TPU
+    if os.environ.get("TPU_SKIP_MDS_QUERY") == "1":  # set by JAX when it finds no TPU
         surround_start("tpu", lambda: filter_output(2, _ABSENT_TPU))
 
 
 def planned_cpu_devices() -> int | None:
-    """The number of CPU devices that JAX is told to start with; ``None`` if it is told nothing."""
+    """Return the number of CPU devices that JAX is configured with; ``None`` if unset."""
     if (count := setting("jax_num_cpu_devices")) >= 0:
         return int(count)
     counts = _XLA_FLAG.findall(os.environ.get("XLA_FLAGS", ""))
@@ -88,22 +87,22 @@ def planned_cpu_devices() -> int | None:
 
 
 def threads_needed(devices: int) -> int:
-    """How many threads let ``devices`` virtual devices wait for each other."""
+    """Return the pool size with which ``devices`` virtual devices cannot deadlock."""
     return _THREADS_PER_DEVICE * devices
 
 
 def share_cores(processes: int) -> None:
-    """Have JAX, when it starts, leave room for the other processes of a cluster.
+    """Make JAX leave cores for the other workers of this machine when it starts.
 
     Args:
-        processes: How many of them run on this machine. On 2 cores, 2 workers of one thread each
+        processes: The number of workers on this machine. On 2 cores, 2 workers of one thread each
             took 0.92 of the time that 2 workers of two threads each took (benchmarks/workers.py).
     """
     _sharing[:] = [processes]
 
 
 def requested_devices() -> int | None:
-    """The number of CPU devices that ``REPLICAX_CPU_DEVICES`` asks for.
+    """Return the number of CPU devices that ``REPLICAX_CPU_DEVICES`` requests, or None.
 
     Raises:
         PlacementError: If it is not a positive number.
@@ -145,7 +144,7 @@ def _best_pool_size(devices: int) -> int:
 
 
 def _pool_size() -> int:
-    """The number of threads that XLA gives to all CPU devices together."""
+    """Return the number of threads in XLA's pool for all CPU devices."""
     return _asked_pool_size() or _cores()
 
 
@@ -180,11 +179,11 @@ def _warn_if_too_late(requested: int | None) -> None:
 
 
 class SharedPrograms:
-    """Compiles what runs on one virtual CPU device once, and loads it for the others.
+    """A cache of programs for single virtual CPU devices: compiled once, loaded for the others.
 
-    JAX compiles every operation for every device, which the code of a CPU does not depend on. Only
-    in the block of `sharing_programs`, and not where JAX keeps programs in files: what was loaded
-    once cannot be written again.
+    JAX compiles every operation for every device, although CPU code does not depend on the device.
+    The cache is active inside `sharing_programs` only, and never with JAX's persistent compilation
+    cache: an executable that was deserialized cannot be serialized again.
     """
 
     most_bytes = 2**28
@@ -210,7 +209,7 @@ class SharedPrograms:
         with self._lock:
             turn = self._busy.setdefault(key, threading.Lock())
         try:
-            with turn:  # of threads that ask for one program, the first compiles it
+            with turn:  # among threads that need the same program, the first compiles it
                 return self._loaded(key, backend, devices, options) or self._kept(key, build())
         finally:
             with self._lock:
@@ -226,7 +225,7 @@ class SharedPrograms:
                 np.zeros((1, 1), np.int32)
             )
             text: str = module.operation.get_asm(enable_debug_info=False)
-            if "callback" in text:  # it names an object of this one program
+            if "callback" in text:  # the code refers to a Python object of this program
                 return None
             return hashlib.sha256(anywhere.SerializeAsString() + text.encode()).digest()
         except (AttributeError, TypeError):  # pragma: no cover - a JAX that changed them
@@ -244,7 +243,7 @@ class SharedPrograms:
         return loaded
 
     def _kept(self, key: bytes, built: Any) -> Any:
-        with contextlib.suppress(Exception):  # what cannot be kept is compiled again
+        with contextlib.suppress(Exception):  # a program that cannot be serialized is not cached
             program = built.serialize()
             with self._lock:
                 self._programs[key] = program
@@ -256,13 +255,13 @@ class SharedPrograms:
 
 @cache
 def _share() -> None:
-    # Where JAX has moved its compiler, everything is compiled for every device.
+    # If JAX has moved its compiler function, every operation is compiled for every device.
     surround_compiler(SharedPrograms)
 
 
 @contextmanager
 def sharing_programs() -> Iterator[None]:
-    """Let what this thread compiles for one virtual CPU device serve all others, and reversely."""
+    """Share the programs that this thread compiles for one virtual CPU device with the others."""
     _share()
     SharedPrograms.here.shares = True
     try:

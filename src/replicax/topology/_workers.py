@@ -1,4 +1,4 @@
-"""Join the workers of a cluster, and give this process its part of their machine."""
+"""Joining of a cluster, with this process's share of its machine."""
 
 from replicax.cluster._spec import ClusterFacts
 from replicax.topology._devices import name_task
@@ -8,14 +8,14 @@ from replicax.workers._group import Group
 
 
 def join_workers(facts: ClusterFacts) -> Group | None:
-    """Make this process a worker of the cluster, if it has several; do nothing if it is one.
+    """Make this process a worker of the cluster, if that has several workers.
 
     Returns:
         The group of workers, or None for a process that trains alone.
 
     Raises:
-        RollCallError: The workers do not come together.
-        ScopeError: JAX has started already, or this process is a worker of another cluster.
+        RollCallError: If not all workers join.
+        ScopeError: If JAX is already initialized, or this process belongs to another cluster.
     """
     if facts.num_workers == 1:
         return None

@@ -1,4 +1,4 @@
-"""TPU slices.
+"""TPU slices: memory and compile checks ahead of time, layouts, and ``experimental`` names.
 
 Example:
     >>> rx.tpu.experimental.Topology(

@@ -1,4 +1,4 @@
-"""Topologies of TPU slices, and how replicas are laid out on them.
+"""Topologies of TPU slices, and the placement of replicas on them.
 
 Example:
     >>> topology = rx.tpu.experimental.Topology(
