@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.debug._timeline import INPUT_MARK, KINDS, Event, _joined, _without
+from replicax.debug._timeline import INPUT_MARK, KINDS, Event, _merge, _subtract
 
 spans = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda s: (s[0], s[0] + s[1])), max_size=8
@@ -29,7 +29,7 @@ def moments(found):
 
 @given(spans, spans)
 def test_spans_are_sets_of_moments(some, others):
-    joined, rest = _joined(some), _without(_joined(some), _joined(others))
+    joined, rest = _merge(some), _subtract(_merge(some), _merge(others))
 
     assert moments(joined) == moments(some)
     assert moments(rest) == moments(some) - moments(others)

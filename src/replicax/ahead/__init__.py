@@ -1,6 +1,6 @@
-"""Ahead of time: compile a step for devices that this machine does not have.
+"""Ahead-of-time compilation of a step for devices that this machine does not have.
 
-Layer: above ``strategy``. ``_targets`` knows the devices, ``_trace`` aims the step at them,
-``_compiler`` runs the compiler in a process of its own, ``_hlo`` and ``_costs`` read what it made,
-``_report`` says what that means.
+Layer: above ``strategy``. ``_targets`` describes the devices, ``_trace`` traces the step for them,
+``_compiler`` runs the compiler in a separate process, ``_hlo``, ``_costs`` and ``_fills`` analyze
+the optimized program, and ``_report`` presents the result.
 """

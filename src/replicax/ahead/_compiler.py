@@ -1,10 +1,10 @@
-"""Compiling in a process of its own: a traced program -> what the compiler made of it.
+"""Compilation of a traced program in a separate process.
 
-`ask` starts that process, or finds what an earlier one said in a cache.
-``python -m replicax.ahead._compiler FOLDER`` reads ``request.json`` and ``program.bin`` there,
-and writes ``result.json`` and, if it compiles, the optimized program as ``hlo.txt``. It is a
-process of its own as libtpu takes a process over: it reads the environment of TPU machines, locks
-files and ends the program if something is amiss. XLA's compiler for GPUs wants flags of its own.
+`ask` starts that process, or finds the result of an earlier one in a cache.
+``python -m replicax.ahead._compiler FOLDER`` reads ``request.json`` and ``program.bin`` in the
+folder, and writes ``result.json`` and, if the program compiles, the optimized HLO as ``hlo.txt``.
+The process is separate because libtpu takes over its process: it reads the environment of TPU
+hosts, locks files, and aborts on errors. XLA's GPU compiler needs other flags than this process.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _BAD_FLAG = re.compile(
 
 
 class OptionError(ReplicaxError, ValueError):
-    """An option that there is not, or a value that it does not take."""
+    """A compiler option that does not exist, or an invalid value for one."""
 
 
 @dataclass(frozen=True)
 class Compiling:
-    """How to compile, beside what.
+    """Compiler options and outputs.
 
     Attributes:
-        xla_flags: Options of the compiler, by name.
-        executable: A file to write the executable to; none if empty.
-        cache: A folder that keeps what the compiler said, by what it was given; none if empty.
+        xla_flags: Compiler options, by name.
+        executable: The file to write the executable to; empty for none.
+        cache: The folder for cached results, keyed by the request and the program; empty for none.
     """
 
     xla_flags: Mapping[str, str | bool] = field(default_factory=dict)
@@ -66,26 +66,26 @@ class Compiling:
 
     @classmethod
     def of(cls, flags: str = "", executable: str = "", cache: str = "") -> Compiling:
-        """From a command line.
+        """Parse the options of a command line.
 
         Raises:
-            OptionError: The flags are none.
+            OptionError: If a flag is not one of XLA's.
         """
         pairs = [word.removeprefix("--").partition("=") for word in flags.split()]
         if wrong := [name for name, _, _ in pairs if not name.startswith("xla_")]:
             raise OptionError(
                 f"{wrong[0]!r} is no flag of XLA; they look like --xla_tpu_enable_foo=true."
             )
-        # Some options take the words, others only what the words mean.
+        # Some options accept "true" and "false", others only booleans.
         values: dict[str, str | bool] = {"": True, "true": True, "false": False}
         told = {name: values.get(value.lower(), value) for name, _, value in pairs}
         return cls(told, executable, cache)
 
     def refuse(self, error: str) -> None:
-        """Say it if what the compiler complains of is one of the flags.
+        """Raise if the compiler's error is about one of the flags.
 
         Raises:
-            OptionError: It is.
+            OptionError: If so.
         """
         found = _BAD_FLAG.search(error)
         name = next((n for n in found.groups() if n), "") if found else ""
@@ -99,10 +99,10 @@ class Compiling:
 
 
 def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[str, Any], str]:
-    """Have a program compiled.
+    """Compile a program, or read the result from the cache.
 
     Returns:
-        What the compiler said, and the optimized program as text; empty if it made none.
+        The compiler's result, and the optimized program as text; empty if it failed.
     """
     path = os.path.abspath(how.executable) if how.executable else ""
     request = request | {"flags": dict(how.xla_flags), "executable": path}
@@ -134,7 +134,7 @@ def _version(package: str) -> str:
 
 
 def _run(folder: Path) -> str:
-    """Run the compiler in a process; what to say if it left no result."""
+    """Run the compiler in a subprocess; return an error message in case it left no result."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "replicax.ahead._compiler", str(folder)],
@@ -151,14 +151,14 @@ def _run(folder: Path) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Of this process, without what asks for devices, and with what keeps libtpu from searching."""
+    """Return this process's environment without device settings, and with libtpu's probing off."""
     foreign = ("XLA_FLAGS", "JAX_", "REPLICAX_", "TPU_", "LIBTPU_INIT_ARGS")
     keep = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join([package, *filter(None, [keep.get("PYTHONPATH")])])
     quiet = {
         "JAX_PLATFORMS": "cpu",
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else one preflight at a time, by a file that locks
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # else a lock file allows one preflight at a time
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -167,11 +167,11 @@ def _environment() -> dict[str, str]:
     return keep | quiet | {"PYTHONPATH": path}
 
 
-# What follows runs in that process.
+# The functions below run in the subprocess.
 
 
 def main(folder: Path) -> None:
-    """Compile the program of ``folder``."""
+    """Compile the program in ``folder``, and write the result there."""
     request = json.loads((folder / "request.json").read_text())
     limit, started = 0.0, time.monotonic()
     try:
@@ -189,7 +189,7 @@ def main(folder: Path) -> None:
 
 
 def _devices(request: dict[str, Any]) -> np.ndarray:
-    """The devices of the mesh, in its order."""
+    """Return the devices in the order of the mesh."""
     found = topologies.get_topology_desc(platform=request["platform"], **request["options"])
     places = request["places"]
     if not places:
@@ -200,7 +200,7 @@ def _devices(request: dict[str, Any]) -> np.ndarray:
 
 
 def _limit(devices: np.ndarray) -> float:
-    """What a program may use of a device's memory; libtpu says so only when it refuses one."""
+    """Return the memory available to a program; libtpu reports it only when it rejects one."""
     where = NamedSharding(Mesh(devices, ("all",)), PartitionSpec())
     large = jax.ShapeDtypeStruct(_TOO_LARGE, jnp.uint8)
     try:
@@ -233,7 +233,7 @@ def _compiled(request: dict[str, Any], devices: np.ndarray, program: bytes) -> A
         out_shardings=jax.tree.unflatten(exported.out_tree, outs),
         donate_argnums=tuple(request["donated"]),
     )
-    # There is nothing here to try kernels out on.
+    # Autotuning needs a GPU to run kernels on.
     alone = {"xla_gpu_autotune_level": "0"} if request["platform"] == "cuda" else {}
     return jitted.lower(*avals).compile(compiler_options=alone | request["flags"])
 

@@ -1,4 +1,4 @@
-"""What one step costs a device: arithmetic, memory traffic and collectives, loops run through."""
+"""The cost of one step on a device: arithmetic, memory traffic and collectives, with loops."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ KINDS = (
     *("ragged-all-to-all", "collective-broadcast", "send"),
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
-# What moves nothing by itself: names for what is there, or the second half of what was begun.
+# Instructions without memory traffic: aliases, control flow, and halves of async pairs.
 _STILL = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "optimization-barrier", "while", "call", "conditional"),
     *("async-start", "async-update", "recv"),
 )
 _PRODUCTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cudnn$conv")
-# Custom calls that compute nothing: they reserve memory, or say something to the compiler.
+# Custom calls without arithmetic: they allocate memory, or annotate the program.
 _NO_WORK = (
     *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollective", "ConcatBitcast"),
     *("GatherScatterIndices", "Pin", "PrepareAsyncCall", "Sharding", "SliceId", "SPMD", "annotate"),
 )
 _TOLD = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
-# To compare branches: about the operations and bytes of one second of a chip.
+# Rough rates of a chip per second, to compare the branches of a conditional.
 _FLOPS, _BYTES, _SENT = 2e14, 1e12, 1e11
 
 
@@ -39,13 +39,13 @@ class Collective:
     """All collectives of one kind and group size in one step.
 
     Attributes:
-        kind: Such as ``all-reduce``.
-        count: How often a step does it.
-        bytes: What one device puts in or takes out, whichever is more, in one step.
-        group: How many devices take part in each.
-        hosts: Over how many machines they are spread, where machines have slower links between
-            them than inside; slices, for TPUs.
-        source: The line of the program that it comes from.
+        kind: The HLO opcode, such as ``all-reduce``.
+        count: The number per step.
+        bytes: The larger of one device's input and output, in total per step.
+        group: The number of devices in each.
+        hosts: The number of hosts (for TPUs, slices) that a group spans, if links between them
+            are slower than inside.
+        source: The source line.
     """
 
     kind: str
@@ -57,7 +57,7 @@ class Collective:
 
     @property
     def wire_bytes(self) -> float:
-        """What one device sends, with the best known algorithm: a ring."""
+        """The bytes that one device sends with a ring algorithm."""
         share = (self.group - 1) / self.group if self.group > 1 else 0.0
         whole = {"all-reduce": 2 * share, "collective-permute": 1.0, "send": 1.0}
         return self.bytes * whole.get(self.kind, share)
@@ -65,17 +65,17 @@ class Collective:
 
 @dataclass
 class Cost:
-    """Of a computation, or of a part of it.
+    """The cost of a computation, or of a part of it.
 
     Attributes:
-        flops: Multiplications and additions of matrix products and convolutions.
-        bytes: What is read from memory and written to it.
-        bytes_once: The same with every loop's body counted once, as XLA counts.
-        far: The same in the large memory only, and not on the chip.
-        seconds: Of the operations one after the other: the arithmetic or the far traffic of each,
-            whichever takes longer; not of copies that were begun and of collectives.
-        collectives: By kind, group, machines and line: how often, and how many bytes.
-        notes: What could not be counted, in words, and how often it was met.
+        flops: Multiplications and additions of matmuls and convolutions.
+        bytes: Memory traffic.
+        bytes_once: The same with every loop body counted once, as XLA counts.
+        far: The part of the traffic that goes to HBM.
+        seconds: The sum over operations of the time of the arithmetic or of the HBM traffic,
+            whichever is longer; without asynchronous copies and collectives.
+        collectives: Counts and bytes, by kind, group size, hosts and source line.
+        notes: Descriptions of costs that could not be counted, and how often they occurred.
     """
 
     flops: float = 0.0
@@ -87,7 +87,7 @@ class Cost:
     notes: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: Cost, times: int = 1) -> None:
-        """Take in another, as often as it happens."""
+        """Add another cost ``times`` times."""
         self.flops += times * other.flops
         self.bytes += times * other.bytes
         self.far += times * other.far
@@ -100,12 +100,12 @@ class Cost:
 
     @property
     def weight(self) -> float:
-        """About how long it takes, to compare branches of one program."""
+        """A rough time, to compare the branches of a conditional."""
         sent = sum(size for _, size in self.collectives.values())
         return self.flops / _FLOPS + self.bytes / _BYTES + sent / _SENT
 
     def merged(self, *, by_line: bool = False) -> list[Collective]:
-        """The collectives of one step, largest first."""
+        """Return the collectives of one step, largest first."""
         sums: dict[tuple[Any, ...], list[int]] = {}
         for (kind, group, hosts, line), (count, size) in self.collectives.items():
             held = sums.setdefault((kind, group, hosts, line if by_line else ""), [0, 0])
@@ -116,12 +116,12 @@ class Cost:
 
 
 class Costs:
-    """Counts a program.
+    """A cost analysis of a program.
 
     Args:
         hlo: The program.
-        near: How many devices, counted in their order, one machine joins by fast links; 0 for all.
-        chip: What a device can do in a second; without it no time is counted.
+        near: The number of consecutive devices that fast links connect; 0 for all.
+        chip: The peak rates of a device; None to leave out the times.
     """
 
     def __init__(self, hlo: Hlo, near: int = 0, chip: Limits | None = None) -> None:
@@ -130,7 +130,7 @@ class Costs:
         self._known: dict[tuple[str, str], Cost] = {}
 
     def of_step(self) -> Cost:
-        """The whole program, which takes no less than all its far traffic does."""
+        """Return the cost of the program, which takes at least the time of all its HBM traffic."""
         cost = self._cost(self._hlo.entry, ()) if self._hlo.entry else Cost()
         cost.seconds = max(cost.seconds, cost.far / self._chip.hbm_bytes)
         return cost
@@ -171,12 +171,12 @@ class Costs:
         cost.far, cost.seconds = far, max(cost.flops / chip.flops, far / chip.hbm_bytes)
 
     def _inside(self, fusion: Instruction) -> Cost:
-        """The products of a fusion, whose values stay on the chip."""
+        """Return the arithmetic of a fusion, whose intermediate values stay on the chip."""
         cost = Cost()
         for name in fusion.called:
             cost.add(self._cost(name, ()))
         if any(name.startswith("all-reduce-scatter") for name in fusion.called):
-            # An all-reduce of which each device keeps a part is sent as that.
+            # An all-reduce of which each device keeps a part runs as a reduce-scatter.
             line = self._hlo.source(fusion)
             cost.collectives = {
                 (kind.replace("all-reduce", "reduce-scatter"), group, hosts, source or line): sent
@@ -199,7 +199,7 @@ class Costs:
         return cost
 
     def _depends(self, name: str) -> bool:
-        """Whether what a computation costs depends on what it is given."""
+        """Whether the cost of a computation depends on its arguments."""
         computation = self._hlo.computations.get(name, Computation())
         blind = Values(self._hlo, computation, ())
         return any(
@@ -239,7 +239,7 @@ class Costs:
         return cost
 
     def _group(self, one: Instruction) -> tuple[int, int]:
-        """How many devices one collective joins, and over how many machines they are."""
+        """Return the group size of a collective, and the number of hosts that a group spans."""
         if one.opcode == "send":
             return 2, 2
         members = groups_of(one.tail) or [list(range(self._hlo.num_devices))]
@@ -250,7 +250,7 @@ class Costs:
     def _fusion_bytes(
         self, one: Instruction, computation: Computation, *, far: bool = False
     ) -> float:
-        """What a fusion reads and writes, or that in the large memory: of what it cuts, a part."""
+        """Return the traffic of a fusion, or its HBM part; sliced operands count in part."""
         inside = self._hlo.computations.get(one.called[0]) if one.called else None
         if inside is None:
             return _plain_bytes(one, computation, far=far)
@@ -260,7 +260,7 @@ class Costs:
 
 
 def _plain_bytes(one: Instruction, computation: Computation, *, far: bool = False) -> float:
-    made = one.shapes[:1] if one.opcode == "copy-start" else one.shapes  # else the source too
+    made = one.shapes[:1] if one.opcode == "copy-start" else one.shapes  # its 2nd is the source
     result = sum(shape.bytes for shape in made if not (far and shape.space))
     return result + sum(i.held(far=far) for i in computation.operands(one))
 
@@ -280,13 +280,13 @@ def _traffic(one: Instruction, computation: Computation) -> float:
 
 
 def _read_bytes(inside: Computation, parameter: str, whole: int) -> float:
-    """What a fusion reads of one operand: for each use, as XLA counts."""
+    """Return the bytes that a fusion reads from one operand, per use, as XLA counts."""
     total = 0.0
     for user in inside.users.get(parameter, []):
         if user.opcode in _SLICES and user.operands[0] == parameter:
             total += min(whole, user.bytes)
         elif user.opcode != "dynamic-update-slice" or user.operands[0] != parameter:
-            total += whole  # else it is written in its place
+            total += whole  # the operand of a dynamic-update-slice is updated in place
     return total
 
 
@@ -300,10 +300,10 @@ def _written_bytes(inside: Computation, whole: int) -> float:
 
 
 def _is_further_part(one: Instruction, computation: Computation) -> bool:
-    """Whether a collective was begun in another fusion.
+    """Whether a collective was started in another fusion.
 
-    The TPU compiler hides some behind products: it writes such a one down in each of the fusions
-    that it runs beside, from that which starts it to that which waits for it.
+    The TPU compiler overlaps some collectives with matmuls. It repeats such a collective in each of
+    the fusions that run concurrently, from the one that starts it to the one that waits for it.
     """
     if "chain_id=" not in one.tail:
         return False
@@ -316,13 +316,13 @@ def _operand_bytes(one: Instruction, computation: Computation) -> int:
 
 
 def _moved_bytes(one: Instruction, computation: Computation) -> int:
-    """What goes in or comes out, whichever is more."""
+    """Return the larger of the bytes that go in and out."""
     into = _operand_bytes(one, computation)
     if one.opcode == "send":
         return into
     out = one.bytes
     if one.opcode.endswith("-start") and len(one.shapes) > len(one.operands):
-        # A start gives what went in, what comes out, and sometimes some marks.
+        # The result of a start contains the inputs, the outputs, and sometimes scalar tokens.
         out = sum(s.bytes for s in one.shapes if s.sizes or s.dtype[0] not in "su") - into
     return max(out, into)
 
@@ -336,7 +336,7 @@ def _count_custom(one: Instruction, computation: Computation, cost: Cost) -> Non
     target, told = _target(one), _TOLD.search(one.tail)
     if target.startswith(_PRODUCTS):
         cost.flops = _product_flops(one, computation)
-    elif told:  # a kernel that says itself what it costs
+    elif told:  # a kernel with a cost estimate
         cost.flops = float(told[1])
     elif not target.startswith(_NO_WORK):
         cost.notes[f"custom call {target}, whose arithmetic is not counted"] += 1
@@ -363,10 +363,10 @@ def _convolution_flops(
     right: Sequence[int],
     out: Sequence[int],
 ) -> float:
-    """Products of a convolution, without those with padding.
+    """Return the flops of a convolution, not counting products with padding.
 
-    The TPU compiler writes every matrix product as a convolution, and a batch of them as one whose
-    windows meet padding nearly everywhere.
+    The TPU compiler writes every matmul as a convolution, and a batched matmul as one whose windows
+    cover padding nearly everywhere.
     """
     of_left, of_right, of_out = labels.groups()
     total = 2.0 * out[of_out.index("b")] * out[of_out.index("f")] * right[of_right.index("i")]
@@ -378,7 +378,7 @@ def _convolution_flops(
 
 
 def _window(tail: str) -> dict[str, list[int]]:
-    """Stride, padding and dilations of a convolution's window, by axis; only those that are set."""
+    """Return the stride, padding and dilation of a convolution's window by axis, where set."""
     text = re.search(r"window=\{([^}]*)\}", tail)
     found: dict[str, list[int]] = {}
     for part in text[1].split() if text else ():
@@ -388,12 +388,12 @@ def _window(tail: str) -> dict[str, list[int]]:
 
 
 def _meetings(size: int, kernel: int, out: int, window: dict[str, int]) -> int:
-    """How many pairs of an output and a kernel position on one axis meet an input."""
+    """Count the pairs of output and kernel positions on one axis that read an input element."""
     stride, low = window.get("stride", 1), window.get("pad", 0)
     stretch, reach = window.get("lhs_dilate", 1), window.get("rhs_dilate", 1)
     count = 0
     for k in range(kernel):
-        # Output o and kernel position k meet the input at stride * o + start, if there is one.
+        # Output o and kernel position k read the input at stride * o + start, if it exists.
         start = k * reach - low
         met = range(start, start + stride * out, stride)
         count += sum(1 for at in met if 0 <= at <= (size - 1) * stretch and not at % stretch)

@@ -1,4 +1,4 @@
-"""What fills the memory of a device: the values that are there when it is fullest."""
+"""The largest buffers of a device at its peak memory use."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import dataclass
 
 from replicax.ahead._hlo import Computation, Hlo, Instruction
 
-# Names for what is there already.
+# Instructions whose result is an alias of an operand.
 _SAME = ("bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while", "conditional")
-_PRODUCTS = ("dot", "convolution", "custom-call")  # which cannot work in their operand's place
+_PRODUCTS = ("dot", "convolution", "custom-call")  # these cannot reuse an operand's buffer
 _NONE = ("parameter", "constant", "after-all", "partition-id", "replica-id")
 
 
 @dataclass(frozen=True)
 class Buffer:
-    """Bytes of a device that one value takes.
+    """The memory of a device that one value takes.
 
     Attributes:
-        bytes: How many, without padding.
-        what: The name of a variable or of an argument, or the operation that makes it, with its
+        bytes: Its size, without padding.
+        what: The name of a variable or of an argument, or the operation that computes it, with its
             shape.
-        source: The line of the program that it comes from; empty for an argument.
+        source: The source line of the operation; empty for an argument.
 
     Example:
         >>> from replicax.ahead._fills import Buffer
@@ -36,12 +36,12 @@ class Buffer:
 
 
 def largest(hlo: Hlo, names: Sequence[str], count: int = 10) -> tuple[Buffer, ...]:
-    """The largest values at the fullest moment, arguments among them.
+    """Return the largest buffers at the peak of memory use, including arguments.
 
     Args:
         hlo: The program.
-        names: What its inputs are called.
-        count: How many to give.
+        names: The names of its inputs.
+        count: The number of buffers to return.
     """
     entry = hlo.computations.get(hlo.entry)
     if entry is None:
@@ -72,7 +72,7 @@ def _shaped(one: Instruction) -> str:
 
 
 def _aliased(hlo: Hlo, entry: Computation) -> set[str]:
-    """Results that take the place of an argument."""
+    """Return the names of results that share a buffer with an argument."""
     root = entry.instructions.get(entry.root)
     places = [int(n) for n in re.findall(r"\{(\d+)\}: \(", hlo.head)]
     if root is None or root.opcode != "tuple":
@@ -83,7 +83,7 @@ def _aliased(hlo: Hlo, entry: Computation) -> set[str]:
 def _fullest(
     hlo: Hlo, computation: Computation, in_place: Iterable[str] = ()
 ) -> tuple[int, list[Instruction]]:
-    """The most bytes that the values of a computation take at a time, and these values."""
+    """Return the peak size of a computation's live values, and those values."""
     order = list(computation.instructions.values())
     made: dict[str, set[str]] = {}
     takes: dict[str, set[str]] = {}
@@ -107,7 +107,7 @@ def _walked(
     for at, (one, takes, is_counted) in enumerate(order):
         held = _held_bytes(one) if is_counted and one.name in last else 0
         if held:
-            # In the place of an operand that nobody wants any more.
+            # Reuse the buffer of an operand of the same size that dies here, as XLA does.
             ending = (n for n in takes if n in live and last[n] == at and n != one.name)
             old = next((n for n in ending if _held_bytes(live[n]) == held), None)
             size += held - (_held_bytes(live.pop(old)) if old else 0)
@@ -129,12 +129,12 @@ def _inside(hlo: Hlo, name: str) -> tuple[int, list[Instruction]]:
     computation = hlo.computations.get(name)
     if computation is None:
         return 0, []
-    # What a turn gives to the next one takes the place of what it was given.
+    # The values passed to the next iteration reuse the buffers of the loop state.
     return _fullest(hlo, computation, [computation.root])
 
 
 def _held_bytes(one: Instruction) -> int:
-    """What a value takes of the large memory."""
+    """Return the bytes that a value takes in HBM."""
     shapes = one.shapes
     if one.opcode in ("copy-start", "slice-start"):
         shapes = shapes[:1] if one.opcode == "copy-start" else shapes[1:2]

@@ -1,4 +1,4 @@
-"""The optimized program as text -> computations and instructions, and the turns of its loops."""
+"""A parser for optimized HLO text, and an evaluator for the integers that control its loops."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHAPE = re.compile(
 )
 _ROW = re.compile(r'(?P<id>\d+) (?:"(?P<text>.*)"|\{(?P<fields>.*)\})')
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-_SHIM = str(Path(__file__).parent)  # its frames stand below every program
+_SHIM = str(Path(__file__).parent)  # frames of this package are at the bottom of every stack
 _CALLED = re.compile(
     r"(?:calls|body|to_apply|branch_computations|true_computation|false_computation)="
     r"(?P<names>\{[^}]*\}|%[\w.\-]+)"
@@ -34,7 +34,7 @@ _MESH = re.compile(
     r"replica_groups=@?\w*\[(?P<axes>[^\]]*=[^\]]*)\]"
     r"(?:, device_ids=\((?P<ids>\[[\d,]+\]T\([\d,]+\)|[\d,]+)\))? ?\{(?P<joined>[^}]*)\}"
 )
-# What kernels say of themselves goes on over several lines: these belong to the one before.
+# Backend configs of kernels span several lines; join them to the line of the instruction.
 _CONTINUED = re.compile(r'\n(?="|\}[^\n])')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _MOST_TURNS = 1 << 18
@@ -43,27 +43,27 @@ _CALLERS = ("fusion", "while", "call", "conditional", "async-start")
 
 @dataclass(frozen=True)
 class Shape:
-    """One array: its type and its sizes."""
+    """The dtype and dimensions of an array."""
 
     dtype: str
     sizes: tuple[int, ...]
-    space: int = 0  # the kind of memory: 0 is the large one
+    space: int = 0  # the memory space: 0 is HBM
 
     @property
     def bytes(self) -> int:
-        """What it takes, without padding."""
+        """The size in bytes, without padding."""
         bits = re.search(r"\d+", self.dtype)
         return -(-math.prod(self.sizes) * (int(bits[0]) if bits else 8) // 8)
 
     @property
     def is_counter(self) -> bool:
-        """Whether it is a whole number or a truth value, of which loops are made."""
+        """Whether it is a scalar integer or boolean, as used for loop control."""
         return not self.sizes and self.dtype[0] in "sup"
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """``%name = shape opcode(operands), tail``."""
+    """An instruction: ``%name = shape opcode(operands), tail``."""
 
     name: str
     shapes: tuple[Shape, ...]
@@ -74,16 +74,16 @@ class Instruction:
 
     @property
     def bytes(self) -> int:
-        """What its result takes."""
+        """The size of its result in bytes."""
         return sum(shape.bytes for shape in self.shapes)
 
     def held(self, *, far: bool) -> int:
-        """What its result takes; ``far``, of the large memory, and not on the chip."""
+        """Return the size of its result in bytes; with ``far``, the part in HBM only."""
         return sum(s.bytes for s in self.shapes if not (far and s.space))
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """The computations that it runs; what combines the values of a reduction is no work."""
+        """The computations that it runs; the combiners of reductions are not included."""
         if self.opcode not in _CALLERS:
             return ()
         found = _CALLED.finditer(self.tail)
@@ -91,32 +91,32 @@ class Instruction:
 
     @cached_property
     def condition(self) -> str:
-        """Of a loop: the computation that says whether it goes on."""
+        """The name of a loop's condition computation."""
         found = re.search(r"condition=%([\w.\-]+)", self.tail)
         return found[1] if found else ""
 
     def number(self, key: str) -> int | None:
-        """The whole number that it has for ``key``."""
+        """Return the integer attribute ``key``, or None."""
         found = re.search(rf"\b{key}=(\d+)", self.tail)
         return int(found[1]) if found else None
 
 
 @dataclass
 class Computation:
-    """Instructions in their order; the last is what it gives."""
+    """A sequence of instructions; the root is its result."""
 
     instructions: dict[str, Instruction] = field(default_factory=dict)
     root: str = ""
 
     @cached_property
     def parameters(self) -> list[str]:
-        """Its inputs, in order."""
+        """The names of its parameters, in order."""
         found = [i for i in self.instructions.values() if i.opcode == "parameter"]
         return [i.name for i in sorted(found, key=lambda i: int(i.inner))]
 
     @cached_property
     def users(self) -> dict[str, list[Instruction]]:
-        """Who takes the result of each instruction."""
+        """The instructions that use each result."""
         found: dict[str, list[Instruction]] = {}
         for one in self.instructions.values():
             for name in one.operands:
@@ -124,13 +124,13 @@ class Computation:
         return found
 
     def operands(self, one: Instruction) -> list[Instruction]:
-        """What an instruction takes."""
+        """Return the operands of an instruction."""
         found = (self.instructions.get(name) for name in one.operands)
         return [i for i in found if i is not None]
 
 
 class Hlo:
-    """A program, as XLA prints it."""
+    """A program, parsed from XLA's text format."""
 
     def __init__(self, text: str) -> None:
         self.computations: dict[str, Computation] = {}
@@ -151,12 +151,12 @@ class Hlo:
 
     @property
     def num_devices(self) -> int:
-        """How many devices run it."""
+        """The number of devices that run it."""
         found = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", self.head)
         return math.prod(map(int, found))
 
     def _note(self, table: str, line: str) -> None:
-        """A row of what the program says of its sources."""
+        """Add a row to a table of source locations."""
         row = _ROW.fullmatch(line)
         if row is None:
             return
@@ -165,7 +165,7 @@ class Hlo:
         self._tables[table][int(row["id"])] = held
 
     def source(self, one: Instruction) -> str:
-        """The innermost line of a program's own that an instruction comes from: ``file:line``."""
+        """Return the innermost ``file:line`` of an instruction's stack outside of libraries."""
         frame, first = one.number("stack_frame_id"), ""
         while frame and frame in self._tables["StackFrames"]:
             row = self._tables["StackFrames"][frame]
@@ -175,16 +175,20 @@ class Hlo:
             if file and not is_library(file):
                 return line
             first = first or ("" if is_in(file, _SHIM) else line)
-            # XLA prints parents one too high, so that none is 1.
+            # XLA prints parent ids plus one, with 1 for none.
             frame = min(row.get("parent_frame_id", 1), frame) - 1
         return first
 
     def turns(self, loop: Instruction, values: Values) -> list[list[Any]] | None:
-        """The counters at the start of each turn of a loop; None if they cannot be known.
+        """Return the integers in a loop's state at the start of each iteration.
 
         Args:
             loop: A ``while``.
-            values: What is known where it stands.
+            values: The values of the computation that contains it.
+
+        Returns:
+            One state per iteration, with unknown values as None; None if the number of iterations
+            is unknown.
         """
         known = _TRIPS.search(loop.tail)
         start = values.of(loop.operands[0])
@@ -204,7 +208,7 @@ class Hlo:
         return [[None]] * int(known[1]) if known else None
 
     def result(self, name: str, arguments: Sequence[Any]) -> Any:
-        """What a computation gives, as far as it is made of counters."""
+        """Evaluate a computation's integers; return its result, None where unknown."""
         if name not in self.computations:
             return None
         values = Values(self, self.computations[name], arguments)
@@ -212,7 +216,7 @@ class Hlo:
 
 
 class Values:
-    """The counters of one run of a computation: numbers, lists of them, None for the unknown."""
+    """The integers in one execution of a computation: ints, lists of them, None if unknown."""
 
     def __init__(self, hlo: Hlo, computation: Computation, arguments: Sequence[Any]) -> None:
         self._hlo, self._computation = hlo, computation
@@ -220,7 +224,7 @@ class Values:
         self._arguments = arguments
 
     def of(self, name: str) -> Any:
-        """The value of an instruction."""
+        """Return the value of an instruction."""
         if name not in self._known:
             one = self._computation.instructions.get(name)
             self._known[name] = None if one is None else self._computed(one)
@@ -292,7 +296,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 
 
 def _wrapped(value: Any, dtype: str) -> int:
-    """A number as so many bits hold it."""
+    """Wrap an integer to the width of ``dtype``."""
     if dtype == "pred":
         return int(bool(value))
     bits = int(re.sub(r"\D", "", dtype))
@@ -301,7 +305,7 @@ def _wrapped(value: Any, dtype: str) -> int:
 
 
 def _parsed(match: re.Match[str]) -> Instruction | None:
-    """``f32[2]{0} add(%a, %b), ...`` as its shape, its operation and what follows."""
+    """Parse ``f32[2]{0} add(%a, %b), ...``; return None if it is not an instruction."""
     rest = match["rest"]
     end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
     found = _OPCODE.match(rest[end:].lstrip())
@@ -315,7 +319,7 @@ def _parsed(match: re.Match[str]) -> Instruction | None:
 
 
 def shapes(text: str) -> tuple[Shape, ...]:
-    """All arrays that a text names."""
+    """Return the shapes of all arrays in a text."""
     return tuple(
         Shape(m["dtype"], tuple(int(n) for n in m["sizes"].split(",") if n), int(m["space"] or 0))
         for m in _SHAPE.finditer(text)
@@ -332,7 +336,7 @@ def _closing(text: str) -> int:
 
 
 def groups_of(tail: str) -> list[list[int]]:
-    """The groups of devices, from any of the ways in which XLA writes them."""
+    """Return the groups of devices of a collective, from any of XLA's notations."""
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", tail):
         return _listed(pairs[1])
     if listed := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", tail):
@@ -349,7 +353,7 @@ def groups_of(tail: str) -> list[list[int]]:
 
 
 def _of_mesh(found: re.Match[str]) -> list[list[int]]:
-    """Groups along some axes of a mesh, or along parts of axes: ``'b':(2)4``."""
+    """Return the groups along mesh axes, or along parts of axes: ``'b':(2)4``."""
     joined = re.findall(r"['\"]?([\w.]+)['\"]?(?::\((\d+)\)(\d+))?", found["joined"])
     sizes, inner = list[int](), list[int]()
     for name, size in re.findall(r"['\"]?([\w.]+)['\"]?=(\d+)", found["axes"]):
@@ -365,7 +369,7 @@ def _of_mesh(found: re.Match[str]) -> list[list[int]]:
 
 
 def _device_ids(text: str | None, count: int) -> Any:
-    """The devices of a mesh in its order: ``[2,4]T(1,0)``, a list, or the usual one."""
+    """Return the device ids of a mesh: from ``[2,4]T(1,0)``, from a list, or in order."""
     if text and (turned := re.fullmatch(r"\[([\d,]+)\]T\(([\d,]+)\)", text)):
         return np.arange(count).reshape(numbers(turned[1])).transpose(numbers(turned[2]))
     return np.asarray(numbers(text)) if text else np.arange(count)
@@ -376,5 +380,5 @@ def _listed(text: str) -> list[list[int]]:
 
 
 def numbers(text: str) -> list[int]:
-    """Whole numbers with commas between them."""
+    """Parse comma-separated integers."""
     return [int(n) for n in text.split(",") if n]

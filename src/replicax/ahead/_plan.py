@@ -1,4 +1,4 @@
-"""Plan: a step and a global batch -> the devices that hold it, from the smallest to the fastest."""
+"""A search for the devices on which a step with a given global batch fits, and how fast it is."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Candidate:
     """One way to run a step.
 
     Attributes:
-        report: What the compiler says of it.
-        policy: Whether each replica holds all of each variable or a part.
-        rows: The examples of one replica in a step.
-        price: Of one device for an hour; None if it is not known.
-        options: What the script was given to do it so.
+        report: The result of compiling it.
+        policy: Whether the replicas mirror or shard the variables.
+        rows: The batch size per replica.
+        price: The price of one device per hour; None if unknown.
+        options: The options with which the script was run.
     """
 
     report: PreflightReport
@@ -48,20 +48,20 @@ class Candidate:
     options: tuple[str, ...] = ()
 
     def priced(self, prices: Mapping[str, float]) -> Candidate:
-        """The same with the price of its kind of device."""
+        """Return a copy with the price of its kind of device."""
         kind = re.split("[:-]", self.report.topology)[0]
         return dataclasses.replace(self, price=prices.get(kind))
 
     @property
     def how(self) -> str:
-        """What is not seen from the devices, for people."""
+        """A description of everything but the devices, for display."""
         cores = f", {self.cores} logical devices" if self.cores > 1 else ""
         options = f", {' '.join(self.options)}" if self.options else ""
         return f"{self.policy}{cores}{options}"
 
     @property
     def cores(self) -> int:
-        """How many devices form a replica."""
+        """The number of devices per replica."""
         return self.report.num_devices // (self.report.num_replicas or self.report.num_devices)
 
     @property
@@ -71,24 +71,24 @@ class Candidate:
 
     @property
     def cost(self) -> float | None:
-        """Of a thousand steps at the estimated time."""
+        """The price of a thousand steps at the estimated time; None if unknown."""
         hours = 1000 * self.report.step_seconds / 3600
         return None if self.price is None else hours * self.report.num_devices * self.price
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was tried. Print it, or ask for `smallest` and `fastest`.
+    """The candidates that were tried. Print it, or use `smallest` and `fastest`.
 
     Attributes:
-        candidates: In the order in which they were tried.
+        candidates: The candidates, in the order in which they were tried.
     """
 
     candidates: tuple[Candidate, ...]
 
     @property
     def ranked(self) -> list[Candidate]:
-        """Those that work, fastest first, and then those that do not."""
+        """The candidates that work, fastest first, followed by the others."""
         return sorted(
             self.candidates,
             key=lambda c: (not c.works, c.report.step_seconds, c.report.num_devices),
@@ -96,21 +96,21 @@ class Plan:
 
     @property
     def smallest(self) -> Candidate | None:
-        """Of those that work, the one with the fewest devices; the faster of two."""
+        """The candidate that works with the fewest devices; among equals the fastest."""
         working = [c for c in self.candidates if c.works]
         order: Callable[[Candidate], Any] = lambda c: (c.report.num_devices, c.report.step_seconds)  # noqa: E731
         return min(working, key=order, default=None)
 
     @property
     def fastest(self) -> Candidate | None:
-        """Of those that work, the one with the shortest step; the smaller of two."""
+        """The candidate that works with the shortest step; among equals the smallest."""
         return next((c for c in self.ranked if c.works), None)
 
     def plot(self, path: str | Path) -> None:
-        """Draw the estimated time of a step over the number of devices, for each kind.
+        """Plot the estimated time of a step over the number of devices, for each kind.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            ImportError: If matplotlib is not installed.
         """
         figure_module, agg = drawing()
         figure = figure_module.Figure(figsize=(6, 4), layout="constrained")
@@ -150,7 +150,7 @@ class Plan:
 
 
 def _row(c: Candidate) -> dict[str, str]:
-    """By column; a column that is empty everywhere is not shown."""
+    """Return the cells by column; columns that are empty in all rows are not shown."""
     r, seconds = c.report, c.report.step_seconds
     examples = c.rows * (r.num_replicas or 1) / seconds if seconds else 0
     return {
@@ -169,14 +169,14 @@ def _row(c: Candidate) -> dict[str, str]:
 
 
 def choices_of(varied: Sequence[str]) -> list[list[str]]:
-    """What to give a script, for all combinations of what is varied.
+    """Return the command-line arguments for all combinations of the varied options.
 
     Args:
-        varied: ``cores=1,8`` tries an option of the script with each value; ``remat`` tries one
-            that has no value, without it and with it.
+        varied: ``cores=1,8`` tries an option of the script with each value; ``remat`` tries a
+            flag without a value, off and on.
 
     Raises:
-        OptionError: One of them has no name, or no values.
+        OptionError: If one of them has no name, or no values.
 
     Example:
         >>> from replicax.ahead._plan import choices_of
@@ -200,13 +200,13 @@ def _choices(text: str) -> list[list[str]]:
 
 
 def sizes_of(kind: str, most: int) -> list[Target]:
-    """The usual slices or machines of a kind, from the smallest on."""
+    """Return the usual slices or GPU hosts of a kind, up to ``most`` devices, smallest first."""
     if kind not in GENERATIONS:
         return [t for t in (Target.parse(f"{kind}:{n}") for n in _GPUS) if t.num_devices <= most]
     cores = 1 if kind in ("v5e", "v6e") else 2
     found = []
     for name in (f"{kind}-{n * cores}" for n in _TPUS):
-        with suppress(PlacementError):  # some generations have no slice of one or of two machines
+        with suppress(PlacementError):  # some generations have no slice of one or two hosts
             found.append(Target.parse(name))
     return [target for target in found if target.num_devices <= most]
 
@@ -214,14 +214,14 @@ def sizes_of(kind: str, most: int) -> list[Target]:
 def search(
     step: Step, kinds: Sequence[str], global_batch: int, most: int, how: Compiling | None = None
 ) -> Iterator[Candidate]:
-    """Try the sizes of each kind, with variables mirrored and sharded.
+    """Yield candidates for the sizes of each kind, with variables mirrored and sharded.
 
     Args:
-        step: What to run; each replica's rows are its share of the global batch.
-        kinds: Such as ``v5e`` and ``h100``.
-        global_batch: The examples of one step.
-        most: The number of devices not to exceed.
-        how: How to compile.
+        step: The step; the global batch is divided among the replicas.
+        kinds: Kinds of devices such as ``v5e`` and ``h100``.
+        global_batch: The number of examples per step.
+        most: The maximum number of devices.
+        how: The compiler options.
     """
     cores = step.cores()
     for kind in kinds:
@@ -237,10 +237,10 @@ def search(
 
 
 def prices_of(path: str) -> dict[str, float]:
-    """What a device costs for an hour, by its kind, from a JSON file; none without one.
+    """Return the hourly price of a device by kind, from a JSON file; {} without a file.
 
     Raises:
-        OptionError: The file holds something else.
+        OptionError: If the file is malformed.
     """
     try:
         read = json.loads(Path(path).read_text()) if path else {}

@@ -1,4 +1,4 @@
-"""preflight: compile a step for devices that are not here, with the real compiler."""
+"""Preflight: compile a step for absent devices with the actual compiler, and report on it."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ def preflight(
 ) -> PreflightReport:
     """Compile a step for a TPU slice, on a machine without TPUs.
 
-    The step is your own: it uses a strategy, which may run on virtual CPU devices here. It is
-    traced as if that strategy had as many replicas as fill the slice, each with the batch and the
-    number of logical devices that it has here, and compiled by the TPU compiler itself
-    (``pip install 'replicax[preflight]'``), in a process of its own. Nothing is run.
+    The step is your own function: it uses a strategy, which may run on virtual CPU devices here. It
+    is traced as if the strategy's replicas filled the slice, each with the batch and the number of
+    logical devices that it has here, and compiled by the TPU compiler itself
+    (``pip install 'replicax[preflight]'``), in a separate process. Nothing is executed.
 
     Args:
         step: A function that calls ``strategy.run``, plain or an `rx.function`.
-        args: Its arguments, as for a call here.
+        args: Its arguments, as for a call.
         topology: The slice: a generation and the chips along each axis.
         kwargs: Its keyword arguments.
 
     Returns:
-        Whether it compiles and fits, its memory, its collectives and an estimate of its time.
+        Whether it compiles and fits, its memory, its collectives, and an estimate of its time.
 
     Raises:
-        ImportError: The TPU compiler is not installed.
-        ValueError: There is no such slice, or replicas do not fill it.
-        TypeError: The step uses no strategy.
+        ImportError: If the TPU compiler is not installed.
+        ValueError: If there is no such slice, or replicas do not fill it.
+        TypeError: If the step uses no strategy.
 
     Example:
         >>> strategy = rx.distribute.TPUStrategy()
@@ -85,7 +85,7 @@ def preflight_sweep(
         kwargs: Its keyword arguments.
 
     Returns:
-        The reports, as a table, as JSON and as a plot.
+        The reports, which print as a table, and convert to JSON or a plot.
 
     Example:
         >>> sweep = rx.tpu.preflight_sweep(step, (batch,), ["v5e:2x4"])  # doctest: +SKIP
@@ -104,7 +104,7 @@ def compile_steps(
     how: Compiling | None = None,
     variation: Variation = AS_HERE,
 ) -> Iterator[PreflightReport]:
-    """Compile a call for several, as many at a time as cores and memory allow; each when done."""
+    """Compile a call for several targets in parallel; yield the reports in order."""
     traced = [trace(step, target, variation) for target in targets]
     compiled = partial(_compiled, how=how or Compiling())
     with ThreadPoolExecutor(_at_a_time()) as pool:
@@ -112,7 +112,7 @@ def compile_steps(
 
 
 def _at_a_time() -> int:
-    """How many compilers may run side by side: one for each core, and for each 8 GiB."""
+    """Return how many compilers may run in parallel: one per core and per 8 GiB of free memory."""
     try:
         free = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
     except OSError:
@@ -122,10 +122,10 @@ def _at_a_time() -> int:
 
 
 def require_compiler(platform: str = "tpu") -> None:
-    """Refuse to go on without the compiler.
+    """Raise if the compiler for ``platform`` is missing.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: If it is not installed.
     """
     compiler = _COMPILERS[platform]
     missing = [n for n in compiler.modules if not _is_installed(n)]
@@ -159,7 +159,7 @@ _COMPILERS = {
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # not even the package that would hold it
+    except ModuleNotFoundError:  # the parent package is missing too
         return False
 
 
@@ -186,7 +186,7 @@ def _reported(
     if is_full:
         used, limit = _amount(_USED, error), _amount(_LIMIT, error)
         memory, hbm = Memory(total=used or hbm + 1), limit or hbm
-    # What the TPU compiler made fits, as it refuses the rest; that for GPUs makes anything.
+    # The TPU compiler rejects programs that do not fit; the GPU compiler does not.
     fits = not is_full and (target.platform == "tpu" or memory.total <= hbm)
     near = target.limits.near if target.num_devices > target.limits.near else 0
     hlo = Hlo(text)
@@ -215,7 +215,7 @@ def _reported(
 
 
 def _traffic(facts: dict[str, Any], cost: Cost) -> float:
-    """Memory traffic as XLA estimates it, and what loops add to that."""
+    """Return XLA's estimate of the memory traffic, plus the further iterations of loops."""
     return (facts.get("bytes_accessed") or cost.bytes_once) + cost.bytes - cost.bytes_once
 
 
@@ -225,7 +225,7 @@ def _counted(notes: Mapping[str, int]) -> Iterator[str]:
 
 
 def unknown_links(target: Target) -> Iterator[str]:
-    """What is not known of the links of ``target``, in words."""
+    """Yield a note if the bandwidth between the slices of ``target`` is unknown."""
     limits = target.limits
     if target.num_devices > limits.near and not limits.far_bytes:
         yield (

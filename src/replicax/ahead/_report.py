@@ -1,9 +1,4 @@
-"""Reports: what the compiler said of a step on one slice or several, and what that means.
-
-Report: what the compiler said of a step on a slice, and what that means.
-
-Sweep: one step on several slices, as a table and as a plot.
-"""
+"""Preflight reports: `PreflightReport` for one step on one slice, `Sweep` for several slices."""
 
 from __future__ import annotations
 
@@ -31,10 +26,10 @@ class Memory:
 
     Attributes:
         arguments: Variables and inputs.
-        outputs: Results that do not take the place of an argument.
-        temporaries: What is kept between the operations of a step.
+        outputs: Results that do not share a buffer with an argument.
+        temporaries: Intermediate values.
         code: The program.
-        total: Their sum; if it does not fit, what the compiler said.
+        total: Their sum; if it does not fit, the compiler's figure.
 
     Example:
         >>> from replicax.ahead._report import Memory
@@ -51,31 +46,31 @@ class Memory:
 
 @dataclass(frozen=True)
 class PreflightReport:
-    """What a step takes on each device of a slice. Print it, or ask `to_json`.
+    """The resources that a step needs on each device of a slice. Print it, or use `to_json`.
 
     Attributes:
         step: The name of the function.
         topology: The slice, such as ``v5e:16x16``.
-        num_devices: How many devices it has.
-        num_replicas: How many replicas they form; 0 for a program without a strategy.
-        compiles: Whether the compiler made a program of the step.
-        fits: Whether that program fits into the memory of a device.
-        error: Why not, in the compiler's words.
-        memory: What one device holds.
-        hbm: What one device has.
-        collectives: What the devices send each other.
-        flops: Multiplications and additions of matrix products and convolutions, of one device in
-            one step, loops counted through.
-        bytes_accessed: What one device reads and writes in its memory in one step: XLA's estimate,
-            and what further turns of loops add to it.
-        compile_seconds: How long the compiler took.
-        operation_seconds: The operations one after the other, each at the roofline: the time of
-            its arithmetic or of its memory traffic, whichever is longer.
-        notes: What could not be counted, or was taken to be the worst.
-        limits: What a device can do in a second; by default, what is known of the name.
-        largest: The largest values of a device when its memory is fullest, with the lines that
-            make them: its arguments, and what a walk through the program finds.
-        by_line: The collectives once more, each with the line that it comes from.
+        num_devices: The number of devices.
+        num_replicas: The number of replicas; 0 for a program without a strategy.
+        compiles: Whether the step compiles.
+        fits: Whether the program fits into the memory of a device.
+        error: The compiler's error; empty if there is none.
+        memory: The memory that the step needs on a device.
+        hbm: The memory of a device.
+        collectives: The collectives of a step.
+        flops: Multiplications and additions of matmuls and convolutions on one device in one step,
+            including all iterations of loops.
+        bytes_accessed: Memory traffic of one device in one step: XLA's estimate, plus the further
+            iterations of loops.
+        compile_seconds: The time of the compilation.
+        operation_seconds: The sum of the operations at the roofline: for each, the time of its
+            arithmetic or of its memory traffic, whichever is longer.
+        notes: Caveats: costs that could not be counted, or were assumed to be the worst case.
+        limits: The peak rates of a device; by default, those of the named topology.
+        largest: The largest buffers of a device at its peak memory use, with their source lines:
+            arguments, and values found by a liveness analysis.
+        by_line: The collectives by source line.
         hlo: The optimized program as text; not part of the JSON.
 
     Example:
@@ -111,43 +106,43 @@ class PreflightReport:
 
     @property
     def chip(self) -> Limits:
-        """What a device can do in a second."""
+        """The peak rates of a device."""
         return self.limits or Target.parse(self.topology).limits
 
     @property
     def headroom(self) -> int:
-        """Bytes of a device that stay free; negative if the step does not fit."""
+        """The free memory of a device in bytes; negative if the step does not fit."""
         return self.hbm - self.memory.total
 
     @property
     def communication_bytes(self) -> float:
-        """What a device sends in one step."""
+        """The bytes that a device sends in one step."""
         return sum(c.wire_bytes for c in self.collectives)
 
     @property
     def compute_seconds(self) -> float:
-        """The time of the flops at the peak."""
+        """The time of the arithmetic at peak rate."""
         return self.flops / self.chip.flops
 
     @property
     def memory_seconds(self) -> float:
-        """The time of the memory traffic, that on the chip too, at full bandwidth."""
+        """The time of all memory traffic, including on-chip traffic, at full bandwidth."""
         return self.bytes_accessed / self.chip.hbm_bytes
 
     @property
     def communication_seconds(self) -> float:
-        """The time of the collectives with all links of a device in use."""
+        """The time of the collectives at full link bandwidth."""
         chip = self.chip
         return sum(chip.seconds(c.wire_bytes, c.group, c.hosts) for c in self.collectives)
 
     @property
     def step_seconds(self) -> float:
-        """At the roofline, with communication that nothing hides; few real steps reach it."""
+        """The roofline estimate without overlap of communication; few real steps reach it."""
         by_themselves = max(self.compute_seconds, self.memory_seconds)
         return (self.operation_seconds or by_themselves) + self.communication_seconds
 
     def to_json(self) -> str:
-        """All figures, with the formula of the estimate, as JSON text.
+        """Return all figures, with the formula of the estimate, as JSON text.
 
         Example:
             >>> import json
@@ -167,7 +162,7 @@ class PreflightReport:
 
     @classmethod
     def from_json(cls, text: str) -> PreflightReport:
-        """The report that `to_json` wrote.
+        """Parse the result of `to_json`.
 
         Example:
             >>> from replicax.ahead._report import Memory
@@ -194,7 +189,7 @@ class PreflightReport:
 
 
 def _tables() -> Any:
-    """The module that draws; it is loaded when asked for, as importing replicax loads no rich."""
+    """Import the module with the tables on first use, as `import replicax` must not load rich."""
     return importlib.import_module("replicax.ahead._tables")
 
 
@@ -204,10 +199,10 @@ _PARTS = {"arguments": "#1f5fa8", "outputs": "#5b9bd5", "temporaries": "#9dc3e6"
 
 @dataclass(frozen=True)
 class Sweep:
-    """Reports of one step on several slices. Print it, ask `to_json`, or `plot` it.
+    """Reports of one step on several slices. Print it, or use `to_json` or `plot`.
 
     Attributes:
-        reports: One for each slice.
+        reports: One report per slice.
 
     Example:
         >>> rx.tpu.Sweep(()).to_json()
@@ -217,12 +212,12 @@ class Sweep:
     reports: tuple[PreflightReport, ...]
 
     def to_json(self) -> str:
-        """All reports as JSON text."""
+        """Return all reports as JSON text."""
         return json.dumps([json.loads(report.to_json()) for report in self.reports], indent=2)
 
     @classmethod
     def from_json(cls, text: str) -> Sweep:
-        """The reports that `to_json` wrote; or the one that a report's own `to_json` did.
+        """Parse the result of `to_json`, of a sweep or of a single report.
 
         Example:
             >>> rx.tpu.Sweep.from_json("[]")
@@ -233,13 +228,13 @@ class Sweep:
         return cls(tuple(PreflightReport.from_json(json.dumps(row)) for row in rows))
 
     def plot(self, path: str | Path) -> None:
-        """Draw what fills the memory of a device, and what it sends, for each slice.
+        """Plot the memory of a device and the bytes it sends, for each slice.
 
         Args:
-            path: Where to; the ending chooses the kind: ``.png``, ``.svg``, ``.pdf``.
+            path: The file to write; its suffix chooses the format: ``.png``, ``.svg``, ``.pdf``.
 
         Raises:
-            ImportError: matplotlib is not installed.
+            ImportError: If matplotlib is not installed.
 
         Example:
             >>> sweep = rx.tpu.preflight_sweep(step, (batch,))  # doctest: +SKIP
@@ -267,10 +262,10 @@ class Sweep:
 
 
 def drawing() -> tuple[Any, Any]:
-    """Matplotlib's figures and what paints them.
+    """Return matplotlib's figure module and its Agg backend.
 
     Raises:
-        ImportError: It is not installed.
+        ImportError: If matplotlib is not installed.
     """
     try:
         return (
@@ -284,7 +279,7 @@ def drawing() -> tuple[Any, Any]:
 
 
 def _stack(axes: Any, labels: list[str], reports: list[PreflightReport]) -> None:
-    """What the memory of a device holds, part upon part, below what there is."""
+    """Plot the memory of a device as stacked bars, and its limit."""
     fullest = max((r.memory.total for r in reports), default=0)
     unit, size = _unit(fullest)
     base = [0.0] * len(reports)
@@ -293,20 +288,20 @@ def _stack(axes: Any, labels: list[str], reports: list[PreflightReport]) -> None
         axes.bar(labels, sizes, 0.6, bottom=base, label=part, color=colour)
         base = [a + b for a, b in zip(base, sizes, strict=True)]
     unknown = [max(0.0, r.memory.total / size - b) for r, b in zip(reports, base, strict=True)]
-    if max(unknown, default=0.0) > 1e-3 * fullest / size:  # refused, and only the total is said
+    if max(unknown, default=0.0) > 1e-3 * fullest / size:  # rejected: only the total is known
         axes.bar(labels, unknown, 0.6, bottom=base, label="does not fit", color=_RED)
     limits = [r.hbm for r in reports]
     if any(4 * r.memory.total > r.hbm for r in reports):
         there = [limit / size for limit in limits]
         axes.scatter(labels, there, marker="_", s=400, color=_GREY, label="there is")
         _finish(axes, unit, "memory of a device")
-    else:  # where they would dwarf all that there is to see
+    else:  # the limits would dwarf the bars
         least = show_bytes(min(limits, default=0))
         _finish(axes, unit, f"memory of a device, which has {least} or more")
 
 
 def _unit(most: float) -> tuple[str, int]:
-    """In what to show amounts up to ``most``, and how many bytes that is."""
+    """Return a unit for amounts up to ``most``, and its size in bytes."""
     units = {"GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10}
     return next((pair for pair in units.items() if most >= pair[1]), ("bytes", 1))
 

@@ -1,4 +1,4 @@
-"""Script: a training program -> its training step, caught before it first runs."""
+"""Runs a training script until its training step is traced, and captures that step."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from replicax.functions._program import watched_by
 
 
 class ScriptError(Exception):
-    """The script failed; the text has its traceback."""
+    """The script failed; the message contains its traceback."""
 
 
 class NoStepError(TracingError):
-    """The script ended, and nothing that it traced was the step."""
+    """The script ended without tracing a training step."""
 
 
 class _Stop(BaseException):
-    """Ends the script once its step was caught; no ``except Exception`` holds it up."""
+    """Ends the script once its step was captured; a BaseException passes ``except Exception``."""
 
 
 def preflight_script(
     path: str, args: Sequence[str], function: str | None, use: Callable[[Step], Any]
 ) -> Any:
-    """Run a script until it has traced its training step, and give that to ``use``.
+    """Run a script until it has traced its training step; return ``use`` of that step.
 
     The training step is the first function that runs on a strategy's replicas and changes
-    variables; or the one with the given name, which may also be one that `jax.jit` compiles.
+    variables; or the one with the given name, which may also be compiled by `jax.jit`.
 
     Args:
         path: The script.
         args: Its command line.
-        function: The name of the step.
-        use: Called with the step, where the script would have run it. The script ends then.
+        function: The name of the step, or None.
+        use: Called with the step in place of the script's first call, after which the script
+            ends.
 
     Raises:
-        NoStepError: The script ended without such a function.
-        ScriptError: It failed.
+        NoStepError: If the script ended without such a function.
+        ScriptError: If the script failed.
     """
     results: list[Any] = []
     failures: list[Exception] = []
@@ -57,7 +58,7 @@ def preflight_script(
     def stop_at(step: Step) -> None:
         try:
             results.append(use(step))
-        except Exception as error:  # which is no failure of the script
+        except Exception as error:  # not a failure of the script: raise it outside
             failures.append(error)
         raise _Stop
 
@@ -83,11 +84,11 @@ def preflight_script(
 def _jit_watched(
     function: str | None, names: list[str], stop_at: Callable[[Step], None]
 ) -> Iterator[None]:
-    """See what a script gives to `jax.jit`, itself or by its libraries; take the one so named."""
+    """Patch `jax.jit` to record the names of its functions, and to capture ``function``."""
     original: Any = jax.jit
 
     def jit(*given: Any, **options: Any) -> Any:
-        if not given:  # a decorator that is still to be given its function
+        if not given:  # used as `@jax.jit(...)`: the function follows
             return functools.partial(jit, **options)
         made, name = original(*given, **options), getattr(given[0], "__name__", "")
         if str(getattr(given[0], "__module__", "")).startswith(("replicax.", "jax.")):
@@ -106,7 +107,7 @@ def _first_call(made: Any, stop_at: Callable[[Step], None]) -> Any:
     @functools.wraps(made)
     def call(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
-            return made(*args, **kwargs)  # a part of something larger
+            return made(*args, **kwargs)  # it is being traced as a part of another function
         return stop_at(Step.of(made, args, kwargs))
 
     return call
@@ -118,10 +119,10 @@ def run_script(path: str, args: Sequence[str], when: str = "") -> None:
     Args:
         path: The script.
         args: Its command line.
-        when: What to add in words if it fails.
+        when: A phrase to add to the error message if it fails.
 
     Raises:
-        ScriptError: It failed.
+        ScriptError: If it failed.
     """
     argv, first = sys.argv, sys.path[0]
     sys.argv, sys.path[0] = [path, *args], str(Path(path).resolve().parent)
@@ -137,7 +138,7 @@ def run_script(path: str, args: Sequence[str], when: str = "") -> None:
 
 
 def _told(path: str, error: Exception, when: str) -> str:
-    """The traceback of a script: its own lines, and where in a library it ended."""
+    """Return a message with the script's traceback: its own frames, and the innermost one."""
     told = traceback.TracebackException.from_exception(error)
     first = next((i for i, frame in enumerate(told.stack) if frame.filename == path), 0)
     frames = told.stack[first:]

@@ -1,8 +1,6 @@
-"""Reports held against limits, and as tables for people.
+"""Tables of preflight reports, and comparisons with limits and baselines.
 
-Reports and sweeps as tables for people.
-
-Gate: a report and what it may not exceed -> what is too much, by how much, and where.
+The comparisons yield an `Excess` for each figure that is too large, with its source lines.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from replicax.ahead._report import FORMULA, PreflightReport, Sweep
 
 
 def report_table(report: PreflightReport) -> Table:
-    """One report, a fact in each row."""
+    """Return a table of one report, with a row per fact."""
     table = Table(title=f"{report.step} on {report.topology}", show_header=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -33,7 +31,7 @@ def report_table(report: PreflightReport) -> Table:
 
 
 def sweep_table(sweep: Sweep) -> Table:
-    """Several reports, a slice in each row."""
+    """Return a table of several reports, with a row per slice."""
     name = sweep.reports[0].step if sweep.reports else "nothing"
     table = Table(title=f"{name} on several slices")
     for column in ("slice", "devices", "replicas", "memory", "fits", "sent", "step, roofline"):
@@ -109,7 +107,7 @@ def _sent(c: Collective) -> str:
 
 
 def _short(source: str) -> str:
-    """The last two parts of a path."""
+    """Return the last two parts of a path."""
     return "/".join(source.rsplit("/", 2)[-2:])
 
 
@@ -120,20 +118,20 @@ def _described(c: Collective) -> str:
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 _AMOUNT = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[KMGT]?)(i?B)?|(?P<percent>\d+(\.\d+)?)%")
-_TOLERANCE = 0.01  # of memory and time that may be there by chance
+_TOLERANCE = 0.01  # relative noise of memory and time
 
 
 @dataclass(frozen=True)
 class Excess:
-    """Something that is larger than it may be.
+    """A figure that is larger than its limit.
 
     Attributes:
-        topology: On which devices.
-        figure: What it is.
-        before: What it may be, or was.
-        now: What it is now.
-        shown: Both, for people.
-        where: What has become larger, with its line.
+        topology: The devices.
+        figure: The name of the figure.
+        before: The limit, or the value in the baseline.
+        now: The current value.
+        shown: Both values, for display.
+        where: The values or collectives that contribute most or have grown, with source lines.
     """
 
     topology: str
@@ -145,10 +143,10 @@ class Excess:
 
 
 def limit_of(text: str, hbm: int) -> float:
-    """How many bytes a text such as ``12GiB`` or ``80%`` means.
+    """Parse an amount of memory such as ``12GiB`` or ``80%``, relative to ``hbm``, into bytes.
 
     Raises:
-        OptionError: It means none.
+        OptionError: If the text is not an amount.
 
     Example:
         >>> from replicax.ahead._tables import limit_of
@@ -164,7 +162,7 @@ def limit_of(text: str, hbm: int) -> float:
 
 
 def above(reports: Sequence[PreflightReport], limit: str) -> Iterator[Excess]:
-    """Reports that take more memory than ``limit``."""
+    """Yield an excess for each report that takes more memory than ``limit``."""
     for report in reports:
         most, total = limit_of(limit, report.hbm), report.memory.total
         if total > most:
@@ -174,7 +172,7 @@ def above(reports: Sequence[PreflightReport], limit: str) -> Iterator[Excess]:
 
 
 def grown(before: Sequence[PreflightReport], now: Sequence[PreflightReport]) -> Iterator[Excess]:
-    """What is larger in ``now`` than it was for the same devices."""
+    """Yield an excess for each figure that is larger than in the baseline for the same devices."""
     known = {report.topology: report for report in before}
     for report in now:
         old = known.get(report.topology)
@@ -208,7 +206,7 @@ def _percent(a: float, b: float) -> str:
 
 
 def _larger(old: PreflightReport, new: PreflightReport, figure: str) -> Iterator[str]:
-    """Values or collectives that are new, or larger than before."""
+    """Yield descriptions of the values or collectives that are new, or larger than before."""
     if figure == "memory":
         had = {(b.what, b.source): b.bytes for b in old.largest}
         for b in new.largest:

@@ -1,21 +1,21 @@
-"""Targets: the name of a slice or of GPU machines -> what the compiler needs, and the limits.
+"""Target devices: parsing their names, with the compiler's description and performance limits.
 
-Where the figures of GPUs come from; links are one direction, half of what is published:
+Sources of the GPU figures; links are one direction, half of the published bandwidth:
 
-* Memory, its bandwidth, cores, caches and clocks: what the devices report, as XLA keeps it in
+* Memory, its bandwidth, cores, caches and clocks: as the devices report them, recorded in XLA's
   ``xla/backends/gpu/target_config/specs`` (a100_sxm_80, h100_sxm, h200, b200). A datasheet's
-  "80 GB" is less than that, its 8 TB/s of b200 are more. Of l4, which is not there: 22,565 MiB and
-  58 cores as programs print them, the rest from its datasheet.
+  "80 GB" is less than that, and its 8 TB/s for b200 is more. l4 is not included there: 22,565 MiB
+  and 58 cores as programs print them, the rest from its datasheet.
 * Flops, bfloat16 without sparsity: the datasheets of A100 (312), H100 and H200 (989, half of 1,979
-  with sparsity), DGX B200 (a quarter of 72 petaflops of FP8 with sparsity, by eight) and L4 (half
-  of 242), as pages quote them; the datasheets themselves were not to be had.
+  with sparsity), DGX B200 (a quarter of 72 petaflops of FP8 with sparsity, divided by eight) and L4
+  (half of 242), as quoted by other pages; the datasheets themselves were not available.
 * Links: NVLink of A100 600, H100 and H200 900 GB/s; DGX B200 14.4 TB/s for eight
-  (docs.nvidia.com/dgx/dgxb200-user-guide); L4 PCIe of the fourth generation with 16 lanes.
-* Networks: an adapter for each GPU, of 200 Gb/s in DGX A100, of 400 Gb/s in DGX H100, H200
-  (docs.nvidia.com/dgx-basepod) and B200; L4 a g2-standard-96 with 100 Gb/s for eight
+  (docs.nvidia.com/dgx/dgxb200-user-guide); L4 PCIe 4.0 with 16 lanes.
+* Networks: one adapter per GPU, with 200 Gb/s in DGX A100, and 400 Gb/s in DGX H100, H200
+  (docs.nvidia.com/dgx-basepod) and B200; for L4 a g2-standard-96 with 100 Gb/s for eight
   (cloud.google.com/compute/docs/gpus/gpu-network-bandwidth).
 
-Registers and threads are those of the CUDA programming guide's table of compute capabilities.
+Registers and threads are from the CUDA programming guide's table of compute capabilities.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 
 @dataclass(frozen=True)
 class Limits:
-    """What one device can do in a second.
+    """The peak rates of one device, per second.
 
     Attributes:
         flops: Operations on bfloat16.
-        hbm_bytes: What it reads from its memory.
-        link_bytes: What it sends to others of its machine; for TPUs, of its slice.
-        far_bytes: What one machine, or slice, sends to others; 0 if that is not known.
-        near: How many devices a machine or slice has.
+        hbm_bytes: Memory bandwidth in bytes.
+        link_bytes: Bandwidth to other devices of its host, or for TPUs of its slice.
+        far_bytes: Bandwidth from one host, or slice, to others; 0 if unknown.
+        near: The number of devices per host or slice.
 
     Example:
         >>> from replicax.ahead._targets import Limits
@@ -72,28 +72,28 @@ class Limits:
     near: int = 0
 
     def seconds(self, sent: float, group: int, hosts: int) -> float:
-        """How long a device takes to send so much to a group of devices on so many machines."""
+        """Return the time for a device to send ``sent`` bytes to a group on ``hosts`` hosts."""
         near = sent / self.link_bytes
         if hosts == 1 or not self.far_bytes:
             return near
-        # The members of a group that one machine holds share its network with the other groups'.
+        # All groups that have members on a host share its network.
         share = self.far_bytes * (group / hosts) / self.near
         return max(near, sent / share)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Devices to compile for, none of which is here.
+    """Devices to compile for, which this machine does not have.
 
     Attributes:
-        name: As it was given.
+        name: The name, as given.
         platform: ``tpu`` or ``cuda``.
         kind: The name of the chip.
-        num_devices: How many there are.
-        hbm: Memory of a device that a program may use, in bytes.
-        limits: What a device can do in a second.
-        request: What JAX's description of the topology takes.
-        mesh_shape: Chips along x, y and z, and devices on each chip; none for GPUs.
+        num_devices: The number of devices.
+        hbm: Memory of a device that is available to a program, in bytes.
+        limits: The peak rates of a device.
+        request: The arguments of `jax.experimental.topologies.get_topology_desc`.
+        mesh_shape: Chips along x, y and z, and devices per chip; empty for GPUs.
     """
 
     name: str
@@ -107,10 +107,10 @@ class Target:
 
     @classmethod
     def parse(cls, name: str) -> Target:
-        """The devices called ``name``.
+        """Parse the name of a slice or of GPU hosts.
 
         Raises:
-            PlacementError: There are none; the message lists those that there are.
+            PlacementError: If there is no such target; the message lists the known ones.
 
         Example:
             >>> from replicax.ahead._targets import Target
@@ -138,7 +138,7 @@ def _parsed(name: str) -> Target:
 
 
 def _meant(name: str) -> str:
-    """A name that there is, and that is nearly this one; in words, or nothing."""
+    """Return a question that suggests the closest existing name; "" if there is none."""
     kind, *size = re.split("[:-]", name.lower())
     sizes = {k: "4x4" if len(GENERATIONS[k].host) == 2 else "4x4x4" for k in GENERATIONS}
     sizes |= dict.fromkeys(_GPUS, "8")
@@ -154,7 +154,7 @@ def _meant(name: str) -> str:
 class _Gpu:
     name: str
     memory: float
-    limits: tuple[float, float, float, float]  # flops, memory, links, the network of each GPU
+    limits: tuple[float, float, float, float]  # flops, memory, links, network per GPU
     config: str
 
 
@@ -164,7 +164,7 @@ def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
     request: dict[str, Any] = {"topology_name": shape.name}
     if chip.config:
         request["chip_config_name"] = chip.config
-    if max(shape.chips) == 1:  # libtpu takes a slice to be made of whole machines
+    if max(shape.chips) == 1:  # libtpu assumes that a slice consists of whole hosts
         request["chips_per_host_bounds"] = (1, 1, 1)
     if count > 1:
         request["num_slices"] = count
@@ -175,7 +175,7 @@ def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
 
 
 def _spelled(name: str) -> str:
-    """``v5p-128`` as ``v5p:4x4x4``: TensorCores, two to a chip, or chips where a chip has one."""
+    """Convert ``v5p-128`` to ``v5p:4x4x4``: it counts TensorCores, of which most chips have two."""
     match = _CORES.fullmatch(name.replace("v5litepod", "v5e"))
     chip = GENERATIONS.get(match["kind"]) if match else None
     if match is None or chip is None:
@@ -197,7 +197,7 @@ def _spelled(name: str) -> str:
 
 def _of_gpus(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
     flops, memory, links, network = gpu.limits
-    # As much as JAX takes of a GPU's memory when it starts, unless it is told otherwise.
+    # The fraction of a GPU's memory that JAX preallocates, unless configured otherwise.
     usable = gpu.memory * float(os.environ.get(_FRACTION) or 0.75)
     far = network * each if hosts > 1 else 0.0
     request = {"target_config": gpu.config, "topology": f"1x{hosts}x{each}"}
@@ -210,7 +210,7 @@ def _gpu(name: str) -> _Gpu | None:
 
 
 def _own(path: Path) -> _Gpu:
-    """A description of one's own: see `docs/preflight.md`."""
+    """Read a user's description of a GPU; see `docs/preflight.md`."""
     needed = ("memory", "flops", "hbm_bytes", "link_bytes", "network_bytes", "target_config")
     try:
         facts = json.loads(path.read_text())
@@ -226,7 +226,7 @@ def _own(path: Path) -> _Gpu:
 
 
 def _config(description: str, capability: tuple[int, int], chip: dict[str, float]) -> str:
-    """XLA's GpuTargetConfig, as text."""
+    """Return XLA's GpuTargetConfig as text."""
     info = {
         "threads_per_block_limit": 1024,
         "threads_per_warp": 32,
@@ -306,9 +306,9 @@ _GPUS = {
 
 @contextmanager
 def declared_for(target: Topology, policy: str) -> Iterator[None]:
-    """Every variable as its declaration makes it for one replica, or for several.
+    """Redeclare every variable for one replica or for several, as ``target`` has them.
 
-    A script with one replica has ordinary variables, and the same script on a slice has not.
+    A script with one replica has ordinary variables, while on a slice it has distributed ones.
     """
     several = target.num_replicas > 1
     found = [(v, v.topology) for v in live_variables if v.whole is v]
@@ -334,12 +334,12 @@ def declared_for(target: Topology, policy: str) -> Iterator[None]:
 
 @contextmanager
 def moved_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
-    """Strategies, and all variables of theirs, on ``target``, which is not here.
+    """Pretend that all strategies and their variables are on ``target``, which has no devices.
 
     Args:
-        target: Where the step is to be traced for.
-        used: The cells that the step uses, for those that belong to no variable: values that it
-            closes over.
+        target: The topology for which the step is traced.
+        used: The cells that the step uses, including values that it closes over, which belong
+            to no variable.
     """
     cells = {id(c): c for c in (*used, *(v.cell for v in live_variables))}.values()
     placed = [(c, c.topology) for c in cells if c.topology is not None]

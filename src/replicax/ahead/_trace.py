@@ -1,4 +1,4 @@
-"""Trace: a step and its arguments, traced for a slice -> a serialized program and its mesh."""
+"""Tracing of a step for a target slice, into a serialized program and its mesh."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ Places = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Traced:
-    """A step that is lowered for a slice.
+    """A step, lowered for a slice.
 
     Attributes:
-        name: Of the function.
-        program: As `jax.export` serializes it.
+        name: The name of the function.
+        program: The program, serialized by `jax.export`.
         axes: The names and sizes of the mesh axes.
-        donated: The numbers of the inputs that the program consumes.
-        places: The coordinates of the devices in the order of the mesh; empty for the usual order.
-        notes: What is not as the script has it.
-        num_replicas: How many replicas fill the slice; 0 for a program without a strategy.
-        names: What the inputs are called: by the variables, or by their place in the arguments.
+        donated: The indices of the donated inputs.
+        places: The coordinates of the devices in mesh order; empty for the default order.
+        notes: Differences from the script.
+        num_replicas: The number of replicas that fill the slice; 0 without a strategy.
+        names: The names of the inputs: of variables, or positions of arguments.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Traced:
 
 @dataclass(frozen=True)
 class Step:
-    """A function and the arguments of a call of it."""
+    """A function, and the arguments of one call."""
 
     function: Callable[..., Any]
     arguments: Arguments
@@ -76,7 +76,7 @@ class Step:
     def of(
         cls, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Step:
-        """The call ``function(*args, **kwargs)``."""
+        """Return the step for the call ``function(*args, **kwargs)``."""
         if isinstance(function, Function | BoundFunction):
             function = function.python_function
         given = tuple(args), dict(kwargs)
@@ -85,13 +85,13 @@ class Step:
         return cls(function, take_apart(*filled), _SHORT if is_short else ())
 
     def cores(self) -> int:
-        """How many logical devices each replica of its strategy has."""
+        """Return the number of logical devices per replica of its strategy."""
         found = None if self.is_jitted else _found(self.function, self.arguments)[0]
         return 1 if found is None else found.cores
 
     @property
     def is_jitted(self) -> bool:
-        """Whether JAX compiles it, as it is."""
+        """Whether it is a `jax.jit` function."""
         return hasattr(self.function, "trace") and hasattr(self.function, "lower")
 
 
@@ -102,7 +102,7 @@ _SHORT = (
 
 
 def _filled(x: Any) -> Any:
-    """A short batch as the full one that it is the end of."""
+    """Return a full batch in place of a partial one."""
     if not is_ragged(x):
         return x
     most = max(x.form.values, key=np.size)
@@ -111,11 +111,11 @@ def _filled(x: Any) -> Any:
 
 @dataclass(frozen=True)
 class Variation:
-    """What is to be otherwise than in the script.
+    """Deviations from the script.
 
     Attributes:
-        rows: The rows of each replica's batch; 0 for as many as here.
-        policy: How variables are held, ``mirrored`` or ``sharded``; empty for as here.
+        rows: The batch size per replica; 0 for the script's.
+        policy: The variable policy, ``mirrored`` or ``sharded``; empty for the script's.
     """
 
     rows: int = 0
@@ -123,12 +123,12 @@ class Variation:
 
 
 AS_HERE = Variation()
-# How JAX refuses to write down what another version may not understand.
+# JAX refuses to export custom calls without a compatibility guarantee.
 _UNSURE, _CUSTOM = "no compatibility guarantees", re.compile(r"custom_call @([\w$.]+)")
 
 
 def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced:
-    """A call for a whole slice: as many replicas as fit, each with its batch."""
+    """Trace a call for a whole slice, with as many replicas as fit, each with its own batch."""
     found, used = (None, []) if step.is_jitted else _used(step.function, step.arguments, devices)
     if found is None:
         return _without_strategy(step, devices)
@@ -148,7 +148,7 @@ def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
-    """A program of JAX's alone, on the mesh that its arguments lie on, or on one device."""
+    """Trace a plain JAX program, on the mesh of its arguments or on one device."""
     args, kwargs = step.arguments.with_arrays(step.arguments.arrays)
     meshes = [m for x in jax.tree.leaves((args, kwargs)) if (m := _mesh_of(x)) is not None]
     if not step.is_jitted and not meshes:
@@ -173,7 +173,7 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
 
 
 def _donated(exported: export.Exported) -> tuple[int, ...]:
-    """The inputs that a program may consume, as its text marks them."""
+    """Return the indices of donated inputs, from the attributes in the module's text."""
     head = re.search(r"func\.func public @main\((.*?)\) ->", exported.mlir_module(), re.DOTALL)
     given = re.split(r"%arg\d+: ", head[1])[1:] if head else []
     marks = [i for i, x in enumerate(given) if "aliasing_output" in x or "buffer_donor" in x]
@@ -184,7 +184,7 @@ _ALONE = ("no strategy and no mesh: one device computes everything, the others n
 
 
 def _alone(step: Step, devices: Target) -> Traced:
-    """A function without a strategy, with the variables that it reads and changes."""
+    """Trace a function without a strategy, including the variables that it reads and changes."""
     level, avals = TraceLevel(in_replica=False), [_aval(x) for x in step.arguments.arrays]
     lifted, outputs = _lifted(step.function, step.arguments, avals, level)
     program = Program(lifted, level, outputs, _name(step.function))
@@ -207,7 +207,7 @@ def _mesh_of(x: Any) -> Any:
 
 
 def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
-    """Where the devices of the mesh lie, as the strategy's device assignment has it."""
+    """Return the coordinates of the mesh's devices under the strategy's device assignment."""
     if found.assignment is None or not devices.mesh_shape:
         return (), ()
     assignment = _laid_over(found.assignment, devices.mesh_shape)
@@ -221,11 +221,11 @@ def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
 
 
 def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment | None:
-    """An assignment on a slice of another shape, filled; None if its replicas do not fill it."""
+    """Return the assignment for a slice of another shape; None if its replicas do not fill it."""
     size, cores = math.prod(mesh), old.num_cores_per_replica
     if mesh == tuple(old.topology.mesh_shape.tolist()):
         return old if old.num_replicas * cores == size else None
-    # The block that the first replica takes, and the steps between its cores.
+    # The bounding block of the first replica, and the strides between its cores.
     first = old.core_assignment[0] - old.core_assignment[0].min(axis=0)
     steps = [int(np.gcd.reduce(axis)) or 1 for axis in first.T]
     block = [int(axis.max()) // step + 1 for axis, step in zip(first.T, steps, strict=True)]
@@ -242,7 +242,7 @@ def _exported(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Ex
     try:
         with _device_of_kernels(devices):
             made = _with_kernels(lambda c: _made(jitted, devices.platform, c, args, kwargs))
-        # Flat, as the classes that a tree is made of need not be known where it is compiled.
+        # Use flat trees: the compiling process may not know the classes of the pytree nodes.
         ins = jax.tree.structure((tuple(range(len(made.in_avals))), {}))
         outs = jax.tree.structure(tuple(range(len(made.out_avals))))
         return dataclasses.replace(made, in_tree=ins, out_tree=outs)
@@ -258,7 +258,7 @@ def _exported(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Ex
 
 
 def _device_of_kernels(devices: Target) -> AbstractContextManager[Any]:
-    """Tell Pallas which GPU to lower its kernels for; from JAX 0.11 on it looks for a device."""
+    """Set the GPU for which Pallas lowers kernels; from JAX 0.11 on it looks for a device."""
     if devices.platform != "cuda" or not jax.sharding.get_abstract_mesh().empty:
         return nullcontext()
     kind = f"NVIDIA {devices.kind.upper()}"
@@ -271,7 +271,7 @@ def _made(jitted: Any, platform: str, checks: Sequence[Any], args: Any, kwargs: 
 
 
 def _with_kernels(make: Callable[[Sequence[Any]], export.Exported]) -> export.Exported:
-    """Let every custom call pass, as what is made here is compiled here, by the same versions."""
+    """Export with every custom call allowed: the program is compiled here, by the same versions."""
     known: set[str] = set()
     while True:
         try:
@@ -286,7 +286,7 @@ def _with_kernels(make: Callable[[Sequence[Any]], export.Exported]) -> export.Ex
 def _used(
     step: Callable[..., Any], arguments: Arguments, devices: Target
 ) -> tuple[Topology | None, list[Cell]]:
-    """What the step's strategy has here, None without one; and the cells that the step uses."""
+    """Return the topology of the step's strategy, or None, and the cells that the step uses."""
     found, cells = _found(step, arguments)
     if found is None:
         return None, cells
@@ -340,7 +340,7 @@ def _pairs(arguments: Arguments) -> list[tuple[Any, Any]]:
 
 
 def _array_leaves(arguments: Arguments) -> list[tuple[Any, Any]]:
-    """Each leaf that is an array, with the array that stands for it."""
+    """Return each leaf of the arguments that is an array, with the array that represents it."""
     leaves = [x for x, rebuild in _pairs(arguments) if rebuild is not None]
     return list(zip(leaves, arguments.arrays, strict=True))
 

@@ -17,10 +17,10 @@ from replicax.values._placement import is_traced
 
 _MOST_DRAWN, _MOST_COLUMNS = 40, 16
 # Internals of functions, strategies and datasets do not belong to a model.
-_INSIDES = tuple(
+_INTERNAL_PACKAGES = tuple(
     f"replicax.{name}" for name in ("function", "strategy", "input", "data", "topology", "context")
 )
-_ELSEWHERE = ("_trainable_variables", "_trainable_variables_indices")  # the model's
+_REPEATED = ("_trainable_variables", "_trainable_variables_indices")  # the model's
 _FULL, _PART, _OWN, _EMPTY = "#7da7d9", "#e0a458", "#8fbf8f", "#8882"
 _LEGEND = ((_FULL, "all of it"), (_PART, "a part"), (_OWN, "a value of its own"))
 
@@ -87,7 +87,7 @@ class Placement:
         for i, (colour, says) in enumerate(_LEGEND):
             drawing.rect(130.0 * i, bottom + high - 9, 10, 10, colour)
             drawing.text(130.0 * i + 15, bottom + high, says, soft=True)
-        for note in _left_out(len(self.placed), len(devices)):
+        for note in _omissions(len(self.placed), len(devices)):
             drawing.text(0, bottom + 2 * high, note, soft=True)
         return str(drawing)
 
@@ -103,10 +103,10 @@ class Placement:
             for one in self.placed
         ]
         sums = self.bytes_per_device
-        told = [f"{name} {show_bytes(size)}" for name, size in list(sums.items())[:8]]
+        sizes = [f"{name} {show_bytes(size)}" for name, size in list(sums.items())[:8]]
         more = [f"and {len(sums) - 8:,} devices more"] if len(sums) > 8 else []
         what = "variable" if len(rows) == 1 else "variables"
-        note = f"{len(rows):,} {what}; together: {', '.join([*told, *more]) or 'nothing'}"
+        note = f"{len(rows):,} {what}; together: {', '.join([*sizes, *more]) or 'nothing'}"
         columns = ("variable", "shape", "dtype", "layout", ">bytes per device")
         return Sheet("Placement", (), columns, tuple(rows), (note,))
 
@@ -147,47 +147,47 @@ def placement(obj: Any) -> Placement:
          kernel    (128, 64)  float32  in 2 parts, one on each replica            16 KiB
         2 variables; together: CPU:0 16.25 KiB, CPU:1 16.25 KiB
     """
-    return Placement(tuple(_found(obj)))
+    return Placement(tuple(_walk(obj)))
 
 
-def _found(root: Any) -> Iterator[Placed]:
+def _walk(root: Any) -> Iterator[Placed]:
     """Yield everything on devices that is reachable from ``root``, breadth first."""
     seen, waiting = {id(root)}, deque([("", root)])
     while waiting:
-        way, x = waiting.popleft()
-        if (known := _placed(way, x)) is not None:
+        path, x = waiting.popleft()
+        if (known := _placed(path, x)) is not None:
             yield from known
             continue
         for name, part in parts_of(x).items():
-            if id(part) in seen or name in _ELSEWHERE or _is_inside(part):
+            if id(part) in seen or name in _REPEATED or _is_internal(part):
                 continue
             seen.add(id(part))
-            waiting.append((f"{way}/{name}".lstrip("/"), part))
+            waiting.append((f"{path}/{name}".lstrip("/"), part))
 
 
-def _is_inside(x: Any) -> bool:
-    return type(x).__module__.startswith(_INSIDES)
+def _is_internal(x: Any) -> bool:
+    return type(x).__module__.startswith(_INTERNAL_PACKAGES)
 
 
-def _placed(way: str, x: Any) -> list[Placed] | None:
+def _placed(path: str, x: Any) -> list[Placed] | None:
     """Return the placement of ``x``; None if it is not on devices itself."""
     variable = variable_of(x)
     if variable is not None:
         own = getattr(x, "path", None) or variable.name.removesuffix(":0")
-        name = own if isinstance(own, str) and own not in _PLAIN_NAMES else way or own
+        name = own if isinstance(own, str) and own not in _DEFAULT_NAMES else path or own
         return [Placed.of_cell(variable.whole.cell, str(name))]
     if isinstance(x, Distributed):
         values = enumerate(x.values)
-        return [p for i, v in values for p in _placed(f"{way}/replica {i}".lstrip("/"), v) or ()]
+        return [p for i, v in values for p in _placed(f"{path}/replica {i}".lstrip("/"), v) or ()]
     if is_variable(x):  # a library's variable whose value no strategy manages
         x = x.get_value() if hasattr(type(x), "get_value") else getattr(x, "value", None)
-        return (_placed(way, x) or []) if isinstance(x, jax.Array) else []
+        return (_placed(path, x) or []) if isinstance(x, jax.Array) else []
     if isinstance(x, jax.Array):
-        return [] if is_traced(x) else [Placed.of_array(x, way or "array")]
+        return [] if is_traced(x) else [Placed.of_array(x, path or "array")]
     return None
 
 
-_PLAIN_NAMES = ("Variable", "Param", "BatchStat", "OptState", "OptVariable", "OptArray", "Cache")
+_DEFAULT_NAMES = ("Variable", "Param", "BatchStat", "OptState", "OptVariable", "OptArray", "Cache")
 
 
 def _draw_part(
@@ -205,7 +205,7 @@ def _draw_part(
     drawing.rect(x + width * begin, y, max(width * (end - begin), 1.0), height, colour, says=says)
 
 
-def _left_out(variables: int, devices: int) -> list[str]:
+def _omissions(variables: int, devices: int) -> list[str]:
     more = []
     if variables > _MOST_DRAWN:
         more.append(f"{variables - _MOST_DRAWN:,} variables")

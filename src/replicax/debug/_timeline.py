@@ -115,21 +115,21 @@ class Timeline:
             warnings.simplefilter("ignore", DeprecationWarning)
             known = list(events)
         operations, waits = _operations(known), [e for e in known if e.name == INPUT_MARK]
-        inputs = _joined((e.begin, e.end) for e in waits)
+        inputs = _merge((e.begin, e.end) for e in waits)
         spans: dict[str, dict[str, list[Span]]] = {}
         for device, kinds in sorted(operations.items()):
-            meets = _without(_joined(kinds["collective"]), _joined(kinds["compute"]))
-            busy = _joined(kinds["program"])
-            computes, alone = _without(busy, meets), _without(inputs, busy)
+            meets = _subtract(_merge(kinds["collective"]), _merge(kinds["compute"]))
+            busy = _merge(kinds["program"])
+            computes, alone = _subtract(busy, meets), _subtract(inputs, busy)
             spans[device] = {"compute": computes, "collective": meets, "input": alone}
         marks, unit = _marks(known, sorted(e.begin for e in waits))
         steps = [
             RecordedStep(
-                begin, end, {d: _shares(kinds, (begin, end)) for d, kinds in spans.items()}
+                begin, end, {d: _split_step(kinds, (begin, end)) for d, kinds in spans.items()}
             )
             for begin, end in itertools.pairwise(marks)
         ]
-        for device in [d for d in spans if not any(_worked(s.seconds[d]) for s in steps)]:
+        for device in [d for d in spans if not any(_is_busy(s.seconds[d]) for s in steps)]:
             del spans[device]
             for step in steps:
                 del step.seconds[device]
@@ -333,7 +333,7 @@ def _marks(events: list[Event], waits: list[float]) -> tuple[list[float], str]:
     return calls, f"A step goes from one call of the program {names[most]} to the next."
 
 
-def _joined(spans: Iterable[Span]) -> list[Span]:
+def _merge(spans: Iterable[Span]) -> list[Span]:
     """Merge overlapping and adjacent spans."""
     joined: list[Span] = []
     for begin, end in sorted(s for s in spans if s[0] < s[1]):
@@ -344,8 +344,8 @@ def _joined(spans: Iterable[Span]) -> list[Span]:
     return joined
 
 
-def _without(spans: list[Span], others: list[Span]) -> list[Span]:
-    """Return ``spans`` minus ``others``, both as from `_joined`."""
+def _subtract(spans: list[Span], others: list[Span]) -> list[Span]:
+    """Return ``spans`` minus ``others``, both as from `_merge`."""
     left, at = [], 0
     for begin, end in spans:
         while at < len(others) and others[at][1] <= begin:
@@ -361,7 +361,7 @@ def _without(spans: list[Span], others: list[Span]) -> list[Span]:
     return left
 
 
-def _shares(kinds: dict[str, list[Span]], step: Span) -> dict[str, float]:
+def _split_step(kinds: dict[str, list[Span]], step: Span) -> dict[str, float]:
     found = {}
     for kind, spans in kinds.items():
         first = max(0, bisect_left(spans, (step[0], 0.0)) - 1)
@@ -371,7 +371,7 @@ def _shares(kinds: dict[str, list[Span]], step: Span) -> dict[str, float]:
     return found
 
 
-def _worked(seconds: dict[str, float]) -> bool:
+def _is_busy(seconds: dict[str, float]) -> bool:
     return seconds["compute"] + seconds["collective"] > 0
 
 

@@ -195,24 +195,26 @@ def set_visible_devices(
         >>> rx.config.get_visible_devices("GPU")
         []
     """
-    kept = [devices] if isinstance(devices, PhysicalDevice) else list(devices)
+    visible = [devices] if isinstance(devices, PhysicalDevice) else list(devices)
     now = list_physical_devices(device_type)
-    for device in kept:
+    for device in visible:
         if device not in now:
             raise PlacementError(f"Unrecognized device: {device!r}. There are {now}.")
-    if len(kept) == len(now):
+    if len(visible) == len(now):
         return
     if backend_is_initialized():
         raise ScopeError(
-            f"Visible devices cannot be changed from {now} to {kept} after JAX has started. Call"
+            f"Visible devices cannot be changed from {now} to {visible} after JAX has started. Call"
             " `rx.config.set_visible_devices` at the top of the program."
         )
-    jax.config.update("jax_platforms", ",".join(_kept_platforms(kept, now)))
+    jax.config.update("jax_platforms", ",".join(_remaining_platforms(visible, now)))
 
 
-def _kept_platforms(kept: Sequence[PhysicalDevice], now: Sequence[PhysicalDevice]) -> list[str]:
-    hidden = {device.device_type for device in now} - {device.device_type for device in kept}
-    cut = [device for device in now if device not in kept and device.device_type not in hidden]
+def _remaining_platforms(
+    visible: Sequence[PhysicalDevice], now: Sequence[PhysicalDevice]
+) -> list[str]:
+    hidden = {device.device_type for device in now} - {device.device_type for device in visible}
+    cut = [device for device in now if device not in visible and device.device_type not in hidden]
     if cut or "CPU" in hidden:
         raise PlacementError(
             f"Cannot hide {', '.join(d.name for d in cut) or 'the CPU'}: JAX takes all devices of a"
@@ -224,7 +226,7 @@ def _kept_platforms(kept: Sequence[PhysicalDevice], now: Sequence[PhysicalDevice
     return [names[kind] for kind in sorted(left, reverse=True)]
 
 
-_soft = [True]
+_soft_placement = [True]
 
 
 def get_soft_device_placement() -> bool:
@@ -234,7 +236,7 @@ def get_soft_device_placement() -> bool:
         >>> rx.config.get_soft_device_placement()
         True
     """
-    return _soft[0]
+    return _soft_placement[0]
 
 
 def set_soft_device_placement(enabled: bool) -> None:  # noqa: FBT001 - TensorFlow's signature
@@ -243,7 +245,7 @@ def set_soft_device_placement(enabled: bool) -> None:  # noqa: FBT001 - TensorFl
     Example:
         >>> rx.config.set_soft_device_placement(True)
     """
-    _soft[0] = bool(enabled)
+    _soft_placement[0] = bool(enabled)
 
 
 def get_device_details(device: PhysicalDevice) -> dict[str, Any]:

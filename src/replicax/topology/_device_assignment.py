@@ -116,11 +116,11 @@ class DeviceAssignment:
             num_replicas, math.prod(slots), f"{list(shape)} in the mesh {list(mesh)}"
         )
         if topology.missing_devices.size:
-            cores = _in_task_order(topology, shape, stride, num_replicas)
+            cores = _task_order(topology, shape, stride, num_replicas)
             return DeviceAssignment(topology, cores)
         fills = num_replicas == math.prod(slots) and math.prod(stride) == 1
         if fills and shape[-1] == mesh[-1] and mode is not DeviceOrderMode.MESH:
-            return DeviceAssignment(topology, _in_rings(slots, shape))
+            return DeviceAssignment(topology, _ring_order(slots, shape))
         if mode is DeviceOrderMode.RING:
             raise PlacementError(
                 f"DeviceOrderMode.RING needs replicas that fill the mesh {list(mesh)} without"
@@ -128,7 +128,7 @@ class DeviceAssignment:
                 f" with computation_stride {list(stride)} do not."
                 " Use DeviceOrderMode.AUTO, which makes rings where they are possible."
             )
-        return DeviceAssignment(topology, _in_mesh_order(shape, stride, slots, num_replicas))
+        return DeviceAssignment(topology, _mesh_order(shape, stride, slots, num_replicas))
 
     @property
     def topology(self) -> TPUTopology:
@@ -312,7 +312,7 @@ def _check_num_replicas(num_replicas: object, room: int, what: str) -> None:
         )
 
 
-def _in_rings(slots: _Shape, shape: _Shape) -> list[list[_Shape]]:
+def _ring_order(slots: _Shape, shape: _Shape) -> list[list[_Shape]]:
     """Order the replicas in a ring over the mesh, and the chips of each in a ring over it."""
     chips = [(*chip, core) for chip in _ring(shape[:-1]) for core in range(shape[-1])]
     return [
@@ -347,7 +347,7 @@ def _loop(length: int, rows: int) -> list[tuple[int, int]]:
     return there + [(0, j) for j in range(rows - 1, 0, -1)]
 
 
-def _in_mesh_order(
+def _mesh_order(
     shape: _Shape, stride: _Shape, slots: _Shape, num_replicas: int
 ) -> list[list[_Shape]]:
     """Order the replicas core fastest, then x, y, z, within a nearly cubic part of the mesh."""
@@ -377,7 +377,7 @@ def _compact_grid(slots: _Shape, num_replicas: int) -> _Shape:
     return tuple(grid)
 
 
-def _in_task_order(
+def _task_order(
     topology: TPUTopology, shape: _Shape, stride: _Shape, num_replicas: int
 ) -> npt.NDArray[np.int32]:
     """Order the cores by task, regardless of their coordinates, for a slice with missing cores."""

@@ -28,7 +28,7 @@ _VIRTUAL_DEVICES = (
 )
 
 _simulated_tpus: list[jax.Device] = []
-_own_task: list[tuple[str, int]] = []
+_task_override: list[tuple[str, int]] = []
 _current_device: ContextVar[jax.Device | None] = ContextVar("replicax_device", default=None)
 
 
@@ -138,7 +138,7 @@ def simulate_tpus(devices: Sequence[jax.Device]) -> None:
 
 def name_task(job: str, task: int) -> None:
     """Use this process's task in the cluster in the names of its devices."""
-    _own_task[:] = [(job, task)]
+    _task_override[:] = [(job, task)]
     _canonical_name.cache_clear()
 
 
@@ -163,19 +163,19 @@ def resolve_all(devices: Sequence[str | jax.Device]) -> tuple[jax.Device, ...]:
         names = [f"{_kind(default_devices()[0])}:{i}" for i in range(devices)]
         raise PlacementError(
             f"devices must be a list of names, got the number {devices}. For that many write"
-            f" {names!r}. {_what_exists()}"
+            f" {names!r}. {_available()}"
         )
     resolved = tuple(map(resolve, devices))
     names = [_short_name(d) for d in resolved]
     if repeated := [name for name, times in Counter(names).items() if times > 1]:
         raise PlacementError(
-            f"Duplicate devices {', '.join(repeated)} in {_listed(devices)}. Each replica needs a"
-            f" device of its own: name every device once. {_what_exists()}"
+            f"Duplicate devices {', '.join(repeated)} in {_quoted(devices)}. Each replica needs a"
+            f" device of its own: name every device once. {_available()}"
         )
     if len(kinds := sorted({_kind(d) for d in resolved})) > 1:
         raise PlacementError(
-            f"Devices of different kinds ({' and '.join(kinds)}) in {_listed(devices)}. Replicas"
-            f" run one program on equal devices: keep those of one kind. {_what_exists()}"
+            f"Devices of different kinds ({' and '.join(kinds)}) in {_quoted(devices)}. Replicas"
+            f" run one program on equal devices: keep those of one kind. {_available()}"
         )
     return resolved
 
@@ -198,19 +198,19 @@ def resolve(device: str | jax.Device) -> jax.Device:
     if match is None:
         raise PlacementError(
             f"{device!r} is not a device name. Write for example 'CPU:0', '/gpu:1' or"
-            f" '/job:localhost/replica:0/task:0/device:GPU:0'. {_what_exists()}"
+            f" '/job:localhost/replica:0/task:0/device:GPU:0'. {_available()}"
         )
     job, task = (match["job"] or "localhost"), int(match["task"] or 0)
     own_job, own_task = _task_of(jax.process_index())
-    others = task != own_task or (job.lower() != own_job.lower() and bool(_own_task))
+    others = task != own_task or (job.lower() != own_job.lower() and bool(_task_override))
     if job.lower() != "localhost" and others:
         raise PlacementError(
             f"{device!r} belongs to task {task} of {job}, and this process is task {own_task} of"
-            f" {own_job}. A process names only its own devices. {_what_exists()}"
+            f" {own_job}. A process names only its own devices. {_available()}"
         )
     local, index = named_devices(match["kind"].upper()), int(match["index"] or 0)
     if index >= len(local):
-        raise PlacementError(f"There is no device {device!r}. {_what_exists()} {_VIRTUAL_DEVICES}")
+        raise PlacementError(f"There is no device {device!r}. {_available()} {_VIRTUAL_DEVICES}")
     return local[index]
 
 
@@ -238,7 +238,7 @@ def _require_local(device: jax.Device) -> jax.Device:
     if device.process_index != jax.process_index():
         raise PlacementError(
             f"{device} belongs to process {device.process_index}, and this is process"
-            f" {jax.process_index()}. A process names only its own devices. {_what_exists()}"
+            f" {jax.process_index()}. A process names only its own devices. {_available()}"
         )
     return device
 
@@ -260,8 +260,8 @@ def _canonical_name(device: jax.Device) -> str:
 
 
 def _task_of(process: int) -> tuple[str, int]:
-    if _own_task and process == jax.process_index():
-        return _own_task[0]
+    if _task_override and process == jax.process_index():
+        return _task_override[0]
     return ("localhost" if jax.process_count() == 1 else "worker"), process
 
 
@@ -275,11 +275,11 @@ def _kind(device: jax.Device) -> str:
     return "GPU" if platform in ("CUDA", "ROCM") else platform
 
 
-def _listed(devices: Sequence[str | jax.Device]) -> str:
+def _quoted(devices: Sequence[str | jax.Device]) -> str:
     return f"[{', '.join(map(repr, devices))}]"
 
 
-def _what_exists() -> str:
+def _available() -> str:
     """Return a sentence on the devices of this process, short even for hundreds of them."""
     ranges = []
     for kind in KINDS:

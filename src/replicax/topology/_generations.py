@@ -27,7 +27,7 @@ from replicax._errors import PlacementError
 
 _NAME = re.compile(r"(?P<generation>\w+):(?P<chips>[1-9]\d*(x[1-9]\d*)*)")
 _GIB = 1 << 30
-_BOTH = "megacore"  # the two cores of a chip form one device
+_MEGACORE = "megacore"  # the two cores of a chip form one device
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,13 @@ GENERATIONS = {
     for g in (
         Generation("v2", 2, (2, 2), (16, 16), 7.48, 45e12, 700e9, 248e9),
         Generation("v3", 2, (2, 2), (32, 32), 15.48, 123e12, 900e9, 328e9),
-        Generation("v4", 1, (2, 2, 1), (16, 16, 16), 30.75, 275e12, 1228e9, 300e9, 6.25e9, _BOTH),
+        Generation(
+            "v4", 1, (2, 2, 1), (16, 16, 16), 30.75, 275e12, 1228e9, 300e9, 6.25e9, _MEGACORE
+        ),
         Generation("v5e", 1, (2, 2), (16, 16), 15.75, 197e12, 819e9, 200e9, 3.125e9),
-        Generation("v5p", 1, (2, 2, 1), (16, 16, 24), 95.74, 459e12, 2765e9, 600e9, 6.25e9, _BOTH),
+        Generation(
+            "v5p", 1, (2, 2, 1), (16, 16, 24), 95.74, 459e12, 2765e9, 600e9, 6.25e9, _MEGACORE
+        ),
         Generation("v6e", 1, (2, 2), (16, 16), 31.25, 918e12, 1638e9, 400e9, 12.5e9),
         Generation("tpu7x", 2, (2, 2, 1), (16, 24, 24), 94.75, 2307e12, 7380e9, 600e9, 12.5e9),
     )
@@ -124,11 +128,11 @@ class SliceShape:
         if match is None or generation is None:
             raise PlacementError(
                 f"{name!r} is not the name of a TPU slice: a generation, a colon and the chips"
-                f" along each axis, such as 'v5e:4x4' or 'v4:2x2x2'. {_known()}"
+                f" along each axis, such as 'v5e:4x4' or 'v4:2x2x2'. {_list_generations()}"
             )
         chips = tuple(map(int, match["chips"].split("x")))
-        if problem := _problem(generation, chips):
-            raise PlacementError(f"There is no slice {name!r}: {problem}. {_known()}")
+        if problem := _validate(generation, chips):
+            raise PlacementError(f"There is no slice {name!r}: {problem}. {_list_generations()}")
         return cls(generation, chips)
 
     @property
@@ -148,7 +152,7 @@ class SliceShape:
         return x, y, z, self.generation.devices_per_chip
 
 
-def _problem(generation: Generation, chips: tuple[int, ...]) -> str:
+def _validate(generation: Generation, chips: tuple[int, ...]) -> str:
     rank = len(generation.largest)
     if len(chips) != rank:
         return f"{generation.name} has {rank} axes of chips, not {len(chips)}"
@@ -161,6 +165,6 @@ def _problem(generation: Generation, chips: tuple[int, ...]) -> str:
     return ""
 
 
-def _known() -> str:
+def _list_generations() -> str:
     largest = (f"{g.name}:{'x'.join(map(str, g.largest))}" for g in GENERATIONS.values())
     return f"The generations, each with its largest slice, are {', '.join(largest)}."

@@ -254,14 +254,14 @@ def _spec(topology: Topology, parts: Sequence[int]) -> PartitionSpec:
     free = dict(topology.logical_axes)
     entries: list[str | tuple[str, ...] | None] = []
     for count in parts:
-        chosen = tuple(_take_axis(free, prime) for prime in prime_factors(count))
+        chosen = tuple(_pop_axis(free, prime) for prime in prime_factors(count))
         entries.append(chosen if len(chosen) > 1 else chosen[0] if chosen else None)
     while entries and entries[-1] is None:
         entries.pop()
     return PartitionSpec(*entries)
 
 
-def _take_axis(free: dict[str, int], size: int) -> str:
+def _pop_axis(free: dict[str, int], size: int) -> str:
     name = next(axis for axis, s in free.items() if s == size)
     del free[name]
     return name
@@ -285,14 +285,14 @@ def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
         A context manager that yields a function. Call it with the results before the context ends,
         because a broken connection raises only when the results are waited for.
     """
-    return nullcontext(_as_it_is) if topology.is_whole else _gate(topology, what)
+    return nullcontext(_identity) if topology.is_whole else _collective(topology, what)
 
 
 @contextmanager
-def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
+def _collective(topology: Topology, what: str) -> Iterator[_Finish]:
     if topology.devices[0].platform != "cpu":
         with _group.required().collective(what):
-            yield _as_it_is  # accelerators run asynchronously; do not block on them
+            yield _identity  # accelerators run asynchronously; do not block on them
         return
     is_first = topology not in _connected
     quiet = filter_output(1, GLOO_GREETING) if is_first else nullcontext()
@@ -301,7 +301,7 @@ def _gate(topology: Topology, what: str) -> Iterator[_Finish]:
     _connected.add(topology)
 
 
-def _as_it_is(results: Any) -> Any:
+def _identity(results: Any) -> Any:
     return results
 
 
@@ -351,23 +351,23 @@ def sum_over_mesh(xs: list[Any], groups: list[list[int]] | None = None) -> list[
         xs: Arrays, or Python numbers, which are equal on all replicas and need no communication.
         groups: Groups of replicas that sum among themselves; all replicas by default.
     """
-    seen = [_seen(x) for x in xs]
-    sums: list[Any] = jax.lax.psum(seen, REPLICA_AXIS, axis_index_groups=groups)
+    operands = [_hide_constant(x) for x in xs]
+    sums: list[Any] = jax.lax.psum(operands, REPLICA_AXIS, axis_index_groups=groups)
     return sums
 
 
 def sum_of_gathered(x: jax.Array) -> jax.Array:
     """Return the sum over all replicas of an array: all-gather, then add locally."""
-    total: jax.Array = _sum_of_gathered(_seen(x))
+    total: jax.Array = _sum_of_gathered(_hide_constant(x))
     return total
 
 
-_AT_ONCE = 1 << 16  # bytes below which an all-to-all is faster than an all-gather
+_ALL_TO_ALL_LIMIT = 1 << 16  # bytes below which an all-to-all is faster than an all-gather
 
 
 @jax.custom_jvp
 def _sum_of_gathered(x: jax.Array) -> jax.Array:
-    if x.size * x.dtype.itemsize < _AT_ONCE:
+    if x.size * x.dtype.itemsize < _ALL_TO_ALL_LIMIT:
         # An all-to-all of copies sends them in parallel, while XLA's all-gather on CPUs is a ring.
         # In steps with larger gradients the all-to-all took longer.
         copies = jnp.broadcast_to(x, (jax.lax.axis_size(REPLICA_AXIS), *x.shape))
@@ -386,7 +386,7 @@ def _(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array,
     return _sum_of_gathered(*primals), jax.lax.psum(*tangents, REPLICA_AXIS)
 
 
-def _seen(x: Any) -> Any:
+def _hide_constant(x: Any) -> Any:
     # A captured array is a constant of this process's program, and may differ in other processes.
     # JAX would fold its psum into a multiplication by the number of replicas; the barrier hides it.
     is_constant = isinstance(x, jax.Array) and not isinstance(x, Tracer)

@@ -67,7 +67,7 @@ class Slice:
                 f" {self.topology}. Build it from what"
                 " rx.tpu.experimental.initialize_tpu_system(resolver) returned."
             )
-        at = dict(zip(_places(self.topology), self.devices, strict=True))
+        at = dict(zip(_core_coordinates(self.topology), self.devices, strict=True))
         cores = assignment.core_assignment.reshape(-1, 4).tolist()
         devices = tuple(at[tuple(core)] for core in cores)
         return Topology(devices, assignment.num_cores_per_replica, kind, assignment)
@@ -140,7 +140,7 @@ def _simulated() -> Slice:
         )
     chosen = cpus[:needed]
     tasks = len({d.process_index for d in chosen})
-    places = np.array(_counted(shape), dtype=np.int32).reshape(tasks, -1, 4)
+    places = np.array(_coordinates_in_id_order(shape), dtype=np.int32).reshape(tasks, -1, 4)
     topology = TPUTopology(mesh_shape=shape, device_coordinates=places)
     return Slice(topology, chosen, is_simulated=True)
 
@@ -153,12 +153,12 @@ def _default_mesh(devices: int) -> tuple[int, int, int, int]:
     return chips // y, y, 1, on_chip
 
 
-def _counted(shape: Sequence[int]) -> list[tuple[int, ...]]:
+def _coordinates_in_id_order(shape: Sequence[int]) -> list[tuple[int, ...]]:
     """Return all coordinates of a mesh in the order of TPU ids: core fastest, then x, y, z."""
     x, y, z, on_chip = shape
     order = itertools.product(range(z), range(y), range(x), range(on_chip))
     return [(i, j, k, core) for k, j, i, core in order]
 
 
-def _places(topology: TPUTopology) -> list[tuple[int, ...]]:
+def _core_coordinates(topology: TPUTopology) -> list[tuple[int, ...]]:
     return [tuple(core) for core in topology.device_coordinates.reshape(-1, 4).tolist()]

@@ -160,7 +160,7 @@ class TPUClusterResolver(ClusterResolver):
         """
         resolver = TPUClusterResolver(tpu, zone, project)
         if not resolver.is_local:
-            raise _not_here(tpu, zone, project)
+            raise _not_attached(tpu, zone, project)
         return resolver
 
     @property
@@ -364,19 +364,19 @@ def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> lis
     if tpu is None or tpu in ("", "local"):
         return []
     if isinstance(tpu, list | tuple):
-        return _remote_endpoints(_only(tpu), zone, project)
+        return _remote_endpoints(_single(tpu), zone, project)
     if not isinstance(tpu, str):
         raise ClusterTypeError(
             f"tpu is {show(tpu)}, a {type(tpu).__name__}; it must be text:"
             " '' or 'local' for the TPUs of this machine."
         )
     if not tpu.startswith(_PROTOCOL) or not tpu.removeprefix(_PROTOCOL):
-        raise _not_here(tpu, zone, project)
+        raise _not_attached(tpu, zone, project)
     hosts = [part.strip().removeprefix(_PROTOCOL) for part in tpu.split(",")]
     return [host if ":" in host else f"{host}:{_PORT}" for host in hosts]
 
 
-def _only(tpus: Sequence[object]) -> object:
+def _single(tpus: Sequence[object]) -> object:
     if len(tpus) == 1:
         return tpus[0]
     kind = NotImplementedError if tpus else ClusterError
@@ -386,7 +386,7 @@ def _only(tpus: Sequence[object]) -> object:
     )
 
 
-def _not_here(tpu: str | None, zone: str | None, project: str | None) -> ClusterError:
+def _not_attached(tpu: str | None, zone: str | None, project: str | None) -> ClusterError:
     place = "".join(f" in {word}" for word in (zone, project) if word)
     return ClusterError(
         f"The TPU {tpu!r}{place} is not attached to this machine. JAX drives TPUs from the machine"

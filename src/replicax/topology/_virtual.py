@@ -44,7 +44,7 @@ _POOL_VARIABLES = ("NPROC", "PJRT_NPROC")
 # Measured on 2 cores: 2 threads per device suffice and 1.5 deadlock, whatever else runs. A larger
 # pool costs time: a step of matmuls on 2 devices took 1.3 times as long with 16 threads as with 8.
 _THREADS_PER_DEVICE = 4
-_sharing: list[int] = [1]
+_processes_per_host: list[int] = [1]
 # The messages that an installed libtpu prints on a machine without TPUs.
 _ABSENT_TPU = re.compile(
     rb"could not determine TPU|before InitGoogle|Source Location Trace|libtpu_init_utils"
@@ -98,7 +98,7 @@ def share_cores(processes: int) -> None:
         processes: The number of workers on this machine. On 2 cores, 2 workers of one thread each
             took 0.92 of the time that 2 workers of two threads each took (benchmarks/workers.py).
     """
-    _sharing[:] = [processes]
+    _processes_per_host[:] = [processes]
 
 
 def requested_devices() -> int | None:
@@ -140,15 +140,15 @@ def _enough_threads() -> Iterator[None]:
 def _best_pool_size(devices: int) -> int:
     if devices > 1:
         return max(_pool_size(), threads_needed(devices))
-    return _asked_pool_size() or max(1, _cores() // _sharing[0])
+    return _configured_pool_size() or max(1, _cores() // _processes_per_host[0])
 
 
 def _pool_size() -> int:
     """Return the number of threads in XLA's pool for all CPU devices."""
-    return _asked_pool_size() or _cores()
+    return _configured_pool_size() or _cores()
 
 
-def _asked_pool_size() -> int | None:
+def _configured_pool_size() -> int | None:
     texts = [os.environ.get(name, "") for name in _POOL_VARIABLES]
     return next((int(text) for text in texts if text.isdigit()), None)
 
@@ -210,7 +210,7 @@ class SharedPrograms:
             turn = self._busy.setdefault(key, threading.Lock())
         try:
             with turn:  # among threads that need the same program, the first compiles it
-                return self._loaded(key, backend, devices, options) or self._kept(key, build())
+                return self._load(key, backend, devices, options) or self._store(key, build())
         finally:
             with self._lock:
                 self._busy.pop(key, None)
@@ -220,18 +220,18 @@ class SharedPrograms:
         if backend.platform != "cpu" or not is_whole or setting("jax_compilation_cache_dir"):
             return None
         try:
-            anywhere = copy.deepcopy(options)
-            anywhere.device_assignment = type(options.device_assignment).create(
+            placed = copy.deepcopy(options)
+            placed.device_assignment = type(options.device_assignment).create(
                 np.zeros((1, 1), np.int32)
             )
             text: str = module.operation.get_asm(enable_debug_info=False)
             if "callback" in text:  # the code refers to a Python object of this program
                 return None
-            return hashlib.sha256(anywhere.SerializeAsString() + text.encode()).digest()
+            return hashlib.sha256(placed.SerializeAsString() + text.encode()).digest()
         except (AttributeError, TypeError):  # pragma: no cover - a JAX that changed them
             return None
 
-    def _loaded(self, key: bytes, backend: Any, devices: Any, options: Any) -> Any:
+    def _load(self, key: bytes, backend: Any, devices: Any, options: Any) -> Any:
         program = self._programs.get(key)
         if program is None:
             return None
@@ -242,7 +242,7 @@ class SharedPrograms:
         self.loads += 1
         return loaded
 
-    def _kept(self, key: bytes, built: Any) -> Any:
+    def _store(self, key: bytes, built: Any) -> Any:
         with contextlib.suppress(Exception):  # a program that cannot be serialized is not cached
             program = built.serialize()
             with self._lock:
@@ -254,7 +254,7 @@ class SharedPrograms:
 
 
 @cache
-def _share() -> None:
+def _install_cache() -> None:
     # If JAX has moved its compiler function, every operation is compiled for every device.
     surround_compiler(SharedPrograms)
 
@@ -262,7 +262,7 @@ def _share() -> None:
 @contextmanager
 def sharing_programs() -> Iterator[None]:
     """Share the programs that this thread compiles for one virtual CPU device with the others."""
-    _share()
+    _install_cache()
     SharedPrograms.here.shares = True
     try:
         yield
