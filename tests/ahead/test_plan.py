@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
+from replicax.ahead._plan import (
+    Candidate,
+    Plan,
+    option_combinations,
+    read_prices,
+    search,
+    targets_of_kind,
+)
 from replicax.ahead._targets import Target
 from replicax.ahead._trace import Step, Variation, trace
 from tests.ahead.needs import needs_compiler
@@ -41,25 +48,25 @@ def test_a_price_gives_the_cost_of_a_thousand_steps():
 def test_prices_are_read_from_a_file(tmp_path):
     path = tmp_path / "prices.json"
     path.write_text('{"v5e": 1.2}')
-    assert prices_of(str(path)) == {"v5e": 1.2}
+    assert read_prices(str(path)) == {"v5e": 1.2}
     for wrong in ('["v5e"]', '{"v5e": 1.2'):
         path.write_text(wrong)
         with pytest.raises(ValueError, match="prices of an hour"):
-            prices_of(str(path))
+            read_prices(str(path))
 
 
 def test_what_a_script_offers_is_tried_in_all_combinations():
-    assert choices_of([]) == [[]]
-    assert choices_of(["cores=1,8", "keep"]) == [
+    assert option_combinations([]) == [[]]
+    assert option_combinations(["cores=1,8", "keep"]) == [
         ["--cores", "1"],
         ["--cores", "1", "--keep"],
         ["--cores", "8"],
         ["--cores", "8", "--keep"],
     ]
-    assert choices_of(["-c=2"]) == [["-c", "2"]]
+    assert option_combinations(["-c=2"]) == [["-c", "2"]]
     for wrong in ("cores=", "=8", ""):
         with pytest.raises(ValueError, match=r"cores=1,8.*and not"):
-            choices_of([wrong])
+            option_combinations([wrong])
 
 
 def test_the_table_shows_what_was_varied_and_only_that(tmp_path):
@@ -71,18 +78,23 @@ def test_the_table_shows_what_was_varied_and_only_that(tmp_path):
     varied = Plan((*plain.candidates, split))
     assert [c.header for c in varied.__rich__().columns][2:5] == ["logical", "variables", "options"]
     assert split.how == "mirrored, 4 logical devices, --cores 4"
-    assert split.priced({"v5e": 2.0}).price == 2.0
+    assert split.with_price({"v5e": 2.0}).price == 2.0
     pytest.importorskip("matplotlib", reason="a plot needs matplotlib")
     varied.plot(tmp_path / "plan.svg")
     assert "4 logical devices" in (tmp_path / "plan.svg").read_text()
 
 
 def test_a_kind_has_its_usual_sizes():
-    assert [t.num_devices for t in sizes_of("v5e", 16)] == [1, 4, 8, 16]
-    assert [t.num_devices for t in sizes_of("v5p", 16)] == [1, 4, 8, 16]
-    assert [t.name for t in sizes_of("h100", 8)] == ["h100:1x1", "h100:1x2", "h100:1x4", "h100:1x8"]
+    assert [t.num_devices for t in targets_of_kind("v5e", 16)] == [1, 4, 8, 16]
+    assert [t.num_devices for t in targets_of_kind("v5p", 16)] == [1, 4, 8, 16]
+    assert [t.name for t in targets_of_kind("h100", 8)] == [
+        "h100:1x1",
+        "h100:1x2",
+        "h100:1x4",
+        "h100:1x8",
+    ]
     with pytest.raises(ValueError, match="The generations"):
-        sizes_of("abacus", 8)
+        targets_of_kind("abacus", 8)
 
 
 def step_of(strategy):

@@ -1,6 +1,6 @@
 """Compilation of a traced program in a separate process.
 
-`ask` starts that process, or finds the result of an earlier one in a cache.
+`compile_program` starts that process, or finds the result of an earlier one in a cache.
 ``python -m replicax.ahead._compiler FOLDER`` reads ``request.json`` and ``program.bin`` in the
 folder, and writes ``result.json`` and, if the program compiles, the optimized HLO as ``hlo.txt``.
 The process is separate because libtpu takes over its process: it reads the environment of TPU
@@ -78,10 +78,10 @@ class Compiling:
             )
         # Some options accept "true" and "false", others only booleans.
         values: dict[str, str | bool] = {"": True, "true": True, "false": False}
-        told = {name: values.get(value.lower(), value) for name, _, value in pairs}
-        return cls(told, executable, cache)
+        key = {name: values.get(value.lower(), value) for name, _, value in pairs}
+        return cls(key, executable, cache)
 
-    def refuse(self, error: str) -> None:
+    def check_error(self, error: str) -> None:
         """Raise if the compiler's error is about one of the flags.
 
         Raises:
@@ -98,7 +98,9 @@ class Compiling:
             )
 
 
-def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[str, Any], str]:
+def compile_program(
+    request: dict[str, Any], program: bytes, how: Compiling
+) -> tuple[dict[str, Any], str]:
     """Compile a program, or read the result from the cache.
 
     Returns:
@@ -107,7 +109,7 @@ def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[s
     path = os.path.abspath(how.executable) if how.executable else ""
     request = request | {"flags": dict(how.xla_flags), "executable": path}
     with tempfile.TemporaryDirectory(prefix="replicax-preflight-") as name:
-        folder = _kept(request, program, how) or Path(name)
+        folder = _cache_folder(request, program, how) or Path(name)
         if not (folder / "result.json").exists() or path:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "request.json").write_text(json.dumps(request))
@@ -119,11 +121,11 @@ def ask(request: dict[str, Any], program: bytes, how: Compiling) -> tuple[dict[s
         return facts, "" if "error" in facts else (folder / "hlo.txt").read_text()
 
 
-def _kept(request: dict[str, Any], program: bytes, how: Compiling) -> Path | None:
+def _cache_folder(request: dict[str, Any], program: bytes, how: Compiling) -> Path | None:
     if not how.cache:
         return None
-    told = json.dumps([request, jax.__version__, _version("libtpu"), _version("jax-cuda12-pjrt")])
-    return Path(how.cache) / hashlib.sha256(told.encode() + program).hexdigest()[:32]
+    key = json.dumps([request, jax.__version__, _version("libtpu"), _version("jax-cuda12-pjrt")])
+    return Path(how.cache) / hashlib.sha256(key.encode() + program).hexdigest()[:32]
 
 
 def _version(package: str) -> str:
@@ -177,7 +179,7 @@ def main(folder: Path) -> None:
     try:
         devices = _devices(request)
         limit = _limit(devices) if request["platform"] == "tpu" else 0.0
-        compiled = _compiled(request, devices, (folder / "program.bin").read_bytes())
+        compiled = _compile(request, devices, (folder / "program.bin").read_bytes())
         if request["executable"]:
             _save(compiled, request["executable"])
     except Exception as error:
@@ -211,7 +213,7 @@ def _limit(devices: np.ndarray) -> float:
     return 0.0
 
 
-def _compiled(request: dict[str, Any], devices: np.ndarray, program: bytes) -> Any:
+def _compile(request: dict[str, Any], devices: np.ndarray, program: bytes) -> Any:
     sizes, names = tuple(request["axes"].values()), tuple(request["axes"])
     mesh = Mesh(devices[: math.prod(sizes)].reshape(sizes), names)
     exported = export.deserialize(bytearray(program))
@@ -234,8 +236,8 @@ def _compiled(request: dict[str, Any], devices: np.ndarray, program: bytes) -> A
         donate_argnums=tuple(request["donated"]),
     )
     # Autotuning needs a GPU to run kernels on.
-    alone = {"xla_gpu_autotune_level": "0"} if request["platform"] == "cuda" else {}
-    return jitted.lower(*avals).compile(compiler_options=alone | request["flags"])
+    gpu_options = {"xla_gpu_autotune_level": "0"} if request["platform"] == "cuda" else {}
+    return jitted.lower(*avals).compile(compiler_options=gpu_options | request["flags"])
 
 
 def _save(compiled: Any, path: str) -> None:

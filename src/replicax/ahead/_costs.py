@@ -18,18 +18,18 @@ KINDS = (
 )
 _SLICES = ("dynamic-slice", "slice", "gather")
 # Instructions without memory traffic: aliases, control flow, and halves of async pairs.
-_STILL = (
+_NO_TRAFFIC = (
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
     *("partition-id", "replica-id", "optimization-barrier", "while", "call", "conditional"),
     *("async-start", "async-update", "recv"),
 )
 _PRODUCTS = ("__cublas$gemm", "__cublas$lt$matmul", "__cudnn$conv")
 # Custom calls without arithmetic: they allocate memory, or annotate the program.
-_NO_WORK = (
+_NO_FLOPS = (
     *("AllocateBuffer", "AssumeGatherIndicesInBound", "AsyncCollective", "ConcatBitcast"),
     *("GatherScatterIndices", "Pin", "PrepareAsyncCall", "Sharding", "SliceId", "SPMD", "annotate"),
 )
-_TOLD = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
+_COST_ESTIMATE = re.compile(r'"cost_estimate":\{"flops":"(\d+)"')
 # Rough rates of a chip per second, to compare the branches of a conditional.
 _FLOPS, _BYTES, _SENT = 2e14, 1e12, 1e11
 
@@ -108,9 +108,9 @@ class Cost:
         """Return the collectives of one step, largest first."""
         sums: dict[tuple[Any, ...], list[int]] = {}
         for (kind, group, hosts, line), (count, size) in self.collectives.items():
-            held = sums.setdefault((kind, group, hosts, line if by_line else ""), [0, 0])
-            held[0] += count
-            held[1] += size
+            entry = sums.setdefault((kind, group, hosts, line if by_line else ""), [0, 0])
+            entry[0] += count
+            entry[1] += size
         made = [Collective(k, n, size, g, h, line) for (k, g, h, line), (n, size) in sums.items()]
         return sorted(made, key=lambda c: -c.bytes)
 
@@ -152,21 +152,21 @@ class Costs:
             case "conditional":
                 return self._branches(one, values)
             case "fusion":
-                return self._fused(one, computation)
+                return self._fusion(one, computation)
             case "call" | "async-start":
                 cost = Cost()
                 for name in one.called:
                     cost.add(self._cost(name, [values.of(x) for x in one.operands]))
                 return cost
-        return self._own(one, computation)
+        return self._single(one, computation)
 
-    def _fused(self, one: Instruction, computation: Computation) -> Cost:
+    def _fusion(self, one: Instruction, computation: Computation) -> Cost:
         cost = self._inside(one)
         cost.bytes = cost.bytes_once = self._fusion_bytes(one, computation)
-        self._timed(cost, self._fusion_bytes(one, computation, far=True))
+        self._set_time(cost, self._fusion_bytes(one, computation, far=True))
         return cost
 
-    def _timed(self, cost: Cost, far: float) -> None:
+    def _set_time(self, cost: Cost, far: float) -> None:
         chip = self._chip
         cost.far, cost.seconds = far, max(cost.flops / chip.flops, far / chip.hbm_bytes)
 
@@ -190,7 +190,7 @@ class Costs:
         if turns is None:
             cost.add(self._cost(body, ()))
             cost.notes["loop whose turns depend on data, counted once"] += 1
-        elif not self._depends(body):
+        elif not self._depends_on_arguments(body):
             cost.add(self._cost(body, ()), len(turns))
         else:
             for state in turns:
@@ -198,13 +198,13 @@ class Costs:
             cost.bytes_once = self._cost(body, ()).bytes_once
         return cost
 
-    def _depends(self, name: str) -> bool:
+    def _depends_on_arguments(self, name: str) -> bool:
         """Whether the cost of a computation depends on its arguments."""
         computation = self._hlo.computations.get(name, Computation())
         blind = Values(self._hlo, computation, ())
         return any(
             (i.opcode == "while" and self._hlo.turns(i, blind) is None)
-            or (i.opcode != "fusion" and any(map(self._depends, i.called)))
+            or (i.opcode != "fusion" and any(map(self._depends_on_arguments, i.called)))
             for i in computation.instructions.values()
         )
 
@@ -217,10 +217,10 @@ class Costs:
                 cost.notes["branch taken to be the costliest of its conditional"] += 1
         return cost
 
-    def _own(self, one: Instruction, computation: Computation) -> Cost:
+    def _single(self, one: Instruction, computation: Computation) -> Cost:
         cost = Cost()
         kind = one.opcode.removesuffix("-start")
-        if kind in KINDS and _is_further_part(one, computation):
+        if kind in KINDS and _is_continued(one, computation):
             return cost
         if kind in KINDS:
             if re.search(r"replica_groups=(?!\{\})", one.tail) and not groups_of(one.tail):
@@ -233,7 +233,7 @@ class Costs:
         elif one.opcode in ("convolution", "dot"):
             cost.flops = _product_flops(one, computation)
         cost.bytes = cost.bytes_once = _traffic(one, computation)
-        self._timed(cost, min(cost.bytes, _plain_bytes(one, computation, far=True)))
+        self._set_time(cost, min(cost.bytes, _plain_bytes(one, computation, far=True)))
         if kind in KINDS or one.opcode.endswith("-start"):
             cost.seconds = 0.0
         return cost
@@ -255,20 +255,22 @@ class Costs:
         if inside is None:
             return _plain_bytes(one, computation, far=far)
         given = zip(inside.parameters, computation.operands(one), strict=False)
-        total = sum(_read_bytes(inside, name, operand.held(far=far)) for name, operand in given)
-        return total + _written_bytes(inside, one.held(far=far))
+        total = sum(
+            _read_bytes(inside, name, operand.result_bytes(far=far)) for name, operand in given
+        )
+        return total + _written_bytes(inside, one.result_bytes(far=far))
 
 
 def _plain_bytes(one: Instruction, computation: Computation, *, far: bool = False) -> float:
     made = one.shapes[:1] if one.opcode == "copy-start" else one.shapes  # its 2nd is the source
     result = sum(shape.bytes for shape in made if not (far and shape.space))
-    return result + sum(i.held(far=far) for i in computation.operands(one))
+    return result + sum(i.result_bytes(far=far) for i in computation.operands(one))
 
 
 def _traffic(one: Instruction, computation: Computation) -> float:
-    if one.opcode in _STILL or one.opcode.endswith("-done"):
+    if one.opcode in _NO_TRAFFIC or one.opcode.endswith("-done"):
         return 0.0
-    if one.opcode == "custom-call" and _target(one).startswith(_NO_WORK):
+    if one.opcode == "custom-call" and _target(one).startswith(_NO_FLOPS):
         return 0.0
     if one.opcode.removesuffix("-start") in _SLICES:
         return 2.0 * (one.bytes if one.opcode in _SLICES else one.shapes[1].bytes)
@@ -299,7 +301,7 @@ def _written_bytes(inside: Computation, whole: int) -> float:
     return whole
 
 
-def _is_further_part(one: Instruction, computation: Computation) -> bool:
+def _is_continued(one: Instruction, computation: Computation) -> bool:
     """Whether a collective was started in another fusion.
 
     The TPU compiler overlaps some collectives with matmuls. It repeats such a collective in each of
@@ -333,12 +335,12 @@ def _target(one: Instruction) -> str:
 
 
 def _count_custom(one: Instruction, computation: Computation, cost: Cost) -> None:
-    target, told = _target(one), _TOLD.search(one.tail)
+    target, estimate = _target(one), _COST_ESTIMATE.search(one.tail)
     if target.startswith(_PRODUCTS):
         cost.flops = _product_flops(one, computation)
-    elif told:  # a kernel with a cost estimate
-        cost.flops = float(told[1])
-    elif not target.startswith(_NO_WORK):
+    elif estimate:  # a kernel with a cost estimate
+        cost.flops = float(estimate[1])
+    elif not target.startswith(_NO_FLOPS):
         cost.notes[f"custom call {target}, whose arithmetic is not counted"] += 1
 
 
@@ -373,7 +375,7 @@ def _convolution_flops(
     window = _window(tail)
     for axis in sorted(filter(str.isdigit, of_out)):
         sizes = left[of_left.index(axis)], right[of_right.index(axis)], out[of_out.index(axis)]
-        total *= _meetings(*sizes, {k: v[int(axis)] for k, v in window.items()})
+        total *= _overlaps(*sizes, {k: v[int(axis)] for k, v in window.items()})
     return total
 
 
@@ -387,7 +389,7 @@ def _window(tail: str) -> dict[str, list[int]]:
     return found
 
 
-def _meetings(size: int, kernel: int, out: int, window: dict[str, int]) -> int:
+def _overlaps(size: int, kernel: int, out: int, window: dict[str, int]) -> int:
     """Count the pairs of output and kernel positions on one axis that read an input element."""
     stride, low = window.get("stride", 1), window.get("pad", 0)
     stretch, reach = window.get("lhs_dilate", 1), window.get("rhs_dilate", 1)

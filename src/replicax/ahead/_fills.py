@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from replicax.ahead._hlo import Computation, Hlo, Instruction
 
 # Instructions whose result is an alias of an operand.
-_SAME = ("bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while", "conditional")
+_ALIASES = ("bitcast", "get-tuple-element", "tuple", "optimization-barrier", "while", "conditional")
 _PRODUCTS = ("dot", "convolution", "custom-call")  # these cannot reuse an operand's buffer
-_NONE = ("parameter", "constant", "after-all", "partition-id", "replica-id")
+_UNCOUNTED = ("parameter", "constant", "after-all", "partition-id", "replica-id")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def largest(hlo: Hlo, names: Sequence[str], count: int = 10) -> tuple[Buffer, ..
     if entry is None:
         return ()
     arguments = [_argument(entry.instructions[p], names) for p in entry.parameters]
-    _, live = _fullest(hlo, entry, _aliased(hlo, entry))
-    found = [*arguments, *(_described(hlo, one) for one in live)]
+    _, live = _peak(hlo, entry, _aliased(hlo, entry))
+    found = [*arguments, *(_temporary(hlo, one) for one in live)]
     return tuple(sorted(found, key=lambda b: -b.bytes)[:count])
 
 
@@ -56,16 +56,16 @@ def _argument(one: Instruction, names: Sequence[str]) -> Buffer:
     place = re.search(r'op_name="leaves\[(\d+)\]', one.tail)
     at = int(place[1]) if place else -1
     name = names[at] if 0 <= at < len(names) else f"input {one.inner}"
-    return Buffer(one.bytes, f"{name} {_shaped(one)}")
+    return Buffer(one.bytes, f"{name} {_format_shapes(one)}")
 
 
-def _described(hlo: Hlo, one: Instruction) -> Buffer:
+def _temporary(hlo: Hlo, one: Instruction) -> Buffer:
     named = re.search(r'op_name="([^"]*)"', one.tail)
     what = named[1].rsplit("/", 1)[-1] if named else one.opcode
-    return Buffer(_held_bytes(one), f"{what} {_shaped(one)}", hlo.source(one))
+    return Buffer(_hbm_bytes(one), f"{what} {_format_shapes(one)}", hlo.source(one))
 
 
-def _shaped(one: Instruction) -> str:
+def _format_shapes(one: Instruction) -> str:
     shapes = [f"{s.dtype}[{','.join(map(str, s.sizes))}]" for s in one.shapes]
     more = ", ..." if len(shapes) > 3 else ""
     return shapes[0] if len(shapes) == 1 else f"({', '.join(shapes[:3])}{more})"
@@ -80,60 +80,62 @@ def _aliased(hlo: Hlo, entry: Computation) -> set[str]:
     return {root.operands[i] for i in places if i < len(root.operands)}
 
 
-def _fullest(
+def _peak(
     hlo: Hlo, computation: Computation, in_place: Iterable[str] = ()
 ) -> tuple[int, list[Instruction]]:
     """Return the peak size of a computation's live values, and those values."""
     order = list(computation.instructions.values())
     made: dict[str, set[str]] = {}
-    takes: dict[str, set[str]] = {}
+    reusable: dict[str, set[str]] = {}
     last: dict[str, int] = {}
     for at, one in enumerate(order):
-        given = set[str]().union(*(made.get(name, set()) for name in one.operands))
-        is_same = one.opcode in _SAME or one.opcode.endswith(("-done", "-update"))
-        made[one.name] = given if is_same else set() if one.opcode in _NONE else {one.name}
-        takes[one.name] = set() if one.opcode in _PRODUCTS else given
-        last.update(dict.fromkeys(given | made[one.name], at))
+        aliased = set[str]().union(*(made.get(name, set()) for name in one.operands))
+        is_same = one.opcode in _ALIASES or one.opcode.endswith(("-done", "-update"))
+        made[one.name] = aliased if is_same else set() if one.opcode in _UNCOUNTED else {one.name}
+        reusable[one.name] = set() if one.opcode in _PRODUCTS else aliased
+        last.update(dict.fromkeys(aliased | made[one.name], at))
     last.update(dict.fromkeys(made.get(computation.root, set()), len(order)))
-    kept = set[str]().union(*(made.get(name, set()) for name in in_place))
-    return _walked(hlo, [(one, takes[one.name], one.name not in kept) for one in order], last)
+    uncounted = set[str]().union(*(made.get(name, set()) for name in in_place))
+    return _scan_live(
+        hlo, [(one, reusable[one.name], one.name not in uncounted) for one in order], last
+    )
 
 
-def _walked(
+def _scan_live(
     hlo: Hlo, order: Sequence[tuple[Instruction, set[str], bool]], last: dict[str, int]
 ) -> tuple[int, list[Instruction]]:
     live: dict[str, Instruction] = {}
     size, most, then = 0, 0, list[Instruction]()
-    for at, (one, takes, is_counted) in enumerate(order):
-        held = _held_bytes(one) if is_counted and one.name in last else 0
-        if held:
+    for at, (one, reusable, is_counted) in enumerate(order):
+        needed = _hbm_bytes(one) if is_counted and one.name in last else 0
+        if needed:
             # Reuse the buffer of an operand of the same size that dies here, as XLA does.
-            ending = (n for n in takes if n in live and last[n] == at and n != one.name)
-            old = next((n for n in ending if _held_bytes(live[n]) == held), None)
-            size += held - (_held_bytes(live.pop(old)) if old else 0)
+            ending = (n for n in reusable if n in live and last[n] == at and n != one.name)
+            old = next((n for n in ending if _hbm_bytes(live[n]) == needed), None)
+            size += needed - (_hbm_bytes(live.pop(old)) if old else 0)
             live[one.name] = one
-        insides = [_inside(hlo, name) for name in _run_by(one)]
+        insides = [_inner_peak(hlo, name) for name in _subcomputations(one)]
         inside, values = max(insides, key=lambda found: found[0], default=(0, []))
         if size + inside > most:
             most, then = size + inside, [*live.values(), *values]
         for name in [n for n in live if last[n] <= at]:
-            size -= _held_bytes(live.pop(name))
+            size -= _hbm_bytes(live.pop(name))
     return most, then
 
 
-def _run_by(one: Instruction) -> tuple[str, ...]:
+def _subcomputations(one: Instruction) -> tuple[str, ...]:
     return one.called if one.opcode in ("while", "conditional", "call") else ()
 
 
-def _inside(hlo: Hlo, name: str) -> tuple[int, list[Instruction]]:
+def _inner_peak(hlo: Hlo, name: str) -> tuple[int, list[Instruction]]:
     computation = hlo.computations.get(name)
     if computation is None:
         return 0, []
     # The values passed to the next iteration reuse the buffers of the loop state.
-    return _fullest(hlo, computation, [computation.root])
+    return _peak(hlo, computation, [computation.root])
 
 
-def _held_bytes(one: Instruction) -> int:
+def _hbm_bytes(one: Instruction) -> int:
     """Return the bytes that a value takes in HBM."""
     shapes = one.shapes
     if one.opcode in ("copy-start", "slice-start"):

@@ -37,7 +37,7 @@ _MESH = re.compile(
 # Backend configs of kernels span several lines; join them to the line of the instruction.
 _CONTINUED = re.compile(r'\n(?="|\}[^\n])')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-_MOST_TURNS = 1 << 18
+_MAX_ITERATIONS = 1 << 18
 _CALLERS = ("fusion", "while", "call", "conditional", "async-start")
 
 
@@ -77,7 +77,7 @@ class Instruction:
         """The size of its result in bytes."""
         return sum(shape.bytes for shape in self.shapes)
 
-    def held(self, *, far: bool) -> int:
+    def result_bytes(self, *, far: bool) -> int:
         """Return the size of its result in bytes; with ``far``, the part in HBM only."""
         return sum(s.bytes for s in self.shapes if not (far and s.space))
 
@@ -141,11 +141,11 @@ class Hlo:
         for line in _CONTINUED.sub(" ", text).splitlines():
             table = line if line in _TABLES else table if line else ""
             if table:
-                self._note(table, line)
+                self._add_row(table, line)
             elif header := _HEADER.match(line):
                 current = self.computations.setdefault(header["name"], Computation())
                 self.entry = header["name"] if header["entry"] else self.entry
-            elif (match := _INSTRUCTION.match(line)) and (one := _parsed(match)):
+            elif (match := _INSTRUCTION.match(line)) and (one := _parse_instruction(match)):
                 current.instructions[one.name] = one
                 current.root = one.name if match["root"] else current.root
 
@@ -155,14 +155,14 @@ class Hlo:
         found = re.findall(r"\b(?:num_partitions|replica_count)=(\d+)", self.head)
         return math.prod(map(int, found))
 
-    def _note(self, table: str, line: str) -> None:
+    def _add_row(self, table: str, line: str) -> None:
         """Add a row to a table of source locations."""
         row = _ROW.fullmatch(line)
         if row is None:
             return
         pairs = re.findall(r"(\w+)=(\d+)", row["fields"] or "")
-        held = row["text"] if row["text"] is not None else {k: int(v) for k, v in pairs}
-        self._tables[table][int(row["id"])] = held
+        entry = row["text"] if row["text"] is not None else {k: int(v) for k, v in pairs}
+        self._tables[table][int(row["id"])] = entry
 
     def source(self, one: Instruction) -> str:
         """Return the innermost ``file:line`` of an instruction's stack outside of libraries."""
@@ -195,7 +195,7 @@ class Hlo:
         state = start if isinstance(start, list) else [None]
         turns: list[list[Any]] = []
         body, condition = loop.called[0], loop.condition
-        while len(turns) < _MOST_TURNS:
+        while len(turns) < _MAX_ITERATIONS:
             goes_on = self.result(condition, [state])
             if goes_on is None:
                 break
@@ -227,10 +227,10 @@ class Values:
         """Return the value of an instruction."""
         if name not in self._known:
             one = self._computation.instructions.get(name)
-            self._known[name] = None if one is None else self._computed(one)
+            self._known[name] = None if one is None else self._evaluate(one)
         return self._known[name]
 
-    def _computed(self, one: Instruction) -> Any:
+    def _evaluate(self, one: Instruction) -> Any:
         if not any(shape.is_counter for shape in one.shapes):
             return None
         match one.opcode:
@@ -248,18 +248,18 @@ class Values:
                 return self.of(one.operands[0])
             case "fusion" | "call":
                 return self._hlo.result(one.called[0], [self.of(x) for x in one.operands])
-        return self._counted(one) if one.shapes[0].is_counter else None
+        return self._evaluate_scalar(one) if one.shapes[0].is_counter else None
 
-    def _counted(self, one: Instruction) -> Any:
+    def _evaluate_scalar(self, one: Instruction) -> Any:
         if one.opcode == "constant":
             return {"true": 1, "false": 0}.get(one.inner) if one.inner.isalpha() else int(one.inner)
-        make = _ARITHMETIC.get(one.opcode) or _COMPARED.get(_direction(one))
-        given = [self.of(name) for name in one.operands]
-        if make is None or any(not isinstance(x, int) for x in given):
+        make = _ARITHMETIC.get(one.opcode) or _COMPARISONS.get(_direction(one))
+        operands = [self.of(name) for name in one.operands]
+        if make is None or any(not isinstance(x, int) for x in operands):
             return None
-        if one.opcode in ("divide", "remainder") and not given[1]:
+        if one.opcode in ("divide", "remainder") and not operands[1]:
             return None
-        return _wrapped(make(*given), one.shapes[0].dtype)
+        return _wrap(make(*operands), one.shapes[0].dtype)
 
 
 def _direction(one: Instruction) -> str:
@@ -267,7 +267,7 @@ def _direction(one: Instruction) -> str:
     return found[1] if found else ""
 
 
-_COMPARED: dict[str, Callable[..., Any]] = {
+_COMPARISONS: dict[str, Callable[..., Any]] = {
     "LT": lambda a, b: a < b,
     "LE": lambda a, b: a <= b,
     "GT": lambda a, b: a > b,
@@ -295,7 +295,7 @@ _ARITHMETIC: dict[str, Callable[..., Any]] = {
 }
 
 
-def _wrapped(value: Any, dtype: str) -> int:
+def _wrap(value: Any, dtype: str) -> int:
     """Wrap an integer to the width of ``dtype``."""
     if dtype == "pred":
         return int(bool(value))
@@ -304,7 +304,7 @@ def _wrapped(value: Any, dtype: str) -> int:
     return low - (1 << bits) if dtype[0] == "s" and low >> (bits - 1) else low
 
 
-def _parsed(match: re.Match[str]) -> Instruction | None:
+def _parse_instruction(match: re.Match[str]) -> Instruction | None:
     """Parse ``f32[2]{0} add(%a, %b), ...``; return None if it is not an instruction."""
     rest = match["rest"]
     end = _closing(rest) + 1 if rest.startswith("(") else rest.find(" ")
@@ -338,9 +338,9 @@ def _closing(text: str) -> int:
 def groups_of(tail: str) -> list[list[int]]:
     """Return the groups of devices of a collective, from any of XLA's notations."""
     if pairs := re.search(r"source_target_pairs=\{(\{.*?\})\}", tail):
-        return _listed(pairs[1])
+        return _parse_groups(pairs[1])
     if listed := re.search(r"replica_groups=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)\}", tail):
-        return _listed(listed[1])
+        return _parse_groups(listed[1])
     tiled = re.search(r"replica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", tail)
     if tiled:
         sizes = numbers(tiled[3])
@@ -349,10 +349,10 @@ def groups_of(tail: str) -> list[list[int]]:
         groups: list[list[int]] = ids.reshape(int(tiled[1]), int(tiled[2])).tolist()
         return groups
     meshed = _MESH.search(tail)
-    return _of_mesh(meshed) if meshed else []
+    return _mesh_groups(meshed) if meshed else []
 
 
-def _of_mesh(found: re.Match[str]) -> list[list[int]]:
+def _mesh_groups(found: re.Match[str]) -> list[list[int]]:
     """Return the groups along mesh axes, or along parts of axes: ``'b':(2)4``."""
     joined = re.findall(r"['\"]?([\w.]+)['\"]?(?::\((\d+)\)(\d+))?", found["joined"])
     sizes, inner = list[int](), list[int]()
@@ -375,7 +375,7 @@ def _device_ids(text: str | None, count: int) -> Any:
     return np.asarray(numbers(text)) if text else np.arange(count)
 
 
-def _listed(text: str) -> list[list[int]]:
+def _parse_groups(text: str) -> list[list[int]]:
     return [numbers(group) for group in re.findall(r"\{([\d,]*)\}", text)]
 
 

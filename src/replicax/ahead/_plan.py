@@ -47,7 +47,7 @@ class Candidate:
     price: float | None = None
     options: tuple[str, ...] = ()
 
-    def priced(self, prices: Mapping[str, float]) -> Candidate:
+    def with_price(self, prices: Mapping[str, float]) -> Candidate:
         """Return a copy with the price of its kind of device."""
         kind = re.split("[:-]", self.report.topology)[0]
         return dataclasses.replace(self, price=prices.get(kind))
@@ -168,7 +168,7 @@ def _row(c: Candidate) -> dict[str, str]:
     }
 
 
-def choices_of(varied: Sequence[str]) -> list[list[str]]:
+def option_combinations(varied: Sequence[str]) -> list[list[str]]:
     """Return the command-line arguments for all combinations of the varied options.
 
     Args:
@@ -179,8 +179,8 @@ def choices_of(varied: Sequence[str]) -> list[list[str]]:
         OptionError: If one of them has no name, or no values.
 
     Example:
-        >>> from replicax.ahead._plan import choices_of
-        >>> choices_of(["cores=1,8"])
+        >>> from replicax.ahead._plan import option_combinations
+        >>> option_combinations(["cores=1,8"])
         [['--cores', '1'], ['--cores', '8']]
     """
     tried = itertools.product(*map(_choices, varied))
@@ -199,7 +199,7 @@ def _choices(text: str) -> list[list[str]]:
     return found if equals else [[], [option]]
 
 
-def sizes_of(kind: str, most: int) -> list[Target]:
+def targets_of_kind(kind: str, most: int) -> list[Target]:
     """Return the usual slices or GPU hosts of a kind, up to ``most`` devices, smallest first."""
     if kind not in GENERATIONS:
         return [t for t in (Target.parse(f"{kind}:{n}") for n in _GPUS) if t.num_devices <= most]
@@ -225,7 +225,7 @@ def search(
     """
     cores = step.cores()
     for kind in kinds:
-        for target in sizes_of(kind, most):
+        for target in targets_of_kind(kind, most):
             replicas, rest = divmod(target.num_devices, cores)
             if rest or not replicas or global_batch % replicas:
                 continue
@@ -236,7 +236,7 @@ def search(
                 yield Candidate(report, policy, rows)
 
 
-def prices_of(path: str) -> dict[str, float]:
+def read_prices(path: str) -> dict[str, float]:
     """Return the hourly price of a device by kind, from a JSON file; {} without a file.
 
     Raises:

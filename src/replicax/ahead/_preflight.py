@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from replicax.ahead._compiler import Compiling, ask
+from replicax.ahead._compiler import Compiling, compile_program
 from replicax.ahead._costs import Cost, Costs
 from replicax.ahead._fills import largest
 from replicax.ahead._hlo import Hlo
 from replicax.ahead._report import Memory, PreflightReport, Sweep
 from replicax.ahead._targets import Target
-from replicax.ahead._trace import AS_HERE, Step, Traced, Variation, trace
+from replicax.ahead._trace import UNCHANGED, Step, Traced, Variation, trace
 
 _USED = re.compile(r"(?:Used |temporaries \(|required[^(]*\()([\d.]+)([KMGT])")
 _LIMIT = re.compile(r"(?: of |available HBM \()([\d.]+)([KMGT])")
@@ -102,16 +102,16 @@ def compile_steps(
     step: Step,
     targets: Sequence[Target],
     how: Compiling | None = None,
-    variation: Variation = AS_HERE,
+    variation: Variation = UNCHANGED,
 ) -> Iterator[PreflightReport]:
     """Compile a call for several targets in parallel; yield the reports in order."""
     traced = [trace(step, target, variation) for target in targets]
-    compiled = partial(_compiled, how=how or Compiling())
-    with ThreadPoolExecutor(_at_a_time()) as pool:
+    compiled = partial(_compile, how=how or Compiling())
+    with ThreadPoolExecutor(_num_compilers()) as pool:
         yield from pool.map(compiled, traced, targets)
 
 
-def _at_a_time() -> int:
+def _num_compilers() -> int:
     """Return how many compilers may run in parallel: one per core and per 8 GiB of free memory."""
     try:
         free = re.search(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())
@@ -163,7 +163,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _compiled(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
+def _compile(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
     started = time.monotonic()
     request = {
         "platform": target.platform,
@@ -172,12 +172,12 @@ def _compiled(traced: Traced, target: Target, how: Compiling) -> PreflightReport
         "axes": traced.axes,
         "donated": traced.donated,
     }
-    facts, text = ask(request, traced.program, how)
-    how.refuse(facts.get("error", ""))
-    return _reported(traced, target, facts, text, time.monotonic() - started)
+    facts, text = compile_program(request, traced.program, how)
+    how.check_error(facts.get("error", ""))
+    return _make_report(traced, target, facts, text, time.monotonic() - started)
 
 
-def _reported(
+def _make_report(
     traced: Traced, target: Target, facts: dict[str, Any], text: str, seconds: float
 ) -> PreflightReport:
     error = facts.get("error", "")
@@ -206,7 +206,7 @@ def _reported(
         bytes_accessed=_traffic(facts, cost),
         compile_seconds=facts.get("seconds", seconds),
         operation_seconds=cost.seconds,
-        notes=(*traced.notes, *_counted(cost.notes), *unknown_links(target)),
+        notes=(*traced.notes, *_count_notes(cost.notes), *unknown_links(target)),
         limits=target.limits,
         largest=largest(hlo, traced.names),
         by_line=tuple(cost.merged(by_line=True)[:10]),
@@ -219,7 +219,7 @@ def _traffic(facts: dict[str, Any], cost: Cost) -> float:
     return (facts.get("bytes_accessed") or cost.bytes_once) + cost.bytes - cost.bytes_once
 
 
-def _counted(notes: Mapping[str, int]) -> Iterator[str]:
+def _count_notes(notes: Mapping[str, int]) -> Iterator[str]:
     for note, count in notes.items():
         yield f"{count} x {note}"
 

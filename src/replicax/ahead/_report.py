@@ -138,8 +138,8 @@ class PreflightReport:
     @property
     def step_seconds(self) -> float:
         """The roofline estimate without overlap of communication; few real steps reach it."""
-        by_themselves = max(self.compute_seconds, self.memory_seconds)
-        return (self.operation_seconds or by_themselves) + self.communication_seconds
+        unsplit = max(self.compute_seconds, self.memory_seconds)
+        return (self.operation_seconds or unsplit) + self.communication_seconds
 
     def to_json(self) -> str:
         """Return all figures, with the formula of the estimate, as JSON text.
@@ -172,14 +172,14 @@ class PreflightReport:
             True
         """
         facts: dict[str, Any] = json.loads(text)
-        kept = {f.name: facts[f.name] for f in dataclasses.fields(cls) if f.name in facts}
-        kept["memory"] = Memory(**facts["memory"])
-        kept["limits"] = Limits(**facts["limits"]) if facts.get("limits") else None
-        kept["notes"] = tuple(facts.get("notes", ()))
-        kept["largest"] = tuple(Buffer(**b) for b in facts.get("largest", ()))
+        values = {f.name: facts[f.name] for f in dataclasses.fields(cls) if f.name in facts}
+        values["memory"] = Memory(**facts["memory"])
+        values["limits"] = Limits(**facts["limits"]) if facts.get("limits") else None
+        values["notes"] = tuple(facts.get("notes", ()))
+        values["largest"] = tuple(Buffer(**b) for b in facts.get("largest", ()))
         for name in ("collectives", "by_line"):
-            kept[name] = tuple(Collective(**c) for c in facts.get(name, ()))
-        return cls(**kept)
+            values[name] = tuple(Collective(**c) for c in facts.get(name, ()))
+        return cls(**values)
 
     def __rich__(self) -> Any:
         return _tables().report_table(self)

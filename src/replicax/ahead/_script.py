@@ -71,30 +71,30 @@ def preflight_script(
 
     jitted: list[str] = []
     try:
-        with watched_by(watch), _jit_watched(function, jitted, stop_at):
+        with watched_by(watch), _watch_jit(function, jitted, stop_at):
             run_script(path, args, " before its training step was traced")
     except _Stop:
         if failures:
             raise failures[0] from None
         return results[0]
-    raise _nothing_found(path, function, seen, jitted)
+    raise _no_step_error(path, function, seen, jitted)
 
 
 @contextmanager
-def _jit_watched(
+def _watch_jit(
     function: str | None, names: list[str], stop_at: Callable[[Step], None]
 ) -> Iterator[None]:
     """Patch `jax.jit` to record the names of its functions, and to capture ``function``."""
     original: Any = jax.jit
 
-    def jit(*given: Any, **options: Any) -> Any:
-        if not given:  # used as `@jax.jit(...)`: the function follows
+    def jit(*args: Any, **options: Any) -> Any:
+        if not args:  # used as `@jax.jit(...)`: the function follows
             return functools.partial(jit, **options)
-        made, name = original(*given, **options), getattr(given[0], "__name__", "")
-        if str(getattr(given[0], "__module__", "")).startswith(("replicax.", "jax.")):
-            return made
+        compiled, name = original(*args, **options), getattr(args[0], "__name__", "")
+        if str(getattr(args[0], "__module__", "")).startswith(("replicax.", "jax.")):
+            return compiled
         names.append(name)
-        return _first_call(made, stop_at) if name and name == function else made
+        return _stop_at_call(compiled, stop_at) if name and name == function else compiled
 
     jax.jit = jit
     try:
@@ -103,12 +103,12 @@ def _jit_watched(
         jax.jit = original
 
 
-def _first_call(made: Any, stop_at: Callable[[Step], None]) -> Any:
-    @functools.wraps(made)
+def _stop_at_call(compiled: Any, stop_at: Callable[[Step], None]) -> Any:
+    @functools.wraps(compiled)
     def call(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
-            return made(*args, **kwargs)  # it is being traced as a part of another function
-        return stop_at(Step.of(made, args, kwargs))
+            return compiled(*args, **kwargs)  # it is being traced as a part of another function
+        return stop_at(Step.of(compiled, args, kwargs))
 
     return call
 
@@ -132,26 +132,28 @@ def run_script(path: str, args: Sequence[str], when: str = "") -> None:
         if end.code not in (None, 0):
             raise ScriptError(f"{path} ended with the exit status {end.code!r}.") from end
     except Exception as error:
-        raise ScriptError(_told(path, error, when)) from error
+        raise ScriptError(_format_failure(path, error, when)) from error
     finally:
         sys.argv, sys.path[0] = argv, first
 
 
-def _told(path: str, error: Exception, when: str) -> str:
+def _format_failure(path: str, error: Exception, when: str) -> str:
     """Return a message with the script's traceback: its own frames, and the innermost one."""
-    told = traceback.TracebackException.from_exception(error)
-    first = next((i for i, frame in enumerate(told.stack) if frame.filename == path), 0)
-    frames = told.stack[first:]
+    summary = traceback.TracebackException.from_exception(error)
+    first = next((i for i, frame in enumerate(summary.stack) if frame.filename == path), 0)
+    frames = summary.stack[first:]
     shown = [f for f in frames if f is frames[-1] or not is_library(f.filename)]
-    told.stack = traceback.StackSummary.from_list(shown)
-    notes = getattr(told, "__notes__", None) or ()
-    told.__notes__ = [note for note in notes if "JAX has removed its internal frames" not in note]
+    summary.stack = traceback.StackSummary.from_list(shown)
+    notes = getattr(summary, "__notes__", None) or ()
+    summary.__notes__ = [
+        note for note in notes if "JAX has removed its internal frames" not in note
+    ]
     left = len(frames) - len(shown)
     note = f"(Without {left} lines of libraries in between.)\n" if left else ""
-    return f"{path} failed{when}.\n\n{''.join(told.format())}{note}"
+    return f"{path} failed{when}.\n\n{''.join(summary.format())}{note}"
 
 
-def _nothing_found(
+def _no_step_error(
     path: str, function: str | None, seen: Sequence[str], jitted: Sequence[str]
 ) -> NoStepError:
     wanted = f"a function {function!r}" if function else "a training step"

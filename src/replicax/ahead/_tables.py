@@ -69,9 +69,13 @@ def _rows(r: PreflightReport) -> list[tuple[str, Any]]:
         *rows,
         ("memory of a device", f"{show_bytes(m.total)} of {show_bytes(r.hbm)}"),
         ("", parts),
-        *([("of which the largest", "\n".join(map(_filled, r.largest[:5])))] if r.largest else []),
-        ("collectives of a step", "\n".join(map(_described, r.collectives)) or "none"),
-        *([("from the lines", "\n".join(map(_sent, lines)))] if lines else []),
+        *(
+            [("of which the largest", "\n".join(map(_format_buffer, r.largest[:5])))]
+            if r.largest
+            else []
+        ),
+        ("collectives of a step", "\n".join(map(_format_collective, r.collectives)) or "none"),
+        *([("from the lines", "\n".join(map(_format_line, lines)))] if lines else []),
         ("flops of a device", f"{r.flops:.3g}"),
         *([("counted with care", "\n".join(r.notes))] if r.notes else []),
         ("step time, roofline", _estimate(r)),
@@ -98,11 +102,11 @@ def _estimate(r: PreflightReport) -> str:
     )
 
 
-def _filled(b: Buffer) -> str:
+def _format_buffer(b: Buffer) -> str:
     return f"{show_bytes(b.bytes)} {b.what}" + (f", {_short(b.source)}" if b.source else "")
 
 
-def _sent(c: Collective) -> str:
+def _format_line(c: Collective) -> str:
     return f"{c.count} x {c.kind}, {show_bytes(c.bytes)}: {_short(c.source)}"
 
 
@@ -111,7 +115,7 @@ def _short(source: str) -> str:
     return "/".join(source.rsplit("/", 2)[-2:])
 
 
-def _described(c: Collective) -> str:
+def _format_collective(c: Collective) -> str:
     hosts = f" of {c.hosts:,} machines" if c.hosts > 1 else ""
     return f"{c.count} x {c.kind} over {c.group:,} devices{hosts}, {show_bytes(c.bytes)} together"
 
@@ -167,7 +171,7 @@ def above(reports: Sequence[PreflightReport], limit: str) -> Iterator[Excess]:
         most, total = limit_of(limit, report.hbm), report.memory.total
         if total > most:
             shown = f"{show_bytes(total)} of a device, {show_bytes(most)} allowed"
-            where = tuple(_told(b.bytes, b.what, b.source) for b in report.largest[:3])
+            where = tuple(_format_item(b.bytes, b.what, b.source) for b in report.largest[:3])
             yield Excess(report.topology, "memory", most, total, shown, where)
 
 
@@ -177,10 +181,10 @@ def grown(before: Sequence[PreflightReport], now: Sequence[PreflightReport]) -> 
     for report in now:
         old = known.get(report.topology)
         if old is not None:
-            yield from _between(old, report)
+            yield from _compare(old, report)
 
 
-def _between(old: PreflightReport, new: PreflightReport) -> Iterator[Excess]:
+def _compare(old: PreflightReport, new: PreflightReport) -> Iterator[Excess]:
     if old.compiles and not new.compiles:
         yield Excess(new.topology, "errors", 0, 1, f"does not compile: {new.error[:200]}")
         return
@@ -188,7 +192,7 @@ def _between(old: PreflightReport, new: PreflightReport) -> Iterator[Excess]:
         a, b = of(old), of(new)
         if b > a * (1 + _TOLERANCE) and b - a > 1e-9:
             change = f"{show(a)} -> {show(b)} ({_percent(a, b)})"
-            where = tuple(_larger(old, new, figure))
+            where = tuple(_growth(old, new, figure))
             yield Excess(new.topology, figure, a, b, change, where)
 
 
@@ -205,19 +209,19 @@ def _percent(a: float, b: float) -> str:
     return f"{100 * (b - a) / a:+.1f} %" if a else "new"
 
 
-def _larger(old: PreflightReport, new: PreflightReport, figure: str) -> Iterator[str]:
+def _growth(old: PreflightReport, new: PreflightReport, figure: str) -> Iterator[str]:
     """Yield descriptions of the values or collectives that are new, or larger than before."""
     if figure == "memory":
         had = {(b.what, b.source): b.bytes for b in old.largest}
         for b in new.largest:
             if b.bytes > had.get((b.what, b.source), 0):
-                yield _told(b.bytes, b.what, b.source)
+                yield _format_item(b.bytes, b.what, b.source)
     elif figure == "sent bytes":
         sent = {(c.kind, c.group, c.source): c.bytes for c in old.by_line}
         for c in new.by_line:
             if c.bytes > sent.get((c.kind, c.group, c.source), 0):
-                yield _told(c.bytes, f"{c.kind} over {c.group:,} devices", c.source)
+                yield _format_item(c.bytes, f"{c.kind} over {c.group:,} devices", c.source)
 
 
-def _told(size: float, what: str, source: str) -> str:
+def _format_item(size: float, what: str, source: str) -> str:
     return f"{show_bytes(size)} {what}" + (f" ({source})" if source else "")

@@ -118,26 +118,26 @@ class Target:
             [16, 64, 16]
         """
         try:
-            return _parsed(str(name))
+            return _parse(str(name))
         except PlacementError as error:
             raise PlacementError(
                 f"{error} Several slices are '2x v5e:16x16'. GPUs are machines x GPUs of each, such"
                 f" as 'h100:2x8'; known are {', '.join(_GPUS)}, and files 'mine.json:2x8'."
-                f"{_meant(str(name))}"
+                f"{_suggest(str(name))}"
             ) from error.__cause__
 
 
-def _parsed(name: str) -> Target:
+def _parse(name: str) -> Target:
     machines = _MACHINES.fullmatch(name)
     gpu = _gpu(machines["gpu"]) if machines else None
     if machines and gpu:
-        return _of_gpus(name, gpu, int(machines["hosts"] or 1), int(machines["each"]))
+        return _gpu_target(name, gpu, int(machines["hosts"] or 1), int(machines["each"]))
     slices = _SLICES.fullmatch(name)
-    shape = SliceShape.parse(_spelled(slices["slice"]) if slices else name)
-    return _of_slice(name, shape, int((slices and slices["count"]) or 1))
+    shape = SliceShape.parse(_canonical_slice(slices["slice"]) if slices else name)
+    return _slice_target(name, shape, int((slices and slices["count"]) or 1))
 
 
-def _meant(name: str) -> str:
+def _suggest(name: str) -> str:
     """Return a question that suggests the closest existing name; "" if there is none."""
     kind, *size = re.split("[:-]", name.lower())
     sizes = {k: "4x4" if len(GENERATIONS[k].host) == 2 else "4x4x4" for k in GENERATIONS}
@@ -146,7 +146,7 @@ def _meant(name: str) -> str:
     asked = [f"{near}:{''.join(size)}" for near in kinds]
     for tried in (*asked, *(f"{near}:{sizes[near]}" for near in kinds)):
         with suppress(PlacementError):
-            return f" Did you mean {_parsed(tried).name!r}?"
+            return f" Did you mean {_parse(tried).name!r}?"
     return ""
 
 
@@ -158,7 +158,7 @@ class _Gpu:
     config: str
 
 
-def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
+def _slice_target(name: str, shape: SliceShape, count: int) -> Target:
     chip = shape.generation
     far = chip.dcn_bytes * shape.num_devices if count > 1 else 0.0
     request: dict[str, Any] = {"topology_name": shape.name}
@@ -174,7 +174,7 @@ def _of_slice(name: str, shape: SliceShape, count: int) -> Target:
     return Target(name, "tpu", chip.name, devices, round(chip.hbm), limits, request, mesh)
 
 
-def _spelled(name: str) -> str:
+def _canonical_slice(name: str) -> str:
     """Convert ``v5p-128`` to ``v5p:4x4x4``: it counts TensorCores, of which most chips have two."""
     match = _CORES.fullmatch(name.replace("v5litepod", "v5e"))
     chip = GENERATIONS.get(match["kind"]) if match else None
@@ -195,7 +195,7 @@ def _spelled(name: str) -> str:
     return f"{chip.name}:{'x'.join(map(str, sides))}"
 
 
-def _of_gpus(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
+def _gpu_target(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
     flops, memory, links, network = gpu.limits
     # The fraction of a GPU's memory that JAX preallocates, unless configured otherwise.
     usable = gpu.memory * float(os.environ.get(_FRACTION) or 0.75)
@@ -206,10 +206,10 @@ def _of_gpus(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
 
 
 def _gpu(name: str) -> _Gpu | None:
-    return _own(Path(name)) if name.endswith(".json") else _GPUS.get(name)
+    return _read_gpu(Path(name)) if name.endswith(".json") else _GPUS.get(name)
 
 
-def _own(path: Path) -> _Gpu:
+def _read_gpu(path: Path) -> _Gpu:
     """Read a user's description of a GPU; see `docs/preflight.md`."""
     needed = ("memory", "flops", "hbm_bytes", "link_bytes", "network_bytes", "target_config")
     try:
@@ -248,7 +248,9 @@ def _config(description: str, capability: tuple[int, int], chip: dict[str, float
     )
 
 
-def _shaped(cores: int, shared: int, cache: int, clock: float, **others: int) -> dict[str, float]:
+def _chip_info(
+    cores: int, shared: int, cache: int, clock: float, **others: int
+) -> dict[str, float]:
     chip: dict[str, float] = {
         "core_count": cores,
         "shared_memory_per_core": shared,
@@ -259,7 +261,7 @@ def _shaped(cores: int, shared: int, cache: int, clock: float, **others: int) ->
     return chip | others
 
 
-def _described(
+def _make_gpu(
     name: str,
     title: str,
     capability: tuple[int, int],
@@ -271,41 +273,41 @@ def _described(
     return _Gpu(name, memory, limits, _config(title, capability, chip | sizes))
 
 
-_HOPPER = _shaped(132, 233472, 52428800, 1.98)
+_HOPPER = _chip_info(132, 233472, 52428800, 1.98)
 _GPUS = {
     gpu.name: gpu
     for gpu in (
-        _described(
+        _make_gpu(
             *("a100", "NVIDIA A100-SXM4-80GB", (8, 0)),
             (85_100_068_864, (312e12, 2_039_040_000_000, 300e9, 25e9)),
-            _shaped(108, 167936, 41943040, 1.41, fpus_per_core=64),
+            _chip_info(108, 167936, 41943040, 1.41, fpus_per_core=64),
         ),
-        _described(
+        _make_gpu(
             *("h100", "NVIDIA H100 80GB HBM3", (9, 0)),
             (84_942_979_072, (989e12, 3_352_320_000_000, 450e9, 50e9)),
             _HOPPER,
         ),
-        _described(
+        _make_gpu(
             *("h200", "NVIDIA H200", (9, 0)),
             (151_397_597_184, (989e12, 4_800_000_000_000, 450e9, 50e9)),
             _HOPPER,
         ),
-        _described(
+        _make_gpu(
             *("b200", "NVIDIA B200", (10, 0)),
             (191_514_411_008, (2250e12, 7_672_320_000_000, 900e9, 50e9)),
-            _shaped(148, 233472, 132644864, 1.965),
+            _chip_info(148, 233472, 132644864, 1.965),
         ),
-        _described(
+        _make_gpu(
             *("l4", "NVIDIA L4", (8, 9)),
             (22_565 << 20, (121e12, 300e9, 32e9, 12.5e9 / 8)),
-            _shaped(58, 102400, 50331648, 2.04, threads_per_core_limit=1536),
+            _chip_info(58, 102400, 50331648, 2.04, threads_per_core_limit=1536),
         ),
     )
 }
 
 
 @contextmanager
-def declared_for(target: Topology, policy: str) -> Iterator[None]:
+def redeclare_variables(target: Topology, policy: str) -> Iterator[None]:
     """Redeclare every variable for one replica or for several, as ``target`` has them.
 
     A script with one replica has ordinary variables, while on a slice it has distributed ones.
@@ -314,7 +316,7 @@ def declared_for(target: Topology, policy: str) -> Iterator[None]:
     found = [(v, v.topology) for v in live_variables if v.whole is v]
     placed = [v for v, where in found if where is not None]
     strategies = {v.distribute_strategy for v in placed}
-    held = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
+    old_policies = {s: (s.variable_policy, vars(s)["_ops"]) for s in strategies}
     old = [(v, v.cell, vars(v)["_policy"], v.cell.per_replica, v.cell.spec) for v in placed]
     for strategy in strategies if policy else ():
         ops = NcclAllReduce.for_variables(sharded=is_sharded(policy))
@@ -325,15 +327,15 @@ def declared_for(target: Topology, policy: str) -> Iterator[None]:
     try:
         yield
     finally:
-        for strategy, (own, ops) in held.items():
-            vars(strategy).update(variable_policy=own, _ops=ops)
-        for variable, cell, meaning, per_replica, spec in old:
-            vars(variable)["_policy"] = meaning
+        for strategy, (policy_before, ops) in old_policies.items():
+            vars(strategy).update(variable_policy=policy_before, _ops=ops)
+        for variable, cell, sync_policy, per_replica, spec in old:
+            vars(variable)["_policy"] = sync_policy
             cell.per_replica, cell.spec, cell.sharded = per_replica, spec, spec == SPEC
 
 
 @contextmanager
-def moved_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
+def move_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
     """Pretend that all strategies and their variables are on ``target``, which has no devices.
 
     Args:

@@ -17,7 +17,7 @@ from jax import export
 from jax.sharding import AbstractDevice, AbstractMesh, NamedSharding
 
 from replicax._errors import PlacementError, TracingError
-from replicax.ahead._targets import Target, declared_for, moved_to
+from replicax.ahead._targets import Target, move_to, redeclare_variables
 from replicax.functions._border import Fields, Outputs
 from replicax.functions._function import BoundFunction, Function
 from replicax.functions._jaxpr._lift import lift
@@ -80,13 +80,13 @@ class Step:
         if isinstance(function, Function | BoundFunction):
             function = function.python_function
         given = tuple(args), dict(kwargs)
-        is_short = any(map(is_ragged, jax.tree.leaves(given, is_leaf=is_distributed)))
-        filled = jax.tree.map(_filled, given, is_leaf=is_distributed)
-        return cls(function, take_apart(*filled), _SHORT if is_short else ())
+        is_partial = any(map(is_ragged, jax.tree.leaves(given, is_leaf=is_distributed)))
+        filled = jax.tree.map(_full_batch, given, is_leaf=is_distributed)
+        return cls(function, take_apart(*filled), _PARTIAL_BATCH if is_partial else ())
 
     def cores(self) -> int:
         """Return the number of logical devices per replica of its strategy."""
-        found = None if self.is_jitted else _found(self.function, self.arguments)[0]
+        found = None if self.is_jitted else _trace_topology(self.function, self.arguments)[0]
         return 1 if found is None else found.cores
 
     @property
@@ -95,13 +95,13 @@ class Step:
         return hasattr(self.function, "trace") and hasattr(self.function, "lower")
 
 
-_SHORT = (
+_PARTIAL_BATCH = (
     "replicas here hold different numbers of rows: compiled as if each had the most, as a short"
     " batch is no program for all devices",
 )
 
 
-def _filled(x: Any) -> Any:
+def _full_batch(x: Any) -> Any:
     """Return a full batch in place of a partial one."""
     if not is_ragged(x):
         return x
@@ -122,29 +122,31 @@ class Variation:
     policy: str = ""
 
 
-AS_HERE = Variation()
+UNCHANGED = Variation()
 # JAX refuses to export custom calls without a compatibility guarantee.
-_UNSURE, _CUSTOM = "no compatibility guarantees", re.compile(r"custom_call @([\w$.]+)")
+_NO_GUARANTEE, _CUSTOM_CALL = "no compatibility guarantees", re.compile(r"custom_call @([\w$.]+)")
 
 
-def trace(step: Step, devices: Target, variation: Variation = AS_HERE) -> Traced:
+def trace(step: Step, devices: Target, variation: Variation = UNCHANGED) -> Traced:
     """Trace a call for a whole slice, with as many replicas as fit, each with its own batch."""
-    found, used = (None, []) if step.is_jitted else _used(step.function, step.arguments, devices)
+    found, used = (
+        (None, []) if step.is_jitted else _find_strategy(step.function, step.arguments, devices)
+    )
     if found is None:
         return _without_strategy(step, devices)
     target = PlannedTopology.of(devices.num_devices, found.cores, devices.mesh_shape)
-    places, notes = _places(found, devices)
-    with declared_for(target, variation.policy), moved_to(target, used):
+    places, notes = _device_coordinates(found, devices)
+    with redeclare_variables(target, variation.policy), move_to(target, used):
         program, avals = _program(step.function, step.arguments, target, variation.rows)
-        exported = _exported(program.jitted, avals, {}, devices)
+        exported = _export_step(program.jitted, avals, {}, devices)
     axes = dict(zip(target.mesh.axis_names, target.mesh.axis_sizes, strict=True))
     serialized = bytes(exported.serialize())
     donated = tuple(range(len(program.changed))) if program.donates else ()
     cells = (c.name for c in (*program.changed, *program.read_only))
     names = (*cells, *(f"argument {i}" for i in range(len(avals[-1]))))
     count = target.num_replicas
-    told = (*step.notes, *notes)
-    return Traced(program.name, serialized, axes, donated, places, told, count, names)
+    all_notes = (*step.notes, *notes)
+    return Traced(program.name, serialized, axes, donated, places, all_notes, count, names)
 
 
 def _without_strategy(step: Step, devices: Target) -> Traced:
@@ -152,9 +154,9 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
     args, kwargs = step.arguments.with_arrays(step.arguments.arrays)
     meshes = [m for x in jax.tree.leaves((args, kwargs)) if (m := _mesh_of(x)) is not None]
     if not step.is_jitted and not meshes:
-        return _alone(step, devices)
+        return _trace_alone(step, devices)
     jitted: Any = step.function if step.is_jitted else jax.jit(step.function)
-    exported = _exported(jitted, args, kwargs, devices)
+    exported = _export_step(jitted, args, kwargs, devices)
     mesh: Any = next((m for m in meshes if m.size == exported.nr_devices), None)
     axes = {"all": exported.nr_devices} if mesh is None else dict(mesh.shape)
     if exported.nr_devices not in (1, devices.num_devices):
@@ -164,7 +166,7 @@ def _without_strategy(step: Step, devices: Target) -> Traced:
             f" the mesh of {devices.num_devices} devices: with REPLICAX_CPU_DEVICES="
             f"{devices.num_devices} there are as many virtual ones."
         )
-    notes = _ALONE if exported.nr_devices < devices.num_devices else ()
+    notes = _ONE_DEVICE if exported.nr_devices < devices.num_devices else ()
     consumed = _donated(exported)
     paths = jax.tree_util.tree_leaves_with_path((args, kwargs))
     names = tuple(f"argument {jax.tree_util.keystr(path[1:])}" for path, _ in paths)
@@ -180,23 +182,23 @@ def _donated(exported: export.Exported) -> tuple[int, ...]:
     return tuple(exported.module_kept_var_idx[i] for i in marks)
 
 
-_ALONE = ("no strategy and no mesh: one device computes everything, the others nothing",)
+_ONE_DEVICE = ("no strategy and no mesh: one device computes everything, the others nothing",)
 
 
-def _alone(step: Step, devices: Target) -> Traced:
+def _trace_alone(step: Step, devices: Target) -> Traced:
     """Trace a function without a strategy, including the variables that it reads and changes."""
     level, avals = TraceLevel(in_replica=False), [_aval(x) for x in step.arguments.arrays]
-    lifted, outputs = _lifted(step.function, step.arguments, avals, level)
+    lifted, outputs = _lift_step(step.function, step.arguments, avals, level)
     program = Program(lifted, level, outputs, _name(step.function))
     cells = program.changed, program.read_only
     state = [[jax.ShapeDtypeStruct(c.shape, c.dtype) for c in some] for some in cells]
-    exported = _exported(program.jitted, (*state, avals), {}, devices)
+    exported = _export_step(program.jitted, (*state, avals), {}, devices)
     donated = tuple(range(len(program.changed))) if program.donates else ()
     names = (
         *(c.name for some in cells for c in some),
         *map("argument {}".format, range(len(avals))),
     )
-    notes = _ALONE if devices.num_devices > 1 else ()
+    notes = _ONE_DEVICE if devices.num_devices > 1 else ()
     program_bytes = bytes(exported.serialize())
     return Traced(program.name, program_bytes, {"all": 1}, donated, (), notes, 0, names)
 
@@ -206,11 +208,11 @@ def _mesh_of(x: Any) -> Any:
     return where.mesh if isinstance(where, NamedSharding) else None
 
 
-def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
+def _device_coordinates(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
     """Return the coordinates of the mesh's devices under the strategy's device assignment."""
     if found.assignment is None or not devices.mesh_shape:
         return (), ()
-    assignment = _laid_over(found.assignment, devices.mesh_shape)
+    assignment = _rebuild_assignment(found.assignment, devices.mesh_shape)
     if assignment is None:
         shape = "x".join(map(str, devices.mesh_shape))
         return (), (
@@ -220,7 +222,7 @@ def _places(found: Topology, devices: Target) -> tuple[Places, tuple[str, ...]]:
     return tuple(map(tuple, assignment.core_assignment.reshape(-1, 4).tolist())), ()
 
 
-def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment | None:
+def _rebuild_assignment(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment | None:
     """Return the assignment for a slice of another shape; None if its replicas do not fill it."""
     size, cores = math.prod(mesh), old.num_cores_per_replica
     if mesh == tuple(old.topology.mesh_shape.tolist()):
@@ -238,10 +240,12 @@ def _laid_over(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceAssignment
         return None
 
 
-def _exported(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Exported:
+def _export_step(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Exported:
     try:
         with _device_of_kernels(devices):
-            made = _with_kernels(lambda c: _made(jitted, devices.platform, c, args, kwargs))
+            made = _allow_custom_calls(
+                lambda c: _export_once(jitted, devices.platform, c, args, kwargs)
+            )
         # Use flat trees: the compiling process may not know the classes of the pytree nodes.
         ins = jax.tree.structure((tuple(range(len(made.in_avals))), {}))
         outs = jax.tree.structure(tuple(range(len(made.out_avals))))
@@ -266,28 +270,28 @@ def _device_of_kernels(devices: Target) -> AbstractContextManager[Any]:
     return jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu))
 
 
-def _made(jitted: Any, platform: str, checks: Sequence[Any], args: Any, kwargs: Any) -> Any:
+def _export_once(jitted: Any, platform: str, checks: Sequence[Any], args: Any, kwargs: Any) -> Any:
     return export.export(jitted, platforms=[platform], disabled_checks=checks)(*args, **kwargs)
 
 
-def _with_kernels(make: Callable[[Sequence[Any]], export.Exported]) -> export.Exported:
+def _allow_custom_calls(make: Callable[[Sequence[Any]], export.Exported]) -> export.Exported:
     """Export with every custom call allowed: the program is compiled here, by the same versions."""
     known: set[str] = set()
     while True:
         try:
             return make([export.DisabledSafetyCheck.custom_call(name) for name in sorted(known)])
         except ValueError as error:
-            refused = set(_CUSTOM.findall(str(error))) - known
-            if _UNSURE not in str(error) or not refused:
+            refused = set(_CUSTOM_CALL.findall(str(error))) - known
+            if _NO_GUARANTEE not in str(error) or not refused:
                 raise
             known |= refused
 
 
-def _used(
+def _find_strategy(
     step: Callable[..., Any], arguments: Arguments, devices: Target
 ) -> tuple[Topology | None, list[Cell]]:
     """Return the topology of the step's strategy, or None, and the cells that the step uses."""
-    found, cells = _found(step, arguments)
+    found, cells = _trace_topology(step, arguments)
     if found is None:
         return None, cells
     if devices.num_devices % found.cores:
@@ -298,9 +302,11 @@ def _used(
     return found, cells
 
 
-def _found(step: Callable[..., Any], arguments: Arguments) -> tuple[Topology | None, list[Cell]]:
+def _trace_topology(
+    step: Callable[..., Any], arguments: Arguments
+) -> tuple[Topology | None, list[Cell]]:
     level = TraceLevel(in_replica=False)
-    lifted, _ = _lifted(step, arguments, [_aval(x) for x in arguments.arrays], level)
+    lifted, _ = _lift_step(step, arguments, [_aval(x) for x in arguments.arrays], level)
     found = max(level.topologies, key=lambda t: len(t.devices), default=None)
     return found, [*lifted.reads, *lifted.writes]
 
@@ -313,16 +319,16 @@ def _program(
     )
     pairs = _array_leaves(arguments)
     here = next((a.shape[1] for x, a in pairs if _is_per_replica(x) and a.ndim > 1), 0)
-    avals = [_aimed_aval(x, target, {here: rows or here}) for x in pairs]
+    avals = [_argument_aval(x, target, {here: rows or here}) for x in pairs]
     level = TraceLevel(in_replica=False)
-    lifted, outputs = _lifted(step, moved, avals, level)
+    lifted, outputs = _lift_step(step, moved, avals, level)
     program = Program(lifted, level, outputs, _name(step))
     changed = [_cell_aval(c, target) for c in program.changed]
     read_only = [_cell_aval(c, target) for c in program.read_only]
     return program, (changed, read_only, avals)
 
 
-def _lifted(
+def _lift_step(
     step: Callable[..., Any], arguments: Arguments, avals: Sequence[Any], level: TraceLevel
 ) -> Any:
     outputs, fields = Outputs(), Fields(arguments.treedef, arguments.leaves)
@@ -355,7 +361,7 @@ def _rebuild(leaf: Any, rebuild: Any, target: Topology) -> Any:
     return rebuild
 
 
-def _aimed_aval(
+def _argument_aval(
     pair: tuple[Any, Any], target: Topology, rows: Mapping[int, int]
 ) -> jax.ShapeDtypeStruct:
     leaf, array = pair

@@ -8,7 +8,14 @@ from functools import partial
 from rich.console import Console
 
 from replicax.ahead._compiler import Compiling
-from replicax.ahead._plan import Candidate, Plan, choices_of, prices_of, search, sizes_of
+from replicax.ahead._plan import (
+    Candidate,
+    Plan,
+    option_combinations,
+    read_prices,
+    search,
+    targets_of_kind,
+)
 from replicax.ahead._preflight import require_compiler
 from replicax.ahead._trace import Step
 from replicax.cli._preflight import DOES_NOT_FIT, OK, capture_step, check_outputs, choose_devices
@@ -40,7 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prices", metavar="FILE", help='a JSON file with hourly prices: {"v5e": 1.2}'
     )
     parser.add_argument(
-        "--function", metavar="NAME", help="the step, if not the first that compiles"
+        "--function",
+        metavar="NAME",
+        help="the step, if it is not the first function that changes variables on replicas",
     )
     parser.add_argument(
         "--plan", action="store_true", help="create the script's variables without values"
@@ -56,10 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Capture the step of the script, compile it for each candidate, and print the table."""
-    targets = [target for kind in _kinds(options) for target in sizes_of(kind, options.most)]
+    targets = [target for kind in _kinds(options) for target in targets_of_kind(kind, options.most)]
     for platform in {target.platform for target in targets}:
         require_compiler(platform)
-    choices, prices = choices_of(options.vary), prices_of(options.prices or "")
+    choices, prices = option_combinations(options.vary), read_prices(options.prices or "")
     check_outputs(options.plot)
     choose_devices(options.devices)
     console, candidates = Console(), list[Candidate]()
@@ -71,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
             return status
         candidates += found
         gc.collect()  # free the variables of this run of the script
-    plan = Plan(tuple(c.priced(prices) for c in candidates))
+    plan = Plan(tuple(c.with_price(prices) for c in candidates))
     console.print(plan)
     for title in ("smallest", "fastest"):
         if one := getattr(plan, title):

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " give several for a sweep",
     )
     parser.add_argument(
-        "--function", metavar="NAME", help="the step, if not the first that compiles"
+        "--function",
+        metavar="NAME",
+        help="the step, if it is not the first function that changes variables on replicas",
     )
     parser.add_argument(
         "--plan", action="store_true", help="create the script's variables without values"
