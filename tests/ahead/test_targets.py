@@ -149,6 +149,6 @@ def test_links_of_tpus_are_within_a_fifth_of_what_others_publish_of_them():
 def test_slices_whose_network_is_not_known_are_named():
     (note,) = unknown_links(Target.parse("2x v3:4x4"))
 
-    assert "what v3 sends to other slices in a second is not known" in note
+    assert "the bandwidth of v3 between slices is not known" in note
     assert not list(unknown_links(Target.parse("2x v4:2x2x2")))
     assert not list(unknown_links(Target.parse("v3:4x4")))

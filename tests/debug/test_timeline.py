@@ -173,7 +173,7 @@ def test_a_page_is_bounded_and_alone(tmp_path):
 def test_two_recordings_at_a_time_are_refused():
     with (
         rx.debug.timeline(),
-        pytest.raises(RuntimeError, match="One recording goes on at a time"),
+        pytest.raises(RuntimeError, match="Only one recording can run at a time"),
         rx.debug.timeline(),
     ):
         pass

@@ -309,7 +309,7 @@ def test_those_who_wait_hear_of_one_with_a_wrong_token(monkeypatch):
         while "did not know the token" not in (text := heard(a, "waiting")):
             pass
 
-        assert "Somebody at 127.0.0.1 did not know the token of this run" in text
+        assert "A process at 127.0.0.1 did not know the token of this run" in text
 
 
 JSON = st.recursive(

@@ -172,4 +172,4 @@ def test_a_port_that_is_taken_is_named(tmp_path):
         )
 
     assert done.returncode == 2
-    assert f"REPLICAX_METRICS_PORT={port} is no free port of it" in done.stderr
+    assert f"REPLICAX_METRICS_PORT={port} is not a free port of this machine" in done.stderr

@@ -122,6 +122,7 @@ def compile_program(
 
 
 def _cache_folder(request: dict[str, Any], program: bytes, how: Compiling) -> Path | None:
+    """Return the cache folder of a request, keyed by its contents and the compiler versions."""
     if not how.cache:
         return None
     key = json.dumps([request, jax.__version__, _version("libtpu"), _version("jax-cuda12-pjrt")])
@@ -214,6 +215,7 @@ def _limit(devices: np.ndarray) -> float:
 
 
 def _compile(request: dict[str, Any], devices: np.ndarray, program: bytes) -> Any:
+    """Compile the exported program for ``devices``, with its shardings and donations."""
     sizes, names = tuple(request["axes"].values()), tuple(request["axes"])
     mesh = Mesh(devices[: math.prod(sizes)].reshape(sizes), names)
     exported = export.deserialize(bytearray(program))

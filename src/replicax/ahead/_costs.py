@@ -146,6 +146,7 @@ class Costs:
         return self._known[key]
 
     def _instruction(self, one: Instruction, computation: Computation, values: Values) -> Cost:
+        """Return the cost of one instruction."""
         match one.opcode:
             case "while":
                 return self._loop(one, values)
@@ -185,6 +186,7 @@ class Costs:
         return cost
 
     def _loop(self, loop: Instruction, values: Values) -> Cost:
+        """Return the cost of all iterations of a loop."""
         body, turns = loop.called[0], self._hlo.turns(loop, values)
         cost = Cost()
         if turns is None:
@@ -209,6 +211,7 @@ class Costs:
         )
 
     def _branches(self, one: Instruction, values: Values) -> Cost:
+        """Return the cost of the most expensive branch of a conditional."""
         found = [self._cost(name, ()) for name in one.called]
         cost = Cost()
         if found:
@@ -218,6 +221,7 @@ class Costs:
         return cost
 
     def _single(self, one: Instruction, computation: Computation) -> Cost:
+        """Return the cost of an instruction that calls no computation."""
         cost = Cost()
         kind = one.opcode.removesuffix("-start")
         if kind in KINDS and _is_continued(one, computation):
@@ -268,6 +272,7 @@ def _plain_bytes(one: Instruction, computation: Computation, *, far: bool = Fals
 
 
 def _traffic(one: Instruction, computation: Computation) -> float:
+    """Return the memory traffic of an instruction, in bytes."""
     if one.opcode in _NO_TRAFFIC or one.opcode.endswith("-done"):
         return 0.0
     if one.opcode == "custom-call" and _target(one).startswith(_NO_FLOPS):
@@ -293,6 +298,7 @@ def _read_bytes(inside: Computation, parameter: str, whole: int) -> float:
 
 
 def _written_bytes(inside: Computation, whole: int) -> float:
+    """Return the bytes that a fusion writes; an in-place update counts in part."""
     root = inside.instructions.get(inside.root)
     while root is not None and root.opcode in ("bitcast", "copy"):
         root = inside.instructions.get(root.operands[0])
@@ -345,6 +351,7 @@ def _count_custom(one: Instruction, computation: Computation, cost: Cost) -> Non
 
 
 def _product_flops(one: Instruction, computation: Computation) -> float:
+    """Return the flops of a matmul or a convolution."""
     operands, out = computation.operands(one)[:2], one.shapes[0].sizes
     if len(operands) < 2:
         return 0.0

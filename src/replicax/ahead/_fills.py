@@ -104,6 +104,7 @@ def _peak(
 def _scan_live(
     hlo: Hlo, order: Sequence[tuple[Instruction, set[str], bool]], last: dict[str, int]
 ) -> tuple[int, list[Instruction]]:
+    """Scan the instructions in order with their live values; return the peak and its values."""
     live: dict[str, Instruction] = {}
     size, most, then = 0, 0, list[Instruction]()
     for at, (one, reusable, is_counted) in enumerate(order):
@@ -128,6 +129,7 @@ def _subcomputations(one: Instruction) -> tuple[str, ...]:
 
 
 def _inner_peak(hlo: Hlo, name: str) -> tuple[int, list[Instruction]]:
+    """Return the peak of a computation that an instruction runs."""
     computation = hlo.computations.get(name)
     if computation is None:
         return 0, []

@@ -231,6 +231,7 @@ class Values:
         return self._known[name]
 
     def _evaluate(self, one: Instruction) -> Any:
+        """Evaluate an instruction; None if its value is unknown."""
         if not any(shape.is_counter for shape in one.shapes):
             return None
         match one.opcode:
@@ -251,6 +252,7 @@ class Values:
         return self._evaluate_scalar(one) if one.shapes[0].is_counter else None
 
     def _evaluate_scalar(self, one: Instruction) -> Any:
+        """Evaluate arithmetic on scalars."""
         if one.opcode == "constant":
             return {"true": 1, "false": 0}.get(one.inner) if one.inner.isalpha() else int(one.inner)
         make = _ARITHMETIC.get(one.opcode) or _COMPARISONS.get(_direction(one))

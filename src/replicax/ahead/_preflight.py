@@ -164,6 +164,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _compile(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
+    """Compile a traced step, and report on it."""
     started = time.monotonic()
     request = {
         "platform": target.platform,
@@ -180,6 +181,7 @@ def _compile(traced: Traced, target: Target, how: Compiling) -> PreflightReport:
 def _make_report(
     traced: Traced, target: Target, facts: dict[str, Any], text: str, seconds: float
 ) -> PreflightReport:
+    """Build the report from the compiler's result and the optimized program."""
     error = facts.get("error", "")
     memory, hbm = _memory(facts), round(facts.get("limit", 0) or target.hbm)
     is_full = "RESOURCE_EXHAUSTED" in error
@@ -229,8 +231,8 @@ def unknown_links(target: Target) -> Iterator[str]:
     limits = target.limits
     if target.num_devices > limits.near and not limits.far_bytes:
         yield (
-            f"what {target.kind} sends to other slices in a second is not known: counted as if they"
-            " were one"
+            f"the bandwidth of {target.kind} between slices is not known: counted as if they were"
+            " one slice"
         )
 
 

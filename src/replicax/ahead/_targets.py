@@ -159,6 +159,7 @@ class _Gpu:
 
 
 def _slice_target(name: str, shape: SliceShape, count: int) -> Target:
+    """Return the target for ``count`` slices."""
     chip = shape.generation
     far = chip.dcn_bytes * shape.num_devices if count > 1 else 0.0
     request: dict[str, Any] = {"topology_name": shape.name}
@@ -196,6 +197,7 @@ def _canonical_slice(name: str) -> str:
 
 
 def _gpu_target(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
+    """Return the target for ``hosts`` hosts with ``each`` GPUs."""
     flops, memory, links, network = gpu.limits
     # The fraction of a GPU's memory that JAX preallocates, unless configured otherwise.
     usable = gpu.memory * float(os.environ.get(_FRACTION) or 0.75)
@@ -360,6 +362,7 @@ def move_to(target: Topology, used: Sequence[Cell]) -> Iterator[None]:
 
 
 def _declare(variable: Variable, *, several: bool) -> None:
+    """Set a variable's layout and policy for one replica or ``several``."""
     cell, strategy = variable.cell, variable.distribute_strategy
     on_read = variable.synchronization is VariableSynchronization.ON_READ
     cell.per_replica = on_read and several

@@ -96,8 +96,8 @@ class Step:
 
 
 _PARTIAL_BATCH = (
-    "replicas here hold different numbers of rows: compiled as if each had the most, as a short"
-    " batch is no program for all devices",
+    "replicas here hold different numbers of rows: compiled as if each had the most, because a"
+    " partial batch is not one program for all devices",
 )
 
 
@@ -241,6 +241,7 @@ def _rebuild_assignment(old: DeviceAssignment, mesh: tuple[int, ...]) -> DeviceA
 
 
 def _export_step(jitted: Any, args: Any, kwargs: Any, devices: Target) -> export.Exported:
+    """Export a jitted function for the target's platform."""
     try:
         with _device_of_kernels(devices):
             made = _allow_custom_calls(
@@ -314,6 +315,7 @@ def _trace_topology(
 def _program(
     step: Callable[..., Any], arguments: Arguments, target: Topology, rows: int
 ) -> tuple[Program, tuple[Any, ...]]:
+    """Trace the step for the target; return the program and the avals of its inputs."""
     moved = arguments._replace(
         rebuilds=[_rebuild(*pair, target) for pair in _pairs(arguments)],
     )
@@ -331,6 +333,7 @@ def _program(
 def _lift_step(
     step: Callable[..., Any], arguments: Arguments, avals: Sequence[Any], level: TraceLevel
 ) -> Any:
+    """Trace the step with its variables as inputs and outputs."""
     outputs, fields = Outputs(), Fields(arguments.treedef, arguments.leaves)
 
     def body(*arrays: Any) -> list[Any]:

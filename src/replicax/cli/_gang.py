@@ -64,6 +64,7 @@ class Console:
                 self._put("\n")
 
     def _put(self, text: str) -> None:
+        """Write and flush; on failure drop this and all later output."""
         if self._out is None:
             return
         try:
@@ -74,7 +75,7 @@ class Console:
             with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
                 os.dup2(nowhere.fileno(), self._out.fileno())
             self._out = None
-            _warn(f"the output of the workers cannot be shown any more: {error}. They go on.")
+            _warn(f"the output of the workers can no longer be shown: {error}. They continue.")
 
 
 class Log:
@@ -97,7 +98,7 @@ class Log:
                 self._file.write(self._stamped(data))
         except OSError as error:
             self.close()
-            _warn(f"{self._path} cannot be written any more: {error.strerror}. Its worker goes on.")
+            _warn(f"{self._path} can no longer be written: {error.strerror}. Its worker continues.")
 
     def _stamped(self, data: bytes) -> bytes:
         """Prepend the time to ``data``, unless it continues a line."""
@@ -159,6 +160,7 @@ class OutputSplitter:
         return max(0.0, self._since + _SOON - time.monotonic()) if self._size else None
 
     def _show(self, piece: bytes) -> None:
+        """Write a piece of a line to the log and the console, without noise."""
         plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
         self._log.write(plain)
         text = plain.decode(errors="replace")
@@ -324,6 +326,7 @@ class Gang:
                 worker.process.send_signal(number)
 
     def _start(self, plan: GangPlan, log: Log) -> None:
+        """Start a worker in its own session, and a thread that copies its output."""
         process = subprocess.Popen(
             plan.command,
             env=plan.environment,
@@ -368,6 +371,7 @@ class Gang:
         return bool(active)
 
     def _end_stopped(self) -> None:
+        """Kill workers that are stopped (SIGSTOP), which would never end."""
         for worker in self._running():
             if _sessions.is_stopped(worker.process.pid):
                 self._kill_one(worker, "was stopped, and killed by the launcher")
@@ -380,6 +384,7 @@ class Gang:
         self._console.finish()
 
     def _kill_one(self, worker: Worker, why: str) -> None:
+        """Kill a worker's session, and note why."""
         if lease := _leases.find(self._leases, worker.process.pid):
             why += f" while it was {lease.what}; `Resumable(grace=...)` gives it more seconds"
         worker.kill_reason = why
@@ -395,6 +400,7 @@ class Gang:
         self._finish(worker)
 
     def _finish(self, worker: Worker) -> None:
+        """Kill the helpers that a worker left behind."""
         _sessions.send(signal.SIGKILL, [worker.process.pid])
         self._guard.forget(worker.process.pid)
 

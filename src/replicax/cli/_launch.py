@@ -147,7 +147,8 @@ def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
 def _attempts(
     options: argparse.Namespace, guard: Guard, folder: Path, reporter: Reporter | None
 ) -> int:
-    failures, attempt = 0, 0
+    """Run the workers until they succeed, or no restart is left."""
+    failures, attempt = 0, 0  # failures: how many in a row were quick
     while True:
         began = time.monotonic()
         options.may_restart = attempt < options.max_restarts
@@ -165,6 +166,7 @@ def _attempts(
 def _attempt(
     options: argparse.Namespace, attempt: int, guard: Guard, folder: Path, reporter: Reporter | None
 ) -> int:
+    """Run the workers once; return the exit code."""
     _runs.write_token(options.token, folder)
     plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
@@ -229,6 +231,7 @@ def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> 
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
+    """End the workers after an interrupt; a second interrupt kills them."""
     _say("ending all workers; a second signal ends them at once")
     try:
         gang.end(grace, interrupt.args[0] if interrupt.args else signal.SIGINT)
@@ -263,6 +266,7 @@ def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]
 
 
 def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
+    """Return the command and environment of each worker of this host."""
     addresses = _addresses(options)
     each = options.workers // len(_hosts(options))
     indices = range(options.host_index * each, (options.host_index + 1) * each)
@@ -350,6 +354,7 @@ def _tf_config(addresses: list[str], index: int) -> str:
 
 
 def _configured_token(options: argparse.Namespace) -> str | None:
+    """Return the user's token, or None; warn if others can read its file."""
     environment = dict(os.environ)
     if options.token_file:
         environment = {TOKEN_FILE_VARIABLE: str(options.token_file)}
@@ -364,8 +369,8 @@ def _token(options: argparse.Namespace) -> str:
     token = _ssh.read_starter_token() if options.remote else _configured_token(options)
     if token is None and options.hosts:
         raise ClusterError(
-            "The launchers of several machines need a secret in common, so that nobody else can"
-            " join or end the run. Make one, with `python -c 'import secrets;"
+            "The launchers of several machines need a shared secret, so that no one else can join"
+            " or end the run. Make one, with `python -c 'import secrets;"
             " print(secrets.token_hex())' > token`, copy it to each machine (`chmod 600 token`),"
             " and add `--token-file token`; or set REPLICAX_TOKEN there; or let `--ssh` start all."
         )
@@ -373,6 +378,7 @@ def _token(options: argparse.Namespace) -> str:
 
 
 def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
+    """Start the hub with the settings in the first worker's environment."""
     config = json.loads(plan.environment["TF_CONFIG"])
     facts = ClusterFacts.of_processes(
         0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
@@ -400,6 +406,7 @@ def _no_hub(plan: GangPlan, fault: str) -> ClusterError:
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Raise for options that are invalid or contradict each other."""
     hosts = _hosts(options)
     faults = {
         "--workers must be at least 1": options.workers < 1,

@@ -215,7 +215,7 @@ def bound(args: Sequence[cst.Arg], row: Row) -> dict[str, Any] | str:
             arguments.setdefault(row.rest, []).append(argument)
             continue
         if argument.star:
-            return f"Its arguments cannot be told apart. Write `{row.target}`."
+            return f"Its arguments cannot be identified. Write `{row.target}`."
         name = name or (places[place] if place < len(places) else "so many arguments")
         if name not in row.parameters:
             return f"With {name} it means something else than `{row.target}`."
@@ -249,6 +249,7 @@ def fill_call(
 def _fill_slot(
     slot: cst.Arg, arguments: dict[str, Any], row: Row, defaults: Callable[[str], Any]
 ) -> Iterable[cst.Arg]:
+    """Yield the program's arguments for one argument of the table's call."""
     name = slot.value.value if isinstance(slot.value, cst.Name) else ""
     if slot.star:
         yield from arguments.get(name, ())

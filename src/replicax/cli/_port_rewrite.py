@@ -111,6 +111,8 @@ def port(code: str, name: str = "the program") -> Ported:
 
 
 class _Rewriter(cst.CSTTransformer):
+    """Replaces TensorFlow names and calls, and collects the marks."""
+
     METADATA_DEPENDENCIES = (ParentNodeProvider, PositionProvider, QualifiedNameProvider)
 
     def __init__(self, facts: Facts) -> None:
@@ -153,6 +155,7 @@ class _Rewriter(cst.CSTTransformer):
             yield node
 
     def _mark(self, node: cst.CSTNode, name: str, words: str, *, is_left: bool) -> None:
+        """Add a mark to the statement that contains ``node``."""
         mark = Mark(self._line(node), name, words, is_left)
         kinds = (cst.SimpleStatementLine, cst.BaseCompoundStatement)
         statement = next(n for n in (node, *self._parents(node)) if isinstance(n, kinds))
@@ -165,6 +168,7 @@ class _Rewriter(cst.CSTTransformer):
         self.changes[old, new] = self.changes.get((old, new), 0) + 1
 
     def _expression(self, text: str) -> cst.BaseExpression:
+        """Parse an expression of the new program, in NumPy inside element functions."""
         if self._in_elements[-1]:
             text = text.replace("jnp.", "np.")
         text = text.replace("jax.numpy.", "jnp.")
@@ -205,6 +209,7 @@ class _Rewriter(cst.CSTTransformer):
         return self._translate_name(original_node, updated_node)
 
     def _translate_name(self, node: cst.CSTNode, updated: Any) -> Any:
+        """Return the translation of a name that is not called."""
         parent: Any = self.get_metadata(ParentNodeProvider, node, None)
         is_inner = isinstance(parent, cst.Attribute)
         is_label = getattr(parent, "keyword", None) is node or getattr(parent, "name", None) is node
@@ -282,6 +287,7 @@ class _Rewriter(cst.CSTTransformer):
         return updated_node.with_changes(func=func)
 
     def _as_numpy(self, node: cst.Call, updated: cst.Call) -> cst.BaseExpression:
+        """Rewrite ``x.numpy()`` as ``np.asarray(x)``."""
         if not m.matches(node, m.Call(m.Attribute(attr=m.Name("numpy")), args=[])):
             return updated
         parent: Any = self.get_metadata(ParentNodeProvider, node)
@@ -301,6 +307,7 @@ class _Rewriter(cst.CSTTransformer):
         return cst.parse_expression("np.asarray(x)").with_changes(args=[cst.Arg(receiver)])
 
     def _by_row(self, node: cst.Call, updated: cst.Call, path: str, row: Row) -> Any:
+        """Rewrite a call by a row of the table, or mark it."""
         if node in self._loops and not any(a.keyword or a.star for a in node.args):
             if not all(isinstance(a.value, cst.Integer) for a in node.args):
                 self._mark(node, "range", _LOOP, is_left=False)
@@ -323,6 +330,7 @@ class _Rewriter(cst.CSTTransformer):
         return fill_call(new, arguments, row, updated, self._expression)
 
     def _is_certain(self, node: cst.Call, row: Row) -> bool:
+        """Whether the caveat of a row certainly does not apply here."""
         if "gradient" in row.caveat:
             return self._in_elements[-1]  # gradients are not taken there
         is_mean = "floats" in row.caveat

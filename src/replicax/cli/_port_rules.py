@@ -325,6 +325,7 @@ def _subclasses(kind: type[Any]) -> list[type[Any]]:
 
 
 def _translate(path: str) -> Same | Row | Untranslated:
+    """Return the translation of ``tf.<path>``, without the cache."""
     if path.split(".")[0] in _KERAS_MODULES:
         path = f"keras.{path}"
     if path in _DTYPES:
@@ -340,6 +341,7 @@ def _translate(path: str) -> Same | Row | Untranslated:
 
 
 def _shared(path: str) -> Same | Untranslated:
+    """Look up a name that replicax shares with TensorFlow."""
     found: Any = importlib.import_module("replicax")
     parts = path.split(".")
     for place, part in enumerate(parts):
@@ -375,6 +377,7 @@ def _like(path: str) -> str:
 
 
 def _parse_row(line: str) -> dict[str, Row]:
+    """Parse a line of the table into rows by name."""
     left, _, right = line.partition(" -> ")
     names, _, arguments = left.partition("(")
     target, _, caveat = right.partition(" ; ")

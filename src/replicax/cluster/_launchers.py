@@ -79,7 +79,7 @@ def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
     if signs := list(_multi_process_signs(env)):
         raise ClusterError(
             f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
-            f" they meet, so that each of them would train a model of its own. {WRITE_INSTEAD}"
+            f" they meet, so each of them would train its own model. {WRITE_INSTEAD}"
         )
     return None
 
@@ -142,10 +142,12 @@ def _replicax(env: Env) -> ClusterFacts | None:
 
 
 def _kubeflow(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Kubeflow JAXJob."""
     return _jax_variables(env, "", "Kubeflow JAXJob") if "COORDINATOR_ADDRESS" in env else None
 
 
 def _jax_variables(env: Env, prefix: str, source: str) -> ClusterFacts:
+    """Read ``NUM_PROCESSES`` and ``PROCESS_ID`` with the given prefix, and guess the addresses."""
     count, index = _count_and_index(env, f"{prefix}NUM_PROCESSES", f"{prefix}PROCESS_ID")
     coordinator = _coordinator(env, prefix)
     host, port = coordinator.rsplit(":", 1)
@@ -160,6 +162,7 @@ def _jax_variables(env: Env, prefix: str, source: str) -> ClusterFacts:
 
 
 def _coordinator(env: Env, prefix: str) -> str:
+    """Return the coordinator's ``host:port``, from one or two variables."""
     name = f"{prefix}COORDINATOR_ADDRESS"
     address, port = env[name], env.get(f"{prefix}COORDINATOR_PORT")
     if re.search(r"[^:\]]:[0-9]+$|\]:[0-9]+$", address):
@@ -228,6 +231,7 @@ def _hydra(env: Env) -> ClusterFacts | None:
 def _mpi(
     env: Env, source: str, names: tuple[str, str, str], jobs: Sequence[str]
 ) -> ClusterFacts | None:
+    """Read the variables ``names`` (size, rank, local size) of an MPI launcher."""
     size, rank, local_size = names
     if size not in env:
         return None
@@ -263,6 +267,7 @@ def _local_launcher() -> str:
 
 
 def _launcher_host(env: Env, source: str, rank: str) -> str:
+    """Return the host of ``mpirun``, which rank 0 shares by default."""
     uri = env.get("OMPI_MCA_orte_hnp_uri", "")
     match = re.search(r"tcp6?://(\[)?([^,:\]]+(?(1)[^,\]]*))", uri)
     if match is None:
@@ -278,6 +283,7 @@ def _launcher_host(env: Env, source: str, rank: str) -> str:
 
 
 def _slurm(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Slurm job step."""
     needed = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
     if any(name not in env for name in needed):
         return None  # a login shell or a batch script, not a step
@@ -315,6 +321,7 @@ def _slurm(env: Env) -> ClusterFacts | None:
 
 
 def _sky_pilot(env: Env) -> ClusterFacts | None:
+    """Read the variables of a SkyPilot task."""
     if env.get("SKYPILOT_NUM_NODES", "1") == "1":
         return None
     count, index = _count_and_index(env, "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
@@ -323,6 +330,7 @@ def _sky_pilot(env: Env) -> ClusterFacts | None:
 
 
 def _sage_maker(env: Env) -> ClusterFacts | None:
+    """Read the variables of a SageMaker training job."""
     if "SM_HOSTS" not in env:
         return None
     hosts = _json(env, "SM_HOSTS")
@@ -369,6 +377,7 @@ def _vertex(env: Env) -> ClusterFacts | None:
 
 
 def _aws_batch(env: Env) -> ClusterFacts | None:
+    """Read the variables of a multi-node AWS Batch job."""
     if env.get("AWS_BATCH_JOB_NUM_NODES", "1") == "1":
         return None
     count, index = _count_and_index(env, "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX")
@@ -399,6 +408,7 @@ def _own_address() -> str:
 
 
 def _tpu_slice(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Cloud TPU host."""
     name = next((n for n in _TPU_PORTS if n in env), "")
     # A port in the list is libtpu's.
     hosts = [re.sub(r":[0-9]+$", "", host.strip()) for host in env.get(name, "").split(",")]
@@ -442,6 +452,7 @@ def _ray_train(_: Env) -> ClusterFacts | None:
 
 @cache  # later strategies of a process are in the same cluster
 def _ray_cluster(count: int) -> ClusterFacts:
+    """Agree on the address of rank 0 with the other workers of the Ray Train run."""
     collective: Any = importlib.import_module("ray.train.collective")
     context = sys.modules["ray.train"].get_context()
     host, index = _own_address(), context.get_world_rank()
@@ -567,6 +578,7 @@ def _one_per_host(  # noqa: PLR0913 - the parts of a cluster
 
 
 def _count_and_index(env: Env, count_name: str, index_name: str) -> tuple[int, int]:
+    """Return the number of processes and this one's index; validate both."""
     missing = [name for name in (count_name, index_name) if name not in env]
     if missing:
         raise ClusterError(
@@ -583,6 +595,7 @@ def _count_and_index(env: Env, count_name: str, index_name: str) -> tuple[int, i
 
 
 def _required(env: Env, name: str, meaning: str) -> str:
+    """Return a variable's value; raise ClusterError, naming its ``meaning``, if it is not set."""
     if value := env.get(name, "").strip():
         return value
     raise ClusterError(
@@ -598,6 +611,7 @@ def _json(env: Env, name: str) -> Any:
 
 
 def _choose_port(env: Env, job: str) -> int:
+    """Return the configured port, or one derived from the job's id."""
     return _configured_port(env) or port_of_job(job)
 
 

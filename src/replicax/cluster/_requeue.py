@@ -36,7 +36,7 @@ def is_asked(env: Mapping[str, str] = os.environ) -> bool:
         raise ClusterError(f"{VARIABLE}={text!r}: write 1 to requeue the Slurm job, or 0.")
     if not env.get("SLURM_JOB_ID"):
         raise ClusterError(
-            f"{VARIABLE}=1 requeues a Slurm job, but SLURM_JOB_ID is not set, so this is none."
+            f"{VARIABLE}=1 requeues a Slurm job, but SLURM_JOB_ID is not set, so this is not one."
             f" Unset {VARIABLE}, or start the program in a batch script with sbatch."
         )
     return True

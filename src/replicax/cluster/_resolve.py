@@ -100,6 +100,7 @@ def _connected() -> ClusterFacts | None:
 
 
 def _read(resolver: ClusterResolver, source: str) -> ClusterFacts:
+    """Return the facts of the cluster that ``resolver`` describes, after validating them."""
     spec = _cluster_spec(resolver, source)
     if not spec:
         return ClusterFacts.alone(source)
@@ -170,6 +171,7 @@ def _check_jobs(spec: ClusterSpec, source: str) -> None:
 
 
 def _check_task(spec: ClusterSpec, task_type: str, task_id: int, source: str) -> None:
+    """Raise if this process's task does not train, or is not in the cluster."""
     if task_type == "ps":
         raise ClusterError(
             f"{source} makes this process a parameter server (task type 'ps'), and a mirrored"
@@ -212,6 +214,7 @@ def _evaluator(spec: ClusterSpec, task_id: int, source: str) -> ClusterFacts:
 
 
 def _training_addresses(spec: ClusterSpec, source: str) -> tuple[str, ...]:
+    """Return the addresses of the chief and the workers; raise for duplicates and gaps."""
     owners: dict[tuple[str, int], str] = {}
     addresses: list[str] = []
     for job in _TRAINING:

@@ -377,6 +377,7 @@ class UnionResolver(ClusterResolver):
 
 
 def _merge_indexed(job: str, groups: list[list[str] | dict[int, str]]) -> dict[int, str]:
+    """Merge the tasks of a job by index; raise if two resolvers have the same index."""
     merged: dict[int, str] = {}
     for group in groups:
         tasks = dict(enumerate(group)) if isinstance(group, list) else group

@@ -116,6 +116,7 @@ class SlurmClusterResolver(AddressedResolver):
         return ClusterSpec(cluster)
 
     def _place_tasks(self) -> Iterator[tuple[str, str]]:
+        """Yield the address and the GPU indices of each task."""
         for host, count in self._tasks_of_host.items():
             for local in range(count):
                 first = local * self._gpus_per_task
@@ -228,6 +229,7 @@ def expand_counts(text: str) -> list[int]:
 
 
 def _tasks_of_hosts(tasks_per_node: int | Mapping[str, int] | None) -> dict[str, int]:
+    """Return the number of tasks of each host."""
     if isinstance(tasks_per_node, Mapping):
         tasks = {
             host: to_index(count, f"tasks_per_node[{host!r}]")
@@ -271,6 +273,7 @@ def _slurm_number(name: str) -> int:
 
 
 def _count_gpus() -> int:
+    """Return the number of visible GPUs."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([device for device in visible.split(",") if device.strip()])

@@ -55,6 +55,8 @@ def read_object(text: str, name: str) -> dict[str, object]:
 
 
 def _parse(text: str, name: str) -> object:
+    """Parse JSON strictly: reject duplicate keys, NaN and infinities."""
+
     def refuse(constant: str) -> object:
         raise ClusterError(f"{name} contains {constant}, which is not JSON; write a number.")
 
@@ -82,6 +84,7 @@ def _unique(pairs: list[tuple[str, object]], name: str) -> dict[str, object]:
 
 
 def _describe_syntax(error: json.JSONDecodeError, name: str) -> str:
+    """Return an error message that shows the place of a syntax error."""
     if not error.doc.strip():
         return (
             f"{name} is set, but empty. Unset it to run without a cluster, or write a JSON object"
@@ -107,6 +110,7 @@ def _printable(text: str) -> str:
 
 
 def _hint(text: str, position: int) -> str:
+    """Return advice on the likely cause of a syntax error."""
     rest = text[position:]
     if "'" in rest[:1] or text.lstrip()[:1] == "'":
         return "JSON wants double quotes: make the text with json.dumps, not with str."

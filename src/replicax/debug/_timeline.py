@@ -110,6 +110,7 @@ class Timeline:
 
     @classmethod
     def _of(cls, events: Iterable[Event]) -> "Timeline":
+        """Build the timeline from the events of a trace."""
         # jaxlib creates a type that triggers a warning, and aborts if warnings are errors.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -177,6 +178,7 @@ class Timeline:
         return self.sheet().to_html()
 
     def _strips(self, steps: Sequence[RecordedStep]) -> str:
+        """Return an SVG drawing of the last steps."""
         begin, end = steps[0].begin, steps[-1].end
         left, high = 70.0, 26.0
         devices = list(self.spans)[:_MOST_DEVICES]
@@ -253,8 +255,8 @@ def start_recording(folder: str) -> None:
         jax.profiler.start_trace(folder, profiler_options=options)
     except RuntimeError as error:
         raise ScopeError(
-            f"The timeline cannot be recorded: {error}. One recording goes on at a time; end the"
-            " other one first."
+            f"The timeline cannot be recorded: {error}. Only one recording can run at a time; end"
+            " the other one first."
         ) from error
 
 
@@ -362,6 +364,7 @@ def _subtract(spans: list[Span], others: list[Span]) -> list[Span]:
 
 
 def _split_step(kinds: dict[str, list[Span]], step: Span) -> dict[str, float]:
+    """Return the seconds of each kind within a step."""
     found = {}
     for kind, spans in kinds.items():
         first = max(0, bisect_left(spans, (step[0], 0.0)) - 1)

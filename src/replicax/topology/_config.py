@@ -213,6 +213,7 @@ def set_visible_devices(
 def _remaining_platforms(
     visible: Sequence[PhysicalDevice], now: Sequence[PhysicalDevice]
 ) -> list[str]:
+    """Return the values of ``jax_platforms`` that leave the visible devices."""
     hidden = {device.device_type for device in now} - {device.device_type for device in visible}
     cut = [device for device in now if device not in visible and device.device_type not in hidden]
     if cut or "CPU" in hidden:
@@ -333,7 +334,7 @@ def _require_gpu(device: PhysicalDevice) -> None:
     _require_known(device)
     if device not in list_physical_devices("GPU"):
         raise PlacementError(
-            f"Memory growth is for GPUs, and {device.name} is none of this machine:"
+            f"Memory growth is for GPUs, and {device.name} is not a GPU of this machine:"
             " `rx.config.list_physical_devices('GPU')` lists them."
         )
 

@@ -251,6 +251,7 @@ def _is_positive(n: object) -> bool:
 
 
 def _spec(topology: Topology, parts: Sequence[int]) -> PartitionSpec:
+    """Assign the logical axes to the parts of each dimension, by prime factors."""
     free = dict(topology.logical_axes)
     entries: list[str | tuple[str, ...] | None] = []
     for count in parts:
@@ -290,6 +291,7 @@ def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
 
 @contextmanager
 def _collective(topology: Topology, what: str) -> Iterator[_Finish]:
+    """Run a computation as a collective; on CPUs, wait for its results."""
     if topology.devices[0].platform != "cpu":
         with _group.required().collective(what):
             yield _identity  # accelerators run asynchronously; do not block on them

@@ -120,6 +120,7 @@ def _by_process(devices: Sequence[jax.Device]) -> tuple[jax.Device, ...]:
 
 
 def _real_topology(tpus: Sequence[jax.Device]) -> TPUTopology:
+    """Return the topology of TPUs, with coordinates from 0."""
     places = np.array([[*d.coords, d.core_on_chip] for d in tpus], dtype=np.int32)
     places -= places.min(axis=0)  # the coordinates of a part of a pod do not start at 0
     shape = (places.max(axis=0) + 1).tolist()
@@ -128,6 +129,7 @@ def _real_topology(tpus: Sequence[jax.Device]) -> TPUTopology:
 
 
 def _simulated() -> Slice:
+    """Return a slice of virtual CPU devices."""
     cpus = _by_process(jax.devices("cpu"))
     name = os.environ.get(TPU_VARIABLE, "").strip()
     shape = SliceShape.parse(name).mesh_shape if name else _default_mesh(len(cpus))

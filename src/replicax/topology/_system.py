@@ -361,6 +361,7 @@ def require_local(resolver: Any) -> None:
 
 
 def _remote_endpoints(tpu: object, zone: str | None, project: str | None) -> list[str]:
+    """Return the addresses of a remote TPU; [] for local ones."""
     if tpu is None or tpu in ("", "local"):
         return []
     if isinstance(tpu, list | tuple):

@@ -290,7 +290,7 @@ def _to_device_coordinates(
 ) -> npt.NDArray[np.int32]:
     if device_coordinates is None:
         raise PlacementError(
-            "Topology needs device_coordinates beside mesh_shape: for each task, the x, y, z and"
+            "Topology needs device_coordinates and mesh_shape: for each task, the x, y, z and"
             " core number of each of its cores, such as [[[0, 0, 0, 0], [0, 0, 0, 1]]]."
         )
     coordinates = to_whole_numbers(device_coordinates, "device_coordinates")
@@ -313,6 +313,7 @@ def _to_device_coordinates(
 def _invert(
     mesh_shape: npt.NDArray[np.int32], coordinates: npt.NDArray[np.int32]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return the task and the index within it for all mesh coordinates, -1 where missing."""
     tasks = np.full(mesh_shape.tolist(), -1, dtype=np.int32)
     devices = np.full(mesh_shape.tolist(), -1, dtype=np.int32)
     for task, cores in enumerate(coordinates.tolist()):

@@ -121,6 +121,7 @@ def requested_devices() -> int | None:
 
 @contextmanager
 def _enough_threads() -> Iterator[None]:
+    """Set the size of XLA's thread pool while the CPU backend starts."""
     size = _best_pool_size(planned_cpu_devices() or 1)
     if size == _pool_size():
         yield
@@ -158,6 +159,7 @@ def _cores() -> int:
 
 
 def _warn_if_too_late(requested: int | None) -> None:
+    """Warn if JAX was initialized before replicax, with other devices or too few threads."""
     devices = len(local_devices("CPU"))
     if requested not in (None, devices):
         warnings.warn(
@@ -170,7 +172,7 @@ def _warn_if_too_late(requested: int | None) -> None:
         needed = threads_needed(devices)
         warnings.warn(
             f"JAX has started with {devices} virtual CPU devices and only {threads} thread(s) for"
-            " them, so that collectives can wait for each other for ever. Import replicax before"
+            " them, so collectives can deadlock. Import replicax before"
             " the first JAX computation of the program: it then gives them"
             f" {needed} threads. Or start Python with NPROC={needed} in the environment.",
             RuntimeWarning,
@@ -216,6 +218,7 @@ class SharedPrograms:
                 self._busy.pop(key, None)
 
     def _key(self, backend: Any, module: Any, options: Any) -> bytes | None:
+        """Return a cache key without the device; None if the program must not be cached."""
         is_whole = backend.local_device_count() == backend.device_count()
         if backend.platform != "cpu" or not is_whole or setting("jax_compilation_cache_dir"):
             return None

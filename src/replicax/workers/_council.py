@@ -53,7 +53,7 @@ class Council:
                     self.give_up(how)
                 self._decide()
             case _:
-                raise _wire.WireError("a message of no known kind")
+                raise _wire.WireError("unknown message")
 
     def leave(self, connection: Connection) -> None:
         """Handle the closed connection of ``connection``, if it is a launcher's."""

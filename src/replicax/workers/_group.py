@@ -40,14 +40,14 @@ _LAST_RESORT = 8.0  # seconds that a collective may continue after its connectio
 _MOVE_ON = 5.0  # seconds for a stuck worker to exit before it is ended
 _log = logging.getLogger("replicax")
 _FORKED = (
-    "This process was forked from a worker, and is none itself: JAX and the connections to the"
+    "This process was forked from a worker, and is not one itself: JAX and the connections to the"
     " other workers are its parent's. Start processes of your own with the method 'spawn', and"
     " let them compute with NumPy only."
 )
 
 _DEPARTED = (
-    "This process has left its cluster by `strategy.leave()`, and cannot take part in anything that"
-    " all workers do. It can still read its variables; to train again, start a new process."
+    "This process has left its cluster by `strategy.leave()`, and cannot take part in collectives"
+    " any more. It can still read its variables; to train again, start a new process."
 )
 
 
@@ -116,6 +116,7 @@ class Group:
         """Make this forked child unusable as a worker: the connection belongs to the parent."""
         self._is_leaving = True
         self._wire.forget()
+        # The parent's threads may hold these locks at the fork, and do not exist in the child.
         self._changed = threading.Condition()
         self._lock = threading.Lock()
         self._report = Report("fork", None, _FORKED)
@@ -256,6 +257,7 @@ class Group:
             disconnect_distributed()
 
     def _ping(self) -> None:
+        """Send heartbeats, watch the hub, and abort a collective that can no longer complete."""
         since: float | None = None
         while not self._is_leaving:
             self._wire.send({"ping": self._progress()})
@@ -272,6 +274,7 @@ class Group:
             time.sleep(_PING_EVERY)
 
     def _progress(self) -> Message:
+        """Return the contents of a ping."""
         with self._lock:
             return {
                 "count": self._count,
@@ -283,9 +286,11 @@ class Group:
             }
 
     def _begin(self, what: str) -> None:
+        """Number the next collective, and announce it to the hub if the last ping is old enough."""
         now = time.monotonic()
-        with self._lock:
+        with self._lock:  # the ping thread reads these fields together
             self._count += 1
+            # A running digest of all collectives, by which the hub compares the workers.
             self._chain = zlib.crc32(what.encode(), self._chain)
             self._journal.append((self._count, what, self._chain))
             self._paces.append(now - self._began)
@@ -298,6 +303,7 @@ class Group:
     # Messages from the hub.
 
     def _listen(self) -> None:
+        """Handle the hub's messages until the connection closes."""
         while True:
             try:
                 message = self._wire.receive()
@@ -311,6 +317,7 @@ class Group:
             self._handle_report(Report("hub", None, self._hub_is_gone()))
 
     def _handle(self, message: Message) -> None:
+        """Handle one message of the hub."""
         match message:
             case {"answer": key, "values": values}:
                 with self._changed:
@@ -326,6 +333,7 @@ class Group:
                 self._show_stacks(int(late))
 
     def _handle_report(self, report: Report) -> None:
+        """Store a report, wake the waiting threads, and abort a running collective."""
         with self._changed:
             if report.kind == "left":  # later collectives only are affected
                 self._departed.append(report)
@@ -333,11 +341,12 @@ class Group:
                 self._report, self._lost_at = report, time.monotonic()
             self._changed.notify_all()
         if report.kind != "left":
-            _sockets.cut(self._ports)
+            _sockets.cut(self._ports)  # wakes a thread that waits in a collective
         if report.kind == "lost" and report.index == self.facts.index:
             self._end_if_stuck(report)
 
     def _end_if_stuck(self, report: Report) -> None:
+        """Exit if this worker, which the hub gave up, does not make progress any more."""
         count = self._count
         time.sleep(_MOVE_ON)
         if (count == self._count or disk.told()[0]) and not self._is_leaving:
@@ -364,6 +373,7 @@ class Group:
         return self._report or next(early, None)
 
     def _error(self) -> Exception:
+        """Return the exception for the first report."""
         report = self._report or self._departed[0]
         if report.kind in ("mismatch", "fork", "over"):
             return ReplicaError(report.text)

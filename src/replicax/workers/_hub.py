@@ -1,7 +1,7 @@
 """The hub: the membership service of a run, in a separate process.
 
 It calls the roll before JAX starts, runs JAX's coordination service in another process (so that no
-worker is special), receives heartbeats every second, and tells the workers when one of them fails.
+worker is special), receives heartbeats every second, and notifies the workers when one fails.
 It exits after the last worker has left. It ignores signals: a scheduler sends them to every process
 of a job, and the workers need the hub to coordinate their last checkpoint.
 """
@@ -124,13 +124,14 @@ class Hub:
     # Connections.
 
     def _receive(self, connection: Connection) -> None:
+        """Read the available messages of a connection, and handle them; drop it if it is closed."""
         try:
             messages = connection.wire.read_available()
             for message in messages or ():
                 if connection.wire.socket in self._listener.connections:  # not closed meanwhile
                     self._dispatch(connection, message)
         except Exception as error:  # a malformed message must not end the hub
-            self._disconnected(connection, f"it sent what no worker sends ({error})")
+            self._disconnected(connection, f"it violated the protocol ({error})")
             return
         if messages is None:
             self._disconnected(
@@ -139,10 +140,11 @@ class Hub:
             )
 
     def _dispatch(self, connection: Connection, message: Message) -> None:
+        """Route a message by the state of its connection."""
         if not connection.trusted:
             self._listener.prove(connection, message)
         elif connection.reads:
-            raise _wire.WireError("a reader says nothing")
+            raise _wire.WireError("readers must not send messages")
         elif connection.launches:
             self._council.handle(connection, message)
         elif connection.index is None:
@@ -151,6 +153,7 @@ class Hub:
             self._handle(self._members[connection.index], connection.index, message)
 
     def _disconnected(self, connection: Connection, why: str) -> None:
+        """Handle a closed connection: a worker's is a failure of the run once it has started."""
         self._listener.disconnect(connection)
         self._council.leave(connection)
         index = connection.index
@@ -165,6 +168,7 @@ class Hub:
     # The roll call.
 
     def _join(self, connection: Connection, facts: Message) -> None:
+        """Accept a worker or refuse it; start the run when all have joined."""
         present = {i: m.facts for i, m in self._members.items()}
         size, is_over = self._options.size, self._started
         if fault := self._failure or _reports.refusal(facts, present, size, is_over=is_over):
@@ -203,6 +207,7 @@ class Hub:
         self._listener.broadcast({"waiting": f"refused: {fault} Waiting for {left:.0f} s more."})
 
     def _call_roll(self) -> None:
+        """Fail the roll call at its deadline; until then, report regularly who is missing."""
         now = time.monotonic()
         waited = now - self._began
         if now > self._deadline:
@@ -229,12 +234,13 @@ class Hub:
         lines = [f" Refused: {fault}" for fault in self._refused]
         if places := self._listener.rejected_peers:
             lines += [
-                f" Somebody at {places[-1]} did not know the token of this run: it is of another"
-                " run, or was given another REPLICAX_TOKEN."
+                f" A process at {places[-1]} did not know the token of this run: it belongs to"
+                " another run, or has another REPLICAX_TOKEN."
             ]
         return "".join(lines)
 
     def _abort_roll_call(self, why: str) -> None:
+        """Refuse all workers, and stop listening."""
         for connection in list(self._listener.connections.values()):
             if connection.host is not None:
                 continue  # launchers stay connected to agree on whether to restart
@@ -246,7 +252,7 @@ class Hub:
         self._started = True  # the roll call is over; `serve` returns once the hub is empty
 
     def _shut_down(self, why: str) -> None:
-        """Shut down because of ``why``: tell the workers, and give them a moment to read it."""
+        """Shut down because of ``why``: notify the workers, and let them read it."""
         if self._is_ending:
             return
         self._is_ending = True
@@ -261,13 +267,14 @@ class Hub:
         self._empty_since = time.monotonic() - _PATIENCE + _LINGER  # time for workers to read it
 
     def _fail_run(self, kind: str, text: str) -> None:
-        """Tell all workers that the run cannot continue."""
+        """Notify all workers that the run cannot continue."""
         self._listener.close()
         self._listener.broadcast(Report(kind, None, text).to_message())
         self._add_news(text)
         self._is_broken = True
 
     def _start(self) -> None:
+        """Send the start message with the facts of all workers."""
         self._started = True
         members = [self._members[i].facts for i in range(self._options.size)]
         if self._keeper:
@@ -290,6 +297,7 @@ class Hub:
     # The run.
 
     def _handle(self, member: Member, index: int, message: Message) -> None:
+        """Handle a message of a worker that has joined."""
         match message:
             case {"ping": ping}:
                 member.progress.note(ping)
@@ -313,9 +321,10 @@ class Hub:
                     quietly=True,
                 )
             case _:
-                raise _wire.WireError("a message of no known kind")
+                raise _wire.WireError("unknown message")
 
     def _offer(self, key: str, index: int, value: Any) -> None:
+        """Add a worker's value to an exchange, and broadcast the result when it is complete."""
         offers = self._offers.setdefault(key, {})
         self._asked_at.setdefault(key, time.monotonic())
         offers[index] = value
@@ -326,6 +335,7 @@ class Hub:
             self._listener.broadcast({"never": key})
 
     def _check_workers(self) -> None:
+        """Detect workers that are silent, blocked in file I/O, stuck, or running other code."""
         workers = {i: m.progress for i, m in self._members.items()}
         silent = _watch.silent(workers, self._options.ping_timeout)
         if self._is_broken:  # the workers have been informed already
@@ -376,7 +386,7 @@ class Hub:
         self._fail_run("mismatch", _reports.different(number, calls))
 
     def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
-        """Remove a worker and tell the others why; later reports do not replace this one.
+        """Remove a worker and notify the others; later reports do not replace this one.
 
         Args:
             index: The worker.
@@ -410,6 +420,7 @@ class Hub:
         return _reports.name_of(self._members[index].facts)
 
     def _is_over(self) -> bool:
+        """Whether the hub can exit: no worker is left, and no launcher decides on a restart."""
         now = time.monotonic()
         someone = not self.is_deserted()
         is_over = self._is_broken and not self._members  # a worker that was given up may never exit

@@ -131,7 +131,7 @@ def _metrics_listener(options: HubOptions, stack: contextlib.ExitStack) -> Itera
     try:
         yield stack.enter_context(_wire.listen(f"{shown}:{port}"))
     except OSError as error:
-        text = f"{METRICS_VARIABLE}={port} is no free port of it ({error.strerror})"
+        text = f"{METRICS_VARIABLE}={port} is not a free port of this machine ({error.strerror})"
         raise OSError(error.errno, text) from error
 
 
@@ -218,6 +218,7 @@ _local_hub: list[HubProcess] = []  # keeps the pipe to the hub's standard input 
 def _connect(
     facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
 ) -> Wire:
+    """Connect to the hub, retrying until the deadline."""
     warned_at = began = time.monotonic()
     while True:
         try:
@@ -275,6 +276,7 @@ def statuses(address: str, token: str) -> Iterator[Message]:
 
 
 def _receive_or_raise(wire: Wire, otherwise: str) -> Message:
+    """Return the next message; if none arrives in time, raise RollCallError(``otherwise``)."""
     try:
         data = wire.receive_within(_ANSWER_PATIENCE)
     except _wire.WireError:
@@ -305,6 +307,7 @@ def _wait(wire: Wire, address: str, patience: float) -> Message:
 
 
 def _local_facts(facts: ClusterFacts, gpus: Sequence[str]) -> dict[str, Any]:
+    """Return the facts that this worker sends when joining."""
     known = facts.addresses[facts.index] if facts.index < len(facts.addresses) else None
     return {
         "index": facts.index,

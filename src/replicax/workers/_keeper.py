@@ -58,6 +58,7 @@ class Keeper:
             bind: The host to listen at; None for ``host``.
             port: The port to listen at; 0 for a free one.
         """
+        # Also a heartbeat in one direction, and orders in the other; see `_serve_hub`.
         self._pipe, far = socket.socketpair()
         self._duplicates: list[int] = []
         self.pid = os.fork()
@@ -133,7 +134,8 @@ class Keeper:
 def _run_keeper(
     start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket
 ) -> None:
-    os.setsid()
+    """Start the service in this process, report to the hub, and exit after the last worker."""
+    os.setsid()  # signals to the hub's session must not reach the service
     _sessions.ignore_notices()  # a scheduler signals the whole job; the workers must exit first
     _sessions.name_process(f"replicax keeper of JAX's coordination service, for hub {os.getppid()}")
     quiet = os.open(os.devnull, os.O_RDWR)
@@ -199,6 +201,7 @@ def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int
 
 
 def _start_service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
+    """Start the coordination service; return it and its address."""
     shown = f"[{host}]" if ":" in host else host
     with _wire.listen(_wire.bound_address(f"{shown}:{port}", bind)) as free:
         address = f"{shown}:{free.getsockname()[1]}"

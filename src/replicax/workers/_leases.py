@@ -40,6 +40,7 @@ def take(seconds: float, what: str) -> None:
     path = _path(Path(folder), os.getsid(0))
     draft = path.with_suffix(f".{os.getpid()}")
     with contextlib.suppress(OSError):  # without a lease, the launcher's grace period applies
+        # Rename, so that the launcher never reads half a file.
         draft.write_text(json.dumps(asdict(Lease(time.monotonic() + seconds, what))))
         draft.replace(path)
 

@@ -120,13 +120,15 @@ class _Server(HTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
+    """A request handler for ``GET /metrics``."""
+
     timeout = _PATIENCE
 
     def do_GET(self) -> None:
         """Serve `/metrics` to local clients, and to others that send the right bearer token."""
         server = cast("_Server", self.server)
         if not self._is_authorized(server.bearer):
-            self._answer(401, b"The digest of the run's token is missing, or another one's.\n")
+            self._answer(401, b"The digest of the run's token is missing or wrong.\n")
         elif self.path.partition("?")[0] != "/metrics":
             self._answer(404, b"There is only /metrics.\n")
         else:

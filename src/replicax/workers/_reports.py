@@ -188,4 +188,4 @@ def checked_facts(facts: Any) -> Message:
             "versions": dict(versions),
         } if index >= 0 and size > 0 and all(isinstance(v, str) for v in versions.values()):
             return dict(facts)
-    raise WireError("what it says of itself is not what workers say")
+    raise WireError("malformed facts in a join message")

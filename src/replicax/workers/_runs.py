@@ -43,6 +43,7 @@ def note(folder: Path, address: str, program: str, how: str, pid: int) -> None:
     """
     start_time = _sessions.start_time(pid)
     record = {"address": address, "program": program, "how": how, "pid": pid, "birth": start_time}
+    # Rename, so that `replicax top` never reads half a file.
     draft = folder / f"{RUN_FILE}.draft"
     draft.write_text(json.dumps(record))
     draft.replace(folder / RUN_FILE)

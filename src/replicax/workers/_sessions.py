@@ -77,7 +77,7 @@ class Guard:
         self._input = self._process.stdin
 
     def watch(self, session: int) -> None:
-        """Add a session to those that the guard terminates."""
+        """Make the guard terminate ``session`` at the end."""
         self._send(f"watch {session}")
 
     def forget(self, session: int) -> None:
@@ -119,12 +119,12 @@ class Owner:
         """Return the line that reports the exit of a worker, or by default the order to end."""
         return (f"ended {story}" if story else _END).encode() + b"\n"
 
-    def why_end(self, tell: Callable[[str], None] | None) -> str:
+    def why_end(self, on_exit: Callable[[str], None] | None) -> str:
         """Return why this process must end now; "" if it need not. Call this repeatedly.
 
         Args:
-            tell: Called with each report of a worker that exited; None to ignore the reports, and
-                to ignore that the parent itself has ended.
+            on_exit: Called with each report of a worker that exited; None to ignore the reports
+                and the end of the parent itself.
         """
         while self._is_there and select.select([0], [], [], 0)[0]:
             data = os.read(0, 1 << 16)
@@ -134,9 +134,9 @@ class Owner:
                 order, _, story = line.decode(errors="replace").partition(" ")
                 if order == _END:
                     self._why = f"{self._who}, which had started it, ends it"
-                elif tell is not None:
-                    tell(story.strip())
-        if not self._is_there and tell is not None:
+                elif on_exit is not None:
+                    on_exit(story.strip())
+        if not self._is_there and on_exit is not None:
             return self._why or f"{self._who}, which had started it, has ended"
         return self._why
 

@@ -104,6 +104,7 @@ def cut(ports: Collection[int]) -> int:
 
 
 def _own_sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of every TCP socket of this process."""
     listing = next((d for d in _LISTINGS if os.path.isdir(d)), None)
     for name in os.listdir(listing) if listing else ():
         try:

@@ -45,13 +45,13 @@ def start(facts: ClusterFacts) -> Group:
         facts, settings = _agree_over_jax(facts, settings)
     elif backend_is_initialized():
         raise ScopeError(
-            "The strategy of several workers was made after JAX had started, so that its devices"
-            " cannot become part of the cluster any more. Make it at the top of the program,"
+            "The strategy of several workers was made after JAX had started, so its devices can"
+            " no longer join the cluster. Make it at the top of the program,"
             " before the first array, variable or list of devices."
         )
     if facts.is_chief and not settings.is_secret and not _is_local(facts):
         _log.warning(
-            "No token was given, so that whoever reaches %s can join this run or end it. Set the"
+            "No token was given, so anyone who can reach %s can join this run or end it. Set the"
             " same REPLICAX_TOKEN for all workers.",
             facts.coordinator,
         )
@@ -103,6 +103,7 @@ def _is_local(facts: ClusterFacts) -> bool:
 
 
 def _start_jax(group: Group, service: str) -> None:
+    """Initialize JAX on all workers, and exchange their addresses and ports."""
     facts = group.facts
     if not backend_is_initialized():
         # Synchronous dispatch raises inside the collective, where the lost worker can be named.
@@ -150,6 +151,7 @@ def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
 
 
 def _initialize_publicly(group: Group, host: str) -> None:  # pragma: no cover - a JAX that moved
+    """Initialize JAX with its public API, if its private one has changed."""
     facts = group.facts
     with _wire.listen(f"{host}:0") as free:
         mine = f"{host}:{free.getsockname()[1]}"

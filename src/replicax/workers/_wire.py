@@ -62,9 +62,9 @@ def _parse_line(line: bytes) -> Message:
     try:
         message = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise WireError(f"no JSON: {line[:40]!r}") from error
+        raise WireError(f"not JSON: {line[:40]!r}") from error
     if not isinstance(message, dict):
-        raise WireError(f"no JSON object: {line[:40]!r}")
+        raise WireError(f"not a JSON object: {line[:40]!r}")
     return message
 
 
@@ -318,6 +318,7 @@ class Listener:
         return [v for v in self.connections.values() if v.reads]
 
     def _accept(self) -> None:
+        """Accept a connection and send its challenge; drop the oldest if there are too many."""
         if not self._is_open:
             return
         try:
@@ -341,6 +342,7 @@ class Listener:
             self._make_room()
 
     def _make_room(self) -> None:
+        """Close the oldest connection that has not joined."""
         waiting = self._waiting()
         if waiting:
             self.disconnect(min(waiting, key=lambda v: v.since))
@@ -348,6 +350,7 @@ class Listener:
             time.sleep(0.05)  # other processes use up the descriptors; do not spin
 
     def _waiting(self) -> list[Connection]:
+        """Return the connections that have not joined yet."""
         unassigned = (v for v in self.connections.values() if v.index is None and v.host is None)
         return [v for v in unassigned if not v.reads]
 
