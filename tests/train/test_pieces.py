@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from replicax.data._errors import DataLossError
 from replicax.train import _files
 from replicax.train._files import CheckedFiles, as_bytes, checksum, checksums
-from replicax.train._pieces import Part, Piece, Saved, Value, shared_out, whole
+from replicax.train._pieces import Part, Piece, Saved, Value, assign_tasks, whole
 from replicax.values._cut import Cut
 
 
@@ -133,7 +133,7 @@ def test_each_part_is_written_once_by_one_that_holds_it():
         "plain": Value(np.arange(2.0)),
         "empty": Value(np.zeros((0, 3))),
     }
-    tasks, lost = shared_out(values, [0])
+    tasks, lost = assign_tasks(values, [0])
     assert not lost
     written = [(task.key, task.value.on_host(task.part).tolist()) for task in tasks[0]]
     assert written == [
@@ -158,10 +158,10 @@ class Spread(Value):
 def test_workers_write_about_as_much_each_and_who_cannot_is_named():
     all_three = {whole((8,)): [0, 1, 2]}
     values = {f"v{i}": Spread(all_three) for i in range(6)}
-    tasks, lost = shared_out(values, [0, 1, 2])
+    tasks, lost = assign_tasks(values, [0, 1, 2])
     assert [len(tasks[w]) for w in range(3)] == [2, 2, 2]
     assert not lost
 
     halves = {Part(((0, 4),)): [0], Part(((4, 8),)): [1]}
-    tasks, lost = shared_out({**values, "cut": Spread(halves)}, [0, 2])
+    tasks, lost = assign_tasks({**values, "cut": Spread(halves)}, [0, 2])
     assert lost == ["cut"]

@@ -1,4 +1,4 @@
-"""Numbers that are counted over many steps and replicas, as ``tf.keras.metrics`` counts them.
+"""Metrics accumulated over steps and replicas, with the semantics of ``tf.keras.metrics``.
 
 Example:
     >>> mean = rx.metrics.Mean()

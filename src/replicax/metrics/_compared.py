@@ -1,4 +1,4 @@
-"""Means of what a prediction has to do with the truth."""
+"""Metrics that compare predictions with labels."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ _EPSILON = 1e-7  # Keras's
 
 
 class _Compared(Averaged):
+    """Base class: the weighted mean of a value computed from each label and prediction."""
+
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
-        """Add what ``y_pred`` is worth, each row with its weight."""
+        """Accumulate a batch of labels and predictions, optionally weighted."""
         values = self._values(jnp.asarray(y_true), jnp.asarray(y_pred))
         self.add_rows(values, sample_weight)
 
     @abstractmethod
     def _values(self, true: jax.Array, pred: jax.Array) -> Any:
-        """A value for each row, or for each entry."""
+        """Return one value per row, or one per element."""
 
     def _alike(self, true: jax.Array, pred: jax.Array) -> tuple[jax.Array, jax.Array]:
         a, b = same_rank(true, pred)
@@ -39,7 +41,7 @@ class _Compared(Averaged):
             raise InvalidArgumentError(
                 f"{type(self).__name__} takes one label for each row of y_pred, which has shape"
                 f" {pred.shape}: got y_true of shape {true.shape}, expected {pred.shape[:-1]}. For"
-                " one-hot labels there is the metric without `Sparse`."
+                " one-hot labels, use the metric without `Sparse`."
             )
         return labels.astype(jnp.int32)
 
@@ -77,7 +79,7 @@ class BinaryAccuracy(_Compared):
 
 
 class CategoricalAccuracy(_Compared):
-    """How often the largest prediction is that of the one-hot label.
+    """How often the class with the largest prediction is that of the one-hot label.
 
     Example:
         >>> metric = rx.metrics.CategoricalAccuracy()
@@ -91,7 +93,7 @@ class CategoricalAccuracy(_Compared):
 
 
 class SparseCategoricalAccuracy(_Compared):
-    """How often the largest prediction is that of the label, a number.
+    """How often the class with the largest prediction equals the integer label.
 
     Example:
         >>> metric = rx.metrics.SparseCategoricalAccuracy()
@@ -104,7 +106,7 @@ class SparseCategoricalAccuracy(_Compared):
 
 
 class SparseTopKCategoricalAccuracy(_Compared):
-    """How often the label, a number, is among the ``k`` largest predictions.
+    """How often the integer label is among the ``k`` largest predictions.
 
     Example:
         >>> metric = rx.metrics.SparseTopKCategoricalAccuracy(k=2)
@@ -148,7 +150,7 @@ class MeanSquaredError(_Compared):
 
 
 class RootMeanSquaredError(MeanSquaredError):
-    """The root of the mean of the squared differences.
+    """The square root of the mean of the squared differences.
 
     Example:
         >>> float(rx.metrics.RootMeanSquaredError()([0.0, 0.0], [2.0, 2.0]))
@@ -156,12 +158,12 @@ class RootMeanSquaredError(MeanSquaredError):
     """
 
     def result(self) -> jax.Array:
-        """The root of the mean over all steps and replicas."""
+        """Return the square root of the mean over all steps and replicas."""
         return jnp.sqrt(Averaged.result(self))
 
 
 class MeanAbsoluteError(_Compared):
-    """The mean of the differences without their signs.
+    """The mean of the absolute differences.
 
     Example:
         >>> float(rx.metrics.MeanAbsoluteError()([0.0, 0.0], [-1.0, 2.0]))
@@ -174,7 +176,7 @@ class MeanAbsoluteError(_Compared):
 
 
 class BinaryCrossentropy(_Compared):
-    """The cross-entropy of labels of 0 and 1 and probabilities, or logits.
+    """The cross-entropy between binary labels and probabilities or logits.
 
     Example:
         >>> metric = rx.metrics.BinaryCrossentropy(from_logits=True)
@@ -204,7 +206,7 @@ class BinaryCrossentropy(_Compared):
 
 
 class CategoricalCrossentropy(BinaryCrossentropy):
-    """The cross-entropy of one-hot labels and probabilities, or logits.
+    """The cross-entropy between one-hot labels and probabilities or logits.
 
     Example:
         >>> metric = rx.metrics.CategoricalCrossentropy()
@@ -222,7 +224,7 @@ class CategoricalCrossentropy(BinaryCrossentropy):
 
 
 class SparseCategoricalCrossentropy(_Compared):
-    """The cross-entropy of labels, numbers, and probabilities, or logits.
+    """The cross-entropy between integer labels and probabilities or logits.
 
     Example:
         >>> metric = rx.metrics.SparseCategoricalCrossentropy()
@@ -243,12 +245,12 @@ class SparseCategoricalCrossentropy(_Compared):
 
 
 def _in_top(pred: jax.Array, labels: jax.Array, k: int) -> jax.Array:
-    own = _picked(pred, labels)
-    # Equal predictions share their place, as in tf.math.in_top_k.
-    return ((pred > own[..., None]).sum(-1) < k) & jnp.isfinite(own)
+    chosen = _picked(pred, labels)
+    # Equal predictions share a rank, as in tf.math.in_top_k.
+    return ((pred > chosen[..., None]).sum(-1) < k) & jnp.isfinite(chosen)
 
 
 def _picked(pred: jax.Array, labels: jax.Array) -> jax.Array:
-    """Each row's entry of its label; NaN where there is no such entry."""
+    """Return the prediction at each row's label; NaN if the label is out of range."""
     at = jnp.where(labels < 0, pred.shape[-1], labels)
     return jnp.take_along_axis(pred, at[..., None], axis=-1, mode="fill")[..., 0]

@@ -1,6 +1,8 @@
-"""Metrics: sums in variables that every replica adds to by itself, and that are added up when read.
+"""The `Metric` base class, and the metrics `Sum` and `Mean`.
 
-So a step needs no communication for them, and a replica with fewer rows counts for fewer.
+A metric accumulates sums in on-read variables: every replica adds to its own copy, and the copies
+are summed when the metric is read. So updating a metric needs no communication, and replicas with
+fewer rows are weighted accordingly.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ from replicax.state._variable import Variable
 
 
 class Metric:
-    """Something that is counted over many steps; made in the scope of the strategy that counts.
+    """A value accumulated over many steps; create it in the strategy's scope.
 
-    Write your own with `add_weight`, `update_state` and `result`.
+    To write a metric, call `add_weight` and implement `update_state` and `result`.
 
     Example:
         >>> class Rows(rx.metrics.Metric):
@@ -48,7 +50,7 @@ class Metric:
         self.variables: list[Variable] = []
 
     def add_weight(self, name: str, shape: Any = ()) -> Variable:
-        """A sum that begins at zero, of its own on every replica."""
+        """Create an accumulator that starts at zero, with a separate copy on every replica."""
         variable: Variable = Variable(
             jnp.zeros(shape, self.dtype),
             name=f"{self.name}/{name}",
@@ -61,14 +63,14 @@ class Metric:
 
     @abstractmethod
     def update_state(self, *args: Any, **kwargs: Any) -> None:
-        """Count what a step saw."""
+        """Accumulate the values of a step."""
 
     @abstractmethod
     def result(self) -> Any:
-        """What was counted so far, over all replicas."""
+        """Return the metric of all values so far, over all replicas."""
 
     def reset_state(self) -> None:
-        """Begin anew.
+        """Reset all accumulators to zero.
 
         Example:
             >>> mean = rx.metrics.Mean()
@@ -81,11 +83,11 @@ class Metric:
             variable.assign(jnp.zeros(variable.shape, self.dtype))
 
     def reset_states(self) -> None:
-        """The older name of `reset_state`."""
+        """Call `reset_state`, of which this is the older name."""
         self.reset_state()
 
     def add(self, variable: Variable, amount: Any) -> None:
-        """Add to one of the sums: in a replica to its own, elsewhere to that of all."""
+        """Add to an accumulator: in replica context to the replica's copy, else to the total."""
         more = jnp.asarray(amount, self.dtype)
         if get_replica_context() is not None:
             variable.assign_add(more)
@@ -93,14 +95,14 @@ class Metric:
             variable.assign(variable.read_value() + more)
 
     def total_of(self, *variables: Variable) -> list[jax.Array]:
-        """The sums over all replicas, also in a replica."""
+        """Return the sums over all replicas, in replica context too."""
         values = [v.read_value() for v in variables]
         replica = get_replica_context()
-        own = replica is not None and all(v.cell.per_replica for v in variables)
-        return replica.all_reduce("SUM", values) if own and replica else values
+        is_partial = replica is not None and all(v.cell.per_replica for v in variables)
+        return replica.all_reduce("SUM", values) if is_partial and replica else values
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Count, and give the result."""
+        """Call `update_state`, and return `result`."""
         self.update_state(*args, **kwargs)
         return self.result()
 
@@ -123,17 +125,17 @@ class Sum(Metric):
         self.total = self.add_weight("total")
 
     def update_state(self, values: Any, sample_weight: Any = None) -> None:
-        """Add values, each times its weight."""
+        """Add values, each multiplied by its weight."""
         rows, _ = _by_row(values, sample_weight, jnp.sum, self.dtype)
         self.add(self.total, rows.sum())
 
     def result(self) -> jax.Array:
-        """The sum over all steps and replicas."""
+        """Return the sum over all steps and replicas."""
         return self.total_of(self.total)[0]
 
 
 class Averaged(Metric):
-    """The mean of something, weighted: of all rows that all replicas saw."""
+    """A weighted mean over the rows of all replicas."""
 
     def __init__(self, name: str | None = None, dtype: Any = None) -> None:
         super().__init__(name, dtype)
@@ -147,13 +149,13 @@ class Averaged(Metric):
         self.add(self.count, rows.size if weights is None else weights.sum())
 
     def result(self) -> jax.Array:
-        """The mean over all steps and replicas; 0 if there was nothing."""
+        """Return the mean over all steps and replicas; 0 before the first update."""
         total, count = self.total_of(self.total, self.count)
         return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))
 
 
 class Mean(Averaged):
-    """The mean of values, weighted: of all rows that all replicas saw, however many each had.
+    """The weighted mean of values over the rows of all replicas, however many each has.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -171,7 +173,7 @@ class Mean(Averaged):
 
 
 def same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Two arrays of which one may have a last axis of one entry that the other has not."""
+    """Return both arrays with the same rank, if one has a trailing axis of size 1 in excess."""
     if a.ndim == b.ndim + 1 and a.shape[-1] == 1:
         return (a, b[..., None]) if b.ndim == 1 else (a[..., 0], b)
     if b.ndim == a.ndim + 1 and b.shape[-1] == 1:
@@ -180,7 +182,17 @@ def same_rank(a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _by_row(values: Any, weights: Any, over: Any, dtype: Any) -> tuple[jax.Array, jax.Array | None]:
-    """One value for each row, times its weight, and the weights of the rows if there are any."""
+    """Reduce ``values`` to one weighted value per row.
+
+    Args:
+        values: The values.
+        weights: Weights that broadcast to the values, or None.
+        over: The reduction over all axes but the first: `jnp.sum` or `jnp.mean`.
+        dtype: The dtype of the results.
+
+    Returns:
+        The value of each row, and its weight, or None without ``weights``.
+    """
     x = jnp.asarray(values, dtype)
     if weights is None:
         return over(x, axis=tuple(range(1, x.ndim))), None

@@ -1,4 +1,4 @@
-"""Functions with their variables on disk, to be loaded without the code that made them.
+"""Saving functions with their variables, and loading them without the original code.
 
 Example:
     >>> rx.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
@@ -70,7 +70,7 @@ _ABSENT = {
         "The files of a saved model are replicax's own, a checkpoint that Orbax wrote: read it"
         " with `rx.saved_model.load(folder)`.",
     ),
-    "Asset": "No other files are saved along: keep them beside the folder, and load them yourself.",
+    "Asset": "Asset files are not saved: keep them next to the folder, and load them yourself.",
     "experimental": (
         "Its names shape TensorFlow's files: `rx.saved_model.save(obj, folder)` needs none of"
         " them. Variables are saved without their devices, and every file has its checksum."

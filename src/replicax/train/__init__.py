@@ -1,4 +1,4 @@
-"""What belongs to training over machines and time: clusters and checkpoints.
+"""Cluster specifications, checkpoints, preemption handling and `tf.train.Example` records.
 
 Example:
     >>> rx.train.ClusterSpec({"worker": ["a:1", "b:1"]}).jobs
@@ -68,7 +68,7 @@ __dir__ = __all__.copy
 _ABSENT = {
     **dict.fromkeys(
         ("ClusterDef", "JobDef", "ServerDef"),
-        "There are no protocol buffers of clusters: write"
+        "Clusters are not described by protocol buffers: write"
         ' `rx.train.ClusterSpec({"worker": ["host:port"]})`.',
     ),
     "CheckpointView": (
@@ -79,7 +79,7 @@ _ABSENT = {
         "Write `average.assign(decay * average + (1 - decay) * v)` for each variable, `optax.ema`,"
         " or `use_ema=True` of Keras's optimizers."
     ),
-    "TrackableView": "Objects are found by their attributes: `vars(checkpoint)` has them.",
+    "TrackableView": "Objects are tracked by their attributes: see `vars(checkpoint)`.",
 }
 
 if not TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Checkpoint: objects -> a folder on disk -> the same objects, elsewhere or later."""
+"""`Checkpoint`: save objects to a folder and restore them, also in another process."""
 
 from __future__ import annotations
 
@@ -26,14 +26,21 @@ from replicax.train._object_graph import Match, copies_key, graph_of, is_variabl
 from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
-from replicax.train._stored import CheckpointSource, copies_mark, is_placed, opened, restore_from
+from replicax.train._stored import (
+    CheckpointSource,
+    copies_mark,
+    is_placed,
+    open_checkpoint,
+    restore_from,
+)
 from replicax.workers import _group
 from replicax.workers._settings import deadline
 from replicax.workers._watch import disk
 
-_LOOK_EVERY = 0.5
-_PATIENCE = 3.0  # seconds that a save may take when it is known that it cannot become whole
+_LOOK_EVERY = 0.5  # seconds between two checks while waiting for a save
+_PATIENCE = 3.0  # seconds a save may still take after another worker was lost
 _OWN_ATTRIBUTES = {"_root", "_objects", "_save_counter", "_writing", "_before_save"}
+# The context without any strategy, replica or trace: new variables may be restored inside one.
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
 
 
@@ -41,9 +48,9 @@ class Checkpoint:
     """Saves objects and restores them: variables, models, optimizers, metrics, iterators.
 
     Args:
-        root: An object whose parts are saved under their own names.
-        **objects: What to save, by name: variables, objects that have some as attributes, lists
-            and dicts of those, and iterators of datasets.
+        root: An object whose children are saved under their own names.
+        **objects: The objects to save, by name: variables, objects with variables as attributes,
+            lists and dicts of these, and dataset iterators.
 
     Example:
         >>> import tempfile
@@ -86,22 +93,23 @@ class Checkpoint:
         return counter
 
     def save(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
-        """Save everything as one commit, under the next number.
+        """Save all objects atomically, under the next number.
 
-        With several workers all call it; each writes what it holds, under the first one's path.
+        With several workers, all must call this; each writes its shards, to the first worker's
+        path.
 
         Args:
             file_prefix: The folder and the first part of the name, ``"run/ckpt"``.
-            options: A `CheckpointOptions`; of its fields ``enable_async`` counts.
-            block: Whether to wait until it is on disk. Otherwise it is written beside the
-                training; the next save, `sync` and the end of the program wait for it.
+            options: A `CheckpointOptions`; only ``enable_async`` has an effect.
+            block: Whether to wait until the checkpoint is on disk. Otherwise it is written in the
+                background; the next save, `sync` and the exit of the program wait for it.
 
         Returns:
             The path, ``"run/ckpt-1"``.
 
         Raises:
-            OSError: If it cannot be written; checkpoints that were there before are as they were.
-            ValueError: If a variable could not be found again, as no name leads to it.
+            OSError: The checkpoint cannot be written; existing checkpoints are unchanged.
+            ValueError: A variable has no name, so restoring could not find it.
         """
         _refuse_in_replica("save")
         self.save_counter.assign_add(1)
@@ -109,7 +117,7 @@ class Checkpoint:
         return self.write(path, options, block=block)
 
     def write(self, file_prefix: str, options: Any = None, *, block: bool = True) -> str:
-        """Save everything as one commit, under the very name; see `save`."""
+        """Save all objects atomically, to exactly the path ``file_prefix``; see `save`."""
         _refuse_in_replica("write")
         self.sync()
         path = user_path(file_prefix)
@@ -122,53 +130,55 @@ class Checkpoint:
         return path
 
     def call_before_save(self, call: Callable[[], Any]) -> None:
-        """Have ``call()`` bring variables up to date before each save."""
+        """Register ``call`` to run before each save, for example to update variables."""
         self._before_save = call
 
     def sync(self) -> None:
         """Wait until the last save is on disk.
 
         Raises:
-            OSError: If it could not be written.
+            OSError: The checkpoint could not be written.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.wait()
 
     def restore(self, save_path: str | None, options: Any = None) -> LoadStatus:
-        """Restore what the objects and the checkpoint have in common.
+        """Restore the values that the objects and the checkpoint have in common.
 
-        Objects are found by the names that lead to them; variables keep their own devices and
-        layout. A checkpoint that TensorFlow wrote is restored too.
+        Objects are matched by name; variables keep their devices and sharding. Variables that do
+        not exist yet are restored when they are created. TensorFlow's checkpoints can be restored
+        too.
 
         Args:
-            save_path: What `save` returned, or TensorFlow's prefix; None restores nothing.
-            options: Accepted for TensorFlow's sake.
+            save_path: The path that `save` returned, or TensorFlow's prefix; None restores
+                nothing.
+            options: Accepted for compatibility with TensorFlow.
 
         Returns:
-            What was restored, to be asked about.
+            A status object with which to assert that the match is complete.
 
         Raises:
-            NotFoundError: If there is no such checkpoint.
-            DataLossError: If it is damaged; nothing was restored then.
-            VariableError: If a value does not fit its variable; nothing was restored then.
+            NotFoundError: There is no such checkpoint.
+            DataLossError: The checkpoint is damaged; nothing was restored.
+            VariableError: A value does not fit its variable; nothing was restored.
         """
         return self.read(save_path, options)
 
     def read(self, save_path: str | None, options: Any = None) -> LoadStatus:
-        """Restore what `write` saved; see `restore`."""
+        """Restore a checkpoint that `write` saved; see `restore`."""
         _refuse_in_replica("restore")
         self.sync()
         if save_path is None:
             return LoadStatus(None, lambda: Match({}, [], []))
-        restoring = _Restoring(opened(user_path(save_path)), self)
-        match = restoring.settle()
+        restoration = _Restoration(open_checkpoint(user_path(save_path)), self)
+        match = restoration.restore_matches()
         if match.unused:
-            restoring.wait_for_newcomers()
-        return LoadStatus(user_path(save_path), restoring.settle)
+            restoration.watch_new_variables()
+        return LoadStatus(user_path(save_path), restoration.restore_matches)
 
     def contents(self) -> Contents:
-        """What is saved, by name."""
+        """Return the objects to save, by name."""
         return merged(
             contents_of(self._root),
             self._objects,
@@ -192,8 +202,8 @@ class Checkpoint:
         return _store.Content(found.nodes, arrays, states)
 
 
-class _Restoring:
-    """A checkpoint that is restored, also into variables that are made later."""
+class _Restoration:
+    """The restore of one checkpoint, including variables that are created later."""
 
     def __init__(self, source: CheckpointSource, checkpoint: Checkpoint) -> None:
         self._source = source
@@ -202,8 +212,8 @@ class _Restoring:
         self._contents = checkpoint.contents()
         self._is_busy = False
 
-    def settle(self) -> Match:
-        """Restore what can be now and was not; all or nothing."""
+    def restore_matches(self) -> Match:
+        """Restore all objects that match now and were not restored yet; all or none."""
         checkpoint = self._checkpoint()
         contents = self._contents if checkpoint is None else checkpoint.contents()
         match = matched(self._source.nodes, contents, self._source.names)
@@ -216,27 +226,27 @@ class _Restoring:
             self._forget()
         return match
 
-    def wait_for_newcomers(self) -> None:
-        """Restore variables that are made later, before anyone looks at them."""
-        newcomers.append(self._on_newcomers)
+    def watch_new_variables(self) -> None:
+        """Restore variables that are created later, before their first read."""
+        newcomers.append(self._on_new_variables)
 
-    def _on_newcomers(self) -> None:
+    def _on_new_variables(self) -> None:
         if self._checkpoint() is None:
             self._forget()
         elif not self._is_busy:
             self._is_busy = True
             try:
-                self.settle()
+                self.restore_matches()
             finally:
                 self._is_busy = False
 
     def _forget(self) -> None:
-        if self._on_newcomers in newcomers:
-            newcomers.remove(self._on_newcomers)
+        if self._on_new_variables in newcomers:
+            newcomers.remove(self._on_new_variables)
 
 
 class _Writing:
-    """A save that goes on beside the training."""
+    """A save that runs in a background thread."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._failure: BaseException | None = None
@@ -250,7 +260,7 @@ class _Writing:
         self._thread = new_thread(run, name="replicax-checkpoint")
         self._thread.start()
         _unfinished.add(self)
-        if _before_exit is None:  # nobody would wait for it at the end of the program
+        if _before_exit is None:  # without that hook, the program's exit would not wait for it
             self._thread.join()
 
     def wait(self) -> None:
@@ -259,7 +269,7 @@ class _Writing:
         limit = deadline("REPLICAX_DISK_TIMEOUT")
         while self._thread.is_alive():
             self._thread.join(_LOOK_EVERY)
-            if group is not None:  # it may be in a question to JAX's service, which never answers
+            if group is not None:  # the thread may wait for a worker that was lost
                 group.give_up(_PATIENCE)
             elif disk.told()[0] and time.monotonic() - disk.got_on_at > limit:
                 _hanging.append(self._thread)
@@ -273,18 +283,18 @@ class _Writing:
 
 
 def finish_all() -> None:
-    """At the end of the program: what is still being written becomes whole."""
+    """Wait for all saves in progress; called when the program exits."""
     for writing in list(_unfinished):
         try:
             writing.wait()
         except Exception:
             log.exception("The last checkpoint of the program was not written.")
-    if any(thread.is_alive() for thread in _hanging):  # Python would wait for it, for ever
+    if any(thread.is_alive() for thread in _hanging):  # Python would wait for it indefinitely
         _group.end_process("a checkpoint is still being written to a disk that hangs.")
 
 
-# Python stops the thread pools that Orbax needs before it waits for threads and before `atexit`;
-# this comes before both.
+# On exit, Python shuts down the thread pools that Orbax needs before it joins threads and before
+# it runs `atexit` functions. This private hook runs before both.
 _before_exit: Callable[..., None] | None = getattr(threading, "_register_atexit", None)
 _unfinished: set[_Writing] = set()
 _hanging: list[threading.Thread] = []
@@ -293,17 +303,17 @@ if _before_exit is not None:
 
 
 class LoadStatus:
-    """What `Checkpoint.restore` did, to be asked about."""
+    """The result of `Checkpoint.restore`, with assertions about its completeness."""
 
     def __init__(self, path: str | None, match: Callable[[], Match]) -> None:
         self._path = path
         self._match = match
 
     def assert_consumed(self) -> LoadStatus:
-        """Check that every value of the checkpoint and every object found its counterpart.
+        """Check that every value in the checkpoint and every object has a counterpart.
 
         Raises:
-            CheckpointError: If not; it names them.
+            CheckpointError: Some have none; the message names them.
         """
         match = self._match()
         self._refuse("values of the checkpoint that no object asks for", match.unused)
@@ -313,16 +323,16 @@ class LoadStatus:
         """Check that every object that exists now was restored.
 
         Raises:
-            CheckpointError: If not; it names them.
+            CheckpointError: Some were not; the message names them.
         """
         self._refuse("objects without a value in the checkpoint", self._match().missing)
         return self
 
     def assert_nontrivial_match(self) -> LoadStatus:
-        """Check that something besides the save counter was restored.
+        """Check that something other than the save counter was restored.
 
         Raises:
-            CheckpointError: If not.
+            CheckpointError: Nothing was.
         """
         restored = [key for key in self._match().pairs if not key.startswith("save_counter/")]
         if not restored:
@@ -333,11 +343,11 @@ class LoadStatus:
         return self
 
     def expect_partial(self) -> LoadStatus:
-        """Say that it is meant to be only a part; nothing is asked then."""
+        """Declare that a partial match is intended; does nothing, as no warning is ever logged."""
         return self
 
     def initialize_or_restore(self, session: Any = None) -> None:
-        """Nothing to do: values are restored at once. For programs written for sessions."""
+        """Do nothing: values are already restored. For programs written for TF 1 sessions."""
 
     def _refuse(self, what: str, names: list[str]) -> None:
         if names:
@@ -381,32 +391,38 @@ def _refuse_in_replica(verb: str) -> None:
 
 
 def saved_value(x: Any, key: str) -> Any:
-    """The value of a variable as it is written: an array, or one of which each worker has parts.
+    """Return the value of a variable to write: a host array, or a `Value` with shards.
 
     Raises:
-        VariableError: If the copies of the replicas make no one value.
+        VariableError: The variable's per-replica copies have no aggregation.
     """
-    held = variable_of(x)
-    if held is None:
+    variable = variable_of(x)
+    if variable is None:
         return np.asarray(x.value)
-    if held.cell.per_replica and held.aggregation is VariableAggregation.NONE:
+    if variable.cell.per_replica and variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"Variable {key!r} has synchronization ON_READ and aggregation NONE: its copies differ,"
             " and a checkpoint holds one value for any number of replicas. Declare how to combine"
             " them (SUM, MEAN, ONLY_FIRST_REPLICA), or leave it out of the checkpoint."
         )
-    if not is_placed(held):
-        return held.read_value()
-    return Value(held_array(held), held.cell.cut)
+    if not is_placed(variable):
+        return variable.read_value()
+    return Value(held_array(variable), variable.cell.cut)
 
 
 def _copies(x: Any) -> Value | None:
-    """Each replica's own value: what goes on from the total alone is added up in another order."""
-    held = variable_of(x)
-    mark = None if held is None else copies_mark(held)
-    return None if held is None or mark is None else Value(held_array(held), copies_on=mark)
+    """Return the per-replica copies of a variable, if it has any.
+
+    They are saved in addition to their total: a run resumed from the total alone would add up in
+    another order, and so round differently.
+    """
+    variable = variable_of(x)
+    mark = None if variable is None else copies_mark(variable)
+    if variable is None or mark is None:
+        return None
+    return Value(held_array(variable), copies_on=mark)
 
 
 def _has_value(x: Any) -> bool:
-    # Keras makes variables without one while it infers shapes, and gives them one afterwards.
+    # While Keras infers shapes, it creates variables without a value, which follows later.
     return variable_of(x) is not None or getattr(x, "_value", x) is not None

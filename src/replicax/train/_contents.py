@@ -1,8 +1,8 @@
-"""The parts of a Python object: those that a name leads to, and those that none does.
+"""Enumeration of an object's children: attributes and items, with and without a stable name.
 
-A checkpoint finds a value by the names that lead to it, so a part needs a name that is the same in
-the next run: an attribute, a key that is a str or an int, or a place in a sequence. Parts that have
-none are listed too, because a variable among them must not be lost without a word.
+A checkpoint stores a value under the names that lead to it, so a child needs a name that is the
+same in the next run: an attribute, a str or int key, or an index in a sequence. Children without
+such a name are listed too, because a variable among them must not be lost silently.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-# Libraries' notes about objects that are reached in other ways.
+# Attributes in which libraries keep bookkeeping; the objects are reachable in other ways.
 _BOOKKEEPING = frozenset(
     {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
 )
 _LIBRARIES = ("keras", "flax", "jax", "jaxlib", "numpy", "replicax")
 _EXACT_VALUES = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _VALUES = (str, bytes, bytearray, int, float, complex, np.generic)
-# Code, running or not, and references that own nothing.
+# Code, stack frames, and weak references, none of which own state to save.
 _CODE = (
     type,
     property,
@@ -46,7 +46,7 @@ _CODE = (
     weakref.ReferenceType,
 )
 _SEQUENCES = (list, tuple, deque)
-# Collections whose items have neither a key nor a place.
+# Collections whose items have neither a key nor an index.
 _VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 _UNORDERED: tuple[Any, ...] = (set, frozenset, *_VIEWS, SimpleQueue)
 _BARE = frozenset({dict, list, tuple, set, frozenset, deque})
@@ -54,12 +54,12 @@ _MISSING = object()
 
 
 class Unnamed(NamedTuple):
-    """A part that no name leads to.
+    """A child without a stable name.
 
     Attributes:
-        label: How to write it behind the object that holds it.
+        label: The child's label in error messages, appended to that of its parent.
         why: Why it has no name, and what to write instead.
-        value: The part.
+        value: The child.
     """
 
     label: str
@@ -68,10 +68,10 @@ class Unnamed(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """The parts of an object.
+    """The children of an object.
 
     Attributes:
-        named: Those that a name leads to.
+        named: The children with a stable name, by name.
         unnamed: All others.
     """
 
@@ -83,15 +83,15 @@ _EMPTY = Contents({}, [])
 
 
 class _Kind(NamedTuple):
-    """Where the objects of a class keep their attributes."""
+    """How to enumerate the attributes of a class's instances."""
 
     slots: tuple[str, ...]
     skipped: frozenset[str]
-    has_attributes: bool  # besides items
+    has_attributes: bool  # False if the instances are only collections of items
 
 
 def has_no_parts(x: Any) -> bool:
-    """Whether ``x`` is a plain value or code."""
+    """Whether ``x`` has no children to save: a plain value, a numeric array, or code."""
     kind: Any = type(x)
     known = _has_no_parts(kind)
     if known is not None:
@@ -103,7 +103,7 @@ def has_no_parts(x: Any) -> bool:
 
 @lru_cache(4096)
 def _has_no_parts(kind: Any) -> bool | None:
-    """The same for all objects of a class; None if they differ."""
+    """Answer `has_no_parts` for every instance of a class; None if it depends on the instance."""
     if kind in _EXACT_VALUES or issubclass(kind, _CODE):
         return True
     differ = issubclass(kind, (np.ndarray, *_VALUES)) or _home(kind) in ("jax", "jaxlib")
@@ -111,9 +111,9 @@ def _has_no_parts(kind: Any) -> bool | None:
 
 
 def contents_of(x: Any) -> Contents:
-    """Return the parts of an object: its items, and its attributes.
+    """Return the children of ``x``: its items and its attributes.
 
-    A `Contents` is returned as it is, so that it can stand for the object that has these parts.
+    A `Contents` is returned unchanged, so it can be passed in place of an object.
     """
     if isinstance(x, Contents):
         return x
@@ -131,11 +131,11 @@ def contents_of(x: Any) -> Contents:
 
 
 def merged(*contents: Mapping[str, Any] | Contents, why: str) -> Contents:
-    """Join the parts of several objects; of two parts of one name the later one has it.
+    """Merge the children of several objects; a later child replaces an earlier one of its name.
 
     Args:
-        *contents: The parts.
-        why: Why the earlier part has lost its name.
+        *contents: The children.
+        why: The reason to record for replaced children, which become unnamed.
     """
     named: dict[str, Any] = {}
     unnamed: list[Unnamed] = []
@@ -150,7 +150,7 @@ def merged(*contents: Mapping[str, Any] | Contents, why: str) -> Contents:
 
 
 def _items_of(x: Any) -> tuple[dict[str, Any], list[Unnamed]]:
-    """The items of a collection; nothing of another object."""
+    """Return the named and unnamed items of a collection; none for any other object."""
     if isinstance(x, Mapping):
         return _items(x)
     if isinstance(x, tuple) and (fields := getattr(x, "_fields", None)) is not None:
@@ -164,7 +164,7 @@ def _items_of(x: Any) -> tuple[dict[str, Any], list[Unnamed]]:
 
 
 def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
-    """The items of a mapping, by the keys that are names."""
+    """Return the items of a mapping: named if the key is a str or int, unnamed otherwise."""
     if type(x) is dict and all(type(k) is str for k in x):
         return dict(x), []
     named: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def _kind(kind: Any) -> _Kind:
     return _Kind(
         tuple(dict.fromkeys(slots)),
         _BOOKKEEPING if {"keras", "flax"} & set(map(_home, kind.__mro__)) else frozenset(),
-        # The attributes of a library's collection are where it keeps the items.
+        # A library's collection stores its items in its attributes: do not list them twice.
         kind not in _BARE and not (is_collection and _home(kind) in _LIBRARIES),
     )
 

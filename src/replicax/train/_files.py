@@ -1,8 +1,8 @@
-"""Files of a checkpoint: named safely, kept for good, and believed only if their checksums agree.
+"""Checkpoint files: durable writes, atomic manifests, locks and checksum-verified reads.
 
-A file is known by its size and a checksum of each of its blocks, so that any range of it can be
-read and checked without the rest, by several threads: XXH3, several times as fast as a CRC.
-Checkpoints of format 2 have CRC-32 in its place, those of format 1 the SHA-256 of whole files.
+The manifest records the size of every file and one checksum per block, which lets threads read
+and verify any byte range without reading the rest. The checksum is XXH3, which is several times
+faster than a CRC. Format 2 used CRC-32 per block, format 1 one SHA-256 per file.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from replicax.workers._watch import disk
 _xxhash: Any = LazyModule("xxhash", extra="checkpoint")
 MANIFEST = "checkpoint.json"
 FORMAT = 3
-# Names of our own: a folder that somebody gives us may have others.
+# Only folders with such a name are ever deleted: users may keep other files in the directory.
 DATA = re.compile(r"data-[0-9a-f]{16}")
-RUN = secrets.token_hex(8)  # of this process
+RUN = secrets.token_hex(8)  # identifies this process in manifests and claims
 BLOCK = 1 << 18
 THREADS = min(8, os.cpu_count() or 1)
-_SHARE = 64 * BLOCK  # of a long file for one thread
-_PAGE = 16 * BLOCK  # of a file behind a URL, for values that are smaller
-_PAGES = 8  # that are kept
-_REQUESTS = 16  # at a time
+_SHARE = 64 * BLOCK  # bytes per thread when a large local range is read
+_PAGE = 16 * BLOCK  # bytes fetched from a remote file to serve smaller reads
+_PAGES = 8  # remote pages cached
+_REQUESTS = 16  # concurrent requests to a store
 _MAX_MANIFEST = 1 << 28
-_ALIGNMENT = 64  # of buffers that JAX takes as they are
+_ALIGNMENT = 64  # JAX's CPU backend uses buffers with this alignment without copying
 _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASCII)
 
 
-def explained(error: Exception, path: str) -> Exception:
-    """The error of a save, with what it means for the user."""
+def save_error(error: Exception, path: str) -> Exception:
+    """Return an `OSError` that reports ``error``, raised while saving to ``path``, to the user."""
     text = (
         f"Checkpoint {path!r} could not be written: {error}. Earlier checkpoints are as they were."
     )
@@ -64,19 +64,19 @@ def explained(error: Exception, path: str) -> Exception:
 
 
 def buffer(size: int) -> np.ndarray:
-    """So many bytes of new memory, which a device of the host can take without a copy."""
+    """Allocate ``size`` bytes, aligned for zero-copy use by JAX's CPU devices."""
     room = np.empty(size + _ALIGNMENT, np.uint8)
     at = -room.ctypes.data % _ALIGNMENT
     return room[at : at + size]
 
 
 def as_bytes(array: np.ndarray) -> np.ndarray:
-    """The memory of a contiguous array."""
+    """View a contiguous array as a flat array of bytes."""
     return array.reshape(-1).view(np.uint8)
 
 
 def checksums(*parts: Any) -> list[int]:
-    """The checksum of every block of what ``parts`` are, one after the other."""
+    """Return the checksum of each block of the concatenation of ``parts``."""
     blocks: list[list[memoryview]] = []
     room = 0
     for part in parts:
@@ -99,27 +99,27 @@ def _joined_checksum(block: list[memoryview]) -> int:
 
 
 def checksum(block: Any) -> int:
-    """The checksum of some bytes: XXH3, 64 bits wide."""
+    """Return the 64-bit XXH3 checksum of ``block``."""
     return int(_xxhash.xxh3_64_intdigest(block))
 
 
 def files_below(place: str) -> Iterator[str]:
-    """The names of all files in a folder and its folders."""
+    """Yield the paths of all files below ``place``, relative to it, with ``/`` as separator."""
     for folder, _, files in os.walk(place):
         for name in files:
             yield os.path.relpath(os.path.join(folder, name), place).replace(os.sep, "/")
 
 
 def settle(place: str) -> None:
-    """Wait until the files and folders below ``place`` have reached the disk."""
+    """Call fsync on every file and folder below ``place``."""
     files = [os.path.join(place, name) for name in files_below(place)]
-    with ThreadPoolExecutor(2 * THREADS) as pool:  # the disk serves those that wait together
+    with ThreadPoolExecutor(2 * THREADS) as pool:  # the disk batches concurrent fsyncs
         list(pool.map(_sync, files))
         list(pool.map(sync_folder, [folder for folder, _, _ in os.walk(place)]))
 
 
 def sync_folder(path: str) -> None:
-    """Wait until the names in a folder have reached the disk."""
+    """Call fsync on a folder, which makes created and renamed entries durable."""
     _sync(path, os.O_DIRECTORY)
 
 
@@ -134,10 +134,10 @@ def _sync(path: str, flags: int = 0) -> None:
 
 @contextmanager
 def locked(folder: str) -> Iterator[bool]:
-    """Lock a folder against other processes and threads, if it is free; says whether it was.
+    """Try to lock ``folder`` exclusively inside the block; yield whether the lock was acquired.
 
-    A process that ends, in whatever way, unlocks what it has locked. Where the file system has no
-    locks, every folder is free.
+    The kernel releases the lock when the process ends, however it ends. On a file system without
+    locks, every attempt succeeds.
     """
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -151,7 +151,10 @@ def locked(folder: str) -> Iterator[bool]:
 
 
 def is_locked(fd: int) -> bool:
-    """Lock an open folder until it is closed; False if somebody else has."""
+    """Try to lock an open folder until ``fd`` is closed; return False if it is already locked.
+
+    Return True if the file system does not support locks.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -162,19 +165,21 @@ def is_locked(fd: int) -> bool:
 
 
 @contextmanager
-def opened_below(root: str, name: str) -> Iterator[int]:
-    """A file below ``root``, to read; links are not followed, and nothing but a file is opened.
+def open_below(root: str, name: str) -> Iterator[int]:
+    """Open the regular file ``name`` below ``root`` for reading, and yield its descriptor.
+
+    Symbolic links are never followed, not even for the folders in ``name``.
 
     Raises:
-        FileNotFoundError: If there is none.
-        DataLossError: If there is something else.
+        FileNotFoundError: The file does not exist.
+        DataLossError: ``name`` is not a regular file, or leads through a symbolic link.
     """
     *above, last = name.split("/")
     fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for folder in above:
             fd = _step(fd, folder, os.O_DIRECTORY)
-        fd = _step(fd, last, os.O_NONBLOCK)  # a pipe must not make us wait
+        fd = _step(fd, last, os.O_NONBLOCK)  # opening a FIFO must not block
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise DataLossError(f"{os.path.join(root, name)!r} is not a file.")
         yield fd
@@ -195,7 +200,7 @@ def _step(folder: int, name: str, flags: int) -> int:
 
 
 def metadata_below(place: str, tree: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the names and contents of the metadata files that Orbax wrote for the arrays."""
+    """Yield name and content of each metadata file that Orbax wrote for the arrays in ``tree``."""
     for name in files_below(place):
         if name.split("/")[0] not in tree or name.endswith(".zarray"):
             with open(os.path.join(place, name), "rb") as file:
@@ -203,14 +208,14 @@ def metadata_below(place: str, tree: Iterable[str]) -> Iterator[tuple[str, bytes
 
 
 def manifest_bytes(body: dict[str, Any]) -> bytes:
-    """Return a manifest with its checksum, as it is written."""
+    """Serialize a manifest together with its checksum."""
     text = json.dumps(body, allow_nan=False)
     whole = {"sha256": hashlib.sha256(text.encode()).hexdigest(), "content": text}
     return json.dumps(whole).encode()
 
 
 def put_manifest(path: str, body: dict[str, Any]) -> None:
-    """Put the manifest of a local checkpoint in its place, in one step, for good."""
+    """Write the manifest of a local checkpoint atomically and durably."""
     whole = manifest_bytes(body)
     final = os.path.join(path, MANIFEST)
     draft = f"{final}-{secrets.token_hex(8)}"
@@ -221,7 +226,7 @@ def put_manifest(path: str, body: dict[str, Any]) -> None:
             file.flush()
             os.fsync(fd)
         fault_point("commit-manifest")
-        os.replace(draft, final)
+        os.replace(draft, final)  # the commit: readers see the old manifest or the new one
         fault_point("committed")
     except BaseException:
         with suppress(FileNotFoundError):
@@ -233,16 +238,16 @@ def put_manifest(path: str, body: dict[str, Any]) -> None:
 
 
 def time_after(path: str) -> int:
-    """Now, for the manifest at ``path``; or just after the last one of its folder that is known.
+    """Return a timestamp for a new manifest at ``path``, later than any known in its directory.
 
-    Restarts find the newest checkpoint by its time. A clock that is set back, or is another
-    machine's, must not make it an old one.
+    A restart takes the checkpoint with the latest timestamp, which must be the newest one even if
+    the clock was set back or differs from the clock of the machine that saved before.
     """
     return max(time.time_ns(), _newest.get(_directory_of(path), 0) + 1)
 
 
 def note_time(path: str, saved: int) -> None:
-    """Remember the time of a manifest that was put."""
+    """Record the timestamp of a manifest that was committed, for `time_after`."""
     _newest[_directory_of(path)] = saved
 
 
@@ -250,19 +255,19 @@ def _directory_of(path: str) -> str:
     return parent(path) if is_url(path) else os.path.dirname(os.path.realpath(path))
 
 
-_newest: dict[str, int] = {}  # by folder: the latest time of a manifest that was read or put
+_newest: dict[str, int] = {}  # directory -> latest timestamp of a manifest read or written there
 
 
 def is_stored(path: str) -> bool:
-    """Whether there is a checkpoint of ours at ``path``."""
+    """Whether ``path`` is a checkpoint in replicax's format."""
     return _storage.is_file(os.path.join(path, MANIFEST))
 
 
 def folder_of(path: str) -> str | None:
-    """Return the folder that the checkpoint at ``path`` has its arrays in; None without one.
+    """Return the name of the data folder of the checkpoint at ``path``; None without a checkpoint.
 
     Raises:
-        OSError: The store of a URL did not answer: there may be one.
+        OSError: The remote store failed, so it is unknown whether a checkpoint exists.
     """
     try:
         folder: str = manifest(path)["folder"]
@@ -276,15 +281,15 @@ def folder_of(path: str) -> str | None:
 
 
 def manifest(path: str) -> dict[str, Any]:
-    """What the manifest of a checkpoint says; its checksum is right.
+    """Read and verify the manifest of the checkpoint at ``path``.
 
     Raises:
-        NotFoundError: If there is none.
-        DataLossError: If it is damaged.
+        NotFoundError: There is no manifest.
+        DataLossError: The manifest is damaged.
     """
     name = os.path.join(path, MANIFEST)
     try:
-        with _opened(path, MANIFEST) as file:
+        with _open(path, MANIFEST) as file:
             if file.size > _MAX_MANIFEST:
                 raise DataLossError(f"{name!r} is too long for the manifest of a checkpoint.")
             data = bytearray(file.size)
@@ -292,7 +297,7 @@ def manifest(path: str) -> dict[str, Any]:
                 raise DataLossError(f"{name!r} was changed while it was read.")
     except FileNotFoundError:
         raise NotFoundError(f"There is no checkpoint {path!r}: it has no file {name!r}.") from None
-    with refused(name):
+    with as_data_loss(name):
         whole = json.loads(data)
         text = whole["content"]
         if hashlib.sha256(text.encode()).hexdigest() != whole["sha256"]:
@@ -308,8 +313,8 @@ def manifest(path: str) -> dict[str, Any]:
 
 
 @contextmanager
-def refused(name: str) -> Iterator[None]:
-    """Whatever is wrong with a manifest, it is a loss of data."""
+def as_data_loss(name: str) -> Iterator[None]:
+    """Convert errors in parsing the manifest ``name`` to `DataLossError`."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -317,14 +322,14 @@ def refused(name: str) -> Iterator[None]:
 
 
 class _LocalFile:
-    """An open file of this machine."""
+    """An open local file."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self.size = os.fstat(fd).st_size
 
     def read_into(self, view: memoryview, at: int) -> int:
-        """Fill memory from a place of the file on; return how many bytes there were."""
+        """Read from offset ``at`` into ``view``; return the number of bytes read."""
         done = 0
         while done < len(view) and (got := os.preadv(self._fd, [view[done:]], at + done)):
             done += got
@@ -332,7 +337,7 @@ class _LocalFile:
 
 
 class _RemoteFile:
-    """A file behind a URL."""
+    """A file at a URL."""
 
     def __init__(self, path: str) -> None:
         found = _storage.status(path)
@@ -344,26 +349,26 @@ class _RemoteFile:
         self.size = found.size
 
     def read_into(self, view: memoryview, at: int) -> int:
-        """Fill memory from a place of the file on; return how many bytes there were."""
+        """Read from offset ``at`` into ``view``; return the number of bytes read."""
         data = _storage.read_range(self._path, at, at + len(view)) if len(view) else b""
         view[: len(data)] = data
         return len(data)
 
 
 @contextmanager
-def _opened(root: str, name: str) -> Iterator[_LocalFile | _RemoteFile]:
+def _open(root: str, name: str) -> Iterator[_LocalFile | _RemoteFile]:
     if is_url(root):
         yield _RemoteFile(f"{root}/{name}")
         return
-    with opened_below(root, name) as fd:
+    with open_below(root, name) as fd:
         yield _LocalFile(fd)
 
 
 class _Pages:
-    """The last parts of files that were read, each fetched once for all threads.
+    """A small FIFO cache of file pages; concurrent readers of a page share one request.
 
     Args:
-        fetch: Reads one; takes the name of a file and the number of the page.
+        fetch: Reads a page, given the name of the file and the number of the page.
     """
 
     def __init__(self, fetch: Callable[[str, int], np.ndarray]) -> None:
@@ -388,15 +393,15 @@ class _Pages:
 
 
 class CheckedFiles:
-    """Files below one folder, with the sizes and checksums that they must have.
+    """The files below one folder, read with verification against recorded sizes and checksums.
 
     Args:
         root: The folder.
-        known: What is known of each file, by its name: its size and checksums.
-        version: The format of the checkpoint.
+        known: The recorded ``(size, checksums)`` of each file, by name relative to ``root``.
+        version: The format of the checkpoint, which decides the checksum algorithm.
 
     Raises:
-        ValueError: If a name is not one of a file below ``root``, or what is known makes no sense.
+        ValueError: A name is not a plain relative path, or size and checksums are inconsistent.
     """
 
     def __init__(self, root: str, known: dict[str, Any], version: int = FORMAT) -> None:
@@ -416,14 +421,14 @@ class CheckedFiles:
             self._known[name] = size, sums
 
     def size(self, name: str) -> int:
-        """The size that a file must have; KeyError if none of that name is known."""
+        """Return the recorded size of a file; raise `KeyError` if ``name`` is not recorded."""
         return self._known[name][0]
 
     def verify(self) -> None:
-        """See that every file is there, with the right size; its contents are checked when read.
+        """Check that every file exists with its recorded size; contents are verified on read.
 
         Raises:
-            DataLossError: If one is not; it is named.
+            DataLossError: A file is missing or has another size; the message names it.
         """
         if not self._is_remote:
             for name in self._known:
@@ -433,19 +438,19 @@ class CheckedFiles:
             list(pool.map(self._verify, self._known))
 
     def _verify(self, name: str) -> None:
-        with self._opened(name):
+        with self._open(name):
             disk.got_on()
 
     def read(self, name: str, at: int, into: np.ndarray) -> None:
-        """Read a range of a file, and compare the blocks that it lies in with their checksums.
+        """Fill ``into`` from a byte range of a file, verifying every block the range touches.
 
         Args:
             name: The file.
-            at: Where the range begins.
-            into: Bytes, to be filled.
+            at: The offset at which the range begins.
+            into: A byte array; its length is the length of the range.
 
         Raises:
-            DataLossError: If the file is damaged or missing.
+            DataLossError: The file is missing or damaged.
         """
         until = at + len(into)
         cuts = [at, *range((at // _SHARE + 1) * _SHARE, until, _SHARE), until]
@@ -460,7 +465,7 @@ class CheckedFiles:
         if self._is_remote:
             self._read_remote(name, at, into)
             return
-        with self._opened(name) as file:
+        with self._open(name) as file:
             size, sums = self._known[name]
             if isinstance(sums, str):
                 into[:] = self._block(file, name, 0, size)[at : at + len(into)]
@@ -476,7 +481,7 @@ class CheckedFiles:
                 into[low - at : high - at] = block[low - begin : high - begin]
 
     def _read_remote(self, name: str, at: int, into: np.ndarray) -> None:
-        """Read by few requests: a large range by one, small values by the page they lie in."""
+        """Read a large range with one request, and a small one through the page cache."""
         size, sums = self._known[name]
         until = at + len(into)
         if isinstance(sums, str) or (len(into) >= _PAGE and not at % BLOCK):
@@ -494,7 +499,7 @@ class CheckedFiles:
         return self._fetched(name, begin, min(begin + _PAGE, self._known[name][0]))
 
     def _fetched(self, name: str, begin: int, end: int) -> np.ndarray:
-        """Read a range that begins and ends with blocks, by one request, and check each block."""
+        """Read a range aligned to blocks with one request, and verify each block."""
         try:
             data = _storage.read_range(f"{self._root}/{name}", begin, end) if end > begin else b""
         except FileNotFoundError:
@@ -510,7 +515,7 @@ class CheckedFiles:
         return found
 
     def _block(self, file: _LocalFile, name: str, number: int, size: int) -> np.ndarray:
-        """One block, kept until another is asked for: small values that are neighbours share it."""
+        """Return one verified block; each thread caches its last one for adjacent small values."""
         last: tuple[str, int, np.ndarray] | None = getattr(self._own, "last", None)
         if last is None or last[:2] != (name, number):
             last = name, number, np.empty(size, np.uint8)
@@ -536,11 +541,13 @@ class CheckedFiles:
             self._refuse(name, "damaged")
 
     @contextmanager
-    def _opened(self, name: str) -> Iterator[Any]:
+    def _open(self, name: str) -> Iterator[Any]:
         try:
-            with _opened(*self._inside(name)) as file:
+            with _open(*self._inside(name)) as file:
                 if file.size != self._known[name][0]:
-                    self._refuse(name, "damaged: its size is another")
+                    expected = self._known[name][0]
+                    how = f"damaged: it has {file.size:,} bytes instead of {expected:,}"
+                    self._refuse(name, how)
                 yield file
         except FileNotFoundError:
             self._refuse(name, "missing")
@@ -552,6 +559,9 @@ class CheckedFiles:
         )
 
     def _inside(self, name: str) -> tuple[str, str]:
-        """The folder of the checkpoint, and the name of a file in it: ours might be a link."""
+        """Return the checkpoint's path and the file's name relative to it.
+
+        Files are opened from there because the data folder itself might be a symbolic link.
+        """
         path, folder = os.path.split(self._root)
         return path, f"{folder}/{name}"

@@ -1,4 +1,4 @@
-"""A checkpoint in a local folder: locked while it is written, and synced to the disk."""
+"""Checkpoints in a local folder, which is locked during a save and synced before the commit."""
 
 import os
 import re
@@ -28,7 +28,7 @@ class Folder:
         self.path = path
 
     def begin(self, stack: ExitStack) -> str:
-        """Make the folder for a new checkpoint, and lock it until ``stack`` is closed."""
+        """Create a data folder for a new save, locked until ``stack`` closes; return its name."""
         folder = f"data-{secrets.token_hex(8)}"
         place = os.path.join(self.path, folder)
         try:
@@ -43,7 +43,7 @@ class Folder:
     def discard(self, folder: str) -> None:
         """Remove the files of a failed save."""
         shutil.rmtree(os.path.join(self.path, folder), ignore_errors=True)
-        with suppress(OSError):  # if there is something else in it
+        with suppress(OSError):  # it is not empty: an earlier checkpoint is still in it
             os.rmdir(self.path)
 
     def sees(self, folder: str) -> bool:
@@ -51,11 +51,11 @@ class Folder:
         return os.path.isdir(os.path.join(self.path, folder))
 
     def save_arrays(self, folder: str, name: str, tree: dict[str, Packed]) -> dict[str, Any]:
-        """Write arrays into a new folder; return size and checksums of its files, by name."""
+        """Write arrays into ``folder/name``; return size and checksums of each file, by name."""
         files: dict[str, Any] = {}
         inner = os.path.join(self.path, folder, name)
         _orbax_private.save(inner, tree, Packed)
-        with ThreadPoolExecutor(_files.THREADS) as pool:  # while the disk has its own to do
+        with ThreadPoolExecutor(_files.THREADS) as pool:  # compute checksums during the fsyncs
             sums = {array: pool.submit(checksums, *joined.parts) for array, joined in tree.items()}
             _files.settle(inner)
         for file, data in _files.metadata_below(inner, tree):
@@ -66,7 +66,7 @@ class Folder:
         return files
 
     def put_manifest(self, body: dict[str, Any]) -> None:
-        """Put the manifest in its place, in one step, for good."""
+        """Write the manifest atomically and durably, which commits the save."""
         _files.put_manifest(self.path, body)
 
     def sweep(self) -> None:
@@ -83,9 +83,9 @@ class Folder:
 
     def remove(self) -> None:
         """Remove the checkpoint, its manifest first."""
-        with suppress(FileNotFoundError):  # somebody has removed it already
+        with suppress(FileNotFoundError):  # another process has removed it already
             os.unlink(os.path.join(self.path, MANIFEST))
             fault_point("prune")
             self.sweep()
-        with suppress(OSError):  # somebody else's files may be in it
+        with suppress(OSError):  # it is not empty: the user's files are in it
             os.rmdir(self.path)

@@ -1,4 +1,4 @@
-"""CheckpointManager: the checkpoints of one run, numbered, with the old ones removed."""
+"""`CheckpointManager`: numbered checkpoints of one run, with removal of old ones."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CheckpointManager:
     """Keeps the newest checkpoints of a run and removes older ones.
 
     Args:
-        checkpoint: What to save.
-        directory: Where; it is made if it is not there.
-        max_to_keep: How many to keep; None for all.
-        keep_checkpoint_every_n_hours: Keep one for every so many hours, for ever.
-        checkpoint_name: What their names begin with.
+        checkpoint: The checkpoint to save.
+        directory: The directory to save into; created if missing.
+        max_to_keep: How many checkpoints to keep; None keeps all.
+        keep_checkpoint_every_n_hours: Also keep one checkpoint per this many hours permanently.
+        checkpoint_name: The prefix of the checkpoints' names.
         step_counter: A variable that counts steps, for ``checkpoint_interval``.
-        checkpoint_interval: `save` does nothing until so many steps have passed since the last.
+        checkpoint_interval: `save` does nothing until this many steps after the last save.
         init_fn: Called by `restore_or_initialize` if there is nothing to restore.
         last_checkpoint_step: The step of the last save, for ``checkpoint_interval``.
 
@@ -73,8 +73,8 @@ class CheckpointManager:
             "..",
         ):
             raise ValueError(
-                f"CheckpointManager(checkpoint_name={checkpoint_name!r}): a name without a folder"
-                " is wanted, such as 'ckpt'. Name the folder as `directory`."
+                f"CheckpointManager(checkpoint_name={checkpoint_name!r}): expected a name without"
+                " a folder, such as 'ckpt'. Pass the folder as `directory`."
             )
         if max_to_keep is not None and max_to_keep <= 0:
             raise ValueError(
@@ -99,7 +99,8 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step = last_checkpoint_step
         self._is_claimed = False
-        self._unsure: tuple[str, int | None] | None = None  # being written, and when it was before
+        # The save in progress: its path, and the timestamp of the checkpoint that it replaces.
+        self._pending: tuple[str, int | None] | None = None
         self._times: dict[str, int] = {}
         for saved, path in sorted(stored_in(self._directory)):
             if os.path.basename(path).startswith(f"{checkpoint_name}-"):
@@ -113,22 +114,22 @@ class CheckpointManager:
 
     @property
     def directory(self) -> str:
-        """Where the checkpoints are."""
+        """The directory of the checkpoints."""
         return self._directory
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """How many steps lie between two saves."""
+        """The minimum number of steps between two saves."""
         return self._interval
 
     @property
     def checkpoints(self) -> list[str]:
-        """The paths of what is kept, the oldest first."""
+        """The paths of the kept checkpoints, oldest first."""
         return list(self._times)
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The path of the newest one; None if there is none."""
+        """The path of the newest checkpoint; None if there is none."""
         return self.checkpoints[-1] if self._times else None
 
     def save(
@@ -139,20 +140,21 @@ class CheckpointManager:
         *,
         block: bool = True,
     ) -> str | None:
-        """Save, and remove what is no longer to be kept.
+        """Save a checkpoint, and remove those that exceed ``max_to_keep``.
 
         Args:
-            checkpoint_number: The number for its name; by default the next one.
-            check_interval: Whether to do nothing before ``checkpoint_interval`` steps.
-            options: Accepted for TensorFlow's sake.
+            checkpoint_number: The number in its name; by default the next one.
+            check_interval: Whether to skip the save within ``checkpoint_interval`` steps of the
+                last one.
+            options: See `CheckpointOptions`.
             block: See `Checkpoint.save`.
 
         Returns:
             The path; None if nothing was saved.
 
         Raises:
-            FailedPreconditionError: If another run saves into the same directory.
-            OSError: If it cannot be written; checkpoints that were there before are as they were.
+            FailedPreconditionError: Another run saves into the same directory.
+            OSError: The checkpoint cannot be written; existing checkpoints are unchanged.
         """
         step = None if self._step_counter is None else int(self._step_counter.numpy())
         if check_interval and self._is_early(step):
@@ -166,17 +168,17 @@ class CheckpointManager:
             path = f"{self._prefix}-{int(checkpoint_number)}"
             self._checkpoint.write(path, options, block=block)
         self._last_step = step
-        self._unsure = path, self._times.pop(path, None)
+        self._pending = path, self._times.pop(path, None)
         self._times[path] = time.time_ns()
         if block and not is_async(options):
             self.sync()
         return path
 
     def restore_or_initialize(self) -> str | None:
-        """Restore the newest checkpoint that is whole; without one, call ``init_fn``.
+        """Restore the newest intact checkpoint; if there is none, call ``init_fn``.
 
         Returns:
-            Its path; None if there is none.
+            The path of the restored checkpoint; None if there was none.
         """
         for path in reversed(self._common()):
             if self._is_restored(path):
@@ -189,29 +191,35 @@ class CheckpointManager:
         return None
 
     def sync(self) -> None:
-        """Wait until the last save is on disk, and remove what it replaces.
+        """Wait until the last save is on disk, then remove checkpoints beyond ``max_to_keep``.
 
         Raises:
-            OSError: If it could not be written; what it was to replace is kept.
+            OSError: The checkpoint could not be written; no older one was removed.
         """
-        unsure, self._unsure = self._unsure, None
+        pending, self._pending = self._pending, None
         try:
             self._checkpoint.sync()
         except BaseException:
-            if unsure is not None:
-                self._forget(*unsure)
+            if pending is not None:
+                self._forget(*pending)
             raise
         self._prune()
 
     def _forget(self, path: str, before: int | None) -> None:
-        """A save failed: what was at its path before, if something was, is still there."""
+        """Forget a failed save; a checkpoint that was at its path before is still there."""
         if before is None:
             self._times.pop(path, None)
         else:
             self._times[path] = before
 
     def _claim(self) -> None:
-        """See that no other run saves into the directory, as long as this manager is there."""
+        """Claim the directory for this run, for the lifetime of the manager.
+
+        The first worker claims it, and all workers raise if it fails.
+
+        Raises:
+            FailedPreconditionError: Another run saves into the directory.
+        """
         if self._is_claimed:
             return
         group, failure = _group.current(), ""
@@ -219,7 +227,7 @@ class CheckpointManager:
             try:
                 failure = self._claimed()
             except OSError as error:
-                # Of a local folder, who saves will say it with more words.
+                # For a local folder, the save itself will fail with a better message.
                 failure = f"{error} Nothing was saved." if is_url(self._directory) else ""
         if group is not None:
             failure = group.agree("the directory of the checkpoints", failure)[0]
@@ -235,13 +243,13 @@ class CheckpointManager:
         return ""
 
     def _common(self) -> list[str]:
-        """The checkpoints that the first worker sees: all must restore the same one."""
+        """Return the checkpoints that the first worker sees: all must restore the same one."""
         group = _group.current()
         if group is None:
             return self.checkpoints
         names = [os.path.basename(path) for path in self.checkpoints]
-        told = group.agree("the checkpoints that there are", names)
-        return [os.path.join(self._directory, name) for name in told[0]]
+        lists = group.agree("the checkpoints that there are", names)
+        return [os.path.join(self._directory, name) for name in lists[0]]
 
     def _is_restored(self, path: str) -> bool:
         failure = None
@@ -276,12 +284,15 @@ class CheckpointManager:
                 _store.remove(path)
 
 
-# The directories into which managers of this process save: open and locked, and by how many.
+# directory -> [locked descriptor, number of managers of this process that save into it]
 _claims: dict[str, list[int]] = {}
 
 
 def _claimed(manager: CheckpointManager, directory: str) -> str:
-    """Lock a directory until a manager is gone; returns why not, if it is another run's."""
+    """Lock ``directory`` for the lifetime of ``manager``.
+
+    Return an error message if another run has locked it, else an empty string.
+    """
     os.makedirs(directory, exist_ok=True)
     place = os.path.realpath(directory)
     if place not in _claims:
@@ -307,7 +318,11 @@ def _let_go(place: str) -> None:
 
 
 def _holder(fd: int) -> str:
-    """Who has locked an open folder; nobody, if only the orphans of a process that is gone."""
+    """Describe the process that has locked an open folder.
+
+    Return an empty string if that process has exited: children that inherited the descriptor keep
+    the lock, but do not save.
+    """
     number = os.fstat(fd).st_ino
     with suppress(OSError), open("/proc/locks") as file:
         for line in file:

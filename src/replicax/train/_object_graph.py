@@ -1,10 +1,10 @@
-"""Object graphs: Python objects -> what of them is saved, by name; and back.
+"""Object graphs: which values of a Python object are saved, and matching them on restore.
 
-A checkpoint holds a graph: objects by number, each with its parts by name, and for those that have
-a value the key under which it stands. Restoring walks the saved graph and the live objects side by
-side, so that a part is found by the way that leads to it and not by the order of creation: a model
-can be restored without its optimizer, on its own, or before all of its parts exist. TensorFlow's
-checkpoints hold such a graph too, and are restored by the same walk.
+A checkpoint stores a graph of numbered nodes. A node has named children, and, if the object has a
+value, the key of that value. Restoring walks the saved graph and the live objects in parallel, so
+an object is identified by its path and not by the order of creation: a model can be restored
+without its optimizer, or before all of its variables exist. TensorFlow's checkpoints store such a
+graph too, and are restored by the same walk.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _COPIES = "COPIES"
 
 @dataclass
 class ObjectNode:
-    """One saved object.
+    """A saved object.
 
     Attributes:
-        children: Its parts, by name: numbers of other nodes.
-        values: The keys of what it saved itself, by the name of the attribute.
-        slots: What an optimizer kept for a variable: (variable's node, slot's name) -> node.
+        children: The numbers of its children's nodes, by name.
+        values: The keys of its own values, by attribute name.
+        slots: An optimizer's slot variables: (node of the variable, slot name) -> node.
     """
 
     children: dict[str, int] = field(default_factory=dict)
@@ -38,19 +38,19 @@ class ObjectNode:
 
 
 class HasState(Protocol):
-    """An object that says its own state: an iterator, for example."""
+    """An object that serializes its own state, such as a dataset iterator."""
 
     @abstractmethod
     def save_state(self) -> dict[str, Any]:
-        """The state, of plain Python values."""
+        """Return the state as plain Python values."""
 
     @abstractmethod
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go back to a state."""
+        """Restore a state that `save_state` returned."""
 
 
 class PythonState:
-    """A base for objects whose state, which is no array, is saved with a checkpoint.
+    """A base class for objects that save state other than arrays in a checkpoint.
 
     Example:
         >>> import tempfile
@@ -73,64 +73,64 @@ class PythonState:
     """
 
     def serialize(self) -> str | bytes:
-        """The state as text or bytes; a subclass says it."""
+        """Return the state as text or bytes; a subclass must override this."""
         raise NotImplementedError(f"{type(self).__name__} has no serialize(), which gives text.")
 
     def deserialize(self, string_value: bytes) -> None:
-        """Go back to a state, given as bytes; a subclass does it."""
+        """Restore the state from bytes; a subclass must override this."""
         raise NotImplementedError(f"{type(self).__name__} has no deserialize(bytes).")
 
     def save_state(self) -> dict[str, Any]:
-        """The state as a checkpoint keeps it."""
+        """Return the state in the form that a checkpoint stores."""
         told = self.serialize()
         return {"py_state": (told.encode() if isinstance(told, str) else told).decode("latin-1")}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go back to what `save_state` gave."""
+        """Restore a state that `save_state` returned."""
         self.deserialize(state["py_state"].encode("latin-1"))
 
 
 def is_variable(x: Any) -> bool:
-    """Whether ``x`` is a variable: ours, or another library's."""
+    """Whether ``x`` is a variable, replicax's or another library's."""
     return variable_of(x) is not None or hasattr(type(x), "__rx_variable__")
 
 
 def has_state(x: Any) -> bool:
-    """Whether ``x`` says its own state."""
+    """Whether ``x`` implements `HasState`."""
     return callable(getattr(type(x), "save_state", None)) and callable(
         getattr(type(x), "restore_state", None)
     )
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether ``x`` has a value of its own in a checkpoint."""
+    """Whether ``x`` has a value in a checkpoint, so its children are not visited."""
     return is_variable(x) or has_state(x)
 
 
 def parts_of(x: Any) -> Mapping[str, Any]:
-    """The parts of an object, by name."""
+    """Return the named children of an object."""
     return contents_of(x).named
 
 
 class Names:
-    """What the names of a saved graph mean: here those of ours."""
+    """The mapping from names in a saved graph to live objects, for replicax's checkpoints."""
 
     def part(self, live: Any, parts: Mapping[str, Any], name: str) -> Any:
-        """The part of a live object that a saved name means; None if it has none.
+        """Return the child of a live object that corresponds to a saved name; None without one.
 
         Args:
-            live: The object.
-            parts: Its parts, by the names that they have here.
+            live: The live object.
+            parts: Its named children.
             name: The saved name.
         """
         return parts.get(name)
 
     def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
-        """What an optimizer keeps for a variable under a saved name; None if nothing."""
+        """Return an optimizer's slot variable for ``variable``; None if there is none."""
         return None
 
     def is_saved(self, part: Any) -> bool:
-        """Whether parts of this kind are in such a graph at all."""
+        """Whether checkpoints with these names contain objects like ``part``."""
         return True
 
 
@@ -138,10 +138,10 @@ OWN = Names()
 
 
 class TensorFlowNames(Names):
-    """The names in TensorFlow's graphs, of models and optimizers of Keras 2 and 3."""
+    """The names in TensorFlow's checkpoints of Keras 2 and Keras 3 models and optimizers."""
 
     def part(self, live: Any, parts: Mapping[str, Any], name: str) -> Any:
-        """A part by its attribute's name, or as Keras 2 named layers."""
+        """Return a child by its attribute name, or by Keras 2's names ``layer-0`` and similar."""
         part = parts.get(name)
         if part is not None:
             return part
@@ -157,12 +157,12 @@ class TensorFlowNames(Names):
         return getattr(live, name, None) if is_variable(getattr(live, name, None)) else None
 
     def slot(self, optimizer: Any, variable: Any, name: str) -> Any:
-        """A slot of Keras 2, where the optimizer of Keras 3 keeps the same."""
+        """Return the Keras 3 optimizer's variable that corresponds to a slot of Keras 2."""
         find = getattr(type(optimizer), "__rx_slot__", None)
         return None if find is None else find(optimizer, variable, name)
 
     def is_saved(self, part: Any) -> bool:
-        """Metrics and seeds of Keras 3 are nothing that TensorFlow tracks."""
+        """Whether TensorFlow tracks the object; it ignores Keras 3 metrics and seed generators."""
         return not any(
             c.__name__ in ("Metric", "SeedGenerator") and c.__module__.startswith("keras.")
             for c in type(part).__mro__
@@ -171,12 +171,12 @@ class TensorFlowNames(Names):
 
 @dataclass
 class Found:
-    """The live objects of a checkpoint that have something to save.
+    """The object graph of live objects.
 
     Attributes:
         nodes: The graph.
-        objects: What has a value, by its key.
-        unnamed: What has a value, and can be reached only by a part that has no name.
+        objects: The objects with a value, by key.
+        unnamed: Objects with a value that are reachable only through children without a name.
     """
 
     nodes: list[ObjectNode]
@@ -185,7 +185,7 @@ class Found:
 
 
 def graph_of(root: Any, names: Names = OWN) -> Found:
-    """The graph of ``root``, as far as it leads to values; keys are the shortest ways."""
+    """Return the graph of ``root``, restricted to paths to values; keys are the shortest paths."""
     ways, parts, leaves, unnamed = _reached(root, names)
     useful = _leading(parts, set(leaves)) | {id(root)}
     numbers = {place: i for i, place in enumerate(p for p in ways if p in useful)}
@@ -205,7 +205,12 @@ def graph_of(root: Any, names: Names = OWN) -> Found:
 def _reached(
     root: Any, names: Names
 ) -> tuple[dict[int, str], dict[int, Mapping[str, Any]], dict[int, Any], list[Unnamed]]:
-    """Return the ways to all objects by their ids, their parts, the leaves, and unnamed parts."""
+    """Walk all objects reachable by name, breadth first, so paths are the shortest.
+
+    Returns:
+        The path of each object, by id; the named children, by id; the leaves, by id; and the
+        unnamed children.
+    """
     ways: dict[int, str] = {id(root): ""}
     all_parts: dict[int, Mapping[str, Any]] = {}
     leaves: dict[int, Any] = {}
@@ -223,15 +228,15 @@ def _reached(
         for name, part in parts.items():
             if id(part) in ways or has_no_parts(part):
                 continue
-            if x is root or names.is_saved(part):  # what was given by name counts
-                # An empty name is one too: the way to its part begins with a slash.
+            if x is root or names.is_saved(part):  # always save what the user named explicitly
+                # An empty name is valid: the path of its child begins with a slash.
                 ways[id(part)] = _escaped(name) if x is root else f"{way}/{_escaped(name)}"
                 waiting.append(part)
     return ways, all_parts, leaves, unnamed
 
 
 def _unnamed(parts: list[Unnamed], ways: Mapping[int, str], names: Names) -> list[Unnamed]:
-    """Return the leaves that only these parts lead to."""
+    """Return the leaves that are reachable only through these children without a name."""
     leaves: list[Unnamed] = []
     seen: dict[int, Any] = {}
     waiting = deque(parts)
@@ -239,7 +244,7 @@ def _unnamed(parts: list[Unnamed], ways: Mapping[int, str], names: Names) -> lis
         label, why, x = waiting.popleft()
         if id(x) in ways or id(x) in seen or has_no_parts(x) or not names.is_saved(x):
             continue
-        seen[id(x)] = x  # which keeps it alive, as its id must stay its own
+        seen[id(x)] = x  # keep it alive: its id must not be reused
         if is_leaf(x):
             leaves.append(Unnamed(label, why, x))
             continue
@@ -254,7 +259,7 @@ def _key(way: str) -> str:
 
 
 def copies_key(key: str) -> str:
-    """Where the single copies of a value stand that is saved, and read, as one."""
+    """Return the key of the per-replica copies of the value saved under ``key``."""
     return f"{key}/{_COPIES}"
 
 
@@ -263,7 +268,7 @@ def _escaped(name: str) -> str:
 
 
 def _leading(edges: Mapping[int, Mapping[str, Any]], leaves: set[int]) -> set[int]:
-    """The objects from which a leaf can be reached."""
+    """Return the ids of all objects from which a leaf can be reached."""
     parents: dict[int, list[int]] = {}
     for place, parts in edges.items():
         for part in parts.values():
@@ -279,12 +284,12 @@ def _leading(edges: Mapping[int, Mapping[str, Any]], leaves: set[int]) -> set[in
 
 @dataclass
 class Match:
-    """What a saved graph and live objects have in common.
+    """The correspondence between a saved graph and live objects.
 
     Attributes:
-        pairs: What can be restored: the live object, by the key of its saved value.
-        unused: Keys of saved values that no live object asks for.
-        missing: Ways to live objects that have no saved value.
+        pairs: The live objects that can be restored, by the key of the saved value.
+        unused: Keys of saved values without a live object.
+        missing: Paths of live objects without a saved value.
     """
 
     pairs: dict[str, Any]
@@ -293,12 +298,12 @@ class Match:
 
 
 def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
-    """Walk the saved graph and the live objects side by side.
+    """Match the saved graph with the live objects by walking both in parallel.
 
     Args:
         nodes: The saved graph.
         root: The live object of its first node.
-        names: What its names mean.
+        names: The meaning of the names in the graph.
     """
     met = _met(nodes, root, names)
     pairs: dict[str, Any] = {}
@@ -322,7 +327,7 @@ def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
 
 
 def _met(nodes: list[ObjectNode], root: Any, names: Names) -> dict[int, Any]:
-    """The live objects of saved ones, by their numbers."""
+    """Return the live object of each saved node that has one, by node number."""
     met: dict[int, Any] = {0: root}
     waiting = deque([0])
     while waiting:

@@ -1,13 +1,13 @@
-"""A checkpoint behind a URL, in a store that has neither renaming nor locks.
+"""Checkpoints in an object store, which has neither atomic renames nor locks.
 
-An object appears when all of it has arrived, and that is the one step there is. So the objects of a
-save have a random folder, as in a local file system, and the manifest, put last, makes them a
-checkpoint. Nothing is decided by a listing, which may be late:
+The only atomic operation is the upload of one object. As in a local file system, a save writes to
+a folder with a random name, and the manifest, uploaded last, commits it. Listings may be stale, so
+no decision depends on one:
 
-* ``claim.json`` in the checkpoint names the folder of the save that has begun last, and those of
-  earlier saves that are still to be removed. A save whose claim was replaced does not commit.
-* ``checkpoint-index.json`` beside the checkpoints names all that were begun, and the run that owns
-  the directory. A reader looks at the manifest of each name, and believes only that.
+* ``claim.json`` in the checkpoint names the folder of the most recently started save, and folders
+  of earlier saves that remain to be deleted. A save whose claim was replaced does not commit.
+* ``checkpoint-index.json`` in the parent directory lists all checkpoints that were started, and
+  the run that owns the directory. Readers check the manifest of each, and trust only that.
 """
 
 import json
@@ -34,9 +34,9 @@ from replicax.workers._watch import disk
 
 CLAIM = "claim.json"
 INDEX = "checkpoint-index.json"
-_AT_ONCE = 8 << 20  # bytes between two signs of progress
-_AT_A_TIME = 16  # requests
-_owned: set[str] = set()  # the directories that this process has taken
+_AT_ONCE = 8 << 20  # bytes written between two progress reports to the watchdog
+_AT_A_TIME = 16  # concurrent requests
+_owned: set[str] = set()  # directories whose index names this process as owner
 _lock = threading.RLock()
 
 
@@ -52,8 +52,8 @@ class Objects:
         self._is_sent = False
 
     def begin(self, stack: ExitStack) -> str:
-        """Claim the checkpoint for a new save."""
-        del stack  # nothing is locked
+        """Claim the checkpoint for a new save; return the name of its data folder."""
+        del stack  # a store has no locks
         self._check_path()
         folder = f"data-{secrets.token_hex(8)}"
         old = self._claim()
@@ -69,7 +69,7 @@ class Objects:
 
     def discard(self, folder: str) -> None:
         """Remove the objects of a failed save, unless it may have been committed."""
-        if self._is_sent:  # a request without an answer may still be carried out
+        if self._is_sent:  # a request that got no response may still take effect
             return
         with suppress(Exception):  # report the error of the save, not this one
             self._remove_folder(folder)
@@ -82,10 +82,10 @@ class Objects:
         return bool(self._claim().get("folder") == folder)
 
     def save_arrays(self, folder: str, name: str, tree: dict[str, Packed]) -> dict[str, Any]:
-        """Write arrays under a new name; return size and checksums of the objects, by name.
+        """Upload arrays below ``folder/name``; return size and checksums of each object, by name.
 
-        They are the files that Orbax writes into a local folder, so that a checkpoint may be
-        copied from one to the other.
+        The layout is the one Orbax writes into a local folder, so checkpoints can be copied
+        between the two.
         """
         place, files = f"{self.path}/{folder}", {}
         with tempfile.TemporaryDirectory(prefix="replicax-") as local:
@@ -104,10 +104,10 @@ class Objects:
         return files | {f"{name}/{x}": [len(d), checksums(d)] for x, d in small.items()}
 
     def put_manifest(self, body: dict[str, Any]) -> None:
-        """Put the manifest, which makes the save a checkpoint.
+        """Upload the manifest, which commits the save.
 
         Raises:
-            FailedPreconditionError: Another process has begun to save the same checkpoint.
+            FailedPreconditionError: Another process has started to save the same checkpoint.
         """
         self._check_claim(body["folder"], "Nothing was committed.")
         fault_point("commit-manifest")
@@ -121,16 +121,17 @@ class Objects:
         """Remove the objects that earlier saves of this checkpoint left."""
         claim, folder = self._claim(), folder_of(self.path)
         if folder is None or claim.get("folder") != folder or not claim.get("left"):
-            return  # somebody else is saving, and will do it
+            return  # another save is in progress, and will sweep
         for name in claim["left"]:
             if name != folder:
                 self._remove_folder(name)
         self._put_claim(folder, [])
 
     def remove(self) -> None:
-        """Remove the checkpoint: its manifest first, so that it never looks whole when it is not.
+        """Remove the checkpoint, its manifest first, so a partly deleted one is never visible.
 
-        Its name stays in the index until all is gone, for the next run to continue.
+        Its name stays in the index until everything is gone: the next run can then finish an
+        interrupted removal.
         """
         directory, claim = parent(self.path), self._claim()
         _check_owner(directory, _read_index(directory))
@@ -169,7 +170,7 @@ class Objects:
     def _claim(self) -> dict[str, Any]:
         found = _read_json(f"{self.path}/{CLAIM}")
         names = [found.get("folder", ""), *found.get("left", ())]
-        # They are removed with all that is in them, so they must be names of our own.
+        # These folders are deleted recursively: accept only names that replicax generates.
         return found if all(isinstance(n, str) and DATA.fullmatch(n) for n in names) else {}
 
     def _put_claim(self, folder: str, left: list[str]) -> None:
@@ -196,7 +197,7 @@ class Objects:
 
 
 def names_in(directory: str) -> list[str]:
-    """Return the names in a directory that may be checkpoints: those listed and those begun."""
+    """Return the names in a directory that may be checkpoints: from its index and its listing."""
     names = set(_read_index(directory)["names"])
     with suppress(FileNotFoundError, NotADirectoryError):
         names |= {name for name, is_folder in _storage.entries(directory).items() if is_folder}
@@ -204,13 +205,13 @@ def names_in(directory: str) -> list[str]:
 
 
 def take_directory(directory: str, prefix: str) -> None:
-    """Make this run the owner of a directory, and remove what dead saves have left in it.
+    """Make this run the owner of a directory, and remove checkpoints that were never committed.
 
-    A store cannot report whether the previous owner is alive. If it is, its next save fails.
+    Whether the previous owner is still alive is unknown. If it is, its next save fails.
 
     Args:
         directory: The URL.
-        prefix: How the names of the run's checkpoints begin.
+        prefix: The prefix of the names of the run's checkpoints.
     """
     with _lock:
         owner = {
@@ -228,7 +229,7 @@ def take_directory(directory: str, prefix: str) -> None:
 
 
 def _change_index(directory: str, change: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    """Read the index of a directory, change it, and put it back if it is another one then."""
+    """Apply ``change`` to the index of a directory, upload it if modified, and return it."""
     with _lock:
         index = _read_index(directory)
         before = json.dumps(index)
@@ -258,7 +259,7 @@ def _read_index(directory: str) -> dict[str, Any]:
 
 
 def _read_json(path: str) -> dict[str, Any]:
-    """Return the content of a small object; nothing if there is none, or it is damaged."""
+    """Return the JSON object stored at ``path``; an empty dict if it is missing or damaged."""
     try:
         found = json.loads(_storage.read_bytes(path))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -276,8 +277,8 @@ def _upload(path: str, joined: Packed) -> None:
     try:
         _send(path, joined)
     except FileNotFoundError:
-        # The session of an upload whose last answer was lost may be gone when gcsfs asks again. The
-        # name is this save's own, so that sending all of it twice does no harm.
+        # If the last response of an upload is lost, the upload session may be gone when gcsfs
+        # retries. The object's name is unique to this save, so uploading it again is harmless.
         _send(path, joined)
 
 

@@ -1,4 +1,4 @@
-"""Options of saving and loading: TensorFlow's fields; what would change a result is refused."""
+"""TensorFlow's options for saving and loading; those that would change a result are rejected."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-# Names of TensorFlow Serving for tags and for the parts of signatures.
+# TensorFlow Serving's names of tags, methods, inputs and outputs.
 CLASSIFY_INPUTS = "inputs"
 CLASSIFY_METHOD_NAME = "tensorflow/serving/classify"
 CLASSIFY_OUTPUT_CLASSES = "classes"
@@ -37,15 +37,15 @@ class CheckpointOptions:
     """Options of `rx.train.Checkpoint`.
 
     Args:
-        experimental_io_device: Accepted for TensorFlow's sake: the first worker writes.
+        experimental_io_device: Accepted and ignored: every worker writes its own shards.
         experimental_enable_async_checkpoint: The same as ``enable_async``.
-        experimental_write_callbacks: Refused.
-        enable_async: Write beside the training, as ``save(..., block=False)`` does.
-        experimental_skip_slot_variables: Refused.
-        experimental_sharding_callback: Refused.
+        experimental_write_callbacks: Rejected.
+        enable_async: Write in the background, as ``save(..., block=False)`` does.
+        experimental_skip_slot_variables: Rejected.
+        experimental_sharding_callback: Rejected.
 
     Raises:
-        NotImplementedError: For a field that is refused.
+        NotImplementedError: A rejected field was set.
 
     Example:
         >>> import tempfile
@@ -78,7 +78,7 @@ class CheckpointOptions:
 
 
 def is_async(options: Any) -> bool:
-    """Whether a save is to go on beside the training."""
+    """Whether the options request a save in the background."""
     return isinstance(options, CheckpointOptions) and (
         options.enable_async or options.experimental_enable_async_checkpoint
     )
@@ -86,20 +86,20 @@ def is_async(options: Any) -> bool:
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """Options of `rx.saved_model.save`; those that shape TensorFlow's files change nothing here.
+    """Options of `rx.saved_model.save`; all are accepted, and none changes the saved files.
 
     Args:
-        namespace_whitelist: Accepted.
-        save_debug_info: Accepted.
-        function_aliases: Accepted.
-        experimental_debug_stripper: Accepted.
-        experimental_io_device: Accepted: the first worker writes.
-        experimental_variable_policy: Accepted: variables are saved without their devices.
-        experimental_custom_gradients: Accepted: gradients of the functions are always saved.
-        experimental_image_format: Accepted.
-        experimental_skip_saver: Accepted.
-        experimental_sharding_callback: Accepted.
-        extra_tags: Accepted.
+        namespace_whitelist: Ignored.
+        save_debug_info: Ignored.
+        function_aliases: Ignored.
+        experimental_debug_stripper: Ignored.
+        experimental_io_device: Ignored: every worker writes its own shards.
+        experimental_variable_policy: Ignored: variables are saved without their devices.
+        experimental_custom_gradients: Ignored: gradients of the functions are always saved.
+        experimental_image_format: Ignored.
+        experimental_skip_saver: Ignored.
+        experimental_sharding_callback: Ignored.
+        extra_tags: Ignored.
 
     Example:
         >>> options = rx.saved_model.SaveOptions(experimental_io_device="/job:localhost")
@@ -125,14 +125,14 @@ class LoadOptions:
     """Options of `rx.saved_model.load`.
 
     Args:
-        allow_partial_checkpoint: Accepted: what was saved is always whole.
-        experimental_io_device: Accepted: every worker reads.
-        experimental_skip_checkpoint: Refused.
-        experimental_variable_policy: Accepted: the scope in which it is loaded places variables.
-        experimental_load_function_aliases: Accepted.
+        allow_partial_checkpoint: Ignored: saved models are always complete.
+        experimental_io_device: Ignored: every worker reads.
+        experimental_skip_checkpoint: Rejected.
+        experimental_variable_policy: Ignored: the strategy's scope decides where variables are.
+        experimental_load_function_aliases: Ignored.
 
     Raises:
-        NotImplementedError: For a field that is refused.
+        NotImplementedError: A rejected field was set.
 
     Example:
         >>> rx.saved_model.LoadOptions(allow_partial_checkpoint=True).allow_partial_checkpoint

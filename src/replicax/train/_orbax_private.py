@@ -1,7 +1,7 @@
-"""The parts of Orbax that replicax relies on to write checkpoints, and how files are written.
+"""Writing arrays with Orbax, and the contract with the parts of Orbax that this relies on.
 
 Orbax writes the metadata and lays out the files; `_serialize` writes the bytes, in every process
-and without a copy. Checkpoints are read without Orbax, so that these parts matter for saving only.
+and without copying them. Checkpoints are read without Orbax, so only saving depends on it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from replicax._contract import Contract, LibraryFeature, PrivatePart
 from replicax._lazy import LazyModule
 from replicax.workers._watch import disk
 
-_AT_ONCE = 64 << 20  # bytes that are written in one go
+_AT_ONCE = 64 << 20  # bytes per write, after which progress is reported
 _quieting = threading.Lock()
 _ocp: Any = LazyModule("orbax.checkpoint", extra="checkpoint")
 _ts: Any = LazyModule("tensorstore", extra="checkpoint")
@@ -55,21 +55,21 @@ CONTRACT = Contract(
 
 
 def chunk(name: str, ndim: int) -> str:
-    """Return the file in which zarr puts an array that is one chunk and not compressed."""
+    """Return the path of the single, uncompressed chunk of a zarr array."""
     return f"{name}/{'.'.join('0' * max(ndim, 1))}"
 
 
 def save(directory: str, tree: dict[str, Any], kind: type, *, metadata_only: bool = False) -> None:
-    """Write arrays into a new directory, as this process alone.
+    """Write arrays into a new directory, from this process only.
 
     Args:
-        directory: Where to write; its parent is there.
-        tree: Arrays by name, each in ``parts`` that are written one after the other.
-        kind: Their type.
-        metadata_only: Write all files but those that hold the bytes of the arrays.
+        directory: The directory; its parent must exist.
+        tree: Arrays by name, each with ``parts`` that are written back to back.
+        kind: The type of the arrays.
+        metadata_only: Write every file except the arrays' chunks.
 
     Raises:
-        ImportError: If Orbax is not installed, or is a version that cannot be used.
+        ImportError: Orbax is not installed, or its version is unsupported.
     """
     with _quiet(), _checkpointer(kind, metadata_only=metadata_only) as checkpointer:
         checkpointer.save(directory, tree)
@@ -82,9 +82,9 @@ def _checked() -> None:
 
 
 def _checkpointer(kind: type, *, metadata_only: bool) -> Any:
-    _ocp.Checkpointer  # noqa: B018 - says what to install, if Orbax is missing
+    _ocp.Checkpointer  # noqa: B018 - raises with what to install, if Orbax is missing
     _checked()
-    # Each worker writes its own, and Orbax must not wait for the others.
+    # Each worker writes its own directory, so Orbax must not wait for the others.
     process = jax.process_index()
     alone = _ocp.options.MultiprocessingOptions(primary_host=process, active_processes={process})
     registry = _ocp.type_handlers.create_type_handler_registry((kind, _handler(metadata_only)()))
@@ -105,7 +105,7 @@ async def _describe(values: Any, infos: Any) -> list[tuple[Any, str]]:
                 "driver": "zarr",
                 "kvstore": {"driver": "file", "path": place},
                 "metadata": {"compressor": None, "chunks": joined.shape},
-                "context": {"file_io_sync": False},  # files are settled later, all at once
+                "context": {"file_io_sync": False},  # all files are synced together later
             },
             create=True,
             dtype=joined.dtype,
@@ -131,8 +131,8 @@ async def _serialize(_: Any, values: Any, infos: Any, args: Any = None) -> list[
 
 
 @cache
-def _handler(metadata_only: bool) -> Any:  # noqa: FBT001 - of a cached function
-    """Return Orbax's handler of NumPy arrays, with our way of writing them."""
+def _handler(metadata_only: bool) -> Any:  # noqa: FBT001 - argument of a cached function
+    """Return a subclass of Orbax's NumPy handler that writes arrays with `_serialize`."""
     handler = _ocp.type_handlers.NumpyHandler
     serialize = _serialize_metadata if metadata_only else _serialize
     return type(handler.__name__, (handler,), {"serialize": serialize})
@@ -140,8 +140,8 @@ def _handler(metadata_only: bool) -> Any:  # noqa: FBT001 - of a cached function
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep Orbax's remarks on its own internals from the user's screen; errors still show."""
-    log = logging.getLogger("absl")  # which knows no filters
+    """Suppress Orbax's log messages below the level of errors."""
+    log = logging.getLogger("absl")  # absl's logger ignores filters, so change the level
     with _quieting:
         before = log.level
         log.setLevel(logging.ERROR)

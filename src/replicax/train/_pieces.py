@@ -1,8 +1,8 @@
-"""Pieces: an array as devices hold it -> what each worker writes of it -> any part of it again.
+"""Sharded arrays in checkpoints: which worker writes which shard, and reading any region back.
 
-A part of an array is a box, with a beginning and an end along each axis; or, of an array that is
-held as a flat one, a range of its entries. Every box that devices hold is written once, by one of
-the workers that hold it, and no worker needs the whole. What is read again may be cut otherwise.
+A part of an array is a box, with a start and an end along each axis; or, for an array stored
+flattened, a range of its elements. Each distinct shard is written once, by one of the workers that
+hold it, so no worker needs the whole array. Restoring may use a different sharding.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from replicax.train._files import CheckedFiles, as_bytes, buffer
 from replicax.train._orbax_private import chunk
 from replicax.values._cut import Cut
 
-# A file for each array, and a wait for the disk for each file, take longer than the bytes: what is
-# smaller goes into one file.
+# Creating and syncing a file per array costs more than writing its bytes, so arrays smaller than
+# this are packed into one file.
 _LARGE = 16 << 20
 Shape = tuple[int, ...]
 Box = tuple[tuple[int, int], ...]
@@ -30,11 +30,11 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Part:
-    """A part of an array.
+    """A region of an array.
 
     Attributes:
-        box: Where it begins and ends along each axis.
-        is_flat: Whether it is a range of the entries, in the order of the last axis first.
+        box: Start and end along each axis; of a flat part, start and end of the range.
+        is_flat: Whether it is a range of the flattened array, in C order.
     """
 
     box: Box
@@ -42,27 +42,30 @@ class Part:
 
     @property
     def shape(self) -> Shape:
-        """Its own shape."""
+        """The shape of the part."""
         return tuple(end - begin for begin, end in self.box)
 
     @property
     def size(self) -> int:
-        """How many entries it has."""
+        """The number of elements in the part."""
         return prod(self.shape)
 
     def slices(self, origin: Box | None = None) -> tuple[slice, ...]:
-        """How to take it out of the whole, or out of the part that begins at ``origin``."""
+        """Return the index of this part in the whole array, or in the part with box ``origin``."""
         starts = [begin for begin, _ in origin] if origin else [0] * len(self.box)
         return tuple(slice(b - s, e - s) for (b, e), s in zip(self.box, starts, strict=True))
 
     def common(self, other: Part) -> Part:
-        """What it has in common with another part of the same kind."""
+        """Return the intersection with ``other``, which must be flat if and only if this is."""
         pairs = zip(self.box, other.box, strict=True)
         box = ((max(a, c), min(b, d)) for (a, b), (c, d) in pairs)
         return Part(tuple((a, max(a, b)) for a, b in box), self.is_flat)
 
     def flat(self, shape: Shape) -> Part | None:
-        """The same as a range of the entries of an array of that shape; None if it is none."""
+        """Return this part as a range of the flattened array of ``shape``.
+
+        Return None if its elements are not contiguous there.
+        """
         if self.is_flat:
             return self
         cut = [i for i, (n, m) in enumerate(zip(self.shape, shape, strict=True)) if n != m]
@@ -75,18 +78,19 @@ class Part:
 
 
 def whole(shape: Shape) -> Part:
-    """All of an array."""
+    """Return the part that covers an array of ``shape``."""
     return Part(tuple((0, n) for n in shape))
 
 
 @dataclass(frozen=True)
 class Value:
-    """An array to be saved, wherever it is.
+    """An array to be saved.
 
     Attributes:
-        array: The array: NumPy's, or on devices of one or of all workers.
-        cut: How it is held in parts that are not of its own shape.
-        copies_on: If its rows are the copies of replicas, of which; any text.
+        array: The array: in host memory, or on devices of one worker or of all.
+        cut: How the stored array maps to the logical one, if it is padded or flattened.
+        copies_on: If the rows are per-replica copies, the mark of their layout: see
+            `replicax.train._stored.copies_mark`.
     """
 
     array: Any
@@ -95,13 +99,14 @@ class Value:
 
     @property
     def shape(self) -> Shape:
-        """The shape of the whole."""
+        """The logical shape of the array."""
         return tuple(np.shape(self.array)) if self.cut is None else self.cut.shape
 
     def holders(self) -> dict[Part, list[int]]:
-        """The parts that devices hold, with the workers that have each.
+        """Return the distinct shards, with the indices of the workers that hold each.
 
-        What only one worker knows of is the first one's: the others have values of their own.
+        A process-local array is attributed to worker 0: every worker has an array of its own
+        under this name, and the first worker's is saved.
         """
         spread = getattr(self.array, "sharding", None)
         if spread is None or len(spread.device_set) == 1:
@@ -116,13 +121,13 @@ class Value:
         }
 
     def on_host(self, part: Part) -> np.ndarray:
-        """A part that this process holds."""
+        """Copy to host memory a part that this process holds."""
         if not isinstance(self.array, jax.Array) or part == whole(self.shape):
             host = np.asarray(_first(self.array))
         else:
             shards = ((self._part(s.index), s) for s in self.array.addressable_shards)
             host = np.asarray(next(s.data for p, s in shards if p == part))
-            host = host[: part.size] if part.is_flat else host  # without what fills it up
+            host = host[: part.size] if part.is_flat else host  # strip the padding
         return np.ascontiguousarray(host).reshape(part.shape)
 
     def _part(self, index: tuple[slice, ...]) -> Part:
@@ -135,7 +140,13 @@ def _first(array: Any) -> Any:
 
 
 def part_at(index: tuple[slice, ...], shape: Shape, cut: Cut | None) -> Part:
-    """The part at an index of the array that devices hold, whose shape is ``shape``."""
+    """Return the logical part that a shard holds.
+
+    Args:
+        index: The shard's index in the stored array.
+        shape: The shape of the stored array.
+        cut: How the stored array maps to the logical one.
+    """
     bounds = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
     if cut is None or not cut.is_flat:
         return Part(tuple(bounds))
@@ -144,8 +155,8 @@ def part_at(index: tuple[slice, ...], shape: Shape, cut: Cut | None) -> Part:
     return Part(((min(begin, last), min(end, last)),), is_flat=True)
 
 
-def own_parts(cell: Cell) -> list[Part]:
-    """The parts of a variable that this process's devices hold."""
+def local_parts(cell: Cell) -> list[Part]:
+    """Return the distinct parts of a variable that this process's devices hold."""
     if cell.topology is None:
         return [whole(cell.shape)]
     at = cell.sharding.addressable_devices_indices_map(cell.stored_shape)
@@ -154,21 +165,22 @@ def own_parts(cell: Cell) -> list[Part]:
     )
 
 
-def put_parts(cell: Cell, own: Mapping[Part, np.ndarray]) -> None:
+def put_parts(cell: Cell, parts: Mapping[Part, np.ndarray]) -> None:
     """Replace the value of a variable.
 
     Args:
-        cell: The variable's.
-        own: The new value of each of `own_parts`, in memory that nobody else has.
+        cell: The variable's cell.
+        parts: The new value of each of `local_parts`. JAX may alias these buffers, so the caller
+            must not use them again.
     """
     if cell.topology is None:
-        (array,) = own.values()
+        (array,) = parts.values()
         cell.put(jax.device_put(array))
         return
     shape, cut = cell.stored_shape, cell.cut
 
     def at(index: Any) -> np.ndarray:
-        array = own[part_at(index, shape, cut)]
+        array = parts[part_at(index, shape, cut)]
         if cut is None or not cut.is_flat:
             return array
         return np.pad(array, (0, cut.part_shape[0] - array.size))
@@ -178,12 +190,12 @@ def put_parts(cell: Cell, own: Mapping[Part, np.ndarray]) -> None:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of an array that is in a file.
+    """The location of a part of an array in a checkpoint's files.
 
     Attributes:
-        part: Which part.
-        file: The file.
-        at: Where in the file it begins.
+        part: The part.
+        file: The name of the file.
+        at: The byte offset of the part in the file.
     """
 
     part: Part
@@ -191,26 +203,26 @@ class Piece:
     at: int
 
     def to_json(self) -> list[Any]:
-        """The piece for a manifest."""
+        """Return the manifest's representation of the piece."""
         return [self.part.box, self.part.is_flat, self.file, self.at]
 
     @classmethod
-    def from_json(cls, told: Any) -> Piece:
-        """The piece of a manifest."""
-        box, is_flat, file, at = told
+    def from_json(cls, entry: Any) -> Piece:
+        """Return the piece that a manifest describes as ``entry``."""
+        box, is_flat, file, at = entry
         return cls(Part(tuple((int(a), int(b)) for a, b in box), bool(is_flat)), str(file), int(at))
 
 
 @dataclass(frozen=True)
 class Saved:
-    """An array that is saved, in pieces.
+    """An array in a checkpoint.
 
     Attributes:
-        shape: Its shape.
-        dtype: Its dtype.
-        key_impl: The kind of random keys that it is the numbers of; None if it is of no keys.
-        pieces: Where it is.
-        copies_on: If its rows are the copies of replicas, of which.
+        shape: The shape of the array.
+        dtype: The dtype of the array.
+        key_impl: If the array is the data of random keys, their implementation; else None.
+        pieces: The pieces, which together cover the array.
+        copies_on: If the rows are per-replica copies, the mark of their layout.
     """
 
     shape: Shape
@@ -220,10 +232,10 @@ class Saved:
     copies_on: str | None = None
 
     def check(self, files: CheckedFiles) -> None:
-        """See that the pieces make up the array, and lie in their files.
+        """Check that the pieces lie inside the array and their files, and add up to its size.
 
         Raises:
-            ValueError: If they do not.
+            ValueError: They do not.
         """
         if self.dtype.hasobject or any(n < 0 for n in self.shape):
             raise ValueError(f"an array cannot be {self.dtype}{list(self.shape)}")
@@ -237,22 +249,24 @@ class Saved:
             raise ValueError(f"the pieces do not make up an array of {list(self.shape)}")
 
     def read(self, files: CheckedFiles, part: Part, into: np.ndarray | None = None) -> np.ndarray:
-        """One part, of no more than the files that it is in; in memory of its own.
+        """Read one part into memory that is not shared, and return it.
 
         Args:
-            files: Where it is.
-            part: Which part.
-            into: Memory for it, which `empty` gave.
+            files: The files of the checkpoint.
+            part: The part.
+            into: A buffer from `empty` to read into; by default a new one.
 
         Raises:
-            DataLossError: If a file is damaged.
+            DataLossError: A file is damaged.
         """
         found = self.empty(part) if into is None else into
         wanted = part.flat(self.shape)
-        held = [piece.part.flat(self.shape) for piece in self.pieces]
-        if wanted is not None and all(h is not None for h in held):
-            self._read_range(files, wanted, held, found.reshape(-1))
+        ranges = [piece.part.flat(self.shape) for piece in self.pieces]
+        # Contiguous everywhere: read exactly the bytes that are needed, straight into place.
+        if wanted is not None and all(r is not None for r in ranges):
+            self._read_range(files, wanted, ranges, found.reshape(-1))
             return found
+        # A box and a range of the flattened array have no simple intersection: read everything.
         if part.is_flat or any(piece.part.is_flat for piece in self.pieces):
             everything = self.read(files, whole(self.shape))
             found[...] = (everything.ravel() if part.is_flat else everything)[part.slices()]
@@ -266,27 +280,27 @@ class Saved:
         return found
 
     def _read_range(
-        self, files: CheckedFiles, wanted: Part, held: Sequence[Part | None], found: np.ndarray
+        self, files: CheckedFiles, wanted: Part, ranges: Sequence[Part | None], found: np.ndarray
     ) -> None:
-        for piece, has in zip(self.pieces, held, strict=True):
-            common = wanted.common(has)  # type: ignore[arg-type]
+        for piece, stored in zip(self.pieces, ranges, strict=True):
+            common = wanted.common(stored)  # type: ignore[arg-type]
             if common.size:
-                skipped = common.box[0][0] - has.box[0][0]  # type: ignore[union-attr]
+                skipped = common.box[0][0] - stored.box[0][0]  # type: ignore[union-attr]
                 into = as_bytes(found[common.slices(wanted.box)])
                 files.read(piece.file, piece.at + skipped * self.dtype.itemsize, into)
 
     def empty(self, part: Part) -> np.ndarray:
-        """New memory for a part."""
+        """Allocate an uninitialized array for a part."""
         return buffer(part.size * self.dtype.itemsize).view(self.dtype).reshape(part.shape)
 
 
 def saved_arrays(body: dict[str, Any]) -> dict[str, Saved]:
-    """The arrays of a manifest, by key."""
+    """Return the arrays that the manifest ``body`` describes, by key."""
     found = {}
     for key, entry in body["arrays"].items():
         shape = tuple(map(int, entry["shape"]))
-        pieces = [Piece.from_json(told) for told in entry.get("pieces", ())]
-        if "name" in entry:  # in format 1 each array has a file
+        pieces = [Piece.from_json(piece) for piece in entry.get("pieces", ())]
+        if "name" in entry:  # format 1 has one file per array
             file = chunk(f"arrays/{entry['name']}", len(shape))
             pieces = [Piece(whole(shape), file, 0)]
         dtype = np.dtype(jnp.dtype(entry["dtype"]))
@@ -303,17 +317,17 @@ class Task:
     part: Part
 
 
-def shared_out(
+def assign_tasks(
     values: Mapping[str, Value], workers: Sequence[int]
 ) -> tuple[dict[int, list[Task]], list[str]]:
-    """What each worker writes: every part once, and all workers about as much.
+    """Assign every part to one worker that holds it, balancing the bytes written.
 
     Args:
-        values: What to write; the same on all workers.
-        workers: Who can write.
+        values: The values to write, in the same order on all workers.
+        workers: The indices of the workers that can write.
 
     Returns:
-        What each has to write; and the keys of which a part is held only by who cannot.
+        The tasks of each worker; and the keys of values with a part that none of ``workers`` holds.
     """
     tasks: dict[int, list[Task]] = {worker: [] for worker in workers}
     loads = dict.fromkeys(workers, 0)
@@ -333,7 +347,7 @@ def shared_out(
 
 
 class Packed:
-    """Arrays that are written one after the other, and that Orbax takes for one of NumPy's."""
+    """Byte arrays to be written back to back, passed to Orbax as if they were one NumPy array."""
 
     def __init__(self, parts: list[np.ndarray], shape: Sequence[int], dtype: Any) -> None:
         self.parts, self.shape, self.dtype = parts, tuple(shape), np.dtype(dtype)
@@ -343,7 +357,11 @@ class Packed:
 def packed(
     tasks: Sequence[Task], folder: str
 ) -> tuple[dict[str, Packed], list[tuple[str, list[Any]]]]:
-    """The arrays that are written, small ones joined; and in which file each part is, and where."""
+    """Copy the parts of ``tasks`` to the host, and pack the small ones together.
+
+    Returns:
+        The arrays to write, by name; and ``(key, piece as JSON)`` of each task.
+    """
     tree: dict[str, Packed] = {}
     rows: list[tuple[str, list[Any]]] = []
     small: list[np.ndarray] = []

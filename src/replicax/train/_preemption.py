@@ -1,10 +1,11 @@
-"""Preemption: a machine that will be taken away -> one checkpoint of all workers, and the end.
+"""Preemption: save one checkpoint on all workers when the run is about to be terminated.
 
-All workers save between the same two steps. Whoever is told (by SIGTERM, SIGUSR1 or SIGUSR2) tells
-the others through a thread beside the training; then each holds its next step until it is known how
-many steps any of them has begun. That is where all save: a step that one worker has begun needs the
-others, and nobody can begin a later one meanwhile. A step that does not end, as its input does not
-come, is given up after some time: the program ends with the commits that there are.
+All workers must save after the same step. A worker that is notified (by SIGTERM, SIGUSR1 or
+SIGUSR2) informs the others through a background thread. Every worker then blocks before its next
+step until all have reported how many steps they have started. All save after the highest of these
+numbers: a step that one worker has started needs the others, and no worker can start a later one
+meanwhile. A step that does not finish, for example because its input hangs, is abandoned after a
+grace period, and the program exits with the checkpoints that exist.
 """
 
 from __future__ import annotations
@@ -28,30 +29,32 @@ from replicax.train._manager import CheckpointManager
 from replicax.train._reader import log
 from replicax.workers import _group, _leases
 
-# SIGUSR1 and SIGUSR2 are what Slurm sends ahead of the end: `--signal=USR1@90`, submitit's USR2.
+# Slurm sends SIGUSR1 before the time limit with `--signal=USR1@90`; submitit requests SIGUSR2.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
-_OTHERWISE = -1  # no signal, but the program itself said that the run is to end
+_OTHERWISE = -1  # stands in for the signal number if `is_preempted` returned True
 _RUNS = "checkpointed_runs"  # TensorFlow's name
-PREEMPTED = 128 + signal.SIGTERM
-_ASK_EVERY = 0.25  # seconds between two questions to the other workers
-_GRACE = 60.0  # seconds that the step may take in which the end was announced
-_LAST_RESORT = 5.0  # how long Python may take after them to get out of what it does
+PREEMPTED = 128 + signal.SIGTERM  # the exit code
+_ASK_EVERY = 0.25  # seconds between two exchanges with the other workers
+_GRACE = 60.0  # seconds that the current step may take after the notification
+_LAST_RESORT = 5.0  # seconds after that for Python to handle the signal
 
 
 class Notice:
-    """Whether this run is to end, and after which step.
+    """A listener for preemption, which agrees with all workers on the last step.
 
     Args:
-        is_told: Says whether the machine will be taken away; by default SIGTERM says so, and
+        is_preempted: Returns whether the run must end; by default SIGTERM triggers it, and
             SIGUSR1 and SIGUSR2 if nothing else handles them.
-        grace: After how many seconds a step that does not end is given up; `replicax launch` waits
-            as long for it, and again for the save.
+        grace: Seconds after which a step that does not finish is abandoned; `replicax launch`
+            waits as long for the step, and again for the save.
     """
 
-    def __init__(self, is_told: Callable[[], bool] | None = None, *, grace: float = _GRACE) -> None:
-        self._is_told = is_told
+    def __init__(
+        self, is_preempted: Callable[[], bool] | None = None, *, grace: float = _GRACE
+    ) -> None:
+        self._is_preempted = is_preempted
         self._grace = grace
-        self._signalled = 0  # the number of the signal that announced the end
+        self._signalled = 0  # the number of the signal that triggered the preemption
         self._requeues = _requeue.is_asked()
         self._announced, self._reached = threading.Event(), threading.Event()
         self._is_late = self._is_saving = False
@@ -61,7 +64,7 @@ class Notice:
         self._is_closed = False
         self._changed = threading.Condition()
         self._before: dict[int, Any] = {}
-        if is_told is None and threading.current_thread() is threading.main_thread():
+        if is_preempted is None and threading.current_thread() is threading.main_thread():
             for number in (signal.SIGTERM, *filter(_may_handle, _WARNINGS)):
                 self._before[number] = signal.signal(number, self._on_signal)
             self._clock = threading.Thread(
@@ -70,7 +73,7 @@ class Notice:
             self._clock.start()
         group = _group.current()
         self._thread: threading.Thread | None = None
-        if group is not None or is_told is not None:
+        if group is not None or is_preempted is not None:
             self._thread = threading.Thread(
                 target=self._watch,
                 args=(group, 0 if group is None else group.new_feed()),
@@ -80,7 +83,10 @@ class Notice:
             self._thread.start()
 
     def is_due(self) -> bool:
-        """Between two steps: whether all workers save and end here. Otherwise a step begins."""
+        """Whether all workers must save and exit now; call between two steps.
+
+        If False, the next step counts as started. Blocks while the workers agree on the last step.
+        """
         is_due = self._is_at_the_end()
         if is_due:
             _leases.take(self._grace, "saving its last checkpoint")
@@ -99,7 +105,7 @@ class Notice:
             return False
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening, and restore the previous signal handlers."""
         if self._is_saving:
             _leases.take(_LAST_RESORT, "ending, after its last checkpoint")
             self._is_saving = False
@@ -113,9 +119,9 @@ class Notice:
                 signal.signal(number, handler)
 
     def finish(self) -> None:
-        """After the save, which is in place on all workers: requeue the job if that was asked for.
+        """Requeue the Slurm job if requested; call after the save is committed on all workers.
 
-        A handler of submitit's is called, which requeues in its own way.
+        If submitit had installed a handler for the signal, call that, which requeues the job.
         """
         group = _group.current()
         handler = self._before.get(self._signalled)
@@ -137,7 +143,7 @@ class Notice:
             log.warning("Slurm job %s is requeued.", _requeue.job())
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self._is_late and not self._reached.is_set():
+        if self._is_late and not self._reached.is_set():  # sent by `_give_up`
             _exit()
         if not self._signalled:
             self._signalled = number
@@ -145,7 +151,11 @@ class Notice:
             self._announced.set()
 
     def _give_up(self) -> None:
-        """End the program if the step does not."""
+        """Exit the program if the current step does not finish within the grace period.
+
+        Runs in a thread. It signals the main thread first, which unwinds Python; a main thread
+        that is blocked in native code cannot be interrupted, and the process is ended.
+        """
         self._announced.wait()
         if self._is_closed:
             return
@@ -161,40 +171,42 @@ class Notice:
         main = threading.main_thread().ident
         if main is not None:
             signal.pthread_kill(main, signal.SIGTERM)
-        if not self._reached.wait(_LAST_RESORT):  # not in Python: a collective, or a compilation
+        if not self._reached.wait(_LAST_RESORT):  # in native code: a collective or a compilation
             finish_all()
             os._exit(PREEMPTED)
 
-    def _noticed(self) -> int:
-        is_told = self._is_told is not None and bool(self._is_told())
-        return self._signalled or (_OTHERWISE if is_told else 0)
+    def _reason(self) -> int:
+        is_preempted = self._is_preempted is not None and bool(self._is_preempted())
+        return self._signalled or (_OTHERWISE if is_preempted else 0)
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
-        def of_all(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
+        """Wait until a worker is preempted, then agree with all workers on the last step."""
+
+        def gather(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
             if group is None:
                 return [value]
             return group.exchange(f"preemption {ticket} {what}", value, is_cancelled)
 
         asked = 0
         try:
-            while not any(seen := of_all(asked, self._noticed(), lambda: self._is_closed)):
+            while not any(seen := gather(asked, self._reason(), lambda: self._is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
                 if self._is_closed:
                     raise _group.Cancelled
-            # One reason for all: a warning of Slurm's counts more than what may have followed it.
+            # All workers use the same reason; Slurm's warning takes precedence over later signals.
             self._signalled = min(filter(None, seen), key=lambda n: (n not in _WARNINGS, n))
             self._announced.set()
             with self._changed:
                 self._holds = True
                 begun = self._begun
-            # Never taken back: the others hold their steps until they know it.
-            self._stop_at = max(of_all("begun", begun, lambda: False))
+            # This exchange is never cancelled: the others block until they have our number.
+            self._stop_at = max(gather("begun", begun, lambda: False))
         except _group.Cancelled:
-            if group is not None:  # they may have heard "now" in this very moment
+            if group is not None:  # the others may have been notified at the same moment
                 group.offer(f"preemption {ticket} begun", self._begun)
         except ReplicaxError:
-            pass  # the training itself will say that a worker is gone
+            pass  # the training loop itself will raise that a worker is lost
         finally:
             with self._changed:
                 self._holds = False
@@ -203,16 +215,16 @@ class Notice:
 
 @dataclass(frozen=True)
 class TerminationConfig:
-    """How `PreemptionCheckpointHandler` learns that the run is to end, and what it does then.
+    """How `PreemptionCheckpointHandler` detects a preemption, and how it responds.
 
     Args:
-        termination_watcher_fn: Returns True when the machine will be taken away; by default
-            SIGTERM, SIGUSR1 and SIGUSR2 say so.
-        exit_fn: Called after the save; by default the process ends with code 143, which
-            `replicax launch` knows.
-        grace_period: Accepted for TensorFlow's sake: the save is made at once, which is never too
-            late.
-        save_fn: Called in place of the checkpoint's own save.
+        termination_watcher_fn: Returns True when the machine is about to be preempted; by default
+            SIGTERM, SIGUSR1 and SIGUSR2 are handled.
+        exit_fn: Called after the save; by default the process exits with code 143, which
+            `replicax launch` recognizes.
+        grace_period: Accepted for compatibility with TensorFlow: the checkpoint is always saved
+            immediately.
+        save_fn: Called instead of the checkpoint's own save.
 
     Example:
         >>> rx.train.TerminationConfig(exit_fn=lambda: None).grace_period is None
@@ -226,13 +238,13 @@ class TerminationConfig:
 
 
 class PreemptionCheckpointHandler:
-    """Restores the newest checkpoint at the start, and saves one when the run is to end.
+    """Restores the newest checkpoint at the start, and saves one when the run is preempted.
 
     Args:
-        cluster_resolver: Accepted for TensorFlow's sake.
-        checkpoint_or_checkpoint_manager: What to save.
-        checkpoint_dir: Where; not needed for a manager, which knows.
-        termination_config: How the end is announced, and what happens then.
+        cluster_resolver: Accepted for compatibility with TensorFlow.
+        checkpoint_or_checkpoint_manager: The checkpoint to save, or its manager.
+        checkpoint_dir: The directory to save into; not needed with a manager.
+        termination_config: How a preemption is detected, and the response to it.
 
     Example:
         >>> import tempfile
@@ -267,14 +279,14 @@ class PreemptionCheckpointHandler:
 
     @property
     def total_run_calls(self) -> int:
-        """How many calls of `run` have ended, with those of the runs that this one goes on with."""
+        """The number of completed calls of `run`, including those before a restart."""
         return self._calls
 
     def run(self, distributed_train_function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call the function; before that, save and end if the run is to end.
+        """Call the function; if the run was preempted, save and exit instead.
 
         Returns:
-            What the function returned.
+            The function's result.
         """
         self.save_checkpoint_if_preempted()
         result = distributed_train_function(*args, **kwargs)
@@ -282,7 +294,10 @@ class PreemptionCheckpointHandler:
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
-        """Between two steps: save and end if the run is to end; all workers at the same step."""
+        """Save and exit if the run was preempted, on all workers after the same step.
+
+        Call it between two steps.
+        """
         if not self._notice.is_due():
             return
         if self._config.save_fn is not None:
@@ -295,23 +310,23 @@ class PreemptionCheckpointHandler:
 
     @contextmanager
     def watch_preemption_scope(self) -> Iterator[None]:
-        """Accepted for TensorFlow's sake: it always watches."""
+        """Do nothing: the handler always watches. For compatibility with TensorFlow."""
         yield
 
     def close(self) -> None:
-        """Stop listening for the end."""
+        """Stop listening for preemption."""
         self._notice.close()
 
 
-def _manager(given: Checkpoint | CheckpointManager, directory: str | None) -> CheckpointManager:
-    if isinstance(given, CheckpointManager):
-        return given
+def _manager(target: Checkpoint | CheckpointManager, directory: str | None) -> CheckpointManager:
+    if isinstance(target, CheckpointManager):
+        return target
     if directory is None:
         raise ValueError(
             "PreemptionCheckpointHandler needs `checkpoint_dir`: the folder for the checkpoint. Or"
             " pass a CheckpointManager, which has one."
         )
-    return CheckpointManager(given, directory, max_to_keep=1)
+    return CheckpointManager(target, directory, max_to_keep=1)
 
 
 def _exit() -> None:
@@ -319,10 +334,11 @@ def _exit() -> None:
 
 
 def _may_handle(number: signal.Signals) -> bool:
-    """Whether nothing else handles a signal, such as `faulthandler`; or submitit, which we call."""
+    """Whether a signal has no handler yet, or submitit's, which `Notice.finish` calls."""
     handler = signal.getsignal(number)
     if handler is not signal.SIG_DFL:
         return str(getattr(handler, "__module__", "")).partition(".")[0] == "submitit"
+    # Handlers installed in C, such as `faulthandler`'s, are visible only to the kernel.
     try:
         status = Path("/proc/self/status").read_text()
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
@@ -332,28 +348,30 @@ def _may_handle(number: signal.Signals) -> bool:
 
 
 class Resumable:
-    """Makes a training loop restartable: one commit of everything, found again at the start.
+    """Makes a training loop resumable: commits its whole state, and restores it at the start.
 
     Model, optimizer, random state, counters, metrics and the position in the data are saved
-    together, between two steps; a run that is killed at any moment and started again goes on from
-    the last commit as if nothing had happened. SIGTERM saves once more, at one step on all workers,
-    and ends the program with code 143, which `replicax launch` knows; so do SIGUSR1 and SIGUSR2,
-    which Slurm sends ahead of the end, if the program does not handle them. With
-    ``REPLICAX_REQUEUE=1`` they requeue the Slurm job, too.
+    atomically between two steps. A run that is killed at any moment and restarted continues from
+    the last commit as if it had not been interrupted. On SIGTERM, all workers commit after the
+    same step and exit with code 143, which `replicax launch` recognizes; SIGUSR1 and SIGUSR2,
+    which Slurm can send before the time limit, do the same unless the program handles them. With
+    ``REPLICAX_REQUEUE=1`` they also requeue the Slurm job.
 
     Attributes:
-        restored: The commit that was found at the start, or None.
-        restarts: How often Slurm (``SLURM_RESTART_COUNT``) and the launcher have started this run
-            again.
+        restored: The path of the commit that was restored at the start, or None.
+        restarts: How often Slurm (``SLURM_RESTART_COUNT``) and the launcher have restarted this
+            run.
 
     Args:
-        directory: Where the commits are.
-        every: How many steps lie between two commits.
-        max_to_keep: How many are kept.
-        grace: How many seconds the step may take in which SIGTERM comes. One that takes longer, as
-            its input does not come, is given up: the program ends with the commits that there are.
-            `replicax launch` waits as long for the step, and again for the save.
-        **objects: What a step changes: variables, models, optimizers, metrics, iterators.
+        directory: The directory of the commits.
+        every: The number of steps between two commits.
+        max_to_keep: How many commits to keep.
+        grace: How many seconds the current step may take after SIGTERM. A step that takes longer,
+            for example because its input hangs, is abandoned, and the program exits with the
+            commits that exist. `replicax launch` waits as long for the step, and again for the
+            save.
+        **objects: The state that a step changes: variables, models, optimizers, metrics,
+            iterators.
 
     Example:
         >>> import tempfile
@@ -370,7 +388,7 @@ class Resumable:
         ...     return int(total)
         >>> train(4)  # 0 + 1 + 2 + 3
         6
-        >>> train(6)  # goes on with 4 and 5
+        >>> train(6)  # continues with 4 and 5
         15
     """
 
@@ -398,24 +416,24 @@ class Resumable:
         self._notice.is_due()  # the first step begins
 
     def step(self) -> None:
-        """Say that a step has ended: commit if it is time, and end if the run is to end."""
+        """Mark the end of a step: commit if it is due, and exit if the run was preempted."""
         self._since += 1
         is_due = self._notice.is_due()
         if is_due or self._since >= self._every:
             self._since = 0
             self._manager.save(block=is_due)
         if is_due:
-            self._notice.finish()  # while a second signal still does no harm
+            self._notice.finish()  # before `close`, after which a second signal would kill us
             self.close()
             _exit()
 
     def commit(self) -> str | None:
-        """Commit now; the path."""
+        """Commit now, and return the path."""
         self._since = 0
         return self._manager.save()
 
     def close(self) -> None:
-        """Wait for the last commit and stop listening for the end."""
+        """Stop listening for preemption, and wait for the last commit."""
         self._notice.close()
         self._manager.sync()
 

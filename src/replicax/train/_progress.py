@@ -1,4 +1,4 @@
-"""Progress: an iterable -> the same elements, and a line that says how fast they go by."""
+"""A progress line for training loops: throughput, input wait and user-supplied numbers."""
 
 import sys
 import time
@@ -20,11 +20,11 @@ else:
     T = TypeVar("T")
 
 _rich = LazyModule("rich.progress")
-_SOON = 0.1  # seconds between two looks of a terminal
+_SOON = 0.1  # seconds between two updates of a terminal
 
 
 class ProgressBar(Generic[T]):
-    """Elements of an iterable, with a line that says how the loop gets on; see `progress`.
+    """An iterable that shows the progress of the loop over it; see `progress`.
 
     Example:
         >>> steps = rx.train.progress(range(2), every=None)
@@ -45,11 +45,11 @@ class ProgressBar(Generic[T]):
         self._shown: dict[str, float] = {}
 
     def update(self, **numbers: Any) -> None:
-        """Say the latest of some numbers, which the line shows.
+        """Set numbers to show in the progress line.
 
         Args:
-            **numbers: By name, such as ``loss=loss``. An array that is not computed yet is shown
-                when it is; nothing waits for it.
+            **numbers: Numbers by name, such as ``loss=loss``. An array that is still being
+                computed is shown as soon as it is ready; this never blocks.
 
         Example:
             >>> steps = rx.train.progress([1, 2], every=None)
@@ -73,15 +73,15 @@ class ProgressBar(Generic[T]):
                 yield element
                 self.steps += 1
                 self._count(element)
-                self._line.step(self.steps, lambda: self._told(began))
-            self._line.end(self.steps, self._told(began, patiently=True))
+                self._line.step(self.steps, lambda: self._status(began))
+            self._line.end(self.steps, self._status(began, wait=True))
 
     def _count(self, element: Any) -> None:
         more = _rows(element) if self._batch_size is None else self._batch_size
         self.examples = None if more is None or self.examples is None else self.examples + more
 
-    def _told(self, began: float, *, patiently: bool = False) -> str:
-        """How fast, how much of it waiting for input, and the numbers that are known by now."""
+    def _status(self, began: float, *, wait: bool = False) -> str:
+        """Format throughput, input wait and numbers; with ``wait``, wait for pending numbers."""
         seconds = max(time.perf_counter() - began, 1e-9)
         parts = [f"{self.steps / seconds:,.1f} steps/s"]
         if self.examples is not None:
@@ -89,7 +89,7 @@ class ProgressBar(Generic[T]):
             parts.insert(0, f"{self.examples / seconds:,.0f} examples/s{of}")
         parts.append(f"input wait {self._waited / seconds:.0%}")
         for name, value in self._numbers.items():
-            if patiently or _is_computed(value):
+            if wait or _is_computed(value):
                 self._shown[name] = float(np.asarray(value))
         parts += [f"{name} {value:.4g}" for name, value in self._shown.items()]
         return ", ".join(parts)
@@ -103,21 +103,21 @@ def progress(
     description: str = "",
     every: float | None = 10.0,
 ) -> ProgressBar[T]:
-    """Show how a training loop gets on: steps, examples a second, how long it waits for input.
+    """Show the progress of a training loop: steps, examples per second, and input wait.
 
-    On a terminal the line moves; elsewhere, in a log file, there is a line now and then. With
-    several workers the first one shows it, and on the others the loop is silent.
+    On a terminal the line is updated in place; in a log file, a line is written periodically. With
+    several workers, only the first one shows it.
 
     Args:
-        iterable: What the loop goes over: a dataset, a distributed one, a range.
-        total: How many elements there are; its length or cardinality if None and known.
-        batch_size: Examples in an element, of all workers. If None they are counted: the rows of
-            arrays, on this worker.
-        description: What the line begins with.
-        every: Seconds between two lines where there is no terminal; None for no output at all.
+        iterable: The iterable to loop over: a dataset, a distributed dataset, a range.
+        total: The number of elements; by default the length or cardinality, if known.
+        batch_size: Examples per element, over all workers. If None, the rows of this worker's
+            arrays are counted.
+        description: The text at the start of the line.
+        every: Seconds between two lines without a terminal; None disables all output.
 
     Returns:
-        An iterable with the same elements. Its `update` takes numbers to show.
+        An iterable with the same elements. Its `update` method sets numbers to show.
 
     Example:
         >>> data = rx.data.Dataset.range(6).batch(2)
@@ -133,20 +133,20 @@ def progress(
 
 
 def _is_computed(value: Any) -> bool:
-    ask = getattr(value, "is_ready", None)  # of JAX's arrays
-    return ask is None or bool(ask())
+    is_ready = getattr(value, "is_ready", None)  # a method of JAX arrays
+    return is_ready is None or bool(is_ready())
 
 
 def _length(iterable: Any) -> int | None:
     try:
         return len(iterable)
-    except TypeError:  # there is no end, or nobody knows it, or it is a distributed dataset
+    except TypeError:  # infinite, of unknown length, or a distributed dataset
         known = getattr(iterable, "cardinality", None)
         return known if isinstance(known, int) and known >= 0 else None
 
 
 def _rows(element: Any) -> int | None:
-    """The rows of the first array in an element; None where there is no such thing."""
+    """Return the number of rows of the first array in an element; None if it has none."""
     leaves = jax.tree.leaves(element, is_leaf=lambda x: isinstance(x, Distributed))
     first: Any = leaves[0] if leaves else None
     parts: tuple[Any, ...] = first.values if isinstance(first, Distributed) else (first,)
@@ -157,7 +157,7 @@ def _rows(element: Any) -> int | None:
 
 
 class _Line(AbstractContextManager["_Line"]):
-    """Where the progress is shown: a terminal, a file, or nowhere."""
+    """The output of the progress line: a terminal, a stream, or nowhere."""
 
     def __init__(self, description: str, total: int | None, every: float | None) -> None:
         self._description = description
@@ -173,36 +173,36 @@ class _Line(AbstractContextManager["_Line"]):
         self._next = time.monotonic() + (self._every or 0.0)
         if self._is_terminal:
             columns = ("{task.description}", _rich.BarColumn(), _rich.MofNCompleteColumn())
-            told = _rich.TextColumn("{task.fields[told]}")
+            status = _rich.TextColumn("{task.fields[status]}")
             console = LazyModule("rich.console").Console(stderr=True)
-            self._bar = _rich.Progress(*columns, told, console=console)
-            self._task = self._bar.add_task(self._description, total=self._total, told="")
+            self._bar = _rich.Progress(*columns, status, console=console)
+            self._task = self._bar.add_task(self._description, total=self._total, status="")
         self._bar.__enter__()
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._bar.__exit__(*error)
 
-    def step(self, steps: int, told: Callable[[], str]) -> None:
-        """Show a step, unless something was shown a moment ago."""
+    def step(self, steps: int, status: Callable[[], str]) -> None:
+        """Show a step, unless the last update was too recent."""
         now = time.monotonic()
         if not self._is_shown or now < self._next:
             return
         self._next = now + (_SOON if self._is_terminal else self._every or 0.0)
-        self._show(steps, told())
+        self._show(steps, status())
 
-    def end(self, steps: int, told: str) -> None:
+    def end(self, steps: int, status: str) -> None:
         """Show the last step."""
         if self._is_shown:
-            self._show(steps, told)
+            self._show(steps, status)
 
-    def _show(self, steps: int, told: str) -> None:
+    def _show(self, steps: int, status: str) -> None:
         if self._is_terminal:
-            self._bar.update(self._task, completed=steps, told=told)
+            self._bar.update(self._task, completed=steps, status=status)
             return
         of = "" if self._total is None else f"/{self._total}"
         begin = f"{self._description}: " if self._description else ""
-        sys.stderr.write(f"{begin}step {steps}{of}, {told}\n")
+        sys.stderr.write(f"{begin}step {steps}{of}, {status}\n")
         sys.stderr.flush()
 
 

@@ -1,4 +1,7 @@
-"""Readers: what a checkpoint holds, ours or TensorFlow's, without the objects that it is of."""
+"""Find checkpoints and read their values by name, without the objects they were saved from.
+
+Both replicax's own checkpoints and TensorFlow's can be read.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ from replicax.data._errors import DataLossError, NotFoundError
 from replicax.data._paths import absolute, is_url, user_path
 from replicax.train._files import is_stored
 from replicax.train._objects import names_in
-from replicax.train._stored import Stored, opened
+from replicax.train._stored import Stored, open_checkpoint
 from replicax.train._tensor_bundle import is_bundle
 
 log = logging.getLogger("replicax")
 
-_STATE_FILE = "checkpoint"  # TensorFlow's note of the newest one
-_LOOKING = 1.0  # seconds between two looks at a folder, as in TensorFlow
+_STATE_FILE = "checkpoint"  # the file in which TensorFlow names its newest checkpoint
+_LOOKING = 1.0  # seconds between two polls of a folder, as in TensorFlow
 _NEWEST = re.compile(r'^model_checkpoint_path: "((?:[^"\\]|\\.)*)"', re.MULTILINE)
 
 
@@ -39,34 +42,37 @@ class CheckpointReader:
     """
 
     def __init__(self, path: str) -> None:
-        self._source = opened(path)
+        self._source = open_checkpoint(path)
 
     def has_tensor(self, tensor_str: str) -> bool:
-        """Whether there is a value of that name."""
+        """Whether the checkpoint has a value named ``tensor_str``."""
         return tensor_str in self._source.shapes()
 
     def get_tensor(self, tensor_str: str) -> Any:
-        """The value of that name.
+        """Return the value named ``tensor_str``.
 
         Raises:
-            NotFoundError: If there is none.
+            NotFoundError: The checkpoint has no such value.
         """
         return self._source.read(tensor_str)
 
     def get_variable_to_shape_map(self) -> dict[str, list[int]]:
-        """The shape of every value."""
+        """Return the shape of every value, by name."""
         return {name: list(shape) for name, shape in self._source.shapes().items()}
 
     def get_variable_to_dtype_map(self) -> dict[str, np.dtype[Any]]:
-        """The dtype of every value."""
+        """Return the dtype of every value, by name."""
         return {name: self._source.dtype(name) for name in self._source.shapes()}
 
 
 def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
-    """Look into a checkpoint, ours or TensorFlow's; of a folder, into the newest one.
+    """Open a checkpoint, replicax's or TensorFlow's, for reading values by name.
+
+    Args:
+        ckpt_dir_or_file: A checkpoint, or a folder whose newest checkpoint is opened.
 
     Raises:
-        NotFoundError: If there is none.
+        NotFoundError: There is no checkpoint.
 
     Example:
         >>> rx.train.load_checkpoint("/no/such/folder")  # doctest: +ELLIPSIS
@@ -80,7 +86,7 @@ def load_checkpoint(ckpt_dir_or_file: str) -> CheckpointReader:
 
 
 def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
-    """The names and shapes of what a checkpoint holds, ours or TensorFlow's.
+    """List name and shape of every value in a checkpoint, replicax's or TensorFlow's.
 
     Example:
         >>> import tempfile
@@ -92,13 +98,14 @@ def list_variables(ckpt_dir_or_file: str) -> list[tuple[str, list[int]]]:
 
 
 def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -> str | None:
-    """The newest whole checkpoint of a folder; None if there is none.
+    """Return the path of the newest complete checkpoint in a folder; None if there is none.
 
-    One that is damaged is named in the log and passed over.
+    Damaged checkpoints are logged and skipped.
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: TensorFlow's name of its note on the newest one.
+        latest_filename: The file in which TensorFlow names its newest checkpoint; read only if
+            the folder has no checkpoint of replicax.
 
     Example:
         >>> import tempfile
@@ -114,12 +121,12 @@ def latest_checkpoint(checkpoint_dir: str, latest_filename: str | None = None) -
 
 @dataclass(frozen=True)
 class CheckpointState:
-    """What `get_checkpoint_state` tells of a folder.
+    """The checkpoints in a folder, as `get_checkpoint_state` returns them.
 
     Attributes:
         model_checkpoint_path: The newest checkpoint.
-        all_model_checkpoint_paths: All of them, the oldest first.
-        all_model_checkpoint_timestamps: When each was saved, in seconds.
+        all_model_checkpoint_paths: All checkpoints, oldest first.
+        all_model_checkpoint_timestamps: When each was saved, in seconds since the epoch.
     """
 
     model_checkpoint_path: str
@@ -130,11 +137,12 @@ class CheckpointState:
 def get_checkpoint_state(
     checkpoint_dir: str, latest_filename: str | None = None
 ) -> CheckpointState | None:
-    """Which checkpoints of ours a folder holds; None if there is none.
+    """Return the replicax checkpoints in a folder; None if there are none.
 
     Args:
         checkpoint_dir: The folder.
-        latest_filename: TensorFlow's name of its note on them, of which there is none here.
+        latest_filename: The name of TensorFlow's state file, which replicax does not write; with
+            any name but the default ``"checkpoint"``, None is returned.
 
     Example:
         >>> import tempfile
@@ -159,14 +167,14 @@ def checkpoints_iterator(
     timeout: float | None = None,
     timeout_fn: Callable[[], bool] | None = None,
 ) -> Iterator[str]:
-    """Each new checkpoint of a folder, as it appears; for a program that evaluates them.
+    """Yield each new checkpoint in a folder as it appears, for example to evaluate it.
 
     Args:
         checkpoint_dir: The folder.
-        min_interval_secs: The least time between two of them.
-        timeout: How many seconds to wait for the next one; None waits for ever.
-        timeout_fn: Called after that time: True ends, False waits on. Without it the first
-            ends.
+        min_interval_secs: The minimum number of seconds between two checkpoints.
+        timeout: How many seconds to wait for the next checkpoint; None waits indefinitely.
+        timeout_fn: Called on each timeout; True ends the iteration, False continues to wait.
+            Without it, the first timeout ends the iteration.
 
     Yields:
         The path of the newest checkpoint.
@@ -190,7 +198,7 @@ def checkpoints_iterator(
 
 
 def _newer(folder: str, last: str | None, timeout: float | None) -> str | None:
-    """The newest checkpoint, if it is not the last one, waited for."""
+    """Wait for a newest checkpoint other than ``last``; return None on timeout."""
     end = None if timeout is None else time.monotonic() + timeout
     while True:
         newest = latest_checkpoint(folder)
@@ -202,10 +210,10 @@ def _newer(folder: str, last: str | None, timeout: float | None) -> str | None:
 
 
 def load_variable(ckpt_dir_or_file: str, name: str) -> Any:
-    """One value of a checkpoint, ours or TensorFlow's.
+    """Return one value of a checkpoint, replicax's or TensorFlow's.
 
     Raises:
-        NotFoundError: If there is no checkpoint, or no value of that name in it.
+        NotFoundError: There is no checkpoint, or it has no value of that name.
 
     Example:
         >>> import tempfile
@@ -217,11 +225,13 @@ def load_variable(ckpt_dir_or_file: str, name: str) -> Any:
 
 
 def stored_in(folder: str) -> Iterator[tuple[int, str]]:
-    """The checkpoints of ours that look whole: when each was saved, and its path.
+    """Yield timestamp and path of each complete replicax checkpoint in ``folder``.
+
+    Checkpoints with a damaged manifest or missing files are logged and skipped.
 
     Raises:
-        OSError: A store does not answer, or denies access. A run that took that for "there is no
-            checkpoint" would start again.
+        OSError: A remote store failed or denied access. Reporting "no checkpoint" instead would
+            make the run restart from scratch.
     """
     if is_url(folder):
         folder = absolute(folder)
@@ -235,7 +245,7 @@ def stored_in(folder: str) -> Iterator[tuple[int, str]]:
             stored.verify()
         except (DataLossError, OSError) as error:
             if not is_url(folder) or isinstance(error, DataLossError):
-                log.warning("%s It is passed over.", error)
+                log.warning("%s It is skipped.", error)
             elif not isinstance(error, NotFoundError):
                 raise
         else:

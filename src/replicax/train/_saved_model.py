@@ -1,8 +1,8 @@
-"""Saved models: functions and their variables -> a folder -> the same, without the code.
+"""Saved models: functions with their variables, loadable without the Python code of the model.
 
-A saved model is a checkpoint in which the functions lie beside the variables, as StableHLO that
-`jax.export` wrote for CPUs, GPUs and TPUs at once. It is loaded in a process that has never seen
-the model's Python, on any number of devices.
+A saved model is a checkpoint that contains, in addition to the variables, the functions as
+StableHLO, exported by `jax.export` for CPU, GPU and TPU. It can be loaded on any number of
+devices.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None) -> None:
     """Save an object's functions with its variables, to be loaded without its code.
 
-    Saved are every attribute that is an `rx.function` with an ``input_signature``, ``__call__``
-    included, the forward pass of a Keras model, and ``signatures``. A size that is None in a
-    signature stays open.
+    This saves every attribute that is an `rx.function` with an ``input_signature``, including
+    ``__call__``; the forward pass of a Keras model; and ``signatures``. A dimension that is None
+    in a signature stays dynamic.
 
     Args:
         obj: A Keras model, or any object with variables and functions.
-        export_dir: The folder.
-        signatures: A function with an ``input_signature``, or a dict of them by name. Without it,
-            ``__call__`` serves, or the only function.
+        export_dir: The folder to save into.
+        signatures: A function with an ``input_signature``, or a dict of these by name. By default
+            ``__call__``, or the only function, is the serving signature.
         options: A `SaveOptions`.
 
     Raises:
-        ValueError: If nothing says what a function's arguments look like.
+        ValueError: The argument specs of a function are unknown.
 
     Example:
         >>> import tempfile
@@ -82,42 +82,42 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
     pairs = [(_cell(x), key.removesuffix(_SUFFIX)) for key, x in found.objects.items()]
     names = {cell: name for cell, name in pairs if cell is not None}
     arrays: dict[str, Any] = {}
-    told: dict[str, Any] = {"functions": {}, "variables": {}}
+    description: dict[str, Any] = {"functions": {}, "variables": {}}
     for name, (python, specs) in wanted.items():
         lifted, exported = _export(python, specs, name)
         for cell in dict.fromkeys((*lifted.reads, *lifted.writes)):
             names.setdefault(cell, f"captured/{len(names)}")
         arrays[f"functions/{name}"] = np.frombuffer(exported.serialize(vjp_order=1), np.uint8)
-        told["functions"][name] = {
+        description["functions"][name] = {
             "reads": [names[c] for c in lifted.reads],
             "writes": [names[c] for c in lifted.writes],
         }
     of_cell = {v.cell: v for v in live_variables}
     for cell, name in names.items():
         variable = of_cell[cell]
-        arrays[f"variables/{name}"] = saved_value(variable, name)  # each worker its own parts
-        told["variables"][name] = {"trainable": variable.trainable}
+        arrays[f"variables/{name}"] = saved_value(variable, name)  # each worker writes its shards
+        description["variables"][name] = {"trainable": variable.trainable}
     group = _group.current()
     ticket = 0 if group is None else group.new_feed()
-    content = _store.Content([], arrays, {"saved_model": told})
+    content = _store.Content([], arrays, {"saved_model": description})
     _store.write(user_path(export_dir), content, ticket)
 
 
 def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
-    """Load what `save` wrote; in the scope of a strategy its variables are made there.
+    """Load a saved model; inside a strategy's scope, its variables belong to that strategy.
 
     Args:
         export_dir: The folder.
-        tags: Accepted for TensorFlow's sake.
+        tags: Accepted for compatibility with TensorFlow.
         options: A `LoadOptions`.
 
     Returns:
-        An object with the saved functions as attributes, ``signatures`` and ``variables``. It can
-        be called if the saved object could.
+        An object with the saved functions as attributes, ``signatures`` and ``variables``. It is
+        callable if the saved object was.
 
     Raises:
-        NotFoundError: If there is none.
-        DataLossError: If it is damaged, or is a checkpoint without functions.
+        NotFoundError: There is no saved model.
+        DataLossError: The saved model is damaged, or is a checkpoint without functions.
 
     Example:
         >>> import tempfile
@@ -133,13 +133,13 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
             f"{export_dir!r} is a checkpoint without functions. Restore it with"
             " `rx.train.Checkpoint(...).restore(path)`."
         )
-    told = stored.states["saved_model"]
+    description = stored.states["saved_model"]
     variables = {
         name: Variable(stored.read(f"variables/{name}"), trainable=v["trainable"], name=name)
-        for name, v in told["variables"].items()
+        for name, v in description["variables"].items()
     }
     functions = {}
-    for name, f in told["functions"].items():
+    for name, f in description["functions"].items():
         program = jax.export.deserialize(bytearray(stored.read(f"functions/{name}").tobytes()))
         reads = [variables[n] for n in f["reads"]]
         writes = [variables[n] for n in f["writes"]]
@@ -148,7 +148,7 @@ def load(export_dir: str, tags: Any = None, options: Any = None) -> Loaded:
 
 
 def contains_saved_model(export_dir: str) -> bool:
-    """Whether a folder holds what `save` wrote.
+    """Whether a folder contains a saved model that `save` wrote.
 
     Example:
         >>> rx.saved_model.contains_saved_model("/no/such/folder")
@@ -159,10 +159,10 @@ def contains_saved_model(export_dir: str) -> bool:
 
 
 class Loaded:
-    """A saved model that was loaded.
+    """A loaded saved model.
 
     Attributes:
-        signatures: The functions that serve, by name; each returns a dict of arrays.
+        signatures: The serving signatures, by name: functions that return a dict of arrays.
         variables: All variables.
     """
 
@@ -179,7 +179,7 @@ class Loaded:
 
     @property
     def trainable_variables(self) -> list[Variable]:
-        """The variables that an optimizer should change."""
+        """The trainable variables."""
         return [v for v in self.variables if v.trainable]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -209,12 +209,13 @@ def _with_specs(name: str, f: Any) -> Iterator[tuple[str, tuple[Callable[..., An
         yield name, (f.python_function, f.input_signature)
 
 
-def _signatures(given: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
-    if given is None:
+def _signatures(requested: Any, functions: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the serving signatures, by name: pairs of a function and its argument specs."""
+    if requested is None:
         only = next(iter(functions.values())) if len(functions) == 1 else None
         call = functions.get("__call__", only)
         return {} if call is None else {DEFAULT: (_as_dict(call[0]), call[1])}
-    named = given if isinstance(given, Mapping) else {DEFAULT: given}
+    named = requested if isinstance(requested, Mapping) else {DEFAULT: requested}
     serving = {}
     for name, f in named.items():
         specs = getattr(f, "input_signature", None)
@@ -238,8 +239,8 @@ def _as_dict(python: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cell(x: Any) -> Cell | None:
-    held = variable_of(x) if is_variable(x) else None
-    return None if held is None else held.cell
+    variable = variable_of(x) if is_variable(x) else None
+    return None if variable is None else variable.cell
 
 
 def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, Any]:
@@ -264,10 +265,11 @@ def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, 
         )
 
     def pure(args: Any, state: list[Any]) -> Any:
-        # Whole values go in and out, also of variables that are held in parts here.
+        # The exported function takes and returns logical values; sharded variables are stored
+        # padded or flattened here, so convert to and from the stored form.
         pairs = zip(lifted.reads, state, strict=True)
-        held = [x if (cut := c.cut) is None else cut.stored(x) for c, x in pairs]
-        results = lifted.call(*jax.tree.leaves(args), *held)
+        stored = [x if (cut := c.cut) is None else cut.stored(x) for c, x in pairs]
+        results = lifted.call(*jax.tree.leaves(args), *stored)
         outs = jax.tree.unflatten(trees[-1], results[: lifted.num_outs])
         pairs = zip(lifted.writes, results[lifted.num_outs :], strict=True)
         return outs, [x if (cut := c.cut) is None else cut.whole(x) for c, x in pairs]
@@ -287,7 +289,7 @@ def _shape(spec: Any, number: int, scope: Any, name: str) -> jax.ShapeDtypeStruc
             f"Argument {number} of {name!r} is declared as {spec!r}; a saved function needs an"
             " rx.TensorSpec with a shape, in which None is a size that stays open."
         )
-    # The first axis of all arguments is one batch; other open sizes are free.
+    # The dynamic first dimensions of all arguments are one batch size; others are independent.
     sizes = [
         ("batch" if axis == 0 else f"size_{number}_{axis}") if n is None else str(n)
         for axis, n in enumerate(spec.shape)

@@ -1,13 +1,13 @@
-"""Checkpoints on disk: a folder with arrays that Orbax wrote, and one small file that says so.
+"""Writing checkpoints: Orbax writes the arrays, and an atomically replaced manifest commits them.
 
-A checkpoint is a folder. Its arrays lie below it in a folder of a random name, which
-``checkpoint.json`` names, with the graph of the saved objects, where each array is, the size and
-the checksums of every file, and a checksum of itself. Every worker writes what it holds; then that
-file is put in its place, in one step of the file system: a save that was cut short has left no
-checkpoint, or the one that was there before. There is no pickle; nothing is read that
-``checkpoint.json`` does not name, and links are not followed.
+A checkpoint is a folder. Its arrays are in a subfolder with a random name. The manifest,
+``checkpoint.json``, records the name of that subfolder, the graph of the saved objects, the
+location of each array, size and checksums of every file, and a checksum of itself. Every worker
+writes the shards it holds; then the manifest is put in place atomically. An interrupted save
+leaves the previous checkpoint, or none. Nothing is pickled, no file is read that the manifest does
+not name, and symbolic links are not followed.
 
-`Folder` is such a place in a local file system, `replicax.train._objects.Objects` one behind a URL.
+`Folder` stores checkpoints in a local file system, `replicax.train._objects.Objects` at a URL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from replicax.train._files import FORMAT, RUN, CheckedFiles, folder_of, manifest
 from replicax.train._folder import Folder
 from replicax.train._object_graph import ObjectNode
 from replicax.train._objects import Objects
-from replicax.train._pieces import Value, packed, saved_arrays, shared_out
+from replicax.train._pieces import Value, assign_tasks, packed, saved_arrays
 from replicax.workers import _group
 from replicax.workers._watch import disk
 
@@ -44,12 +44,12 @@ log = logging.getLogger("replicax")
 
 @dataclass(frozen=True)
 class Content:
-    """What one checkpoint holds.
+    """The content of one checkpoint.
 
     Attributes:
         nodes: The graph of the saved objects.
         arrays: The values of variables, by key: arrays, or `Value`s.
-        states: What other objects said of themselves, by key: plain Python values.
+        states: The serialized states of other objects, by key: plain Python values.
     """
 
     nodes: list[ObjectNode]
@@ -58,18 +58,18 @@ class Content:
 
 
 def write(path: str, content: Content, ticket: int) -> None:
-    """Write a checkpoint, in place of the one that may be at ``path``.
+    """Write a checkpoint, replacing the one at ``path`` if there is one.
 
-    With several workers all call it, and the first one's ``path`` counts: each writes what it
-    holds, once, and all hear whether all could.
+    With several workers, all must call this; the first worker's ``path`` is used. Each worker
+    writes its share, and all raise if one of them fails.
 
     Args:
-        path: Its folder.
-        content: What to write.
-        ticket: The same number on all workers, and another one for every save.
+        path: The folder of the checkpoint.
+        content: The content to write.
+        ticket: A number that is the same on all workers and different for every save.
 
     Raises:
-        OSError: If it cannot be written; a checkpoint that was there before is as it was.
+        OSError: The checkpoint cannot be written; an existing one is unchanged.
     """
     team = _Team(path, ticket)
     folder, at = "", place_of(path)
@@ -79,6 +79,7 @@ def write(path: str, content: Content, ticket: int) -> None:
             at = place_of(path)
             _write(team, at, folder, content)
         except BaseException:
+            # Keep the files if the manifest was committed before the failure.
             if team.is_first and folder and folder_of(path) != folder:
                 at.discard(folder)
             raise
@@ -93,13 +94,13 @@ def _begin(path: str, stack: ExitStack) -> tuple[str, str]:
 
 
 def remove(path: str) -> None:
-    """Remove a checkpoint: its manifest first, so that it never looks whole when it is not."""
+    """Remove a checkpoint, its manifest first, so a partly deleted one is never visible."""
     with disk.at(f"removing the old checkpoint {path!r}"):
         place_of(path).remove()
 
 
 def place_of(path: str) -> Folder | Objects:
-    """Return the place of a checkpoint, whatever file system it is in."""
+    """Return the storage backend for the checkpoint at ``path``, local or remote."""
     return Objects(path) if is_url(path) else Folder(path)
 
 
@@ -114,11 +115,11 @@ class _Team:
         self._topics = (f"checkpoint {ticket}, {step}" for step in range(9))
 
     def each(self, work: Callable[[], Any], prepare: Callable[[], Any] = lambda: None) -> list[Any]:
-        """What ``work``, at the disk, gave on every worker; all fail if it failed on one.
+        """Run ``work`` on every worker and return all results; raise on all if one failed.
 
         Args:
-            work: Reads or writes.
-            prepare: Called before it; it may wait for the devices as long as their work takes.
+            work: Does the I/O, under the watchdog's timeout; its result must be JSON.
+            prepare: Called first, without that timeout, because it may wait for devices.
         """
         failure, result = None, None
         try:
@@ -126,13 +127,13 @@ class _Team:
             with disk.at(f"writing checkpoint {self._path!r}"):
                 result = work()
         except Exception as error:
-            failure = _files.explained(error, self._path)
+            failure = _files.save_error(error, self._path)
         if self._group is None:
-            words = [("", result)]
+            outcomes = [("", result)]
         else:
-            told = "" if failure is None else f"{type(failure).__name__}: {failure}"
+            reason = "" if failure is None else f"{type(failure).__name__}: {failure}"
             try:
-                words = self._group.exchange(next(self._topics), (told, result), lambda: False)
+                outcomes = self._group.exchange(next(self._topics), (reason, result), lambda: False)
             except WorkerLostError as error:
                 error.add_note(
                     f"This worker was waiting for all others to save {self._path!r} together with"
@@ -141,13 +142,13 @@ class _Team:
                 raise
         if failure is not None:
             raise failure
-        for index, (told, _) in enumerate(words):
-            if told:
-                raise OSError(f"{self.describe(index)} could not save: {told}")
-        return [result for _, result in words]
+        for index, (reason, _) in enumerate(outcomes):
+            if reason:
+                raise OSError(f"{self.describe(index)} could not save: {reason}")
+        return [result for _, result in outcomes]
 
     def describe(self, index: int) -> str:
-        """A worker, for a message."""
+        """Return the name of a worker for a message."""
         return "This process" if self._group is None else self._group.describe(index)
 
 
@@ -156,45 +157,48 @@ def _write(team: _Team, at: Folder | Objects, folder: str, content: Content) -> 
     place = os.path.join(path, folder)
     values, entries = _described(content.arrays)
     sees = team.each(lambda: at.sees(folder))
-    tasks, lost = shared_out(values, [index for index, can in enumerate(sees) if can])
+    tasks, lost = assign_tasks(values, [index for index, can in enumerate(sees) if can])
     if lost:
         raise OSError(
             f"Checkpoint {path!r} could not be written: {team.describe(sees.index(False))} holds"
             f" parts of {lost[0]!r} and {len(lost) - 1} other values, and does not see that folder"
             " of the first worker's. Save to a directory that all workers share."
         )
-    _tell_unshared(team, path, sees)
-    own: dict[str, Any] = {}
+    _warn_unshared(team, path, sees)
+    local: dict[str, Any] = {}  # the pieces and files that this worker writes
     packs: list[Any] = []
 
-    def pack_own() -> None:
+    def pack_local() -> None:
         if sees[team.index]:
             packs.extend(packed(tasks[team.index], f"arrays-{team.index}"))
 
-    def write_own() -> str | None:
+    def write_local() -> str | None:
         if packs:
             tree, rows = packs
             files = at.save_arrays(folder, f"arrays-{team.index}", tree) if tree else {}
-            own.update({"pieces": rows, "files": files})
+            local.update({"pieces": rows, "files": files})
             fault_point("commit-write")
-        return _noted(place, team.index, own) if own and not team.is_first else None
+        return _put_index(place, team.index, local) if local and not team.is_first else None
 
-    told = team.each(write_own, pack_own)
+    digests = team.each(write_local, pack_local)
 
     def commit() -> None:
-        _tell_replaced(path)
-        others = [_taken(place, index, digest) for index, digest in enumerate(told) if digest]
-        at.put_manifest(_body(place, [own, *others], entries, content))
+        _warn_replaced(path)
+        others = [_take_index(place, i, digest) for i, digest in enumerate(digests) if digest]
+        at.put_manifest(_body(place, [local, *others], entries, content))
 
     team.each(lambda: commit() if team.is_first else None)
 
 
-def _tell_unshared(team: _Team, path: str, sees: list[bool]) -> None:
-    """Warn at the first save, not when a restart finds nothing to restore."""
+def _warn_unshared(team: _Team, path: str, sees: list[bool]) -> None:
+    """Warn once per directory that not all workers see it, and so cannot restore from it.
+
+    This is reported at the first save, because after a restart it is too late.
+    """
     folder = os.path.dirname(path)
-    if all(sees) or not (team.is_first or not sees[team.index]) or folder in _told_of:
+    if all(sees) or not (team.is_first or not sees[team.index]) or folder in _warned_of:
         return
-    _told_of.add(folder)
+    _warned_of.add(folder)
     log.warning(
         "Checkpoint %r is on the machine of %s only: %s does not see that folder, and cannot"
         " restore the checkpoint after a restart. Save to a directory that all workers share.",
@@ -204,11 +208,11 @@ def _tell_unshared(team: _Team, path: str, sees: list[bool]) -> None:
     )
 
 
-_told_of: set[str] = set()
+_warned_of: set[str] = set()
 
 
-def _tell_replaced(path: str) -> None:
-    """Name the checkpoint of another run whose place is taken."""
+def _warn_replaced(path: str) -> None:
+    """Log a warning if the checkpoint at ``path``, about to be replaced, is of another run."""
     with suppress(OSError):
         if (old := manifest(path)).get("run") != RUN:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(old["time"] / 1e9))
@@ -216,7 +220,7 @@ def _tell_replaced(path: str) -> None:
 
 
 def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, dict[str, Any]]]:
-    """The values as they are written, and what the manifest says of each."""
+    """Return the values to write and their manifest entries, which lack the pieces so far."""
     values, entries = {}, {}
     for key, x in arrays.items():
         value, more = x if isinstance(x, Value) else Value(x), {}
@@ -230,21 +234,22 @@ def _described(arrays: Mapping[str, Any]) -> tuple[dict[str, Value], dict[str, d
     return values, entries
 
 
-def _noted(place: str, index: int, own: dict[str, Any]) -> str:
-    """Leave what a worker has written for the first one to read; returns its checksum."""
-    data = json.dumps(own).encode()
+def _put_index(place: str, index: int, local: dict[str, Any]) -> str:
+    """Store a worker's pieces and files for the first worker to read; return a digest."""
+    data = json.dumps(local).encode()
     _storage.put(f"{place}/index-{index}", data)
     return hashlib.sha256(data).hexdigest()
 
 
-def _taken(place: str, index: int, digest: str) -> dict[str, Any]:
+def _take_index(place: str, index: int, digest: str) -> dict[str, Any]:
+    """Read, verify and remove the file that `_put_index` wrote on worker ``index``."""
     name = f"{place}/index-{index}"
     data = _storage.read_bytes(name)
     if hashlib.sha256(data).hexdigest() != digest:
         raise OSError(f"{name!r} is not as worker {index} wrote it")
     _storage.remove(name)
-    own: dict[str, Any] = json.loads(data)
-    return own
+    written: dict[str, Any] = json.loads(data)
+    return written
 
 
 def _body(
@@ -253,19 +258,19 @@ def _body(
     entries: dict[str, dict[str, Any]],
     content: Content,
 ) -> dict[str, Any]:
-    """The manifest, of what all workers have written."""
+    """Build and verify the manifest from the pieces and files that all workers wrote."""
     body: dict[str, Any] = {
         "format": FORMAT,
         "time": _files.time_after(os.path.dirname(place)),
         "run": RUN,
         "folder": os.path.basename(place),
         "arrays": entries,
-        "files": {name: sums for own in written for name, sums in own["files"].items()},
+        "files": {name: sums for part in written for name, sums in part["files"].items()},
         "states": content.states,
         "nodes": [[n.children, n.values] for n in content.nodes],
     }
-    for own in written:
-        for key, piece in own["pieces"]:
+    for part in written:
+        for key, piece in part["pieces"]:
             entries[key]["pieces"].append(piece)
     files = CheckedFiles(place, body["files"])
     files.verify()

@@ -1,4 +1,4 @@
-"""One checkpoint, ours or TensorFlow's: what it holds, and how objects are restored from it."""
+"""Reading checkpoints, replicax's or TensorFlow's, and restoring objects from them."""
 
 from __future__ import annotations
 
@@ -20,48 +20,48 @@ from replicax.data._errors import FailedPreconditionError, NotFoundError
 from replicax.state._declaration import is_key
 from replicax.state._held import variable_of
 from replicax.state._variable import Variable
-from replicax.train._files import MANIFEST, THREADS, CheckedFiles, is_stored, manifest, refused
+from replicax.train._files import MANIFEST, THREADS, CheckedFiles, as_data_loss, is_stored, manifest
 from replicax.train._object_graph import OWN, Names, ObjectNode, copies_key, is_variable
-from replicax.train._pieces import Part, own_parts, put_parts, saved_arrays, whole
+from replicax.train._pieces import Part, local_parts, put_parts, saved_arrays, whole
 from replicax.train._tensor_bundle import TensorBundle, is_bundle
 from replicax.workers import _group
 from replicax.workers._watch import disk
 
 
 class CheckpointSource(Protocol):
-    """One checkpoint that can be read."""
+    """A readable checkpoint."""
 
-    identity: str  # the same for the same checkpoint, wherever it is
+    identity: str  # equal for copies of the same checkpoint, whatever their paths
 
     @property
     @abstractmethod
     def nodes(self) -> list[ObjectNode]:
-        """The graph of the saved objects, the root first."""
+        """The graph of the saved objects, root first."""
 
     @abstractmethod
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array, by name."""
+        """Return the shape of every array, by name."""
 
     @abstractmethod
     def dtype(self, key: str) -> np.dtype[Any]:
-        """The dtype of one array."""
+        """Return the dtype of one array."""
 
     @abstractmethod
     def read(self, key: str) -> Any:
-        """The value of one array, or the state of an object."""
+        """Return the value of one array, or the state of an object."""
 
     @property
     @abstractmethod
     def names(self) -> Names:
-        """What the names in the graph mean."""
+        """The naming convention of the graph: replicax's or TensorFlow's."""
 
 
 class Stored:
-    """One checkpoint of ours.
+    """A checkpoint in replicax's format.
 
     Raises:
-        NotFoundError: If there is none.
-        DataLossError: If its manifest is damaged.
+        NotFoundError: There is no checkpoint.
+        DataLossError: Its manifest is damaged.
     """
 
     names = OWN
@@ -69,7 +69,7 @@ class Stored:
     def __init__(self, path: str) -> None:
         self._path = path
         body = manifest(path)
-        with refused(os.path.join(path, MANIFEST)):
+        with as_data_loss(os.path.join(path, MANIFEST)):
             self.identity: str = body["sha256"]
             self.time = int(body["time"])
             self.states: dict[str, Any] = dict(body["states"])
@@ -81,29 +81,29 @@ class Stored:
                 saved.check(self._files)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every array, by key."""
+        """Return the shape of every array, by key."""
         arrays = sorted(self._arrays.items())
         return {key: saved.shape for key, saved in arrays if saved.copies_on is None}
 
-    def copies(self, key: str, held: Variable) -> str | None:
-        """Where the copies of a value stand, if ``held`` can take them as they are."""
-        saved, mark = self._arrays.get(copies_key(key)), copies_mark(held)
+    def copies(self, key: str, variable: Variable) -> str | None:
+        """Return the key of a variable's saved per-replica copies; None if they do not fit it."""
+        saved, mark = self._arrays.get(copies_key(key)), copies_mark(variable)
         if saved is None or mark is None or saved.copies_on != mark:
             return None
-        cell = held.cell
+        cell = variable.cell
         is_same = saved.shape == cell.stored_shape and saved.dtype == np.dtype(cell.dtype)
         return copies_key(key) if is_same else None
 
     def dtype(self, key: str) -> np.dtype[Any]:
-        """The dtype of one array."""
+        """Return the dtype of one array."""
         return self._arrays[key].dtype
 
     def read(self, key: str) -> Any:
-        """The value of one variable, or the state of an object.
+        """Return the value of one variable, or the state of an object.
 
         Raises:
-            NotFoundError: If the checkpoint has none of that name.
-            DataLossError: If a file of the checkpoint is damaged.
+            NotFoundError: The checkpoint has no value of that name.
+            DataLossError: A file of the checkpoint is damaged.
         """
         if key in self.states:
             return self.states[key]
@@ -119,31 +119,31 @@ class Stored:
         return value
 
     def room(self, key: str, part: Part) -> np.ndarray:
-        """Memory for a part of one array."""
+        """Allocate memory for a part of one array, to be filled by `read_part`."""
         saved = self._arrays[key]
         if saved.key_impl is not None:
             raise VariableError(f"The checkpoint has random keys as {key!r}, not numbers.")
         return saved.empty(part)
 
     def read_part(self, key: str, part: Part, into: np.ndarray) -> None:
-        """A part of one array; no more is read than the blocks of the files that it lies in."""
+        """Read a part of one array into ``into``; only the file blocks it touches are read."""
         self._arrays[key].read(self._files, part, into)
 
     def verify(self) -> None:
-        """See that all files are there, and of the right size; they are checked when read.
+        """Check that all files exist with their recorded size; contents are verified on read.
 
         Raises:
-            DataLossError: If one is damaged or missing; it is named.
+            DataLossError: A file is missing or has another size; the message names it.
         """
         self._files.verify()
 
 
-def opened(path: str) -> CheckpointSource:
-    """The checkpoint at ``path``.
+def open_checkpoint(path: str) -> CheckpointSource:
+    """Open the checkpoint at ``path``, replicax's or TensorFlow's.
 
     Raises:
-        NotFoundError: If there is none.
-        DataLossError: If it is damaged.
+        NotFoundError: There is no checkpoint.
+        DataLossError: The checkpoint is damaged.
     """
     if is_stored(path):
         return Stored(path)
@@ -156,18 +156,18 @@ def opened(path: str) -> CheckpointSource:
 
 
 def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
-    """Restore objects, all or none: values are read and compared first.
+    """Restore objects, all or none: every value is read and checked before the first assignment.
 
-    If some are variables of several workers, all of them must call it, with the same checkpoint.
+    If variables are shared by several workers, all must call this with the same checkpoint.
 
     Args:
         source: The checkpoint.
-        pairs: The objects, by the keys of what they are restored from.
+        pairs: The objects to restore, by the keys of their values in the checkpoint.
 
     Raises:
-        DataLossError: If it is damaged.
-        VariableError: If a value does not fit its variable.
-        FailedPreconditionError: If the workers have different checkpoints.
+        DataLossError: The checkpoint is damaged.
+        VariableError: A value does not fit its variable.
+        FailedPreconditionError: The workers have different checkpoints.
     """
     _agree(source, pairs.values())
     shapes = source.shapes()
@@ -175,7 +175,7 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
     with disk.at("reading a checkpoint"):
         fault_point("restore")
         found = {key: _read_parts(source, *parts) for key, parts in needed.items()}
-        if isinstance(source, Stored):
+        if isinstance(source, Stored):  # `found` has empty buffers so far: fill them in parallel
             jobs = [(needed[k][0], *job) for k, rooms in found.items() for job in rooms.items()]
             with ThreadPoolExecutor(THREADS) as pool:
                 list(pool.map(lambda job: source.read_part(*job), jobs))
@@ -185,13 +185,14 @@ def restore_from(source: CheckpointSource, pairs: Mapping[str, Any]) -> None:
 
 
 def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
-    held = (variable_of(x) for x in objects)
-    topologies = {v.cell.topology for v in held if v is not None}
+    """Raise on all workers unless they restore the same checkpoint into shared variables."""
+    variables = (variable_of(x) for x in objects)
+    topologies = {v.cell.topology for v in variables if v is not None}
     if all(topology is None or topology.is_whole for topology in topologies):
         return
     group = _group.required()
-    told = group.agree("the checkpoint that is restored", source.identity)
-    others = [index for index, identity in enumerate(told) if identity != told[0]]
+    identities = group.agree("the checkpoint that is restored", source.identity)
+    others = [index for index, identity in enumerate(identities) if identity != identities[0]]
     if others:
         raise FailedPreconditionError(
             f"{group.describe(others[0])} and {group.describe(0)} restore different checkpoints"
@@ -201,30 +202,41 @@ def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
 
 
 def _needed(source: CheckpointSource, key: str, x: Any, shape: Any) -> tuple[str, list[Part]]:
-    """The parts that an object needs here, and of what; none if they are not put, but assigned."""
+    """Return the key to read for ``x``, and the parts of it that this process needs.
+
+    There are no parts if the whole value is to be assigned instead.
+
+    Raises:
+        VariableError: Only one of ``x`` and the checkpoint's entry is a variable, or their shapes
+            differ.
+    """
     if is_variable(x) != (shape is not None):
         saved, here = ("a value", "none") if shape is not None else ("none", "one")
         raise VariableError(
             f"The checkpoint has {saved} for {key!r}, and the {type(x).__name__} that it is for has"
             f" {here}. Nothing was restored. Build the objects as they were when they were saved."
         )
-    held = variable_of(x)
-    if held is None:
+    variable = variable_of(x)
+    if variable is None:
         return key, []
-    copies = source.copies(key, held) if isinstance(source, Stored) else None
+    copies = source.copies(key, variable) if isinstance(source, Stored) else None
     if copies is not None:
-        return copies, own_parts(held.cell)
-    if not is_placed(held):
+        return copies, local_parts(variable.cell)
+    if not is_placed(variable):
         return key, []
     _check_shape(x, key, shape)
-    return key, own_parts(held.cell)
+    return key, local_parts(variable.cell)
 
 
 def _read_parts(
     source: CheckpointSource, key: str, parts: Sequence[Part]
 ) -> dict[Part, np.ndarray]:
-    """Parts of one array, in memory of their own; of ours the memory, which is filled later."""
-    if isinstance(source, Stored):  # what threads allocate, they get anew from the system
+    """Return the parts of one array, each in memory that is not shared.
+
+    For a `Stored` source, the buffers are allocated but not yet filled.
+    """
+    # Allocate here: memory allocated in the reading threads would come fresh from the system.
+    if isinstance(source, Stored):
         return {part: source.room(key, part) for part in parts}
     value = source.read(key) if parts else np.empty(0)
     return {p: (value.ravel() if p.is_flat else value)[p.slices()].copy() for p in parts}
@@ -233,16 +245,21 @@ def _read_parts(
 def _fit(
     source: CheckpointSource, key: str, x: Any, found: Mapping[Part, np.ndarray]
 ) -> Callable[[], Any]:
-    """See that what was read fits, and read what was not; returns what puts it in its place."""
-    held = variable_of(x)
-    if found and held is not None:
-        return partial(put_parts, held.cell, {p: _fitted(x, key, v) for p, v in found.items()})
+    """Check that the value for ``x`` fits, reading it if ``found`` is empty.
+
+    Return a function that restores ``x`` and cannot fail.
+    """
+    variable = variable_of(x)
+    if found and variable is not None:
+        return partial(put_parts, variable.cell, {p: _fitted(x, key, v) for p, v in found.items()})
     value = source.read(key)
     if not is_variable(x):
         return partial(x.restore_state, value)
     _check_shape(x, key, np.shape(value))
     value = _fitted(x, key, value)
-    return partial(setattr, x, "value", value) if held is None else partial(held.assign, value)
+    return (
+        partial(setattr, x, "value", value) if variable is None else partial(variable.assign, value)
+    )
 
 
 def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
@@ -254,27 +271,28 @@ def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
         )
 
 
-def is_placed(held: Variable) -> bool:
-    """Whether a variable's parts are put where they belong, and not assigned."""
-    cell = held.cell
+def is_placed(variable: Variable) -> bool:
+    """Whether a variable is restored by placing its shards directly, instead of by `assign`."""
+    cell = variable.cell
     is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
-    return not (is_keys or cell.per_replica or held.whole is not held)
+    return not (is_keys or cell.per_replica or variable.whole is not variable)
 
 
-def copies_mark(held: Variable) -> str | None:
-    """What the total of a variable's copies depends on besides them; None if it has no copies.
+def copies_mark(variable: Variable) -> str | None:
+    """Describe the layout on which the reduced value of a variable's per-replica copies depends.
 
-    Copies are restored, in place of their total, only where they have that total: on as many
-    replicas, of the same kind and shared out over workers alike, and combined in the same way.
+    Return None if the variable has no such copies. Copies are restored, instead of their reduced
+    value, only if they reduce to that value: with the same number of replicas, the same kind of
+    device, the same distribution over workers, and the same aggregation.
     """
-    cell, topology = held.cell, held.cell.topology
+    cell, topology = variable.cell, variable.cell.topology
     is_keys = jnp.issubdtype(cell.dtype, jax.dtypes.extended)
-    if not cell.per_replica or is_keys or held.whole is not held or topology is None:
+    if not cell.per_replica or is_keys or variable.whole is not variable or topology is None:
         return None
     leads = topology.devices[:: topology.cores]
     rows = [len(list(group)) for _, group in groupby(leads, key=lambda d: d.process_index)]
     kind = topology.kind or leads[0].platform.upper()
-    return f"{held.aggregation.name} {kind} {'+'.join(map(str, rows))} x {topology.cores}"
+    return f"{variable.aggregation.name} {kind} {'+'.join(map(str, rows))} x {topology.cores}"
 
 
 def _fitted(x: Any, key: str, value: Any) -> Any:
@@ -292,6 +310,6 @@ def _fitted(x: Any, key: str, value: Any) -> Any:
 
 
 def _same(new: np.ndarray, old: np.ndarray) -> bool:
-    # Without x64 JAX has no float64, and would have rounded it anyway; nothing else may be lost.
+    # Without x64, JAX has no float64 and would have rounded anyway; no other loss is accepted.
     rounds = old.dtype == np.float64 and new.dtype == np.float32
     return rounds or bool(((new == old) | ((new != new) & (old != old))).all())

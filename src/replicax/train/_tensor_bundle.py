@@ -1,9 +1,9 @@
-"""TensorFlow's checkpoint files, read without TensorFlow.
+"""A reader of TensorFlow's checkpoint files that does not need TensorFlow.
 
 A checkpoint ``x`` is an index file ``x.index`` and data files ``x.data-00000-of-00001``. The index
-is a sorted table of blocks; each entry says of one tensor its dtype, its shape, where its bytes
-stand, and their checksum. The tensor named ``_CHECKPOINTABLE_OBJECT_GRAPH`` describes the objects
-that were saved: their children by name, and which tensor holds the value of which variable.
+is a sorted table of blocks; each entry has the dtype and shape of one tensor, the location of its
+bytes, and their checksum. The tensor ``_CHECKPOINTABLE_OBJECT_GRAPH`` describes the saved objects:
+their children by name, and which tensor is the value of which variable.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48
-_TRAILER = 5  # the compression of a block, and its checksum
+_TRAILER = 5  # after each block: 1 byte of compression type and 4 of checksum
 _STRING = 7
 _DTYPES: dict[int, Any] = {
     1: np.float32,
@@ -58,7 +58,7 @@ def is_bundle(prefix: str) -> bool:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """A piece of a tensor that was saved in parts: where it begins and how long it is, by axis."""
+    """A slice of a tensor that was saved in parts: its start and length along each axis."""
 
     starts: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -66,7 +66,7 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor stands."""
+    """The index entry of one tensor."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -78,14 +78,14 @@ class Entry:
 
 
 class TensorBundle:
-    """One checkpoint that TensorFlow wrote.
+    """A checkpoint written by TensorFlow.
 
     Args:
         prefix: Its path, without ``.index``.
 
     Raises:
-        NotFoundError: If there is none.
-        DataLossError: If it is damaged.
+        NotFoundError: There is no checkpoint.
+        DataLossError: The index is damaged.
     """
 
     names = TensorFlowNames()
@@ -113,15 +113,15 @@ class TensorBundle:
             raise DataLossError(f"{index!r} is damaged: {error}.") from None
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of every tensor, by name."""
+        """Return the shape of every tensor, by name."""
         whole = (name for name in self._entries if not name.startswith("\0"))
         return {name: self._entries[name].shape for name in sorted(whole)}
 
     def dtype(self, key: str) -> np.dtype[Any]:
-        """The dtype of one tensor; that of strings is ``object``.
+        """Return the dtype of one tensor; strings have dtype ``object``.
 
         Raises:
-            TypeError: If NumPy has no such dtype.
+            TypeError: NumPy has no such dtype.
         """
         number = self._entries[key].dtype
         if number not in _DTYPES:
@@ -133,11 +133,11 @@ class TensorBundle:
         return found
 
     def read(self, key: str) -> np.ndarray[Any, Any]:
-        """The value of one tensor.
+        """Return the value of one tensor.
 
         Raises:
-            NotFoundError: If the checkpoint has none of that key.
-            DataLossError: If its bytes are damaged.
+            NotFoundError: The checkpoint has no tensor ``key``.
+            DataLossError: Its bytes are damaged.
         """
         entry = self._entries.get(key)
         if entry is None:
@@ -163,11 +163,11 @@ class TensorBundle:
 
     @property
     def nodes(self) -> list[ObjectNode]:
-        """The objects that were saved, the root first."""
+        """The graph of the saved objects, root first."""
         if OBJECT_GRAPH not in self._entries:
             raise NotFoundError(
-                f"Checkpoint {self._prefix!r} was written by a v1 Saver: it has names of variables"
-                " and no objects. Read its values with"
+                f"Checkpoint {self._prefix!r} was written by a v1 Saver: it has variable names but"
+                " no object graph. Read its values with"
                 " `rx.train.load_checkpoint(path).get_tensor(name)`."
             )
         if not self._nodes:
@@ -196,14 +196,14 @@ class TensorBundle:
             ) from None
         if len(data) != entry.size:
             raise DataLossError(
-                f"{path!r} is cut off: {entry.size} bytes wanted at {entry.offset}, {len(data)}"
-                " are there."
+                f"{path!r} is cut off: expected {entry.size} bytes at {entry.offset}, found"
+                f" {len(data)}."
             )
         return data
 
 
 def _rows(table: bytes, path: str) -> Iterator[tuple[bytes, bytes]]:
-    """The entries of a table, in the order of their keys."""
+    """Yield the entries of a table in key order."""
     if len(table) < _FOOTER or struct.unpack("<Q", table[-8:])[0] != _MAGIC:
         raise DataLossError(
             f"{path!r} is not the index of a TensorFlow checkpoint, or it is cut off."
@@ -302,7 +302,7 @@ def _part(message: bytes, span: tuple[int, int]) -> TensorSlice:
 
 
 def _part_key(name: str, part: TensorSlice) -> str:
-    """The key under which a part of a tensor stands, in TensorFlow's ordered code."""
+    """Return the key of a slice of a tensor, in TensorFlow's ordered-code encoding."""
     code = b"\0" + name.encode().replace(b"\0", b"\0\xff").replace(b"\xff", b"\xff\0") + b"\0\1"
     code += bytes([1, len(part.starts)])
     for extent in zip(part.starts, part.lengths, strict=True):
@@ -311,7 +311,7 @@ def _part_key(name: str, part: TensorSlice) -> str:
 
 
 def _ordered(number: int) -> bytes:
-    """A signed number in as many bytes as it needs, told by as many leading ones."""
+    """Encode a signed number in a variable number of bytes, given by the count of leading ones."""
     size = next(n for n in range(1, 11) if -(1 << (7 * n - 1)) <= number < 1 << (7 * n - 1))
     code = bytearray(number.to_bytes(max(size, 2), "big", signed=True))[-size:]
     header = (0xFFFF << (16 - size)) & 0xFFFF
@@ -326,7 +326,7 @@ def _name(key: bytes) -> str:
 
 
 def _strings(data: bytes, entry: Entry, what: str) -> np.ndarray[Any, Any]:
-    """An array of byte strings: their lengths, a checksum of these, and the strings."""
+    """Decode an array of byte strings: varint lengths, their checksum, then the bytes."""
     lengths, at = [], 0
     for _ in range(math.prod(entry.shape)):
         length, at = varint(data, at)
