@@ -179,7 +179,7 @@ def test_a_dataset_without_end_needs_the_number_of_steps(two):
 
     with pytest.raises(ValueError, match="steps_per_epoch="):
         model.fit(dataset().repeat(), verbose=0)
-    with pytest.raises(ValueError, match="`y` was given beside a dataset"):
+    with pytest.raises(ValueError, match="`y` was given together with a dataset"):
         model.fit(dataset(), Y, verbose=0)
     model.fit(dataset().repeat(), steps_per_epoch=3, verbose=0)
     assert int(model.optimizer.iterations) == 3

@@ -1,6 +1,7 @@
-"""The libraries that people bring: Keras, Flax NNX and Ray Train, each joined by a few hooks.
+"""Integrations with Keras, Flax NNX and Ray Train, each attached by hooks.
 
-May import everything below; nothing below imports it, or needs the libraries.
+This is the top layer: it may import every other package, and none of them imports it or needs the
+libraries.
 """
 
 from typing import TYPE_CHECKING

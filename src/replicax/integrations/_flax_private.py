@@ -1,7 +1,7 @@
-"""The private parts of Flax NNX that replicax relies on, and the feature that needs each.
+"""The contract with Flax NNX: its private parts that replicax relies on, by feature.
 
-Nothing outside of this module names a module below ``flax.nnx`` or a private attribute of NNX
-without its part in `CONTRACT`. The contract test goes through all of them.
+Code outside of this module may name a module below ``flax.nnx`` or a private attribute of NNX only
+if it is listed in `CONTRACT`. The contract test checks all of them.
 """
 
 from typing import Any
@@ -22,7 +22,8 @@ _JIT = "transforms.compilation:JitWrapped.__call__"
 _SIMPLE_JIT = "transforms.compilation:SimpleJitWrapped.__call__"
 _SIMPLE_JIT_PARTIAL = "transforms.compilation:SimpleJitPartialWrapped.__call__"
 
-# When a feature is used. The arguments are those of a gate, or one variable that is read.
+# Predicates for whether a feature is in use. The arguments are those of a gate function, or one
+# variable that is read.
 
 
 def _in_function(*_: Any, **__: Any) -> bool:
@@ -75,18 +76,18 @@ CONTEXT = LibraryFeature(
 CHANGES = LibraryFeature(
     "NNX modules in compiled functions, which must see when an attribute is changed",
     "use `nnx.split` and functions of the state",
-    (),  # a variable that is read is the sign
+    (),  # no gates: checked when a variable is read
     _is_compiled,
 )
 CONSTRUCTION = LibraryFeature(
     "programs that stay compiled when another NNX module is made",
     "make all modules before the first call of a compiled function",
-    when=never,  # functions are compiled again, with the same results
+    when=never,  # without it, functions are recompiled, with the same results
 )
 TAPES = LibraryFeature(
     "NNX variables under an rx.GradientTape",
     "use `rx.grad`, `jax.grad` or `nnx.grad`",
-    (),  # a variable that is read is the sign
+    (),  # no gates: checked when a variable is read
     _is_recorded,
 )
 TRANSFORMS = LibraryFeature(
@@ -166,7 +167,7 @@ UNFLATTEN = PrivatePart(
     is_transparent=True,
 )
 
-# Where replicas act as one.
+# Operations in which the replicas act together.
 OPTIMIZER_UPDATE = PrivatePart(f"{_OPTIMIZER}update", OPTIMIZERS, "self, model, grads, /, **kwargs")
 DRAW = PrivatePart("rnglib:RngStream.__call__", KEYS, "self")
 COMPUTE_STATS = PrivatePart(
@@ -197,10 +198,10 @@ __getattr__ = CONTRACT.lazily(
 
 
 def is_state_name(name: str) -> bool:
-    """Whether an attribute of a module is one that NNX keeps for itself."""
+    """Whether an attribute of a module belongs to NNX's own bookkeeping."""
     return name.startswith("_pytree__")
 
 
 def module_state(module: Any) -> Any:
-    """Return what NNX notes of a module, the trace that it was made in among it, or None."""
+    """Return NNX's bookkeeping of a module, which includes the trace that created it, or None."""
     return vars(module).get("_pytree__state")

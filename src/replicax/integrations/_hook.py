@@ -1,8 +1,10 @@
-"""How replicax attaches to libraries: what hooks ask about their surroundings, and imports.
+"""Attaching replicax's hooks to libraries when they are imported.
 
-`join_libraries` attaches a library that is imported already, and lets one that is imported later be
-attached at the end of its import. Programs without the library pay nothing. What is hooked, and
-what is lost with another version of a library, is said by its contract.
+`join_libraries` attaches to a library that is already imported, or installs an import hook that
+does so at the end of its import. Programs that do not import the library pay nothing. The contract
+of each library lists the hooks, and the features that are lost with other versions of it.
+
+Hooks use the predicates in this module to find out in which context they are called.
 """
 
 import functools
@@ -21,7 +23,7 @@ from replicax.context._current import current
 
 
 def replicas() -> Any:
-    """Return the replica that runs, if there are several of them; else None."""
+    """Return the current replica context if the strategy has several replicas; else None."""
     replica = current().replica
     return replica if replica is not None and replica.num_replicas_in_sync > 1 else None
 
@@ -34,12 +36,12 @@ def is_inside(*_: Any, **__: Any) -> bool:
 
 
 def in_replicas(*_: Any, **__: Any) -> bool:
-    """Whether one of several replicas runs."""
+    """Whether the code runs in replica context with several replicas."""
     return replicas() is not None
 
 
-def refused(original: Any, what: str, why: str) -> Any:
-    """Return a constructor of variables that raises in scopes."""
+def refuse_in_scopes(original: Any, what: str, why: str) -> Any:
+    """Wrap a variable's constructor ``original`` to raise `ScopeError` in a strategy's scope."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -61,7 +63,12 @@ ADAPTERS = {
 
 
 def join_libraries(adapters: Mapping[str, str] = ADAPTERS) -> None:
-    """Have each library of ``adapters`` joined by its adapter, which does so when imported."""
+    """Import the adapter of each library in ``adapters``, now or after the library is imported.
+
+    Args:
+        adapters: Names of adapter modules, by the name of the library's module. An adapter attaches
+            its hooks when it is imported.
+    """
     later = {}
     for name, adapter in adapters.items():
         if name in sys.modules:
@@ -73,7 +80,7 @@ def join_libraries(adapters: Mapping[str, str] = ADAPTERS) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds what the other finders do, and lets the adapter follow the import."""
+    """A finder that delegates to the other finders, and imports the adapter after the library."""
 
     def __init__(self, adapters: Mapping[str, str]) -> None:
         self._adapters = adapters
@@ -82,7 +89,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a library that is to be joined; None for all other modules."""
+        """Return the spec of a library that has an adapter; None for all other modules."""
         adapter = self._adapters.get(name)
         if adapter is None or getattr(self._asking, "name", None) == name:
             return None
@@ -97,7 +104,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _follow(loader: Any, adapter: str) -> None:
-    # On the loader itself, so that it stays what the library and its tools take it for.
+    # Patch the loader in place: a wrapper would not be the loader that tools expect.
     execute = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:

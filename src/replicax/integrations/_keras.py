@@ -1,10 +1,10 @@
-"""Keras 3 in strategies: its variables hold an rx.Variable, and a few of its functions are hooked.
+"""Keras 3 in strategies: Keras variables are backed by `rx.Variable`, and some functions hooked.
 
-Everything that Keras reads and writes ends at one attribute of its variables, ``_value``. A
-descriptor in its place keeps the value of a variable that was made in a scope in an `rx.Variable`,
-and from there on levels and policies do what they do for every other. The rest is where n replicas
-must act as one: optimizers, random seeds, control flow, the building of layers, and statistics.
-All hooks do what Keras does where there is no level and no replica.
+All reads and writes of Keras go through one attribute of its variables, ``_value``. A descriptor
+in its place stores the value of a variable created in a scope in an `rx.Variable`, which behaves in
+traces and strategies like any other. The remaining hooks are for operations in which the replicas
+must act together: optimizers, random seeds, control flow, building layers, and statistics. Without
+a trace level or replica, every hook does what Keras does.
 """
 
 import contextlib
@@ -32,12 +32,12 @@ from replicax.integrations import (
     _keras_trainer,
 )
 from replicax.integrations import _keras_private as private
-from replicax.integrations._hook import refused, replicas
+from replicax.integrations._hook import refuse_in_scopes, replicas
 from replicax.integrations._keras_models import remembering
 from replicax.integrations._keras_private import CONTRACT, get_input_signature, in_stateless_scope
 from replicax.integrations._keras_slots import find_part, find_slot
+from replicax.state._backing_variable import read_global, trusted
 from replicax.state._declaration import tell_newcomers
-from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable
@@ -47,33 +47,37 @@ from replicax.values._placement import is_traced
 # The storage.
 
 
-class KerasHeldValue:
-    """``_value`` of a Keras variable: in the object, or in the variable that it holds."""
+class KerasBackedValue:
+    """The descriptor for ``_value`` of Keras variables, which reads and writes the backing.
+
+    The backing `rx.Variable` is in the instance's ``__dict__`` as ``_rx``. Without one, the value
+    itself is there as ``_value``.
+    """
 
     def __get__(self, v: Any, owner: Any = None) -> Any:
         if v is None:
             return self
         CONTRACT.check_read(v)
         frame = current()
-        meets = frame.level is not None or frame.tapes
-        held = _held(v) if meets else v.__dict__.get("_rx")
-        if held is None:
+        needs_backing = frame.level is not None or frame.tapes
+        backing = _backing_variable(v) if needs_backing else v.__dict__.get("_rx")
+        if backing is None:
             if "_value" not in v.__dict__:
                 raise AttributeError("_value")
             return v.__dict__["_value"]
         if not in_stateless_scope():
-            return read_global(held)
-        with trusted():  # Keras infers shapes, and keeps nothing but them
-            return read_global(held)
+            return read_global(backing)
+        with trusted():  # Keras only infers shapes, and keeps no values
+            return read_global(backing)
 
     def __set__(self, v: Any, x: Any) -> None:
         x = plain(x)
-        held = v.__dict__.get("_rx") if current().level is None else _held(v)
+        backing = v.__dict__.get("_rx") if current().level is None else _backing_variable(v)
         is_new = v.__dict__.get("_value") is None
-        if held is not None:
-            if x is not None:  # the trainer's way to free memory
-                _check_metric(v, held)
-                held.assign(x)
+        if backing is not None:
+            if x is not None:  # Keras's trainer assigns None to free memory
+                _check_metric(v, backing)
+                backing.assign(x)
         elif x is not None and is_new and get_strategy().topology is not None:
             with _keras_backend.laid_out(v):
                 v.__dict__["_rx"] = _variable(v, x)
@@ -81,18 +85,22 @@ class KerasHeldValue:
             v.__dict__["_value"] = x
 
 
-def _held(v: Any) -> Variable | None:
-    """The variable that holds a Keras variable's value, also if it was made outside of scopes."""
-    held: Variable | None = v.__dict__.get("_rx")
+def _backing_variable(v: Any) -> Variable | None:
+    """Return the `rx.Variable` behind a Keras variable.
+
+    One is created for a variable with a concrete value that was created outside of scopes. Return
+    None if the variable has no concrete value.
+    """
+    backing: Variable | None = v.__dict__.get("_rx")
     x = v.__dict__.get("_value")
-    if held is None and isinstance(x, jax.Array) and not is_traced(x):
+    if backing is None and isinstance(x, jax.Array) and not is_traced(x):
         with (
             concrete(),
             entered(strategy=None, replica=None, level=None, body=None),
         ):
-            held = v.__dict__["_rx"] = _variable(v, x)
+            backing = v.__dict__["_rx"] = _variable(v, x)
         del v.__dict__["_value"]
-    return held
+    return backing
 
 
 def _variable(v: Any, x: Any) -> Variable:
@@ -107,15 +115,18 @@ def _variable(v: Any, x: Any) -> Variable:
         aggregation=VariableAggregation[v.aggregation.upper()],
     )
     if on_read and (current().level or current().replica) is None and np.any(np.asarray(x)):
-        variable.assign(x)  # what all copies have together, as on one device
+        variable.assign(x)  # the initial value is the total, not that of each replica's copy
     if v.aggregation == "none" and not v.trainable and jnp.issubdtype(x.dtype, jnp.inexact):
-        variable.cell.averages = True  # the statistics of batch normalization
+        variable.cell.averages = True  # moving statistics of batch normalization
     return variable
 
 
-def _check_metric(v: Any, held: Variable) -> None:
-    """Refuse that replicas add to one number where each should have its own."""
-    if v.synchronization == "on_read" and held.topology is None and replicas() is not None:
+def _check_metric(v: Any, backing: Variable) -> None:
+    """Raise `ScopeError` if replicas update a metric that was created outside of their scope.
+
+    They would all add to one number, where each needs a copy.
+    """
+    if v.synchronization == "on_read" and backing.topology is None and replicas() is not None:
         raise ScopeError(
             f"Variable {v.path!r} of a metric is updated by the replicas of {get_strategy()}, but"
             " the metric was made outside of its scope, and would count what one of them saw. Make"
@@ -124,10 +135,10 @@ def _check_metric(v: Any, held: Variable) -> None:
 
 
 def _state(v: Any) -> dict[str, Any]:
-    """What a pickle of a variable has: its value, but not where it lives."""
+    """Return the state for pickling a variable: its value, without its placement."""
     state = dict(v.__dict__)
-    held = state.pop("_rx", None)
-    return state if held is None else {**state, "_value": held.numpy()}
+    backing = state.pop("_rx", None)
+    return state if backing is None else {**state, "_value": backing.numpy()}
 
 
 def _set_state(v: Any, state: dict[str, Any]) -> None:
@@ -137,32 +148,37 @@ def _set_state(v: Any, state: dict[str, Any]) -> None:
 
 
 def _copied(v: Any, memo: dict[int, Any]) -> Any:
-    held = v.__dict__.get("_rx")
-    home = None if held is None or held.topology is None else held.distribute_strategy
+    """Deep-copy a variable within the strategy that it belongs to."""
+    backing = v.__dict__.get("_rx")
+    home = None if backing is None or backing.topology is None else backing.distribute_strategy
     twin = memo[id(v)] = object.__new__(type(v))
     with entered(strategy=home):
         _set_state(twin, copy.deepcopy(_state(v), memo))
     return twin
 
 
-# Where replicas act as one.
+# Hooks. Each function takes the original function of Keras and returns its replacement.
 
 
-def _drawn_apart(original: Any) -> Any:
-    """Each replica draws its own numbers, from a state that is the same on all."""
+def _drawn_per_replica(original: Any) -> Any:
+    """Mix the replica id into drawn seeds: replicas draw different numbers from equal states."""
 
     def draw(self: Any, ordered: bool = True) -> Any:  # noqa: FBT001, FBT002 - Keras's signature
         replica = replicas()
-        held = None
+        backing = None
         if replica is not None or isinstance(current().level, TraceLevel):
-            held = _held(self.state)
-        if held is not None:  # what is drawn may be the initial value of a variable
-            held.cell.draws = True
+            backing = _backing_variable(self.state)
+        if backing is not None:  # the drawn numbers may be the initial value of a variable
+            backing.cell.draws = True
         if replica is None:
             return original(self, ordered)
-        if held is None or held.topology is not None or isinstance(current().level, TraceLevel):
+        if (
+            backing is None
+            or backing.topology is not None
+            or isinstance(current().level, TraceLevel)
+        ):
             seed = original(self, ordered)
-        else:  # one state for all threads, which must step once
+        else:  # all replicas' threads share one state, which must advance once
             step = Merge(
                 f"a seed of {self.name}",
                 lambda _: original(self, ordered),
@@ -180,16 +196,16 @@ _making_global_seed = threading.Lock()
 
 
 def _carried_seed(original: Any) -> Any:
-    """Let unseeded operations draw in every scope, and in functions, which carry the state.
+    """Allow unseeded random operations in scopes and in functions, which carry the seed's state.
 
-    Keras refuses them in traces, where the seed would become a constant. It still does in those of
-    its stateless functions and of `jax.jit`.
+    Keras refuses them in traces, where the seed would become a constant. It still does in its
+    stateless functions and under `jax.jit`.
     """
 
     def global_seed_generator() -> Any:
         is_carried = current().level is not None and not in_stateless_scope()
         with (
-            _making_global_seed,  # by one of several replicas
+            _making_global_seed,  # replicas' threads must not create two
             concrete() if is_carried else contextlib.nullcontext(),
             entered(strategy=None, replica=None, level=None, body=None),
         ):
@@ -199,7 +215,7 @@ def _carried_seed(original: Any) -> Any:
 
 
 def _seeding_all(original: Any) -> Any:
-    """Seed `rx.random` and the datasets too, as Keras seeds TensorFlow on every backend."""
+    """Also seed `rx.random` and the datasets, as Keras seeds TensorFlow on every backend."""
     seed_before = CONTRACT.get(private.GET_SEED)()
     if seed_before is not None:
         set_global_seed(seed_before)
@@ -212,7 +228,7 @@ def _seeding_all(original: Any) -> Any:
 
 
 def _built_once(original: Any) -> Any:
-    """Eager replicas build a layer once for all; each would track weights of its own."""
+    """Build a layer once for all eager replicas, which would otherwise each create weights."""
 
     def maybe_build(self: Any, call_spec: Any) -> Any:
         if self.built:
@@ -231,10 +247,13 @@ def _built_once(original: Any) -> Any:
 
 
 class Losses:
-    """``_losses`` of a Keras layer: each replica and trace has its own, and none outlives it."""
+    """The descriptor for ``_losses`` of Keras layers: a separate list per replica and trace.
+
+    The lists are dropped with their replica or trace, because they may contain tracers.
+    """
 
     def __init__(self) -> None:
-        self._own: weakref.WeakKeyDictionary[Any, dict[int, list[Any]]] = (
+        self._by_owner: weakref.WeakKeyDictionary[Any, dict[int, list[Any]]] = (
             weakref.WeakKeyDictionary()
         )
 
@@ -244,7 +263,7 @@ class Losses:
         level = current().level
         owner = replicas() or (level if isinstance(level, TraceLevel) else None)
         if owner is not None:
-            return self._own.setdefault(owner, {}).setdefault(id(layer), [])
+            return self._by_owner.setdefault(owner, {}).setdefault(id(layer), [])
         losses = layer.__dict__["_losses"]
         if losses and not is_transformed() and any(map(is_traced, losses)):
             losses.clear()
@@ -255,20 +274,20 @@ class Losses:
 
 
 def _synchronizable(original: Any) -> Any:
-    """Keras refuses synchronized batch normalization on JAX; here it is there."""
+    """Accept ``synchronized=True`` in batch normalization, which Keras refuses on JAX."""
     signature = inspect.signature(original)
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = signature.bind(self, *args, **kwargs)
-        synchronized = given.arguments.pop("synchronized", False)
-        original(*given.args, **given.kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        synchronized = bound.arguments.pop("synchronized", False)
+        original(*bound.args, **bound.kwargs)
         self.synchronized = synchronized
 
     return init
 
 
 REPLACEMENTS = (
-    (private.NEXT_SEED, _drawn_apart),
+    (private.NEXT_SEED, _drawn_per_replica),
     (private.GLOBAL_SEED, _carried_seed),
     (private.SET_SEED, _seeding_all),
     (private.MAYBE_BUILD, _built_once),
@@ -281,21 +300,25 @@ REPLACEMENTS = (
 
 
 def _forward(model: Any) -> tuple[Any, Any]:
-    """What `rx.saved_model.save` saves of a model: its forward pass, and what it takes."""
+    """Return a model's forward pass and its argument specs, for `rx.saved_model.save`.
+
+    Raises:
+        ValueError: The input shapes of the model are unknown.
+    """
     CONTRACT.require(private.SAVED_MODEL)
     try:
         inputs = get_input_signature(model)
     except ValueError as error:
         raise ValueError(
-            f"What model {model.name!r} takes is not known yet ({error}). Call it once on a batch,"
-            " fit it, or begin it with `keras.Input(shape)`, before it is saved."
+            f"The inputs of model {model.name!r} are not known yet ({error}). Call it once on a"
+            " batch, fit it, or begin it with `keras.Input(shape)`, before it is saved."
         ) from None
     specs = keras.tree.map_structure(lambda s: TensorSpec(s.shape, s.dtype), inputs)
     return functools.partial(model, training=False), specs
 
 
 def _known_to_functions(trainable: Any) -> Any:
-    """What is frozen after a function was compiled is frozen in it."""
+    """Record changes of ``trainable``, so compiled functions that depend on it are retraced."""
 
     def freeze(self: Any, value: Any) -> None:
         before = trainable.fget(self)
@@ -306,14 +329,14 @@ def _known_to_functions(trainable: Any) -> Any:
     return property(trainable.fget, freeze, doc=trainable.__doc__)
 
 
-def _kept(original: Any) -> Any:
-    """Check that the value of a variable made in a scope went to where it is distributed."""
+def _checked_init(original: Any) -> Any:
+    """Check that the constructor of a variable stored its value through the descriptor."""
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        is_kept = "_rx" in self.__dict__ or "_value" in self.__dict__
-        if not is_kept and get_strategy().topology is not None:
+        is_stored = "_rx" in self.__dict__ or "_value" in self.__dict__
+        if not is_stored and get_strategy().topology is not None:
             fault = f"keeps the value of {self.path!r} elsewhere than in {private.VALUE.place}"
             raise ScopeError(CONTRACT.explain(private.VARIABLES, fault))
 
@@ -321,22 +344,22 @@ def _kept(original: Any) -> Any:
 
 
 def install() -> None:
-    """Attach to Keras, once it is imported, or refuse its variables in scopes."""
+    """Attach the hooks to Keras; if its version is unsupported, refuse variables in scopes."""
     variable: Any = keras.Variable
     metric: Any = keras.metrics.Metric
     model: Any = keras.Model
     if "__rx_variable__" in variable.__dict__:
         return
-    variable.__rx_variable__ = _held
+    variable.__rx_variable__ = _backing_variable
     why = _why_not()
     if not why:
         CONTRACT.attach(REPLACEMENTS)
         why = CONTRACT.lacks(private.VARIABLES)
     if why:
-        variable.__init__ = refused(variable.__init__, "A Keras variable", why.rstrip("."))
+        variable.__init__ = refuse_in_scopes(variable.__init__, "A Keras variable", why.rstrip("."))
         return
-    variable.__init__ = _kept(variable.__init__)
-    variable._value = KerasHeldValue()
+    variable.__init__ = _checked_init(variable.__init__)
+    variable._value = KerasBackedValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
@@ -348,12 +371,12 @@ def install() -> None:
     model.__rx_export__ = _forward
     optimizer: Any = keras.optimizers.Optimizer
     optimizer.__rx_part__, optimizer.__rx_slot__ = find_part, find_slot
-    if not hasattr(metric, "reset_states"):  # as Keras 2 called it
+    if not hasattr(metric, "reset_states"):  # Keras 2's name
         metric.reset_states = lambda self: self.reset_state()
 
 
 def _why_not() -> str:
-    """Say what keeps this Keras from being distributed at all; empty if nothing does."""
+    """Return why this configuration of Keras is unsupported; an empty string if it is supported."""
     if keras.backend.backend() != "jax":
         return (
             f"Keras runs on {keras.backend.backend()}. Set KERAS_BACKEND=jax in the environment of"

@@ -1,4 +1,4 @@
-"""What Keras computes with, in strategies: new variables, optimizers, statistics, control flow."""
+"""Hooks into Keras's backend: variable creation, optimizers, statistics and control flow."""
 
 import contextlib
 import math
@@ -29,15 +29,17 @@ from replicax.values._placement import is_traced
 
 
 def _initialized_at_once(original: Any) -> Any:
+    """Compute initial values eagerly, even while a function is traced."""
+
     def initialize(self: Any, initializer: Any) -> None:
-        with concrete():  # a constant, also while a function is traced
+        with concrete():
             original(self, initializer)
 
     return initialize
 
 
 def _without_layout(original: Any) -> Any:
-    """In a scope the strategy decides where a variable lives; `laid_out` says how it is cut."""
+    """Skip Keras's layout in a scope: the strategy places variables, sharded by `laid_out`."""
 
     def initialize_layout(self: Any) -> None:
         if get_strategy().topology is None:
@@ -47,7 +49,10 @@ def _without_layout(original: Any) -> Any:
 
 
 def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
-    """What a keras.distribution says of a variable, for the logical devices of each replica."""
+    """Return a context manager in which a new variable gets its keras.distribution layout.
+
+    The layout shards the variable over the logical devices of each replica.
+    """
     strategy: Any = get_strategy()
     known = keras.distribution.distribution()
     layout = v._layout if v._layout is not None or known is None else known.get_variable_layout(v)
@@ -64,7 +69,12 @@ def laid_out(v: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
-    """Into how many parts each axis of a variable is cut."""
+    """Return the number of shards along each axis of a variable.
+
+    Raises:
+        ScopeError: The mesh of the keras.distribution does not match the strategy's devices, or
+            shards the variable over the replicas.
+    """
     mesh, spread, known = sharding.mesh, strategy.topology, keras.distribution.distribution()
     batch = mesh.axis_names[0] if known is None else known.batch_dim_name
     if set(mesh.devices.flat) != set(spread.devices) or mesh.shape[batch] != spread.num_replicas:
@@ -89,7 +99,7 @@ def _parts(v: Any, sharding: Any, strategy: Any) -> list[int]:
 
 
 def _unhinted(original: Any) -> Any:
-    """In a scope, XLA lays out what layers give."""
+    """Return no layout for layers' outputs in a scope: XLA decides their sharding."""
 
     def get_tensor_layout(self: Any, path: str) -> Any:
         return original(self, path) if get_strategy().topology is None else None
@@ -101,12 +111,12 @@ def _unhinted(original: Any) -> Any:
 
 
 def _applied_once(original: Any) -> Any:
-    """Gradients are added up, and then the update happens once for all replicas."""
+    """Sum the gradients over the replicas, then apply one update for all of them."""
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         replica = replicas()
         if replica is None:
-            with trusted():  # Keras branches in jax.lax.cond, on functions made anew each time
+            with trusted():  # Keras uses jax.lax.cond with branches that are new in every call
                 return original(self, grads, trainable_variables)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_home(variables or [], replica.strategy)
@@ -114,7 +124,7 @@ def _applied_once(original: Any) -> Any:
 
         def merge(_: Any) -> None:
             with trusted():
-                _stepped(self, original, summed, variables)
+                _apply_step(self, original, summed, variables)
 
         subject = {"the optimizer": self, "the variables": variables}
         return replica.merge_call(Merge(f"a step of {type(self).__name__}", merge, subject))
@@ -124,35 +134,38 @@ def _applied_once(original: Any) -> Any:
 
 _Program = tuple[list[Any], Any]
 _programs: weakref.WeakKeyDictionary[Any, list[_Program]] = weakref.WeakKeyDictionary()
-_MOST_PROGRAMS = 4  # of an optimizer; one that changes all the time goes operation by operation
+_MOST_PROGRAMS = 4  # compiled per optimizer; if its configuration keeps changing, run eagerly
 
 
-def _stepped(optimizer: Any, original: Any, grads: list[Any], variables: Any) -> None:
-    """Make a step: in eager code as one program, where all is known that Python tells it."""
+def _apply_step(optimizer: Any, original: Any, grads: list[Any], variables: Any) -> None:
+    """Apply an optimizer step; in eager code as one compiled program, if that is safe.
+
+    It is safe if the step's configuration can be compared: see `_configuration`.
+    """
     frame = current()
     is_eager = not (frame.level or frame.tapes or any(map(is_traced, grads)))
     if is_eager and variables is not None and not optimizer.built:
         with keras.name_scope(optimizer.name, caller=optimizer):
             optimizer.build(variables)
-    told = _told([optimizer, variables]) if is_eager and optimizer.built else []
-    step = _program(optimizer, original, variables, told) if told else None
+    configuration = _configuration([optimizer, variables]) if is_eager and optimizer.built else []
+    step = _program(optimizer, original, variables, configuration) if configuration else None
     if step is None:
         original(optimizer, grads, variables)
     else:
         step(grads)
 
 
-def _program(optimizer: Any, original: Any, variables: Any, told: list[Any]) -> Any:
-    """The program of a step that was told this; None if there are too many."""
+def _program(optimizer: Any, original: Any, variables: Any, configuration: list[Any]) -> Any:
+    """Return the compiled step for ``configuration``; None if there are too many already."""
     known = _programs.setdefault(optimizer, [])
     for old, step in known:
-        if len(old) == len(told) and all(map(_is_same, old, told)):
+        if len(old) == len(configuration) and all(map(_is_same, old, configuration)):
             return step
     if len(known) == _MOST_PROGRAMS:
         return None
-    alive = weakref.proxy(optimizer)  # the program must not keep it
-    step = function(lambda summed: original(alive, summed, variables))
-    known.append((told, step))
+    proxy = weakref.proxy(optimizer)  # the program must not keep the optimizer alive
+    step = function(lambda summed: original(proxy, summed, variables))
+    known.append((configuration, step))
     return step
 
 
@@ -163,24 +176,25 @@ _CONFIGURED = (
 )
 
 
-def _told(x: Any) -> list[Any]:
-    """All that an optimizer holds, but for the values of variables; [] if code of others is in it.
+def _configuration(x: Any) -> list[Any]:
+    """Return everything that an optimizer's step depends on, except the values of variables.
 
-    Others' code may do what no program does: print, count, or branch on values.
+    Return an empty list if it contains user code, which may have side effects or branch on values,
+    and so must not be compiled.
     """
     found: list[Any] = []
-    left = [x]
-    while left:
-        x = left.pop()
+    stack = [x]
+    while stack:
+        x = stack.pop()
         if isinstance(x, dict):
-            left += [*x.keys(), *x.values()]
+            stack += [*x.keys(), *x.values()]
         elif isinstance(x, list | tuple | set | frozenset):
-            left += x
+            stack += x
         elif isinstance(x, keras.Variable):
             found.append(x)
-            left += [x.constraint, getattr(x, "overwrite_with_gradient", False)]
+            stack += [x.constraint, getattr(x, "overwrite_with_gradient", False)]
         elif isinstance(x, _CONFIGURED) and type(x).__module__.startswith("keras."):
-            left += vars(x).items()
+            stack += vars(x).items()
         elif isinstance(x, _CONFIGURED) or callable(x):
             return []
         else:
@@ -196,7 +210,7 @@ def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> l
     known = variables if variables is not None else optimizer._trainable_variables
     at = [i for i, g in enumerate(grads) if g is not None]
     overwrite = [i for i in at if getattr(known[i], "overwrite_with_gradient", False)]
-    for i in overwrite:  # float8 statistics, of which the largest counts
+    for i in overwrite:  # float8 scaling statistics: take the maximum over the replicas
         grads[i] = replica.all_gather(jnp.asarray(grads[i])[None], axis=0).max(axis=0)
     at = [i for i in at if i not in overwrite]
     for i, g in zip(at, replica.all_reduce("SUM", [grads[i] for i in at]), strict=True):
@@ -206,8 +220,8 @@ def _summed(optimizer: Any, grads: list[Any], variables: Any, replica: Any) -> l
 
 def _check_home(variables: list[Any], strategy: Any) -> None:
     for v in variables:
-        held = variable_of(v)
-        if held is None or held.distribute_strategy is not strategy:
+        backing = variable_of(v)
+        if backing is None or backing.distribute_strategy is not strategy:
             raise ScopeError(
                 f"An optimizer steps in the replicas of {strategy}, but variable"
                 f" {getattr(v, 'path', v)!r} was not made in its scope. Make the model in"
@@ -216,13 +230,13 @@ def _check_home(variables: list[Any], strategy: Any) -> None:
 
 
 def _cut_like_its_weight(original: Any) -> Any:
-    """A slot lies on the logical devices of each replica as the weight does that it is for."""
+    """Shard an optimizer slot like its weight over the logical devices of each replica."""
 
     def add(
         self: Any, reference_variable: Any, name: Any = None, initializer: Any = "zeros"
     ) -> Any:
-        held = vars(reference_variable).get("_rx")
-        with contextlib.nullcontext() if held is None else laid_out_like(held.cell):
+        backing = vars(reference_variable).get("_rx")
+        with contextlib.nullcontext() if backing is None else laid_out_like(backing.cell):
             return original(self, reference_variable, name, initializer)
 
     return add
@@ -232,7 +246,7 @@ def _cut_like_its_weight(original: Any) -> Any:
 
 
 def _synchronized_moments(original: Any) -> Any:
-    """The moments of all replicas' rows, however many each has."""
+    """Support ``synchronized=True``: moments over the rows of all replicas, weighted by count."""
 
     def moments(
         x: Any,
@@ -259,12 +273,14 @@ def _synchronized_moments(original: Any) -> Any:
 # Control flow.
 
 
-def _carried(ours: Callable[..., Any]) -> Callable[[Any], Any]:
+def _carried(stateful: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Replace control flow by ``stateful``, which carries variables, in scopes and functions."""
+
     def make(original: Any) -> Any:
         def flow(*args: Any, **kwargs: Any) -> Any:
             frame = current()
-            here = (frame.level or frame.strategy) is not None and not in_stateless_scope()
-            return (ours if here else original)(*args, **kwargs)
+            is_carried = (frame.level or frame.strategy) is not None and not in_stateless_scope()
+            return (stateful if is_carried else original)(*args, **kwargs)
 
         return flow
 
@@ -274,31 +290,31 @@ def _carried(ours: Callable[..., Any]) -> Callable[[Any], Any]:
 def _while_loop(cond: Any, body: Any, loop_vars: Any, maximum_iterations: int | None = None) -> Any:
     several = isinstance(loop_vars, tuple | list)
 
-    def go_on(state: Any) -> Any:
-        turns, values = state
+    def proceed(state: Any) -> Any:
+        count, values = state
         more = cond(*values)
-        return more if maximum_iterations is None else more & (turns < maximum_iterations)
+        return more if maximum_iterations is None else more & (count < maximum_iterations)
 
-    def turn(state: Any) -> Any:
-        turns, values = state
+    def iterate(state: Any) -> Any:
+        count, values = state
         new = body(*values)
-        return turns + 1, tuple(new) if several else (new,)
+        return count + 1, tuple(new) if several else (new,)
 
     start = tuple(loop_vars) if several else (loop_vars,)
-    _, values = while_loop(go_on, turn, (jnp.int32(0), start))
+    _, values = while_loop(proceed, iterate, (jnp.int32(0), start))
     return values if several else values[0]
 
 
 def _switch(index: Any, branches: Any, *operands: Any) -> Any:
     if len(branches) == 1:
         return branches[0](*operands)
-    rest = lambda *given: _switch(index - 1, branches[1:], *given)  # noqa: E731
+    rest = lambda *xs: _switch(index - 1, branches[1:], *xs)  # noqa: E731
     return cond(jnp.asarray(index) <= 0, branches[0], rest, *operands)
 
 
 def _fori_loop(lower: Any, upper: Any, body_fun: Any, init_val: Any) -> Any:
     if isinstance(lower, int) and isinstance(upper, int) and lower < upper:
-        steps = jnp.arange(lower, upper)  # a scan has gradients, a loop has not
+        steps = jnp.arange(lower, upper)  # reverse-mode gradients work for scan, not for while
         return scan(lambda value, i: (body_fun(i, value), None), init_val, steps)[0]
     return while_loop(
         lambda state: state[0] < upper,

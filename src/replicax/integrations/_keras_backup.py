@@ -1,9 +1,9 @@
-"""BackupAndRestore of models made in a scope: one commit of everything, also within an epoch.
+"""`BackupAndRestore` for models created in a scope: atomic backups, also within an epoch.
 
-Keras's own callback writes the weights, then a file that names the epoch: a run that is killed
-between the two, or after some batches of an epoch, starts the epoch again with weights that have
-seen a part of it. Here weights, optimizer, seeds, metrics, the place in the data and NumPy's random
-state are one checkpoint, and `fit` goes on with the batch that comes next. All workers save and
+Keras's own callback writes the weights, then a file with the number of the epoch. A run that is
+killed between the two, or in the middle of an epoch, repeats the epoch with weights that have seen
+a part of it. Here, weights, optimizer, seeds, metrics, the position in the data and NumPy's random
+state are committed as one checkpoint, and `fit` resumes with the next batch. All workers save and
 restore.
 """
 
@@ -33,13 +33,16 @@ def _random_state() -> list[Any]:
     return [str(kind), [int(key) for key in keys], *rest]
 
 
-def _set_random_state(told: list[Any]) -> None:
-    kind, keys, *rest = told
+def _set_random_state(state: list[Any]) -> None:
+    kind, keys, *rest = state
     np.random.set_state((kind, np.asarray(keys, np.uint32), *rest))
 
 
 class _Pass:
-    """The batches of one pass over the data: counted, and where it began is known."""
+    """An iterator over one pass of the data, whose position can be saved and restored.
+
+    It records NumPy's random state at the start, by which Keras shuffles, and counts batches.
+    """
 
     def __init__(self, adapter: Any, batches: Callable[[], Any]) -> None:
         self._adapter = adapter
@@ -64,7 +67,7 @@ class _Pass:
         return batch
 
     def is_over(self) -> bool:
-        """Whether no batch follows."""
+        """Whether the pass has no further batch; reads one ahead to find out."""
         batch = next(self, self)
         if batch is self:
             return True
@@ -73,90 +76,94 @@ class _Pass:
         return False
 
     def save_state(self) -> dict[str, Any] | None:
-        """Where it stands; None if it has not begun."""
+        """Return the position; None if no batch was read yet."""
         if self._begun is None:
             return None
         return {"random": self._begun, "taken": self.taken, "elements": self.elements()}
 
     def elements(self) -> dict[str, Any] | None:
-        """Where the dataset stands, if it is one of ours."""
+        """Return the position in an rx.data dataset; None for other data."""
         adapter = self._adapter
         is_ours = isinstance(adapter, DatasetAdapter)
-        return {**adapter.passing.save_state(), "steps": self.taken} if is_ours else None
+        return {**adapter.iterator.save_state(), "steps": self.taken} if is_ours else None
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Go to where `save_state` was called."""
+        """Move to a position that `save_state` returned."""
         _set_random_state(state["random"])
         if isinstance(self._adapter, DatasetAdapter):
             self._begun = state["random"]
-            self._adapter.go_to(state["elements"])
+            self._adapter.resume_at(state["elements"])
             self._batches = iter(self._open())
-        else:  # arrays, or what another library reads: from the start up to the place
+        else:  # arrays, or another library's data: read from the start and discard
             for _ in range(state["taken"]):
                 next(self)
         self.taken = state["taken"]
 
 
 class _Fit:
-    """One call of `fit`: where it stands, and where it goes on from."""
+    """The progress of one call of `fit`, saved and restored as part of a backup."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self.batches: Any = None  # Keras's iterator over the training data
-        self.epoch = self.batch = 0  # what comes next
-        self._passing: _Pass | None = None
-        self._resumed: _Pass | None = None  # the pass that the first epoch goes on with
+        self.epoch = self.batch = 0  # the next epoch and batch
+        self._pass: _Pass | None = None
+        self._resumed: _Pass | None = None  # the restored pass, continued by the first epoch
         self._is_first = False
         self._metrics: list[tuple[Any, Any]] = []
-        self._told: dict[str, Any] | None = None
+        self._saved: dict[str, Any] | None = None
 
     @property
     def is_between(self) -> bool:
-        """Whether no batch of the epoch follows, as far as is known."""
+        """Whether the epoch is known to have no further batch."""
         count = self.batches.num_batches
         return (count is not None and self.batch >= count) or bool(self.model.stop_training)
 
     def save_state(self) -> dict[str, Any]:
-        """Where it stands: plain Python values."""
-        passing = self._passing
-        # Without `steps_per_epoch` every epoch is a new pass.
-        is_new = passing is None or (self.batch == 0 and self.batches.steps_per_epoch is None)
+        """Return the position as plain Python values."""
+        data_pass = self._pass
+        # Without `steps_per_epoch`, every epoch is a new pass over the data.
+        is_new = data_pass is None or (self.batch == 0 and self.batches.steps_per_epoch is None)
         return {
             "version": _VERSION,
             "epoch": self.epoch,
             "batch": self.batch,
             "random": _random_state(),
-            "pass": None if passing is None or is_new else passing.save_state(),
-            "elements": None if passing is None else passing.elements(),
+            "pass": None if data_pass is None or is_new else data_pass.save_state(),
+            "elements": None if data_pass is None else data_pass.elements(),
         }
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Remember what `save_state` said."""
-        self._told = state
+        """Keep a state of `save_state` for `resume`, which is called after the whole restore."""
+        self._saved = state
 
-    def go_on(self) -> None:
-        """Have the first epoch go on where the state was saved."""
-        told = self._told or {}
-        if told.get("version") != _VERSION:
+    def resume(self) -> None:
+        """Make the first epoch continue at the restored position.
+
+        Raises:
+            ValueError: The backup was written by an incompatible version.
+        """
+        saved = self._saved or {}
+        if saved.get("version") != _VERSION:
             raise ValueError(
-                f"The backup says {told!r:.100} of where `fit` stood, which this version of"
-                f" replicax (with version {_VERSION} of it) cannot read. Remove the backup to start"
+                f"The backup describes the position of `fit` as {saved!r:.100}, which this version"
+                f" of replicax cannot read: it reads version {_VERSION}. Remove the backup to start"
                 " again."
             )
-        self.epoch, self.batch = int(told["epoch"]), int(told["batch"])
+        self.epoch, self.batch = int(saved["epoch"]), int(saved["batch"])
         adapter = self.batches.data_adapter
-        if told["pass"] is not None:
-            passing: _Pass = self.batches._get_iterator()
-            passing.restore_state(told["pass"])
-            self._resumed = passing
-        elif isinstance(adapter, DatasetAdapter) and told["elements"] is not None:
-            adapter.go_after(told["elements"])
+        if saved["pass"] is not None:
+            data_pass: _Pass = self.batches._get_iterator()
+            data_pass.restore_state(saved["pass"])
+            self._resumed = data_pass
+        elif isinstance(adapter, DatasetAdapter) and saved["elements"] is not None:
+            adapter.start_after(saved["elements"])
         if self.batch and self.batches.num_batches is None and self._is_over():
             log.warning("Epoch %d had ended when it was saved; the next one begins.", self.epoch)
             self.epoch, self.batch, self._resumed = self.epoch + 1, 0, None
-        _set_random_state(told["random"])
+        _set_random_state(saved["random"])
         self.model._initial_epoch = self.epoch
-        # Keras resets them when the epoch begins.
+        # Keep the restored metrics: Keras resets them at the start of the epoch.
         self._metrics = [(v, v.value) for v in self.model.metrics_variables] if self.batch else []
         self._is_first = True
 
@@ -164,19 +171,19 @@ class _Fit:
         return self._resumed is not None and self._resumed.is_over()
 
     def close(self) -> None:
-        """End the pass, with the thread that reads ahead."""
+        """End the pass over the data, and stop its prefetching thread."""
         adapter = getattr(self.batches, "data_adapter", None)
         if isinstance(adapter, DatasetAdapter):
             adapter.close()
 
     def new_pass(self, batches: Callable[[], Any]) -> _Pass:
-        """A pass over the data; at first the one that goes on."""
-        passing, self._resumed = self._resumed, None
-        self._passing = passing or _Pass(self.batches.data_adapter, batches)
-        return self._passing
+        """Return a new pass over the data; the first time, the restored pass if there is one."""
+        resumed, self._resumed = self._resumed, None
+        self._pass = resumed or _Pass(self.batches.data_adapter, batches)
+        return self._pass
 
     def steps(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """The steps of an epoch; of the first one those that are left."""
+        """Return the steps of an epoch; of the resumed epoch, only the remaining ones."""
         if not self._is_first:
             return steps
         self._is_first = False
@@ -189,7 +196,7 @@ class _Fit:
         before = 0 if self._resumed is None else self._resumed.taken - begin
         for k, step in enumerate(steps):
             if k == 0:
-                self.batches._steps_seen += before  # in earlier epochs of the same pass
+                self.batches._steps_seen += before  # steps of earlier epochs of the same pass
             if step[0] >= begin:
                 yield step
 
@@ -197,13 +204,18 @@ class _Fit:
 _fitting: ContextVar[_Fit | None] = ContextVar("replicax_fit", default=None)
 
 
-def _of(batches: Any) -> _Fit | None:
-    """The `fit` whose training data these are."""
+def _fit_of(batches: Any) -> _Fit | None:
+    """Return the running `fit` if ``batches`` is its training data; else None."""
     fit = _fitting.get()
     return fit if fit is not None and fit.batches is batches else None
 
 
+# Hooks. Each function takes the original function of Keras and returns its replacement.
+
+
 def _in_fit(original: Any) -> Any:
+    """Track the progress of ``Model.fit`` in a `_Fit`."""
+
     def fit(self: Any, *args: Any, **kwargs: Any) -> Any:
         if home_of(self) is None:
             return original(self, *args, **kwargs)
@@ -213,13 +225,13 @@ def _in_fit(original: Any) -> Any:
         finally:
             _fitting.reset(token)
             one.close()
-            self._initial_epoch = None  # of this call
+            self._initial_epoch = None  # it was set for this call only
 
     return fit
 
 
-def _seen(original: Any) -> Any:
-    """The first data that a model is built for in `fit` are those that it is trained on."""
+def _note_training_data(original: Any) -> Any:
+    """Record the training data: in `fit`, it is the first that Keras builds the model for."""
 
     def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         fit = _fitting.get()
@@ -231,16 +243,20 @@ def _seen(original: Any) -> Any:
 
 
 def _counted(original: Any) -> Any:
+    """Iterate over training data through a `_Pass`."""
+
     def get_iterator(self: Any) -> Any:
-        fit = _of(self)
+        fit = _fit_of(self)
         return original(self) if fit is None else fit.new_pass(lambda: original(self))
 
     return get_iterator
 
 
 def _continued(original: Any) -> Any:
+    """Skip the steps of a resumed epoch that were done before."""
+
     def enumerate_iterator(self: Any) -> Any:
-        fit = _of(self)
+        fit = _fit_of(self)
         return original(self) if fit is None else fit.steps(original(self))
 
     return enumerate_iterator
@@ -250,7 +266,7 @@ def _continued(original: Any) -> Any:
 
 
 class _Backup:
-    """What one callback does in one `fit`."""
+    """The state of one callback during one `fit`."""
 
     def __init__(self, callback: Any, fit: _Fit) -> None:
         self.fit = fit
@@ -262,14 +278,14 @@ class _Backup:
         )
 
     def restore(self) -> bool:
-        """Go on where the newest backup was made, if there is one."""
+        """Resume from the newest backup; return whether there is one."""
         found = self._manager.restore_or_initialize() is not None
         if found:
-            self.fit.go_on()
+            self.fit.resume()
         return found
 
     def save(self) -> None:
-        """Save; after the last batch of an epoch only when the epoch has ended."""
+        """Save a backup; after the last batch of an epoch, defer it to the end of the epoch."""
         self.is_due = self.fit.is_between
         if not self.is_due:
             self._manager.save()
@@ -289,8 +305,8 @@ def _restoring(original: Any) -> Any:
         if backup.restore():
             self._current_epoch = fit.epoch
         elif is_url(self.backup_dir):
-            return  # Keras itself has written nothing there
-        elif self.model.built or _has_files(self.backup_dir):  # perhaps Keras itself wrote one
+            return  # Keras cannot have written a backup to a URL
+        elif self.model.built or _has_files(self.backup_dir):  # it may be Keras's own backup
             original(self, logs)
 
     return on_train_begin
@@ -354,7 +370,7 @@ def _ending(original: Any) -> Any:
 
 
 def _remove(callback: Any, original: Callable[[], None]) -> None:
-    """Remove the backups of a `fit` that has ended, if they are not to be kept."""
+    """Remove the backups of a completed `fit`, if the callback is configured to."""
     if not is_url(callback.backup_dir):
         original()
     elif callback.delete_checkpoint and _storage.exists(callback.backup_dir):
@@ -362,7 +378,7 @@ def _remove(callback: Any, original: Callable[[], None]) -> None:
 
 
 def _with_url(original: Any) -> Any:
-    """Take a URL for the directory, for which Keras would ask for TensorFlow."""
+    """Accept a URL as the directory, for which Keras itself would need TensorFlow."""
 
     def init(self: Any, backup_dir: Any, *args: Any, **kwargs: Any) -> None:
         path = user_path(backup_dir) if backup_dir else backup_dir
@@ -370,7 +386,7 @@ def _with_url(original: Any) -> Any:
             original(self, path, *args, **kwargs)
             return
         original(self, "backup", *args, **kwargs)
-        for name, value in list(vars(self).items()):  # the paths of what Keras itself would write
+        for name, value in list(vars(self).items()):  # the paths to which Keras would write
             if isinstance(value, str) and value.split(os.sep)[0] == "backup":
                 setattr(self, name, path + value.removeprefix("backup"))
 
@@ -379,7 +395,7 @@ def _with_url(original: Any) -> Any:
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.BACKUP_FIT, _in_fit),
-    (private.BACKUP_BUILD, _seen),
+    (private.BACKUP_BUILD, _note_training_data),
     (private.BACKUP_BATCHES, _counted),
     (private.BACKUP_STEPS, _continued),
     (private.BACKUP_BEGIN, _restoring),

@@ -1,4 +1,4 @@
-"""Datasets of ours, as Keras's trainers take their data, and where batches are put."""
+"""rx.data datasets as input of Keras's trainers, and the placement of batches on devices."""
 
 import inspect
 from collections.abc import Iterator
@@ -27,28 +27,28 @@ from replicax.values._reduce import rows_of
 
 
 def adapted(original: Any) -> Any:
-    """Keras's choice of an adapter, with ours among them."""
+    """Wrap Keras's ``get_data_adapter`` to return a `DatasetAdapter` for rx.data datasets."""
     signature = inspect.signature(original)
 
     def get_data_adapter(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs).arguments
-        dataset = given["x"]
+        arguments = signature.bind(*args, **kwargs).arguments
+        dataset = arguments["x"]
         if not isinstance(dataset, Dataset | DistributedDataset | DatasetAdapter):
             return original(*args, **kwargs)
         for name in ("y", "sample_weight"):
-            if given.get(name) is not None:
+            if arguments.get(name) is not None:
                 raise ValueError(
-                    f"`{name}` was given beside a dataset, whose elements have it already: they are"
+                    f"`{name}` was given together with a dataset, whose elements must contain it:"
                     " (inputs, targets) or (inputs, targets, sample_weights)."
                 )
         adapter = (
             dataset
             if isinstance(dataset, DatasetAdapter)
-            else DatasetAdapter(dataset, get_strategy(), given.get("class_weight"))
+            else DatasetAdapter(dataset, get_strategy(), arguments.get("class_weight"))
         )
-        if adapter.is_infinite and not given.get("steps_per_epoch"):
+        if adapter.is_infinite and not arguments.get("steps_per_epoch"):
             raise ValueError(
-                "The dataset repeats for ever. Say how many batches make an epoch:"
+                "The dataset is infinite. Pass the number of batches in an epoch:"
                 " `steps_per_epoch=` in fit, `validation_steps=` for validation data, `steps=` in"
                 " evaluate and predict."
             )
@@ -58,7 +58,14 @@ def adapted(original: Any) -> Any:
 
 
 class DatasetAdapter(DataAdapter):  # type: ignore[misc]
-    """A dataset of ours, or a distributed one, as Keras's trainers take their data."""
+    """A data adapter of Keras for rx.data datasets and distributed datasets.
+
+    Args:
+        dataset: The dataset; in a strategy's scope it is distributed here, if it is not yet.
+        strategy: The strategy.
+        class_weight: Keras's weights of the classes, or None.
+        was_dealt: Whether to restore the order that rows had before they were distributed.
+    """
 
     batch_size = None
     has_partial_batch = False
@@ -74,7 +81,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         self._dataset = dataset
         if not is_spread and self._topology is not None:
             self._dataset = distribute_dataset(dataset, None, self._topology, in_order=True)
-        self.passing: Any = None  # the newest pass over it
+        self.iterator: Any = None  # over the newest pass
         self._resumed: Any = None
         self._class_weight = class_weight
         self._cardinality = int(
@@ -83,19 +90,19 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
 
     @property
     def is_infinite(self) -> bool:
-        """Whether it has no end."""
+        """Whether the dataset is infinite."""
         return self._cardinality == INFINITE_CARDINALITY
 
     @property
     def num_batches(self) -> int | None:
-        """How many batches there are, if that is known."""
+        """The number of batches; None if unknown."""
         return self._cardinality if self._cardinality >= 0 else None
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """The batches of all replicas."""
+        """Yield global batches, sharded over the replicas."""
         resumed, self._resumed = self._resumed, None
-        self.passing = iter(self._dataset) if resumed is None else resumed
-        for element in self.passing:
+        self.iterator = iter(self._dataset) if resumed is None else resumed
+        for element in self.iterator:
             batch = self._rows(element)
             if self._class_weight is not None:
                 x, y, _ = unpack_x_y_sample_weight(batch)
@@ -105,20 +112,20 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
 
     get_numpy_iterator = get_jax_iterator
 
-    def go_to(self, state: dict[str, Any]) -> None:
-        """Have the next pass begin where another one stood, also in another process."""
-        self.passing = self._resumed = iter(self._dataset)
+    def resume_at(self, state: dict[str, Any]) -> None:
+        """Make the next pass start at a saved position, also of another process."""
+        self.iterator = self._resumed = iter(self._dataset)
         self._resumed.restore_state(state)
 
-    def go_after(self, state: dict[str, Any]) -> None:
-        """Have the next pass be the one that follows another one."""
-        self.go_to({**state, "steps": 0})
+    def start_after(self, state: dict[str, Any]) -> None:
+        """Make the next pass the successor of a saved one, for example in shuffling."""
+        self.resume_at({**state, "steps": 0})
         self.close()
 
     def close(self) -> None:
-        """End the pass."""
-        if self.passing is not None:
-            self.passing.close()
+        """End the current pass."""
+        if self.iterator is not None:
+            self.iterator.close()
         self._resumed = None
 
     def _rows(self, element: Any) -> Any:
@@ -136,7 +143,10 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         return jax.tree.map(rows, element, is_leaf=is_distributed)
 
     def _order(self, element: Any) -> np.ndarray:
-        """Where the rows of a batch lie that was dealt to the workers, chunk by chunk in turn."""
+        """Return the permutation that restores the original order of a batch's rows.
+
+        Chunks of rows were dealt to the workers in turn.
+        """
         first = next(filter(is_distributed, jax.tree.leaves(element, is_leaf=is_distributed)))
         chunks = Share.of(self._strategy.topology).chunks
         numbers = [np.full(len(v), n, np.int32) for v, n in zip(first.values, chunks, strict=True)]
@@ -150,7 +160,7 @@ def _taken(sharding: Any) -> Any:
 
 
 def placed(data: Any, topology: Topology) -> Any:
-    """A batch, cut over the replicas if its rows divide; else on each of them as a whole."""
+    """Shard a batch over the replicas if its rows divide evenly; otherwise replicate it."""
     return jax.tree.map(lambda x: x if _is_there(x, topology) else _put(x, topology), data)
 
 
@@ -181,7 +191,7 @@ def _divides(x: Any, topology: Topology) -> bool:
 
 
 def whole(data: Any, topology: Topology) -> Any:
-    """All rows of a batch on this worker, which computes the eager step by itself, as all do."""
+    """Gather all rows of a batch on this worker, for eager steps, which every worker computes."""
 
     def put(x: Any) -> Any:
         if _is_there(x, topology):

@@ -1,6 +1,6 @@
-"""`adapt` of Keras's preprocessing layers on rx.data datasets.
+"""Support for rx.data datasets in `adapt` of Keras's preprocessing layers.
 
-Keras asks whether its argument is a `tf.data.Dataset`, and needs TensorFlow for the question.
+Keras itself supports only `tf.data.Dataset`, and needs TensorFlow even for the type check.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,10 @@ def _inputs(dataset: Dataset[Any]) -> Iterator[np.ndarray]:
 
 
 def _normalized(original: Any) -> Any:
-    """Accumulate the moments in float64, and give Keras two rows that have the same ones."""
+    """Wrap ``Normalization.adapt`` to accept rx.data datasets.
+
+    The moments are accumulated in float64. Keras then adapts to two rows with the same moments.
+    """
 
     def adapt(self: Any, data: Any) -> None:
         if not isinstance(data, Dataset):
@@ -27,7 +30,7 @@ def _normalized(original: Any) -> Any:
             return
         spec = data.element_spec
         if len((spec[0] if isinstance(spec, tuple) else spec).shape) == 1:
-            data = data.batch(128)  # Keras takes rows of a tf.data.Dataset too
+            data = data.batch(128)  # as Keras does for an unbatched tf.data.Dataset
         count, mean, squares, shape = 0.0, np.zeros(()), np.zeros(()), ()
         for batch in _inputs(data):
             rows = batch.astype(np.float64)
@@ -35,7 +38,7 @@ def _normalized(original: Any) -> Any:
             reduced = tuple(axis for axis in range(rows.ndim) if axis not in kept)
             size = np.prod([rows.shape[axis] for axis in reduced])
             here = rows.mean(reduced, keepdims=True)
-            # The parallel algorithm for variances: sums of squares would cancel.
+            # Chan's parallel algorithm: a difference of sums of squares would cancel.
             shift, total = here - mean, count + size
             squares = squares + np.square(rows - here).sum(reduced, keepdims=True)
             squares = squares + np.square(shift) * (count * size / total)
@@ -54,10 +57,10 @@ def _normalized(original: Any) -> Any:
 
 
 def _discretized(original: Any) -> Any:
-    """Update the layer's summary with one batch after the other."""
+    """Wrap ``Discretization.adapt`` to accept rx.data datasets, one batch at a time."""
 
     def adapt(self: Any, data: Any, steps: int | None = None) -> None:
-        if not isinstance(data, Dataset) or self.num_bins is None:  # Keras refuses the latter
+        if not isinstance(data, Dataset) or self.num_bins is None:  # Keras raises for the latter
             original(self, data, steps)
             return
         self.reset_state()

@@ -1,7 +1,7 @@
-"""The private parts of Keras that replicax relies on, and the feature that needs each.
+"""The contract with Keras: its private parts that replicax relies on, by feature.
 
-Nothing outside of this module names a module of ``keras.src`` or a private attribute of Keras
-without its part in `CONTRACT`. The contract test goes through all of them.
+Code outside of this module may name a module of ``keras.src`` or a private attribute of Keras only
+if it is listed in `CONTRACT`. The contract test checks all of them.
 """
 
 from typing import Any
@@ -42,7 +42,8 @@ _METHODS = (
     ),
 )
 
-# When a feature is used. The arguments are those of a gate, or one variable that is read.
+# Predicates for whether a feature is in use. The arguments are those of a gate function, or one
+# variable that is read.
 
 
 def _is_traced(*_: Any, **__: Any) -> bool:
@@ -61,15 +62,15 @@ def _builds(layer: Any = None, *_: Any, **__: Any) -> bool:
 
 def _synchronizes(*args: Any, **kwargs: Any) -> bool:
     is_layer = bool(args) and isinstance(args[0], keras.Layer | type)
-    by_position = args[17:18] if is_layer else args[3:4]  # else of `moments`
+    by_position = args[17:18] if is_layer else args[3:4]  # of the layer, or of `moments`
     return is_inside() and bool(kwargs.get("synchronized", any(by_position)))
 
 
 def _is_cut(*args: Any, **kwargs: Any) -> bool:
-    """Whether a variable among the arguments is cut over the logical devices of each replica."""
+    """Whether a variable among the arguments is sharded over the logical devices of a replica."""
     leaves = keras.tree.flatten([args, kwargs])
-    held = (vars(v).get("_rx") for v in leaves if isinstance(v, keras.Variable))
-    cells = [h.cell for h in held if h is not None]
+    backing = (vars(v).get("_rx") for v in leaves if isinstance(v, keras.Variable))
+    cells = [b.cell for b in backing if b is not None]
     return any(cell.spec != WHOLE and not cell.sharded for cell in cells)
 
 
@@ -291,7 +292,7 @@ LEARNING_RATE = PrivatePart(f"{_OPTIMIZER}_learning_rate", RESTORED_SLOTS)
 
 # Training.
 COMPILE = PrivatePart(
-    # Of the base class: saving asks whether a model's own class has another `compile`.
+    # Patch the base class: saving checks whether the model's class overrides `compile`.
     "trainers.trainer:Trainer.compile",
     TRAINING,
     "self, optimizer, loss, loss_weights, metrics, weighted_metrics, run_eagerly,"

@@ -1,4 +1,4 @@
-"""The variables of Keras optimizers by the names that TensorFlow's checkpoints of Keras 2 have."""
+"""Lookup of Keras 3 optimizer variables by the names in TensorFlow checkpoints of Keras 2."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import keras
 
 from replicax.integrations import _keras_private as private
 
-# What optimizers keep, in the order in which Keras 3 makes it: groups, each of them for all
-# variables in turn; by the names that it had in Keras 2.
+# The slots of each optimizer under their Keras 2 names, in the order in which Keras 3 creates them:
+# for each group, the slots of the group for the first weight, then for the second, and so on.
 _SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "Adam": (("m", "v"), ("vhat",)),
     "Adamax": (("m", "v"),),
@@ -20,7 +20,7 @@ _SLOTS: dict[str, tuple[tuple[str, ...], ...]] = {
 
 
 def find_part(optimizer: Any, name: str) -> Any:
-    """Return the step counter or the learning rate; None for other names."""
+    """Return an optimizer's step counter (``iter``) or learning rate; None for other names."""
     if name == "iter":
         return optimizer.iterations
     if name == "learning_rate":
@@ -30,10 +30,10 @@ def find_part(optimizer: Any, name: str) -> Any:
 
 
 def find_slot(optimizer: Any, variable: Any, name: str) -> Any:
-    """Return what an optimizer keeps for a variable under a name of Keras 2; None if nothing."""
+    """Return an optimizer's slot for ``variable`` by its Keras 2 name; None if there is none."""
     private.CONTRACT.require(private.RESTORED_SLOTS)
     places = [i for i, v in enumerate(optimizer._trainable_variables) if v is variable]
-    # Averages and accumulated gradients would come before the slots.
+    # EMA weights and accumulated gradients would come before the slots, and shift their positions.
     is_plain = not (optimizer.use_ema or optimizer.gradient_accumulation_steps)
     if not places or not is_plain:
         return None

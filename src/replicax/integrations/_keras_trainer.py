@@ -1,9 +1,9 @@
-"""fit, evaluate, predict of Keras models made in a scope: Keras's own steps on all replicas.
+"""`fit`, `evaluate` and `predict` of Keras models created in a scope, on all replicas.
 
-The step that Keras would give to `jax.jit` is given to `rx.function`, with batches that are cut
-over the replicas: XLA divides the work, and the numbers are those of one device. A batch whose rows
-do not divide is computed by every replica as a whole, and so is exact too. Weights stay in their
-variables all the time, where callbacks see them.
+The step that Keras would compile with `jax.jit` is compiled by `rx.function`, with batches sharded
+over the replicas: XLA partitions the work, and the results are those of one device. A batch whose
+rows do not divide evenly is replicated, and computed in full by every replica. Weights stay in
+their variables throughout, where callbacks see them.
 """
 
 import inspect
@@ -37,7 +37,10 @@ _STEPS = {
 
 
 def _entering(name: str) -> Callable[[Any], Any]:
-    """The model's scope is entered, as slots and metrics are made in its methods."""
+    """Run a method of a model in the model's scope, because it creates slots and metrics.
+
+    The wrapped method raises `ScopeError` in the scope of another strategy.
+    """
 
     def make(original: Any) -> Any:
         signature = inspect.signature(original)
@@ -45,21 +48,21 @@ def _entering(name: str) -> Callable[[Any], Any]:
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
             home, here = home_of(self), get_strategy()
             if not is_default(here) and home is not here:
-                raise ScopeError(_stranger(self, name, home, here))
+                raise ScopeError(_wrong_scope(self, name, home, here))
             if home is None:
                 return original(self, *args, **kwargs)
-            given = signature.bind(self, *args, **kwargs)
+            bound = signature.bind(self, *args, **kwargs)
             if "verbose" in signature.parameters and not home.is_chief:
-                _silence(given)
+                _silence(bound)
             with home.scope():
-                _check_parts(self, home, given.arguments)
+                _check_parts(self, home, bound.arguments)
                 if name == "fit":
                     _agree_on_order(home)
-                if name == "predict" and isinstance(given.arguments.get("x"), DistributedDataset):
-                    _put_in_order(given, home)
+                if name == "predict" and isinstance(bound.arguments.get("x"), DistributedDataset):
+                    _put_in_order(bound, home)
                 token = _running.set(name)
                 try:
-                    return original(*given.args, **given.kwargs)
+                    return original(*bound.args, **bound.kwargs)
                 finally:
                     _running.reset(token)
 
@@ -68,26 +71,26 @@ def _entering(name: str) -> Callable[[Any], Any]:
     return make
 
 
-def _silence(given: inspect.BoundArguments) -> None:
-    """Of several workers, the first shows the progress."""
-    if given.arguments.get("verbose", "auto") in ("auto", 1):
-        given.arguments["verbose"] = 0
+def _silence(bound: inspect.BoundArguments) -> None:
+    """Disable the progress bar, which only the first worker shows."""
+    if bound.arguments.get("verbose", "auto") in ("auto", 1):
+        bound.arguments["verbose"] = 0
 
 
-def _put_in_order(given: inspect.BoundArguments, home: Any) -> None:
-    """Predictions are in the order of the rows before they were dealt to several workers."""
+def _put_in_order(bound: inspect.BoundArguments, home: Any) -> None:
+    """Return predictions in the order that rows had before they were distributed to workers."""
     if not home.topology.is_whole and len(home.topology.own) > 1:
-        given.arguments["x"] = DatasetAdapter(given.arguments["x"], home, was_dealt=True)
+        bound.arguments["x"] = DatasetAdapter(bound.arguments["x"], home, was_dealt=True)
 
 
 def _agree_on_order(strategy: Any) -> None:
-    """Keras shuffles rows by NumPy's global state: all workers start from the first one's."""
+    """Seed NumPy alike on all workers, because Keras shuffles rows with NumPy's global state."""
     if not strategy.topology.is_whole:
-        told = _group.required().agree("the order of rows", int(np.random.randint(2**31)))
-        np.random.seed(told[0])
+        seeds = _group.required().agree("the order of rows", int(np.random.randint(2**31)))
+        np.random.seed(seeds[0])
 
 
-def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
+def _wrong_scope(model: Any, name: str, home: Any, here: Any) -> str:
     made = "outside of every scope" if home is None else f"in that of another, {home}"
     return (
         f"`{name}` of model {model.name!r} was called in the scope of {here}, but the model was"
@@ -96,14 +99,14 @@ def _stranger(model: Any, name: str, home: Any, here: Any) -> str:
     )
 
 
-def _check_parts(model: Any, home: Any, given: dict[str, Any]) -> None:
-    """Refuse an optimizer, metric or variable that belongs to another strategy, or to none.
+def _check_parts(model: Any, home: Any, bound: dict[str, Any]) -> None:
+    """Raise `ScopeError` if an optimizer, metric or variable does not belong to ``home``.
 
-    Read the attributes in which Keras tracks them. Properties such as `metrics` may be the user's
-    and name parts that `compile` or `build` make later than this.
+    This reads the attributes in which Keras tracks them. Properties such as `metrics` may be
+    overridden by the user, and name parts that `compile` or `build` create later.
     """
-    optimizer = given.get("optimizer", vars(model).get("optimizer"))
-    metrics = tree.flatten([given.get("metrics"), given.get("weighted_metrics")])
+    optimizer = bound.get("optimizer", vars(model).get("optimizer"))
+    metrics = tree.flatten([bound.get("metrics"), bound.get("weighted_metrics")])
     parts = [("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
     layers = [model]
     seen = {id(model)}
@@ -128,7 +131,7 @@ def _variables_of_layer(tracked: dict[str, Any]) -> list[Any]:
 
 
 def _variables_of(part: Any) -> list[Any]:
-    """Return the variables of an optimizer or a metric, with those of the one that it wraps."""
+    """Return the variables of an optimizer or a metric, including a wrapped one's."""
     tracked = getattr(part, "__dict__", {})
     inner = [tracked.get("inner_optimizer"), *tracked.get("_metrics", ())]
     wrapped = [v for other in inner if other is not None for v in _variables_of(other)]
@@ -136,12 +139,13 @@ def _variables_of(part: Any) -> list[Any]:
 
 
 def _check_part(v: Any, home: Any, what: str) -> None:
-    held = variable_of(v) if "_rx" in v.__dict__ or v.__dict__.get("_value") is not None else None
-    if held is not None and held.distribute_strategy is not home:
+    has_value = "_rx" in v.__dict__ or v.__dict__.get("_value") is not None
+    backing = variable_of(v) if has_value else None
+    if backing is not None and backing.distribute_strategy is not home:
         raise ScopeError(
             f"{what} was made in another scope than the model, which belongs to {home}. Make it in"
-            " `with strategy.scope():` too; what `compile` gets by name (`optimizer='adam'`,"
-            " `metrics=['accuracy']`) is made there by itself."
+            " `with strategy.scope():` too, or pass it to `compile` by name (`optimizer='adam'`,"
+            " `metrics=['accuracy']`)."
         )
 
 
@@ -149,15 +153,15 @@ def _check_part(v: Any, home: Any, what: str) -> None:
 
 
 def _stateless(original: Any) -> Any:
-    """The variables hold the state: there is none to hand around, to purge or to put back."""
+    """Return empty state: it stays in the variables, and is not passed through the step."""
 
     def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
         if home_of(self) is None:
             return original(self, *args, **kwargs)
-        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
         return tuple(
             []
-            for name, wanted in given.items()
+            for name, wanted in arguments.items()
             if name.endswith("_variables") and wanted and not name.startswith("purge")
         )
 
@@ -172,6 +176,7 @@ _GROUPS = {
 
 
 def _making(kind: str) -> Callable[[Any], Any]:
+    """Compile the train, test or predict function of a model with `rx.function`."""
     attribute = f"{kind}_function"
 
     def make(original: Any) -> Any:
@@ -199,18 +204,19 @@ def _making(kind: str) -> Callable[[Any], Any]:
 
 
 def _step(model: Any, kind: str) -> Callable[[Any], Any]:
-    """One step of a model, which reads and writes its variables."""
+    """Return a function of a batch that runs one step of ``model`` on its variables."""
     method = getattr(model, f"{kind}_step")
     is_called = _takes_data_alone(method)
 
     def step(data: Any) -> Any:
-        if (level := current().level) is not None:  # also of a model without variables
+        if (level := current().level) is not None:  # even if the model has no variables
             level.uses(home_of(model).topology, f"model {model.name!r}")
         if not is_called:
-            return _between(model, kind, method, data)
+            return _stateless_step(model, kind, method, data)
         outputs = method(data)
         if not model.built and type(model).build is Model.build:
-            # The step was the first call of its layers; Keras saves no weights of an unbuilt model.
+            # The step has built the layers by calling them, but did not call the model itself.
+            # Keras does not save the weights of a model that is not marked as built.
             model.built = True
         return outputs
 
@@ -219,7 +225,7 @@ def _step(model: Any, kind: str) -> Callable[[Any], Any]:
 
 
 def _takes_data_alone(step: Callable[..., Any]) -> bool:
-    """True for a step as TensorFlow has it, that works on the variables by itself."""
+    """Whether a step has TensorFlow's signature ``step(data)``, and so updates variables itself."""
     known = inspect.signature(step).parameters.values()
     by_place = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     needed = [p for p in by_place if p.default is p.empty]
@@ -227,13 +233,13 @@ def _takes_data_alone(step: Callable[..., Any]) -> bool:
 
 
 def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
-    """What `super().train_step(data)` means in such a step: Keras's own."""
+    """Let a user's step with TensorFlow's signature call ``super().train_step(data)``."""
 
     def make(original: Any) -> Any:
         def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             if home_of(self) is None or len(args) + len(kwargs) != 1:
                 return original(self, *args, **kwargs)
-            return _between(self, kind, partial(original, self), *args, **kwargs)
+            return _stateless_step(self, kind, partial(original, self), *args, **kwargs)
 
         return step
 
@@ -241,10 +247,10 @@ def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
 
 
 def _without_call(original: Any) -> Any:
-    """Let a step that takes data alone, as TensorFlow's do, build the model by its first call.
+    """Do not build the model before a step with TensorFlow's signature, whose first call does.
 
-    Such a step may call the model on something else than the data, which Keras would build it for;
-    a GAN cannot be called at all.
+    Keras would build the model by calling it on the data. Such a step may call it on something
+    else, and some models, such as a GAN, cannot be called.
     """
 
     def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -256,15 +262,15 @@ def _without_call(original: Any) -> Any:
     return symbolic_build
 
 
-def _between(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
-    """Keras's stateless step, between a read and a write of the variables."""
+def _stateless_step(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
+    """Run Keras's stateless step: read the variables, compute, and assign changed values."""
     groups = [
         model.optimizer.variables if name == "optimizer" else getattr(model, name)
         for name in _GROUPS[kind]
     ]
     old = tuple([v.value for v in group] for group in groups)
     outputs, new = step(old, data)
-    if kind == "predict":  # it gives back what is not trained only
+    if kind == "predict":  # it returns only the non-trainable variables
         new = (old[0], new)
     for group, before, after in zip(groups, old, new, strict=True):
         for v, a, b in zip(group, before, after, strict=True):
@@ -273,8 +279,8 @@ def _between(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
     return outputs
 
 
-def _own_batches(original: Any) -> Any:
-    """Batches are placed by the step, and by nothing before it."""
+def _unplaced_batches(original: Any) -> Any:
+    """Do not place batches on devices while iterating: the step does."""
 
     def get_iterator(self: Any) -> Any:
         if get_strategy().topology is None:
@@ -285,6 +291,8 @@ def _own_batches(original: Any) -> Any:
 
 
 def _not_placed(original: Any) -> Any:
+    """Do not place data by keras.distribution in a scope."""
+
     def distribute_data(data: Any, layouts: Any = None) -> Any:
         return original(data, layouts) if get_strategy().topology is None else data
 
@@ -294,22 +302,22 @@ def _not_placed(original: Any) -> Any:
 # Callbacks.
 
 
-def _chiefs(original: Any) -> Any:
-    """Of several workers, the first writes the files."""
+def _on_chief(original: Any) -> Any:
+    """Run a callback's method that writes files on the first worker only."""
 
     def method(self: Any, *args: Any, **kwargs: Any) -> None:
         home = home_of(self.model)
         if home is None or home.is_chief:
-            # Outside of the scope: Keras makes an optimizer to look at when it saves, and to make
-            # its variables would be a collective that the other workers do not come to.
+            # Leave the scope: when Keras saves, it creates a temporary optimizer. In the scope,
+            # creating its variables would be a collective, in which the others do not take part.
             with entered(strategy=None):
                 original(self, *args, **kwargs)
 
     return method
 
 
-def _first_workers_board(original: Any) -> Any:
-    """Of several workers, the first tells TensorBoard; the others tell nobody."""
+def _tensorboard_on_chief(original: Any) -> Any:
+    """Write TensorBoard logs on the first worker only."""
 
     def set_model(self: Any, model: Any) -> None:
         home = home_of(model)
@@ -336,15 +344,15 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.TEST_STEP, _taking_data_alone("test")),
     (private.PREDICT_STEP, _taking_data_alone("predict")),
     (private.SYMBOLIC_BUILD, _without_call),
-    (private.EPOCH_BATCHES, _own_batches),
+    (private.EPOCH_BATCHES, _unplaced_batches),
     (private.DISTRIBUTE_DATA, _not_placed),
     (private.MAKE_TRAIN_FUNCTION, _making("train")),
     (private.MAKE_TEST_FUNCTION, _making("test")),
     (private.MAKE_PREDICT_FUNCTION, _making("predict")),
     (private.GET_DATA_ADAPTER, adapted),
-    (private.SAVE_CHECKPOINT, _chiefs),
-    (private.SET_BOARD_MODEL, _first_workers_board),
-    (private.CSV_BEGIN, _chiefs),
-    (private.CSV_EPOCH, _chiefs),
-    (private.CSV_END, _chiefs),
+    (private.SAVE_CHECKPOINT, _on_chief),
+    (private.SET_BOARD_MODEL, _tensorboard_on_chief),
+    (private.CSV_BEGIN, _on_chief),
+    (private.CSV_EPOCH, _on_chief),
+    (private.CSV_END, _on_chief),
 )

@@ -1,9 +1,10 @@
-"""Flax NNX in strategies: its variables hold an rx.Variable, and a few of its functions are hooked.
+"""Flax NNX in strategies: NNX variables are backed by `rx.Variable`, and some functions hooked.
 
-Everything that NNX reads and writes ends at one slot of its variables, ``_raw_value``. A descriptor
-over it keeps the value of a variable that was made in a scope in an `rx.Variable`, and from there
-on levels and policies do what they do for every other. The rest is where n replicas must act as
-one: optimizers, random keys, statistics. All hooks do what NNX does where there is no replica.
+All reads and writes of NNX go through one slot of its variables, ``_raw_value``. A descriptor over
+that slot stores the value of a variable created in a scope in an `rx.Variable`, which behaves in
+traces and strategies like any other. The remaining hooks are for operations in which the replicas
+must act together: optimizers, random keys, statistics. Without a replica, every hook does what NNX
+does.
 """
 
 import inspect
@@ -21,15 +22,15 @@ from replicax._errors import TracingError
 from replicax._jax_private import unrecorded
 from replicax.context._current import attributes, current
 from replicax.integrations import _flax_private as private
-from replicax.integrations._hook import refused, replicas
+from replicax.integrations._hook import refuse_in_scopes, replicas
 from replicax.integrations._nnx_storage import (
-    NNXHeldValue,
-    adopted,
-    held_by,
+    NNXBackedValue,
+    adopt,
+    backing_variable,
+    deferred_writes,
     is_free,
     is_outermost,
-    keeps_one,
-    later,
+    mirrors_metrics,
     outermost,
     slot,
     write,
@@ -45,31 +46,34 @@ _here = threading.local()
 _nothing = object()
 
 
-# What is hooked.
+# Hooks. Each function takes the original function of NNX and returns its replacement.
 
 
-def _held_from_the_start(original: Any) -> Any:
+def _backed_from_the_start(original: Any) -> Any:
+    """Back variables by an `rx.Variable` if they are created in a scope, outside of any trace."""
+
     def init(self: Any, value: Any, **metadata: Any) -> None:
         original(self, value, **metadata)
         frame = current()
         is_made_here = frame.strategy is not None and frame.level is None and is_outermost(self)
         if is_made_here and is_free(slot.__get__(self), frame.strategy):
-            adopted(self, frame.strategy)
+            adopt(self, frame.strategy)
 
     return init
 
 
 def _written_in_any_level(original: Any) -> Any:
+    """Skip NNX's check that a variable is written in the trace in which it was created."""
     return lambda self: None if _is_of_level(self) else original(self)
 
 
 def _is_of_level(v: Any) -> bool:
-    """Whether a level keeps what is written to the variable, in whatever trace it was made."""
-    return current().level is not None and held_by(v) is not None
+    """Whether the current trace level tracks writes to the variable, whatever trace created it."""
+    return current().level is not None and backing_variable(v) is not None
 
 
 def _known_to_functions(original: Any) -> Any:
-    """A module that is changed, as by `eval()`, is another one for compiled functions."""
+    """Record changes of a module's attributes, as by `eval()`, to retrace compiled functions."""
 
     def set_attribute(self: Any, name: str, value: Any) -> None:
         is_inside = current().level is not None
@@ -81,13 +85,13 @@ def _known_to_functions(original: Any) -> Any:
         if is_inside or id(self) in _being_made():
             original(self, name, value)
             return
-        # Only what is stored: to read the attribute could run a property, or `__getattr__`.
+        # Compare `__dict__` only: reading the attribute could run a property or `__getattr__`.
         before = dict(vars(self))
         original(self, name, value)
         for key, new in vars(self).items():
             old = before.get(key, _nothing)
             if old is _nothing and key == name:
-                old = inspect.getattr_static(type(self), key, _nothing)  # a default of its class
+                old = inspect.getattr_static(type(self), key, _nothing)  # a class attribute
             if old is not new and old is not _nothing and not private.is_state_name(key):
                 attributes.note(self, key, old, new)
 
@@ -95,7 +99,7 @@ def _known_to_functions(original: Any) -> Any:
 
 
 def _forget_at_end(node: Any) -> None:
-    """When the level ends, take out of an object what exists only in its trace."""
+    """When the trace level ends, remove or restore attributes of ``node`` set to its tracers."""
     before, replaced = dict(vars(node)), _replaced.setdefault(current().level, set())
 
     def end() -> str:
@@ -114,19 +118,19 @@ def _forget_at_end(node: Any) -> None:
     at_end((_forget_at_end, id(node)), end)
 
 
-# For each level, the attributes that the program itself set to another array, of modules or of the
-# copies that transformations of NNX make of them. These transformations also hand arrays back that
-# nobody changed, as new tracers.
+# For each trace level, the (class, attribute) pairs that the program itself set to another array,
+# on modules or on the copies that NNX transforms make of them. Needed because NNX transforms also
+# return unchanged arrays as new tracers.
 _replaced: WeakKeyDictionary[Any, set[tuple[type, str]]] = WeakKeyDictionary()
 
 
 def _lost_arrays(node: Any, names: list[str]) -> str:
-    """Return the error for plain arrays that a trace replaced: only variables outlive it."""
+    """Return the error message for plain arrays replaced in a trace: only variables outlive it."""
     name, first = type(node).__name__, names[0]
     return (
         f"A compiled function set {', '.join(f'{name}.{key}' for key in names)} to another array."
-        " A plain array is a Python attribute, which is read when the function is traced, so that"
-        f" the new value would be lost. Keep it in a variable: `self.{first} = nnx.Variable(...)`"
+        " A plain array is a Python attribute, which is read when the function is traced, so the"
+        f" new value would be lost. Keep it in a variable: `self.{first} = nnx.Variable(...)`"
         f" (nnx.Param if it is trained) and `self.{first}[...] = new`."
     )
 
@@ -146,11 +150,14 @@ def _leaf_is_of_trace(leaf: Any) -> bool:
 
 
 def _being_made() -> set[int]:
+    """Return the ids of the modules that this thread is constructing."""
     made: set[int] = _here.__dict__.setdefault("made", set())
     return made
 
 
 def _made_before_it_is_changed(original: Any) -> Any:
+    """Mark a module as being constructed, during which setting attributes is not a change."""
+
     def construct(cls: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         _being_made().add(id(self))
         try:
@@ -162,6 +169,8 @@ def _made_before_it_is_changed(original: Any) -> Any:
 
 
 def _changed_in_any_level(original: Any) -> Any:
+    """Skip NNX's check that a module is changed in the trace in which it was created."""
+
     def check(self: Any, error_msg: Any) -> None:
         if current().level is None:
             original(self, error_msg)
@@ -170,30 +179,30 @@ def _changed_in_any_level(original: Any) -> Any:
 
 
 def _written_when_it_is_whole(original: Any) -> Any:
-    """Update objects in place, and write to their variables when all of them are whole again.
+    """Defer writes to variables until NNX has rebuilt all objects.
 
-    NNX empties an object and fills it again; replicas that meet in between would see half of it.
-    It also gives the object a new mark of the trace in which that happens. An object of the user's
-    stays where it was made: in a level the trace ends, and the object does not.
+    NNX clears an object and fills it again. A write in between may synchronize the replicas, which
+    would then see half an object. NNX also marks the object with the current trace; this is undone,
+    because the user's object outlives the trace.
     """
 
     def unflatten(*args: Any, **kwargs: Any) -> Any:
-        if later.get() is not None or current().level is None:
+        if deferred_writes.get() is not None or current().level is None:
             return original(*args, **kwargs)
-        given = signature.bind(*args, **kwargs).arguments
+        arguments = signature.bind(*args, **kwargs).arguments
         nodes = [
             (node, state)
-            for node in (given.get("outer_index_outer_ref") or {}).values()
+            for node in (arguments.get("outer_index_outer_ref") or {}).values()
             if isinstance(node, nnx.Pytree) and (state := private.module_state(node)) is not None
         ]
         for node, _ in nodes:
             _forget_at_end(node)
         writes: list[tuple[Any, Any]] = []
-        token = later.set(writes)
+        token = deferred_writes.set(writes)
         try:
             node = original(*args, **kwargs)
         finally:
-            later.reset(token)
+            deferred_writes.reset(token)
             for updated, state in nodes:
                 new = private.module_state(updated)
                 if new is not None:
@@ -207,17 +216,19 @@ def _written_when_it_is_whole(original: Any) -> Any:
 
 
 def _through_tapes(original: Any) -> Any:
+    """Hide the trace of an `rx.GradientTape`, which NNX would take for another trace."""
+
     def current_jax_trace() -> Any:
         if not current().tapes:
             return original()
-        with unrecorded():  # a tape only listens
+        with unrecorded():  # a tape records operations without changing them
             return original()
 
     return current_jax_trace
 
 
 def _stepped_once(original: Any) -> Any:
-    """Gradients are added up, and then the step happens once for all replicas."""
+    """Sum the gradients over the replicas, then apply one update for all of them."""
 
     def update(self: Any, model: Any, grads: Any, /, **kwargs: Any) -> Any:
         replica = replicas()
@@ -226,7 +237,7 @@ def _stepped_once(original: Any) -> Any:
         if kwargs:
             raise TypeError(
                 f"nnx.Optimizer.update was given {', '.join(kwargs)} besides the gradients in a"
-                " replica function, where each replica has its own. Return them from"
+                " replica function, where each replica has its own value. Return them from"
                 " `strategy.run`, reduce them, and call it outside of the replica function."
             )
         leaves, treedef = jax.tree.flatten(grads)
@@ -238,8 +249,11 @@ def _stepped_once(original: Any) -> Any:
     return update
 
 
-def _drawn_apart(original: Any) -> Any:
-    """Each replica draws its own numbers, from a state that is the same on all."""
+def _drawn_per_replica(original: Any) -> Any:
+    """Fold the replica id into the drawn key: replicas draw different numbers from equal states.
+
+    Replica 0 keeps the original key, so its numbers equal those of a run on one device.
+    """
 
     def draw(self: Any) -> Any:
         key, replica = original(self), replicas()
@@ -256,18 +270,18 @@ def _drawn_apart(original: Any) -> Any:
 
 
 def _statistics_of_all_rows(original: Any) -> Any:
-    """With ``axis_name="replica"``, the moments of all replicas' rows, however many each has."""
+    """Support ``axis_name="replica"``: moments over the rows of all replicas, weighted by count."""
     signature = inspect.signature(original)
 
     def compute_stats(*args: Any, **kwargs: Any) -> Any:
-        given = signature.bind(*args, **kwargs)
-        given.apply_defaults()
-        if given.arguments["axis_name"] != REPLICA_AXIS:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        if bound.arguments["axis_name"] != REPLICA_AXIS:
             return original(*args, **kwargs)
-        replica, given.arguments["axis_name"] = replicas(), None
+        replica, bound.arguments["axis_name"] = replicas(), None
         if replica is None:
-            return original(*given.args, **given.kwargs)
-        return _moments(replica, **given.arguments)
+            return original(*bound.args, **bound.kwargs)
+        return _moments(replica, **bound.arguments)
 
     return compute_stats
 
@@ -277,41 +291,43 @@ def _moments(replica: Any, *, x: Any, axes: Any, dtype: Any, mask: Any, **how: A
         raise NotImplementedError("axis_index_groups: statistics are of all replicas, or of one.")
     x = jnp.asarray(x, jnp.promote_types(dtype or x.dtype, jnp.float32))
     axes = tuple(a % x.ndim for a in ((axes,) if isinstance(axes, int) else axes))
-    there = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
+    is_valid = jnp.broadcast_to(jnp.asarray(True) if mask is None else mask, x.shape)
 
-    def of_all(*ys: Any) -> Any:
-        return replica.all_reduce("SUM", [y.sum(axes, where=there) for y in ys])
+    def global_sums(*ys: Any) -> Any:
+        return replica.all_reduce("SUM", [y.sum(axes, where=is_valid) for y in ys])
 
-    count, total, squares = of_all(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
+    count, total, squares = global_sums(jnp.ones_like(x), x, jnp.square(jnp.abs(x)))
     if not how["use_mean"]:
         return jnp.zeros_like(squares), squares / count
     mean = total / count
     if how["use_fast_variance"]:
         return mean, jnp.maximum(0.0, squares / count - jnp.square(jnp.abs(mean)))
-    (apart,) = of_all(jnp.square(jnp.abs(x - jnp.expand_dims(mean, axes))))
-    return mean, apart / count
+    (deviations,) = global_sums(jnp.square(jnp.abs(x - jnp.expand_dims(mean, axes))))
+    return mean, deviations / count
 
 
 @contextmanager
-def _one_for_all() -> Iterator[None]:
-    token = keeps_one.set(True)
+def _mirrored_metrics() -> Iterator[None]:
+    token = mirrors_metrics.set(True)
     try:
         yield
     finally:
-        keeps_one.reset(token)
+        mirrors_metrics.reset(token)
 
 
-def _kept_equal(original: Any) -> Any:
-    """Means and variances do not add up: all replicas keep those of all rows."""
+def _mirrored_state(original: Any) -> Any:
+    """Mirror the state of ``Welford``: means and variances of replicas cannot simply be summed."""
 
     def init(self: Any, argname: str = "values") -> None:
-        with _one_for_all():
+        with _mirrored_metrics():
             original(self, argname)
 
     return init
 
 
 def _updated_by_all_rows(original: Any) -> Any:
+    """Update the mirrored state of ``Welford`` on every replica with the rows of all replicas."""
+
     def update(self: Any, **kwargs: Any) -> None:
         replica = replicas()
         if replica is None or self.argname not in kwargs:
@@ -321,16 +337,18 @@ def _updated_by_all_rows(original: Any) -> Any:
         size = jnp.asarray(values.size, self.mean.dtype)
         count, total = replica.all_reduce("SUM", [size, values.sum()])
         mean = total / count
-        apart = replica.all_reduce("SUM", jnp.square(values - mean).sum())
+        deviations = replica.all_reduce("SUM", jnp.square(values - mean).sum())
         before, off = self.count[...], mean - self.mean[...]
         self.count[...] = before + count.astype(before.dtype)
         self.mean[...] += off * count / self.count[...]
-        self.m2[...] += apart + off * off * count * before / self.count[...]
+        self.m2[...] += deviations + off * off * count * before / self.count[...]
 
     return update
 
 
 def _refused(original: Any) -> Any:
+    """Raise if a function with ``nnx.jit`` is called in a replica or a compiled function."""
+
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         frame = current()
         if frame.level is None and frame.replica is None:
@@ -345,7 +363,7 @@ def _refused(original: Any) -> Any:
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
-    (private.VARIABLE_INIT, _held_from_the_start),
+    (private.VARIABLE_INIT, _backed_from_the_start),
     (private.CHECK_UPDATE, _written_in_any_level),
     (private.CHECK_CONTEXT, _changed_in_any_level),
     (private.SET_ATTRIBUTE, _known_to_functions),
@@ -353,9 +371,9 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.CURRENT_TRACE, _through_tapes),
     (private.UNFLATTEN, _written_when_it_is_whole),
     (private.OPTIMIZER_UPDATE, _stepped_once),
-    (private.DRAW, _drawn_apart),
+    (private.DRAW, _drawn_per_replica),
     (private.COMPUTE_STATS, _statistics_of_all_rows),
-    (private.WELFORD_INIT, _kept_equal),
+    (private.WELFORD_INIT, _mirrored_state),
     (private.WELFORD_UPDATE, _updated_by_all_rows),
     (private.JIT_CALL, _refused),
     (private.SIMPLE_JIT_CALL, _refused),
@@ -363,8 +381,8 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
 )
 
 
-class _CheckedValue(NNXHeldValue):
-    """The value of a variable, refused where a feature that this Flax lacks may be in use."""
+class _CheckedValue(NNXBackedValue):
+    """The descriptor for Flax versions without some features: reads raise where they are needed."""
 
     def __get__(self, v: Any, owner: Any = None) -> Any:
         if v is not None:
@@ -373,20 +391,20 @@ class _CheckedValue(NNXHeldValue):
 
 
 def install() -> None:
-    """Attach to Flax NNX, once it is imported; where that cannot be, refuse variables in scopes."""
+    """Attach the hooks to Flax NNX; if its version is unsupported, refuse variables in scopes."""
     kind: Any = nnx.Variable
     contract = private.CONTRACT
     contract.attach(REPLACEMENTS)
     why = contract.lacks(private.VARIABLES)
     if why:
-        kind.__init__ = refused(kind.__init__, "An NNX variable", why.rstrip("."))
+        kind.__init__ = refuse_in_scopes(kind.__init__, "An NNX variable", why.rstrip("."))
         return
-    kind._raw_value = _CheckedValue() if contract.lost else NNXHeldValue()
+    kind._raw_value = _CheckedValue() if contract.lost else NNXBackedValue()
     if not contract.lacks(private.UPDATES):
         can_update: Any = nnx.Variable._can_update
         kind._can_update = property(lambda v: _is_of_level(v) or can_update.fget(v))
-    kind.__rx_variable__ = held_by
-    # A variable with an array of its own is data, as NNX's functional code passes it.
+    kind.__rx_variable__ = backing_variable
+    # A variable without a backing variable is data: NNX's functional code passes it as a pytree.
     kind.__rx_opaque__ = lambda v: isinstance(slot.__get__(v), Variable)
     nnx.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
     keep_whole(nnx.Pytree, nnx.Variable)

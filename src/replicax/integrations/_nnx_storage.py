@@ -1,4 +1,4 @@
-"""The value of an NNX variable: in its own slot, or in an `rx.Variable` that the slot holds."""
+"""Storage of NNX variables' values: an array in the slot, or an `rx.Variable` that backs it."""
 
 import threading
 import weakref
@@ -29,19 +29,24 @@ slot: Any = private.raw_value
 _stamp: Any = private.trace_state
 outermost = private.current_jax_trace()
 _adopting = threading.RLock()
-keeps_one: ContextVar[bool] = ContextVar("replicax_keeps_one", default=False)
-later: ContextVar[list[tuple[Any, Any]] | None] = ContextVar("replicax_later", default=None)
-# Values of another shape, in the level that is current: NNX gives them to the variables of its
-# random streams for the time of a transform (`nnx.split_rngs`), and then puts the old ones back.
+# Whether metric states that are created now are mirrored, instead of one sum per replica.
+mirrors_metrics: ContextVar[bool] = ContextVar("replicax_mirrors_metrics", default=False)
+# While set, writes to variables are collected as (variable, value) instead of executed.
+deferred_writes: ContextVar[list[tuple[Any, Any]] | None] = ContextVar(
+    "replicax_deferred_writes", default=None
+)
+# Values of another shape than their variable, in the current trace level: during a transform,
+# `nnx.split_rngs` assigns such values to the variables of its random streams, and then restores
+# the old ones.
 _temporary: ContextVar[Mapping[Cell, Any]] = ContextVar(
     "replicax_temporary", default=MappingProxyType({})
 )
-# The variable that an NNX variable held before it was given a value of another shape or dtype.
-_formers: weakref.WeakKeyDictionary[Cell, Variable] = weakref.WeakKeyDictionary()
+# The variable that backed an NNX variable before a value of another shape or dtype was assigned.
+_previous: weakref.WeakKeyDictionary[Cell, Variable] = weakref.WeakKeyDictionary()
 
 
-class _Made:
-    """The value of a variable that was made in a replica or a function, and ends with it."""
+class _LocalValue:
+    """The slot content of a variable created in a replica or function, which it does not outlive."""
 
     __slots__ = ("value",)
 
@@ -49,18 +54,21 @@ class _Made:
         self.value = value
 
 
-class _Other:
-    """The value of a variable that held an `rx.Variable` and was given what is no array."""
+class _NonArrayValue:
+    """The slot content of a variable that was backed by an `rx.Variable` until a non-array value.
 
-    __slots__ = ("held", "value")
+    It keeps the former backing variable for when an array is assigned again.
+    """
 
-    def __init__(self, value: Any, held: Variable) -> None:
+    __slots__ = ("backing", "value")
+
+    def __init__(self, value: Any, backing: Variable) -> None:
         self.value = value
-        self.held = held
+        self.backing = backing
 
 
-class NNXHeldValue:
-    """``_raw_value`` of an NNX variable: in its slot, or in the variable that the slot holds."""
+class NNXBackedValue:
+    """The descriptor for ``_raw_value`` of NNX variables, which reads and writes the backing."""
 
     def __init__(self) -> None:
         self._here = threading.local()
@@ -68,21 +76,21 @@ class NNXHeldValue:
     def __get__(self, v: Any, owner: Any = None) -> Any:
         if v is None:
             return self
-        held = held_by(v)
-        if held is None:
+        backing = backing_variable(v)
+        if backing is None:
             value = slot.__get__(v)
-            return value.value if type(value) in (_Made, _Other) else value
-        value = _read(held)
-        self._seen[held.cell] = weakref.ref(value)
+            return value.value if type(value) in (_LocalValue, _NonArrayValue) else value
+        value = _read(backing)
+        self._seen[backing.cell] = weakref.ref(value)
         return value
 
     def __set__(self, v: Any, x: Any) -> None:
-        held = held_by(v)
-        if held is None:
+        backing = backing_variable(v)
+        if backing is None:
             _write_slot(v, x)
-        elif (seen := self._seen.pop(held.cell, None)) is None or seen() is not x:
-            # NNX's gradients write back every variable, also what they only read.
-            if (writes := later.get()) is None:
+        elif (seen := self._seen.pop(backing.cell, None)) is None or seen() is not x:
+            # NNX's gradients write back every variable, including unchanged ones: ignore those.
+            if (writes := deferred_writes.get()) is None:
                 write(v, x)
             else:
                 writes.append((v, x))
@@ -97,40 +105,40 @@ class NNXHeldValue:
         return self._here.seen
 
 
-def _read(held: Variable) -> Any:
+def _read(backing: Variable) -> Any:
     temporary = _temporary.get()
     is_outside = current().level is None
-    if held.cell not in temporary:
-        # Where the program sets a mesh its operations run on that mesh: it gets a copy that is
-        # free to go there, as a new array would be, and not the one on the strategy's devices.
+    if backing.cell not in temporary:
+        # If the program sets a mesh, its operations run on that mesh. Return an uncommitted copy,
+        # which JAX can move there, not the array committed to the strategy's devices.
         has_mesh = is_outside and not jax.sharding.get_abstract_mesh().empty
-        return held.read_value() if has_mesh else read_global(held)
+        return backing.read_value() if has_mesh else read_global(backing)
     if is_outside:
         raise TracingError(
-            f"{held.name!r} was read in cross-replica code while a replica has split its random"
+            f"{backing.name!r} was read in cross-replica code while a replica has split its random"
             " streams (nnx.split_rngs), each replica in its own way. Read it in the replica, or"
             " after `nnx.restore_rngs`."
         )
-    return temporary[held.cell]
+    return temporary[backing.cell]
 
 
 def write(v: Any, x: Any) -> None:
-    """Give an NNX variable that holds an `rx.Variable` another value."""
-    held = slot.__get__(v)
+    """Assign a value to an NNX variable that is backed by an `rx.Variable`."""
+    backing = slot.__get__(v)
     if current().level is None:
-        _replace(v, held, x)
-    elif _has_shape(held, x):
-        _temporary.set({c: y for c, y in _temporary.get().items() if c is not held.cell})
-        held.assign(x)
+        _replace(v, backing, x)
+    elif _has_shape(backing, x):
+        _temporary.set({c: y for c, y in _temporary.get().items() if c is not backing.cell})
+        backing.assign(x)
     else:
-        _put_temporarily(held, x)
+        _put_temporarily(backing, x)
 
 
-def _replace(v: Any, held: Variable, x: Any) -> None:
-    """Write outside of every level, where NNX allows any value, of any shape and dtype."""
+def _replace(v: Any, backing: Variable, x: Any) -> None:
+    """Assign outside of any trace level, where NNX allows any value, shape and dtype."""
     old = slot.__get__(v)
-    chain = [held]
-    while (former := _formers.get(chain[-1].cell)) is not None:
+    chain = [backing]
+    while (former := _previous.get(chain[-1].cell)) is not None:
         chain.append(former)
     fits = next((f for f in chain if _has_shape(f, x) and _has_dtype(f, x)), None)
     if fits is not None:
@@ -138,19 +146,19 @@ def _replace(v: Any, held: Variable, x: Any) -> None:
         slot.__set__(v, fits)
     elif is_known(x):
         slot.__set__(v, x)
-        _formers[adopted(v, held.distribute_strategy).cell] = held
+        _previous[adopt(v, backing.distribute_strategy).cell] = backing
     else:
         if any(map(is_traced, jax.tree.leaves(x))):
-            refuse_tracer(held.cell, x)
-        slot.__set__(v, _Other(x, held))
-    # A compiled function has the variable that it met: it must be traced again. NNX variables
-    # take no weak references, so that the first of those that it held stands for it.
+            refuse_tracer(backing.cell, x)
+        slot.__set__(v, _NonArrayValue(x, backing))
+    # A compiled function captured the old backing variable, so it must be traced again. NNX
+    # variables cannot be weakly referenced; their first backing variable is the key instead.
     attributes.note(chain[-1], "value", old, slot.__get__(v))
 
 
-def _put_temporarily(held: Variable, x: Any) -> None:
-    """Let ``x`` stand for the variable until NNX puts a value of its shape back."""
-    cell, where, before = held.cell, level(), _temporary.get()
+def _put_temporarily(backing: Variable, x: Any) -> None:
+    """Override the variable's value with ``x`` until NNX assigns a value of its shape again."""
+    cell, where, before = backing.cell, level(), _temporary.get()
     fresh = getattr(where, "fresh", None)
     if fresh is None:
         refuse_tracer(cell, x)
@@ -175,13 +183,13 @@ def _unrestored(cell: Cell, x: Any) -> str:
     )
 
 
-def _has_shape(held: Variable, x: Any) -> bool:
+def _has_shape(backing: Variable, x: Any) -> bool:
     is_arraylike = isinstance(x, jax.Array | np.ndarray | np.generic | bool | int | float | complex)
-    return is_arraylike and np.shape(x) == held.shape
+    return is_arraylike and np.shape(x) == backing.shape
 
 
-def _has_dtype(held: Variable, x: Any) -> bool:
-    return bool(getattr(x, "dtype", held.dtype) == held.dtype)
+def _has_dtype(backing: Variable, x: Any) -> bool:
+    return bool(getattr(x, "dtype", backing.dtype) == backing.dtype)
 
 
 def _write_slot(v: Any, x: Any) -> None:
@@ -189,18 +197,24 @@ def _write_slot(v: Any, x: Any) -> None:
     is_inside = current().level is not None
     try:
         old = slot.__get__(v)
-    except AttributeError:  # it is just being made
-        old = _Made(None) if is_inside else None
-    if type(old) is _Other and not is_inside:
-        _replace(v, old.held, x)
-    elif type(old) is _Other:
-        slot.__set__(v, _Other(x, old.held))
+    except AttributeError:  # it is being constructed
+        old = _LocalValue(None) if is_inside else None
+    if type(old) is _NonArrayValue and not is_inside:
+        _replace(v, old.backing, x)
+    elif type(old) is _NonArrayValue:
+        slot.__set__(v, _NonArrayValue(x, old.backing))
     else:
-        slot.__set__(v, _Made(x) if type(old) is _Made else x)
+        slot.__set__(v, _LocalValue(x) if type(old) is _LocalValue else x)
 
 
-def held_by(v: Any) -> Variable | None:
-    """The variable that an NNX variable holds, or comes to hold where a function first meets it."""
+def backing_variable(v: Any) -> Variable | None:
+    """Return the `rx.Variable` behind an NNX variable; None if it has and needs none.
+
+    One is created when a replica, a compiled function or a tape first uses the NNX variable.
+
+    Raises:
+        ScopeError: The program sharded the variable's array.
+    """
     try:
         x = slot.__get__(v)
     except AttributeError:
@@ -219,22 +233,23 @@ def held_by(v: Any) -> Variable | None:
             " copy of each variable for every replica: make the variable without a mesh of your"
             " own and without `out_sharding`, or use it outside of replica functions."
         )
-    return adopted(v, frame.strategy)
+    return adopt(v, frame.strategy)
 
 
 def is_outermost(v: Any) -> bool:
-    """Whether an NNX variable was made outside of every trace."""
+    """Whether an NNX variable was created outside of any trace."""
     return bool(_stamp.__get__(v)._jax_trace == outermost)
 
 
 def is_known(x: Any) -> bool:
+    """Whether ``x`` is a concrete JAX array."""
     return isinstance(x, jax.Array) and not is_traced(x)
 
 
 def is_free(x: Any, strategy: Any) -> bool:
-    """Whether the program leaves it to the strategy where an array is.
+    """Whether the strategy may decide the placement of an array.
 
-    It does not where it sets a mesh, or has placed the array on devices of its own choice.
+    It may not if the program sets a mesh, or has placed the array on devices of its choice.
     """
     if not (is_known(x) and jax.sharding.get_abstract_mesh().empty):
         return False
@@ -244,8 +259,9 @@ def is_free(x: Any, strategy: Any) -> bool:
     return bool(len(devices) == 1 or (is_ours and x.sharding.is_fully_replicated))
 
 
-def adopted(v: Any, strategy: Any) -> Variable:
-    token = births.set(None)  # it was there before the function that meets it
+def adopt(v: Any, strategy: Any) -> Variable:
+    """Move the array of an NNX variable into a new `rx.Variable` of ``strategy``; return that."""
+    token = births.set(None)  # not a variable that the current function creates: it existed before
     try:
         with (
             _adopting,
@@ -253,11 +269,11 @@ def adopted(v: Any, strategy: Any) -> Variable:
             entered(strategy=strategy, replica=None, level=None, body=None, tapes=()),
         ):
             x = slot.__get__(v)
-            if isinstance(x, Variable):  # another replica was faster
+            if isinstance(x, Variable):  # another replica's thread was faster
                 return x
-            held = _variable(v, x)
-            slot.__set__(v, held)
-            return held
+            backing = _variable(v, x)
+            slot.__set__(v, backing)
+            return backing
     finally:
         births.reset(token)
 
@@ -266,16 +282,16 @@ def _variable(v: Any, x: jax.Array) -> Variable:
     kind = type(v)
     strategy = current().strategy
     sums = issubclass(kind, nnx.metrics.MetricState) and strategy is not None
-    if sums and not keeps_one.get():
-        held = Variable(
+    if sums and not mirrors_metrics.get():
+        backing = Variable(
             jnp.zeros_like(x),
             trainable=False,
             name=kind.__name__,
             synchronization=VariableSynchronization.ON_READ,
             aggregation=VariableAggregation.SUM,
         )
-        return held.assign(x)
-    held = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
-    held.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
-    held.cell.draws = issubclass(kind, nnx.RngState)
-    return held
+        return backing.assign(x)
+    backing = Variable(x, trainable=issubclass(kind, nnx.Param), name=kind.__name__)
+    backing.cell.averages = issubclass(kind, nnx.BatchStat) and jnp.issubdtype(x.dtype, jnp.inexact)
+    backing.cell.draws = issubclass(kind, nnx.RngState)
+    return backing

@@ -1,9 +1,8 @@
-"""A backend of Ray Train: Ray starts the workers, and replicax connects them.
+"""A backend for Ray Train: Ray starts the workers, and replicax connects them.
 
-Config: the ``backend_config`` of a Ray trainer.
-
-Unlike Ray's ``JaxTrainer``, it does not call ``jax.distributed.initialize``, whose service ends all
-processes when one is lost. A worker that fails notifies the others, and Ray restarts all of them.
+Unlike Ray's ``JaxTrainer``, it does not call ``jax.distributed.initialize``, whose service
+terminates all processes when one is lost. A worker that fails notifies the others, and Ray restarts
+all of them.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from replicax.workers import _group
 
-if TYPE_CHECKING:  # with a base of any type, checkers would accept every attribute
+if TYPE_CHECKING:  # with a base class of type Any, checkers would accept every attribute
 
     class _Backend: ...
 
@@ -32,11 +31,11 @@ else:
 
 
 class Config(_BackendConfig):
-    """Has Ray Train's workers find each other, so that a multi-worker strategy spans them.
+    """The ``backend_config`` that connects Ray Train's workers for a multi-worker strategy.
 
-    Give it to ``ray.train.v2.api.data_parallel_trainer.DataParallelTrainer`` as
-    ``backend_config``. The training function then makes a
-    `rx.distribute.MultiWorkerMirroredStrategy()` as its first act.
+    Pass it to ``ray.train.v2.api.data_parallel_trainer.DataParallelTrainer`` as
+    ``backend_config``. The training function must first create a
+    `rx.distribute.MultiWorkerMirroredStrategy()`.
 
     Example:
         >>> config = rx.integrations.ray.Config()
@@ -46,12 +45,12 @@ class Config(_BackendConfig):
 
     @property
     def backend_cls(self) -> type:
-        """The backend that Ray calls when it has started the workers."""
+        """The backend class that Ray calls after starting the workers."""
         return ReplicaxBackend
 
     @property
     def train_func_context(self) -> Callable[[], AbstractContextManager[None]]:
-        """What Ray calls the training function in."""
+        """The context manager in which Ray calls the training function."""
         return leaving
 
 
@@ -59,7 +58,7 @@ class ReplicaxBackend(_Backend):
     """Sends the cluster's addresses and a secret to every worker of a group, through Ray."""
 
     def on_start(self, worker_group: Any, backend_config: Any) -> None:
-        """Describe the cluster to the workers; Ray calls it for every new group of them."""
+        """Send the cluster's description to the workers; Ray calls this for every new group."""
         del backend_config
         addresses = worker_group.execute(free_address)
         token = secrets.token_hex(32)
@@ -68,7 +67,7 @@ class ReplicaxBackend(_Backend):
 
 
 def free_address() -> str:
-    """Return an address of this worker's node with a free port."""
+    """Return ``host:port`` with the IP address of this worker's node and a free port."""
     host = importlib.import_module("ray.util").get_node_ip_address()
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as free:
@@ -78,7 +77,7 @@ def free_address() -> str:
 
 
 def describe(addresses: list[str], index: int, token: str) -> None:
-    """Make this process number ``index`` of the cluster; before it makes a strategy."""
+    """Configure this process as worker ``index``; call before it creates a strategy."""
     task = {"type": "worker", "index": index}
     os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
     os.environ["REPLICAX_TOKEN"] = token
@@ -86,7 +85,10 @@ def describe(addresses: list[str], index: int, token: str) -> None:
 
 @contextlib.contextmanager
 def leaving() -> Iterator[None]:
-    """Notify the other workers if the training function fails: Ray's process keeps running."""
+    """Notify the other workers if the training function raises.
+
+    Ray's process keeps running then, so they would not see it exit.
+    """
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""rx.keras: Keras itself, running on JAX."""
+"""`rx.keras`: Keras, imported with the JAX backend."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ray Train: the backend that makes its workers a cluster of replicax."""
+"""The Ray Train backend, which connects Ray's workers to a replicax cluster."""
 
 from replicax.integrations._ray import Config
 
