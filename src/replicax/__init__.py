@@ -1,6 +1,6 @@
 """replicax: the tf.distribute programming model on JAX.
 
-Write a replica function once; one line chooses how it is spread: one device, the devices of one
+Write a replica function once; one line decides whether it runs on one device, the devices of one
 machine, many machines, or a TPU slice.
 """
 

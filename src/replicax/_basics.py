@@ -1,9 +1,4 @@
-"""What stands for arrays in a user's program: one-liners over JAX, and Python's operators.
-
-One-liners over JAX under the names that the pages of tf.distribute use.
-
-Operators: objects that stand for a value in Python's arithmetic.
-"""
+"""TensorFlow-named wrappers over `jax.numpy`, and operator overloading for array-like objects."""
 
 import operator
 import sys
@@ -20,11 +15,11 @@ from replicax._errors import user_frame
 
 Tensor = jax.Array
 
-# What an element of a dataset is made of where it is numbers: on its way to a device it becomes a
-# `jax.Array`, whatever it was. Lists are missing, for they are one array here and several there.
+# The numeric leaves of a dataset's elements, all of which become a `jax.Array` on a device. Lists
+# are missing because they are one array in some places and several in others.
 Numbers = jax.Array | npt.NDArray[np.number[Any] | np.bool] | np.number[Any] | np.bool | complex
 
-if TYPE_CHECKING:  # only checkers know of defaults in Python 3.11
+if TYPE_CHECKING:  # at run time, Python 3.11 has no defaults of type variables
     from typing_extensions import TypeVar as TypeVarWithDefault
 
     T_co = TypeVarWithDefault("T_co", covariant=True, default=Any)
@@ -33,21 +28,24 @@ else:
 
 
 class StandIn:
-    """A value of several replicas. JAX may take it for an array; replicax must take it apart."""
+    """Base class of values of several replicas, which JAX accepts as arrays.
+
+    replicax must check for this class before it treats a value as one array.
+    """
 
     __slots__ = ()
 
 
 class NamedFields(Protocol):
-    """A named tuple, whose class is kept when its fields become others."""
+    """A named tuple; mapping over its fields returns the same class."""
 
     def _asdict(self) -> dict[str, Any]: ...
 
 
 def kept_dtype(dtype: Any) -> Any:
-    """The type that JAX keeps for the one that is asked for; a narrower one with a warning.
+    """Return the dtype that JAX uses for ``dtype``; warn if it is narrower.
 
-    JAX would warn too, but point at a line of replicax.
+    JAX would warn too, but name a line of replicax instead of the user's.
     """
     if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
         return dtype
@@ -55,7 +53,7 @@ def kept_dtype(dtype: Any) -> Any:
     if asked != kept:
         text = (
             f"dtype {asked.name} was asked for, and {kept.name} is what you get: JAX keeps 32 bits"
-            f" unless it is told otherwise. Write dtype={kept.name!r}, or call"
+            f" unless x64 is enabled. Write dtype={kept.name!r}, or call"
             ' `jax.config.update("jax_enable_x64", True)` before anything else.'
         )
         where = user_frame(sys._getframe(1))  # noqa: SLF001
@@ -71,7 +69,7 @@ def kept_dtype(dtype: Any) -> Any:
 def constant(
     value: Any, dtype: Any = None, shape: Any = None, name: str | None = None
 ) -> jax.Array:
-    """An array of the given value.
+    """Return an array of ``value``, broadcast to ``shape`` if one is given.
 
     Example:
         >>> rx.constant([1.0, 2.0])
@@ -82,7 +80,7 @@ def constant(
 
 
 def identity(input: Any, name: str | None = None) -> jax.Array:
-    """A copy of an array, or the value of a variable.
+    """Return a copy of an array, or of the value of a variable.
 
     Example:
         >>> rx.identity(rx.Variable(2.0))
@@ -92,7 +90,7 @@ def identity(input: Any, name: str | None = None) -> jax.Array:
 
 
 def add(x: Any, y: Any, name: str | None = None) -> jax.Array:
-    """The sum of two arrays, element by element.
+    """Return the elementwise sum of two arrays.
 
     Example:
         >>> rx.add(1.0, rx.constant([1.0, 2.0]))
@@ -102,7 +100,7 @@ def add(x: Any, y: Any, name: str | None = None) -> jax.Array:
 
 
 def enable_eager_execution(*_: Any, **__: Any) -> None:
-    """Does nothing: code is eager outside of `rx.function`.
+    """Do nothing: code is eager outside of `rx.function`.
 
     Example:
         >>> rx.enable_eager_execution()
@@ -124,7 +122,7 @@ _CONVERSIONS: dict[str, Callable[[Any], Any]] = {
 
 
 def stands_for(kind: type, read: Callable[[Any], Any]) -> None:
-    """Have Python's operators on objects of ``kind`` act on what ``read`` gives for them."""
+    """Overload Python's operators on ``kind`` to apply to ``read(x)`` of each operand."""
 
     def operand(x: Any) -> Any:
         return read(x) if isinstance(x, kind) else x

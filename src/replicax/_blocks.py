@@ -1,10 +1,9 @@
-"""Context managers that end in time or not at all.
+"""A variant of `contextlib.contextmanager` that never runs the exit code of a block late.
 
-The exception of a signal handler may come between the last statement of a `with` block and the code
-that ends it. Then the generator behind a `contextlib.contextmanager` is left suspended, and Python
-closes it when the exception is dropped. A notebook keeps the last exception, so that this may be
-minutes later, in the middle of another step, whose state the generator would overwrite with the one
-that it had found.
+A signal handler may raise between the last statement of a `with` block and its exit. The generator
+of a `contextlib.contextmanager` then stays suspended, and Python closes it when the exception is
+garbage-collected. A notebook keeps the last exception alive, so this may happen minutes later, in
+the middle of another step, whose state the generator would overwrite with an older one.
 """
 
 import atexit
@@ -16,7 +15,7 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_open: set[Any] = set()  # the generators of blocks that have begun and not ended
+_open: set[Any] = set()  # the generators of entered blocks; the reference prevents a late close
 
 
 class _Block(contextlib.AbstractContextManager[_T], Generic[_T]):
@@ -54,10 +53,10 @@ class _Block(contextlib.AbstractContextManager[_T], Generic[_T]):
 def contextmanager(
     function: Callable[_P, Iterator[_T]],
 ) -> Callable[_P, contextlib.AbstractContextManager[_T]]:
-    """Work as `contextlib.contextmanager`, but never run the end of a block late.
+    """Return a context manager like `contextlib.contextmanager`, whose exit never runs late.
 
-    If a signal prevents the end, the generator is kept for good instead of being closed later. Each
-    caller restores what matters by other means, see `replicax.context._current.within`.
+    If a signal prevents the exit, the generator is kept alive instead of being closed later. Each
+    caller restores its state by other means: see `replicax.context._current.within`.
     """
 
     @functools.wraps(function)
@@ -69,11 +68,11 @@ def contextmanager(
 
 @atexit.register
 def _close_open() -> None:
-    """Close the generators that signals left open, while the modules that they use still exist.
+    """Close the generators that signals left open while the modules they use still exist.
 
-    Otherwise Python closes them after it has cleared all modules, and prints an exception for each.
+    Otherwise Python would close them after clearing all modules, and print an exception for each.
     """
     while _open:
-        # The block may belong to another thread or context, where its end is of no use any more.
+        # The exit code may raise: the block may belong to another thread or context.
         with contextlib.suppress(BaseException):
             _open.pop().close()

@@ -1,9 +1,8 @@
-"""Contracts with other libraries: their private parts that replicax relies on.
+"""Contracts with other libraries: the private parts of them that replicax relies on.
 
-A `Contract` lists every private part of a library that replicax relies on, each with the feature
-that needs it. A part that this version of the library lacks, or whose parameters changed, disables
-its feature and nothing else: the hooks of that feature are left out, and the places where the
-feature would be used raise an error.
+A `Contract` lists these parts, each with the feature that needs it. If the installed version of the
+library lacks a part, or its parameters changed, only that feature is disabled: its hooks are not
+installed, and using it raises an error.
 """
 
 import ast
@@ -25,22 +24,23 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 
 def never(*_: Any, **__: Any) -> bool:
-    """Return False: of a feature that is checked elsewhere, or whose loss changes no result."""
+    """Return False, for features that are checked elsewhere, or whose loss changes no result."""
     return False
 
 
 @dataclass(frozen=True, eq=False)
 class LibraryFeature:
-    """Something that users do, which works as long as the library has the parts it needs.
+    """A feature for users that works only if the library has the parts it needs.
 
     Attributes:
-        name: What an error calls it.
-        instead: What users can do without it.
-        gates: Functions of the library, usually public, that are called when it is used. They raise
-            if the feature is lost. If the library has none of them, reading a variable does.
-        when: Whether a call of a gate, with these arguments, or a read of a variable needs it.
-        is_checked_by_library: Whether the library itself refuses uses of the feature, so that
-            its own error is the sign that the feature was needed.
+        name: The name of the feature in error messages.
+        instead: The alternative that error messages suggest.
+        gates: Functions of the library, usually public, that are called when the feature is used.
+            They raise if it is lost. If the library has none of them, reading a variable raises.
+        when: Whether a call of a gate with the given arguments, or a read of a variable, uses the
+            feature.
+        is_checked_by_library: Whether the library itself raises if the feature is missing; that
+            error is then replaced by replicax's.
     """
 
     name: str
@@ -52,16 +52,16 @@ class LibraryFeature:
 
 @dataclass(frozen=True, eq=False)
 class PrivatePart:
-    """A function, class or attribute inside of a library, and what replicax expects of it.
+    """A private function, class or attribute of a library, with the signature replicax expects.
 
     Attributes:
         place: The module below the library's root, which may be empty, and the name in it:
             ``"layers.layer:Layer"``.
-        feature: What cannot work without it.
-        parameters: Those of a function, as in its definition; a default is compared where it is
-            written. None for attributes.
-        is_transparent: Whether arguments that replicax does not know may be passed through by a
-            replacement. Otherwise such a call is refused where the feature is used.
+        feature: The feature that needs the part.
+        parameters: The parameters of a function, as in its definition; defaults are compared only
+            where given. None for attributes.
+        is_transparent: Whether a replacement may pass unknown arguments through. Otherwise a call
+            with such arguments raises if it uses the feature.
     """
 
     place: str
@@ -71,7 +71,7 @@ class PrivatePart:
 
     @property
     def name(self) -> str:
-        """Its name, without those of its module and class."""
+        """The name without module and class."""
         return self.place.rpartition(":")[2].rpartition(".")[2]
 
 
@@ -80,14 +80,14 @@ class Contract:
     """The private parts of one library that replicax relies on.
 
     Attributes:
-        library: Its name, for messages.
-        package: The package that is imported, which has a ``__version__``.
+        library: The name of the library in messages.
+        package: The package to import, which has a ``__version__``.
         root: The package that places are relative to.
         tested: The versions that the tests run with.
-        storage: The feature without which none of the others works.
+        storage: The feature without which no other feature works.
         parts: The parts.
-        error: The exception for the use of a lost feature.
-        lost: The features that do not work with the version that is installed, with the reasons.
+        error: The exception to raise if a lost feature is used.
+        lost: The features that do not work with the installed version, with the reasons.
     """
 
     library: str
@@ -104,7 +104,7 @@ class Contract:
 
     @property
     def version(self) -> str:
-        """The version of the library that is installed."""
+        """The installed version of the library."""
         return str(importlib.import_module(self.package).__version__)
 
     @property
@@ -113,14 +113,14 @@ class Contract:
         return tuple(dict.fromkeys(part.feature for part in self.parts))
 
     def find(self, place: str) -> tuple[Any, str]:
-        """Return the module or class that holds a place, and the name there."""
+        """Return the module or class that contains ``place``, and the name of the attribute."""
         module, _, path = place.partition(":")
         owner: Any = importlib.import_module(f"{self.root}.{module}".rstrip("."))
         *outer, name = path.split(".")
         return functools.reduce(getattr, outer, owner), name
 
     def get(self, part: PrivatePart, default: Any = None) -> Any:
-        """Return a part as the library has it, or ``default`` if it is gone."""
+        """Return a part of the library, or ``default`` if the library lacks it."""
         try:
             owner, name = self.find(part.place)
         except (ImportError, AttributeError):
@@ -128,13 +128,13 @@ class Contract:
         return getattr(owner, name, default)
 
     def lazily(self, **parts: tuple[PrivatePart, Any]) -> Callable[[str], Any]:
-        """Return a module's ``__getattr__`` that looks parts up when they are first used.
+        """Return a module-level ``__getattr__`` that looks parts up on first use.
 
-        The module can then be imported before the library, whose import attaches the hooks, which
-        need the module.
+        This breaks an import cycle: importing the library attaches the hooks, which need the
+        module.
 
         Args:
-            **parts: For each name, the part, and what stands for it if it is gone.
+            **parts: For each name, the part, and its value if the library lacks it.
         """
         found: dict[str, Any] = {}
 
@@ -148,7 +148,7 @@ class Contract:
         return look_up
 
     def fault(self, part: PrivatePart) -> str:
-        """Say how a part differs from what replicax expects; empty if it does not."""
+        """Describe how a part differs from the expected one; an empty string if it does not."""
         try:
             owner, name = self.find(part.place)
             if part.parameters is None and _mentions(owner, name):
@@ -176,11 +176,11 @@ class Contract:
         return found
 
     def attach(self, replacements: Iterable[tuple[PrivatePart, Callable[[Any], Any]]]) -> None:
-        """Replace functions of the library; close the gates of features that it cannot support.
+        """Replace functions of the library, and make the gates of lost features raise.
 
         Args:
-            replacements: Parts, each with a function that takes the original and returns what is
-                called in its place. Later ones wrap earlier ones of the same place.
+            replacements: Parts, each with a function that takes the original function and returns
+                its replacement. Later ones wrap earlier ones of the same place.
         """
         self.lost = self.faults()
         if self.storage in self.lost:
@@ -201,7 +201,7 @@ class Contract:
         """Raise if a feature is lost.
 
         Raises:
-            Exception: Of the contract's own type, if this version of the library cannot support it.
+            Exception: An exception of type ``self.error``, if the feature is lost.
         """
         if feature in self.lost:
             raise self.error(self.lacks(feature))
@@ -222,7 +222,7 @@ class Contract:
         )
 
     def _close(self, feature: LibraryFeature) -> bool:
-        """Let the gates of a lost feature raise; return whether there are any."""
+        """Make the gates of a lost feature raise; return whether it has any."""
         closed = False
         for place in feature.gates:
             with contextlib.suppress(ImportError, AttributeError):
@@ -250,8 +250,8 @@ class Contract:
     def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         original = getattr(owner, name)
         new: Any = functools.wraps(original)(make(original))
-        with contextlib.suppress(TypeError, ValueError):  # of a function that is written in C
-            new.__signature__ = inspect.signature(original)  # configurations are read off it
+        with contextlib.suppress(TypeError, ValueError):  # functions in C have no signature
+            new.__signature__ = inspect.signature(original)  # libraries derive configs from it
         setattr(owner, name, new)
         if isinstance(owner, ModuleType):  # modules that imported the function by name
             for module in list(sys.modules.values()):
@@ -272,12 +272,12 @@ def _mentions(owner: Any, name: str) -> bool:
 
 
 def _accepts(signature: inspect.Signature, expected: str) -> bool:
-    """Whether a function can be called, and replaced, as one with the expected parameters."""
+    """Whether a function with ``signature`` can be called and replaced as ``expected``."""
     known = _parse(expected)
     found = list(signature.parameters.values())
     by_position = [p.name for p in found if p.kind in _BY_POSITION]
     first = [p.name for p in known if p.kind in _BY_POSITION]
-    # A parameter in between would give another meaning to arguments that are passed by position.
+    # A parameter inserted in between would change the meaning of positional arguments.
     if by_position[: len(first)] != first:
         return False
     for p in known:
@@ -289,7 +289,7 @@ def _accepts(signature: inspect.Signature, expected: str) -> bool:
 
 
 def _is_like(found: inspect.Parameter, expected: inspect.Parameter) -> bool:
-    """Whether a parameter is passed in the same way, with the same default where one is named."""
+    """Whether a parameter has a compatible kind, and the expected default if there is one."""
     only_one_way = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY)
     is_passed_so = found.kind is expected.kind or (
         expected.kind in only_one_way and found.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
@@ -302,19 +302,19 @@ def _is_like(found: inspect.Parameter, expected: inspect.Parameter) -> bool:
 
 @functools.cache
 def _parse(text: str) -> tuple[inspect.Parameter, ...]:
-    """Parse the parameters of a function's definition; defaults are literals."""
-    given = ast.parse(f"def f({text}): ...").body[0].args  # type: ignore[attr-defined]
+    """Parse a parameter list such as ``"self, x, y=1"``; defaults must be literals."""
+    tree = ast.parse(f"def f({text}): ...").body[0].args  # type: ignore[attr-defined]
     kinds = inspect.Parameter
-    by_position: list[Any] = [(a, kinds.POSITIONAL_ONLY) for a in given.posonlyargs]
-    by_position += [(a, kinds.POSITIONAL_OR_KEYWORD) for a in given.args]
-    defaults = [None] * (len(by_position) - len(given.defaults)) + given.defaults
+    by_position: list[Any] = [(a, kinds.POSITIONAL_ONLY) for a in tree.posonlyargs]
+    by_position += [(a, kinds.POSITIONAL_OR_KEYWORD) for a in tree.args]
+    defaults = [None] * (len(by_position) - len(tree.defaults)) + tree.defaults
     found: list[Any] = [(*pair, d) for pair, d in zip(by_position, defaults, strict=True)]
-    if given.vararg:
-        found.append((given.vararg, kinds.VAR_POSITIONAL, None))
-    pairs = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    if tree.vararg:
+        found.append((tree.vararg, kinds.VAR_POSITIONAL, None))
+    pairs = zip(tree.kwonlyargs, tree.kw_defaults, strict=True)
     found += [(a, kinds.KEYWORD_ONLY, d) for a, d in pairs]
-    if given.kwarg:
-        found.append((given.kwarg, kinds.VAR_KEYWORD, None))
+    if tree.kwarg:
+        found.append((tree.kwarg, kinds.VAR_KEYWORD, None))
     return tuple(
         inspect.Parameter(a.arg, kind, default=_EMPTY if d is None else ast.literal_eval(d))
         for a, kind, d in found
@@ -324,7 +324,11 @@ def _parse(text: str) -> tuple[inspect.Parameter, ...]:
 def _extended(
     part: PrivatePart, make: Callable[[Any], Any], contract: Contract
 ) -> Callable[[Any], Any]:
-    """Let a replacement meet optional parameters that it was not written for."""
+    """Extend ``make`` to handle optional parameters that the replacement does not know.
+
+    A call that passes such a parameter bypasses the replacement if the part is transparent,
+    raises if the call uses the feature, and otherwise runs the original function.
+    """
     known = {p.name for p in _parse(part.parameters or "")}
 
     def extend(original: Any) -> Any:
@@ -335,18 +339,18 @@ def _extended(
             return replacement
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs)
-            extra = {n: given.arguments.pop(n) for n in others if n in given.arguments}
+            bound = signature.bind(*args, **kwargs)
+            extra = {n: bound.arguments.pop(n) for n in others if n in bound.arguments}
             unknown = {n: x for n, x in extra.items() if x is not others[n].default}
             if not unknown:
-                return replacement(*given.args, **given.kwargs)
+                return replacement(*bound.args, **bound.kwargs)
             is_positional = any(others[n].kind is inspect.Parameter.VAR_POSITIONAL for n in unknown)
             if part.is_transparent and not is_positional:
                 named = {n: x for n, x in unknown.items() if others[n].kind not in _VARIADIC}
                 for n in unknown.keys() - named.keys():
                     named |= unknown[n]
                 passing = functools.partial(original, **named)
-                return make(passing)(*given.args, **given.kwargs)
+                return make(passing)(*bound.args, **bound.kwargs)
             if part.feature.when(*args, **kwargs):
                 names = ", ".join(unknown)
                 fault = f"was given {names} in {part.place}, which replicax does not know"

@@ -1,17 +1,17 @@
 """The exceptions of replicax.
 
-Each is also the built-in that TensorFlow raises in the same place, so that an ``except`` clause
-written for TensorFlow keeps working::
+Each is also a subclass of the built-in exception that TensorFlow raises in the same place, so
+``except`` clauses written for TensorFlow keep working::
 
     ReplicaxError
     |-- PlacementError (ValueError)        a device that does not exist, or is named twice
-    |-- ScopeError (RuntimeError)          a verb called in the wrong context
-    |-- ReplicaError (RuntimeError)        replicas that do not agree on what they do
+    |-- ScopeError (RuntimeError)          a method called in the wrong context
+    |-- ReplicaError (RuntimeError)        replicas that run different collectives
     |-- DivergenceError (ValueError)       replicas that write different values
-    |-- PerReplicaError (TypeError, ValueError)  a value of each replica, taken for one array
+    |-- PerReplicaError (TypeError, ValueError)  a per-replica value used as one array
     |-- TracingError (TypeError)           Python that cannot be traced
     |-- VariableError (ValueError)         a variable used in a way its declaration forbids
-    `-- CheckpointError (AssertionError)   a checkpoint and objects that do not fit
+    `-- CheckpointError (AssertionError)   a checkpoint that does not match the objects
 """
 
 from types import FrameType
@@ -20,7 +20,7 @@ from replicax._origin import is_library
 
 
 class ReplicaxError(Exception):
-    """Base class of every error that replicax raises on purpose.
+    """Base class of all exceptions that replicax defines.
 
     Example:
         >>> issubclass(rx.errors.ScopeError, rx.errors.ReplicaxError)
@@ -38,7 +38,7 @@ class PlacementError(ReplicaxError, ValueError):
 
 
 class ScopeError(ReplicaxError, RuntimeError):
-    """A verb was called in a context where it has no meaning.
+    """A method was called in a context where it is not allowed.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -69,7 +69,7 @@ class DivergenceError(ReplicaxError, ValueError):
 
 
 class PerReplicaError(ReplicaxError, TypeError, ValueError):
-    """A value that each replica has one of is taken for one array, outside of the replicas.
+    """A per-replica value was used as one array in cross-replica context.
 
     Example:
         >>> try:
@@ -99,7 +99,7 @@ class VariableError(ReplicaxError, ValueError):
 
 
 class CheckpointError(ReplicaxError, AssertionError):
-    """A checkpoint and the objects that it is restored into do not fit.
+    """A checkpoint does not match the objects it is restored into.
 
     Example:
         >>> issubclass(rx.errors.CheckpointError, AssertionError)

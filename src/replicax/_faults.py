@@ -1,8 +1,8 @@
-"""Fault points: named places where something can be made to happen, to see what becomes of it.
+"""Fault injection: named points in replicax at which tests can trigger a failure.
 
-``REPLICAX_FAULT="commit-write:kill@2"`` kills the process the second time that it comes to the
-point ``commit-write``; several are separated by commas. Without the variable a point costs one look
-at an empty dictionary. ``REPLICAX_FAULT_LOG`` names a file that is told when one happens.
+``REPLICAX_FAULT="commit-write:kill@2"`` kills the process the second time that it reaches the point
+``commit-write``; several faults are separated by commas. Without the variable, a point costs one
+check of an empty dictionary. ``REPLICAX_FAULT_LOG`` names a file to which faults are logged.
 """
 
 import errno
@@ -20,17 +20,17 @@ FAULT_VARIABLE = "REPLICAX_FAULT"
 LOG_VARIABLE = "REPLICAX_FAULT_LOG"
 
 POINTS = (
-    "join",  # before a worker looks for the others
-    "collective",  # before something that all workers do together
-    "collected",  # after it
-    "input",  # before a batch is read, in the thread that reads ahead
-    "commit-begin",  # a checkpoint: its folder is there
-    "commit-write",  # this worker's arrays are written
-    "commit-manifest",  # all arrays are, and the manifest is about to be
-    "committed",  # the manifest is there
-    "prune",  # an old checkpoint has lost its manifest, and not yet its arrays
-    "restore",  # a checkpoint is about to be read
-    "leave",  # before a worker says goodbye
+    "join",  # before a worker connects to the others
+    "collective",  # before a collective operation
+    "collected",  # after a collective operation
+    "input",  # before a batch is read, in the prefetching thread
+    "commit-begin",  # after the folder of a checkpoint is created
+    "commit-write",  # after this worker's arrays are written
+    "commit-manifest",  # after all arrays are written, before the manifest
+    "committed",  # after the manifest is written
+    "prune",  # after the manifest of an old checkpoint is removed, before its arrays
+    "restore",  # before a checkpoint is read
+    "leave",  # before a worker disconnects
 )
 
 
@@ -70,7 +70,7 @@ ACTIONS: dict[str, Callable[[], object]] = {
 
 
 def fault_point(name: str) -> None:
-    """Let happen what was asked for, if it is this place's turn."""
+    """Trigger the faults that are armed for this pass of the point ``name``."""
     if _waiting:
         _pass(name)
 
@@ -85,7 +85,7 @@ def _pass(name: str) -> None:
 
 
 def _note(line: str) -> None:
-    """Write down that a fault happens, where somebody wants to know."""
+    """Append ``line`` to the log of faults, if there is one, and sync it to the disk."""
     if path := os.environ.get(LOG_VARIABLE):
         with open(path, "a") as file:
             file.write(line)
@@ -94,10 +94,10 @@ def _note(line: str) -> None:
 
 
 def arm(text: str) -> None:
-    """Ask for the faults that ``text`` describes, and no others.
+    """Arm the faults that ``text`` describes, and disarm all others.
 
     Raises:
-        ReplicaxError: If it names a point or an action that there is not.
+        ReplicaxError: ``text`` names an unknown point or action.
     """
     _waiting.clear()
     for word in filter(None, text.split(",")):

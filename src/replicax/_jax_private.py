@@ -1,6 +1,6 @@
-"""The one module that touches JAX internals; each use is guarded and tested.
+"""All uses of JAX internals, each guarded and tested.
 
-Every function here has a public fallback, slower or less precise, for a JAX that moved things.
+Every function here falls back to public API, slower or less precise, if JAX moves its internals.
 """
 
 import contextlib
@@ -48,9 +48,9 @@ ARRAY_TYPES: frozenset[type] = frozenset(() if _ArrayImpl is None else (_ArrayIm
 
 
 class _Inventory:
-    """The primitives and thread-local states that the modules of JAX, and of replicax, hold.
+    """The primitives and thread-local states found in the modules of JAX and replicax.
 
-    Modules that were imported since the last look are added, and no module is searched twice.
+    Modules imported since the last search are added; no module is searched twice.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class _Inventory:
         self._states: dict[int, Any] = {}
 
     def primitives(self) -> Mapping[int, Any]:
-        """Return JAX's own primitives, by their identity."""
+        """Return JAX's own primitives, by id."""
         self._search()
         return self._primitives
 
@@ -80,7 +80,7 @@ class _Inventory:
             for x in list(getattr(module, "__dict__", {}).values()):
                 if isinstance(x, jaxprs.Primitive) and name.startswith("jax."):
                     self._primitives[id(x)] = x
-                # A user context, such as ours, keeps its state in an attribute.
+                # A `UserContext`, such as replicax's, has its state in an attribute.
                 state = getattr(x, "_obj", None) if _is_user_context(x) else x
                 if isinstance(state, kind) and hasattr(state, "get_local"):
                     self._states[id(state)] = state
@@ -92,15 +92,12 @@ _inventory = _Inventory()
 
 
 def is_of_jax(primitive: Any) -> bool:
-    """Whether ``primitive`` is one of JAX's own, and not another that has the same name.
-
-    A primitive is JAX's own if a module of JAX holds it.
-    """
+    """Whether a module of JAX defines ``primitive``; another may have the same name."""
     return id(primitive) in _inventory.primitives()
 
 
 def scan_counts(params: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many constants and carries the parameters of a ``scan`` equation name."""
+    """Return the numbers of constants and carries of a ``scan`` equation with ``params``."""
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
     consts, carries, _ = params["ft_in"].unpack()  # JAX 0.12
@@ -117,7 +114,7 @@ _public_settings = operator.attrgetter(
 
 
 def settings() -> Any:
-    """The settings of JAX that decide what a trace of the same Python gives, in a hashable form."""
+    """Return the settings of JAX on which tracing depends, as part of a cache key."""
     return _public_settings(jax.config)
 
 
@@ -125,7 +122,7 @@ settings = getattr(_config, "trace_context", None) or settings
 
 
 class _TraceNow:
-    """What is being traced now, the public way."""
+    """The current trace, read through public API."""
 
     @property
     def value(self) -> Any:
@@ -133,13 +130,14 @@ class _TraceNow:
             return trace
 
 
-# ``traced.value`` is ``at_rest`` where JAX neither traces nor transforms: asked by every `next`.
+# ``traced.value`` is ``at_rest`` if JAX neither traces nor transforms. Every `next` checks this, so
+# it must be fast.
 traced: Any = getattr(_core, "trace_state_strong_ref", None) or _TraceNow()
 at_rest: Any = _TraceNow().value
 
 
 class Listening(jax.core.Trace):
-    """A trace that only listens: values stay what they are where it listens, at ``parent``."""
+    """A trace that observes operations, and evaluates them in the trace ``parent``."""
 
     def __init__(self, parent: Any) -> None:
         super().__init__()
@@ -147,21 +145,21 @@ class Listening(jax.core.Trace):
 
 
 def surrounding(trace: Any) -> Any:
-    """A trace of JAX without those that only listen."""
+    """Return the innermost trace around ``trace``, or itself, that is not a `Listening` one."""
     while isinstance(trace, Listening):
         trace = trace.parent
     return trace
 
 
 def unrecorded() -> contextlib.AbstractContextManager[None]:
-    """Have none who listens hear what this thread does until the block ends."""
+    """Return a context manager in which no `Listening` trace observes this thread."""
     return jaxprs.set_current_trace(surrounding(traced.value))
 
 
 class concrete:  # noqa: N801 - it is used as a function
-    """Evaluate operations now until the block ends, also while JAX traces a function.
+    """A context manager in which operations are evaluated eagerly, even during tracing.
 
-    It does what `jax.ensure_compile_time_eval` does, whose generator could end late: see
+    It replaces `jax.ensure_compile_time_eval`, which is a generator whose exit may run late: see
     `replicax._blocks`.
     """
 
@@ -180,20 +178,20 @@ class concrete:  # noqa: N801 - it is used as a function
 def undisturbed(fn: Callable[[], Any]) -> Any:
     """Return ``fn()``, which traces or compiles, and restore JAX's thread-local state after it.
 
-    JAX sets the current trace, the axes in scope and many settings for a block, and puts
-    them back in Python code, which the exception of a signal handler may interrupt. The thread
-    would then stay inside a trace that has ended, and every later call would fail.
+    JAX sets the current trace, the axes in scope and many settings for a block, and restores them
+    in Python code, which an exception in a signal handler may interrupt. The thread would then stay
+    inside a trace that has ended, and every later call would fail.
     """
     restore = [partial(s.set_local, s.get_local()) for s in _inventory.states()]
     folding = getattr(_config, "eager_constant_folding", None)
     try:
-        # An interrupted `jax.ensure_compile_time_eval` may have left this on, and the trace would
-        # evaluate operations that stand for the reads of variables.
+        # An interrupted `jax.ensure_compile_time_eval` may have left this on. The trace would then
+        # evaluate operations that must be recorded, such as reads of variables.
         if folding is not None:
             folding.set_local(False)
         return fn()
     finally:
-        _run_all(map(call, restore))  # one call into C: no handler of a signal runs in between
+        _run_all(map(call, restore))  # one call into C: no signal handler runs in between
 
 
 _run_all: Callable[[Iterable[Any]], None] = deque(maxlen=0).extend
@@ -204,11 +202,11 @@ def _is_user_context(x: Any) -> bool:
 
 
 def uncommitted(x: jax.Array) -> jax.Array:
-    """The one-device array ``x``, free to meet arrays of other devices.
+    """Return the single-device array ``x`` as an uncommitted array, without copying.
 
-    JAX refuses to combine arrays that are *committed* to different devices, which would break
+    JAX refuses to combine arrays that are committed to different devices, which would break
     ordinary programs such as ``sum(strategy.experimental_local_results(x))``. An uncommitted array
-    stays where it is and moves when it meets another one. No copy is made.
+    stays on its device until it is combined with an array on another one.
     """
     if not x.committed:
         return x
@@ -216,7 +214,7 @@ def uncommitted(x: jax.Array) -> jax.Array:
         with jax.default_device(next(iter(x.devices()))):
             return jax.numpy.asarray(jax.device_get(x))
     buffers = getattr(x, "_arrays", None)
-    if buffers is None:  # random keys: an array of numbers in disguise
+    if buffers is None:  # an array of random keys, which wraps an array of numbers
         numbers = uncommitted(jax.random.key_data(x))
         keys: jax.Array = jax.random.wrap_key_data(numbers, impl=jax.random.key_impl(x))
         return keys
@@ -225,7 +223,7 @@ def uncommitted(x: jax.Array) -> jax.Array:
 
 
 def renewed(x: jax.Array) -> jax.Array:
-    """Another array with the content of ``x``; a concrete one shares its memory."""
+    """Return a new array object equal to ``x``; if ``x`` is concrete, it shares the buffers."""
     buffers = getattr(x, "_arrays", None) if type(x) in ARRAY_TYPES else None
     if buffers is None:
         return jax.numpy.copy(x)
@@ -236,7 +234,7 @@ def renewed(x: jax.Array) -> jax.Array:
 
 
 def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.Device]) -> jax.Array:
-    """One array, whose parts are ``rows`` on ``devices``; it may share their memory."""
+    """Return a global array with the shards ``rows`` on ``devices``; it may alias their memory."""
     shape, dtype = (sum(map(len, rows)), *rows[0].shape[1:]), rows[0].dtype
     put: Any = getattr(_pxla, "batched_device_put", None)
     if put is None:  # pragma: no cover - a JAX that moved it
@@ -246,15 +244,15 @@ def put_rows(rows: Sequence[np.ndarray], sharding: Any, devices: Sequence[jax.De
     return put(described, sharding, rows, devices)  # type: ignore[no-any-return]
 
 
-# What JAX knows of an array where such a mesh is set: a look-up is a tenth of making it.
+# The aval of an array under the ambient mesh. A cache lookup takes a tenth of creating it.
 _described = functools.lru_cache(lambda shape, dtype, mesh: jax.core.ShapedArray(shape, dtype))
 
 
 @functools.cache
 def ordered_effect() -> Any:
-    """What operations declare that must run in the order in which they were traced.
+    """Return the effect of operations that must run in the order in which they were traced.
 
-    JAX then ties each to the one before it, in every transformation and all control flow.
+    JAX then makes each depend on the one before it, in all transformations and control flow.
     """
     sets: list[Any] = [getattr(_effects, name, None) for name in _EFFECT_SETS]
     if None in sets:  # pragma: no cover - a JAX that moved them
@@ -277,7 +275,7 @@ _EFFECT_SETS = (
 
 
 def lower_ordered_call(ctx: Any, *args: Any, callback: Callable[..., Any], **_: Any) -> Any:
-    """The lowering rule of a primitive with the ordered effect: a call to Python on the host."""
+    """Lower a primitive with the ordered effect to a host callback of ``callback``."""
     effect = ordered_effect()
     where: Any = getattr(_callback, "_callback_op_sharding", lambda *_: None)
     results, token, _ = mlir.emit_python_callback(
@@ -295,19 +293,19 @@ def lower_ordered_call(ctx: Any, *args: Any, callback: Callable[..., Any], **_: 
 
 
 def setting(name: str) -> Any:
-    """The value of a setting of JAX; its types know only ``update``."""
+    """Return a setting of JAX, whose type stubs declare only ``update``."""
     return getattr(jax.config, name)
 
 
 def backend_is_initialized() -> bool:
-    """Whether JAX has started, after which the number of its devices is fixed."""
+    """Whether JAX's backends are initialized, after which the number of devices is fixed."""
     if (started := getattr(_xla_bridge, "backends_are_initialized", None)) is not None:
         return bool(started())
     return _refuses_another_device_count()  # pragma: no cover - a JAX that moved it
 
 
 def _refuses_another_device_count() -> bool:
-    """The same, by a rule that JAX documents: this setting cannot change after the start."""
+    """Answer `backend_is_initialized` by a documented rule: this setting is fixed afterwards."""
     count = setting("jax_num_cpu_devices")
     try:
         jax.config.update("jax_num_cpu_devices", max(count, 0) + 1)
@@ -320,7 +318,10 @@ def _refuses_another_device_count() -> bool:
 def surround_start(
     platform: str, surroundings: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> bool:
-    """Have JAX start a platform's client inside ``surroundings()``; False if it offers no way."""
+    """Make JAX create a platform's client inside the context manager ``surroundings()``.
+
+    Return False if this version of JAX does not allow it.
+    """
     factories: dict[str, Any] = getattr(_xla_bridge, "_backend_factories", {})
     registration: Any = factories.get(platform)
     if not hasattr(registration, "factory"):  # pragma: no cover - a JAX that moved it
@@ -336,10 +337,10 @@ def surround_start(
 
 
 def surround_compiler(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> bool:
-    """Put what ``make`` makes of JAX's compiler into its place; False if this JAX offers no way.
+    """Replace JAX's compile function by ``make`` of it; return False if JAX does not allow it.
 
-    The compiler takes a client, a module, its devices, options and callbacks, and gives a loaded
-    program.
+    The function takes a client, a module, its devices, options and callbacks, and returns a loaded
+    executable.
     """
     compile_and_load = getattr(_compiler, "backend_compile_and_load", None)
     if compile_and_load is None:  # pragma: no cover - a JAX that moved it
@@ -349,10 +350,10 @@ def surround_compiler(make: Callable[[Callable[..., Any]], Callable[..., Any]]) 
 
 
 def keep_programs_of_all() -> bool:
-    """Let every process write to JAX's compilation cache; return False if this JAX has no way.
+    """Let every process write to JAX's compilation cache; return False if JAX does not allow it.
 
-    JAX lets only the first process write, to spare remote file systems. The programs of the others
-    have keys of their own, so that a restart would compile them again.
+    JAX lets only the first process write, to spare remote file systems. But the programs of the
+    other processes have different cache keys, so a restart would compile them again.
     """
     write: Any = getattr(_compiler, "_cache_write", None)
     put: Any = getattr(_compilation_cache, "put_executable_and_time", None)
@@ -377,14 +378,20 @@ def keep_programs_of_all() -> bool:
 
 
 def connect_distributed(service: str, index: int, size: int, hostname: str, patience: int) -> bool:
-    """Make this process number ``index`` of ``size``, at a coordination service that is running.
+    """Connect this process as number ``index`` of ``size`` to a running coordination service.
 
-    Unlike ``jax.distributed.initialize``, it starts no service, ends no process when a peer is
-    lost, leaves SIGTERM alone, and binds the sockets of CPU collectives to ``hostname`` only.
+    Unlike ``jax.distributed.initialize``, this starts no service, terminates no process when a peer
+    is lost, does not handle SIGTERM, and binds the sockets of CPU collectives to ``hostname`` only.
+
+    Args:
+        service: The address of the service; empty if this JAX could not start one.
+        index: The number of this process.
+        size: The number of processes.
+        hostname: The address for CPU collectives.
+        patience: Seconds to wait for the connection.
 
     Returns:
-        Whether this JAX offers a way, and had one to start the service (which then has an
-        address); if not, nothing has happened.
+        Whether this JAX allows it; if not, nothing was changed.
     """
     if not service:
         return False
@@ -408,22 +415,22 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
 
 
 def disconnect_distributed() -> None:
-    """Leave the coordination service of `connect_distributed`; the devices of this process stay."""
+    """Disconnect from the service of `connect_distributed`; JAX's devices remain usable."""
     state: Any = getattr(_distributed, "global_state", None)
     client: Any = getattr(state, "client", None)
-    if any(client is own for own in _own_clients):
+    if any(client is ours for ours in _own_clients):
         state.client = None
         with contextlib.suppress(Exception):  # the service may be gone
             client.shutdown()
 
 
-_own_clients: list[Any] = []  # those of `connect_distributed`
+_own_clients: list[Any] = []  # the clients that `connect_distributed` created
 
 _SHOWN_GPUS = "jax_cuda_visible_devices"
 
 
 def cuda_is_possible() -> bool:
-    """Whether JAX has its CUDA plugin, and may use it."""
+    """Whether JAX's CUDA plugin is installed, and the setting of platforms allows it."""
     platforms = jax.config.values.get("jax_platforms")
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return False
@@ -431,19 +438,26 @@ def cuda_is_possible() -> bool:
 
 
 def shown_gpus() -> str:
-    """Return which GPUs JAX is to use: "all", or their numbers among the visible ones."""
+    """Return the GPUs that JAX uses: "all", or comma-separated numbers of visible GPUs."""
     return str(jax.config.values.get(_SHOWN_GPUS, "all"))
 
 
 def show_gpus(numbers: Sequence[int]) -> None:
-    """Have JAX use some of the visible GPUs only; before it starts."""
+    """Make JAX use only some of the visible GPUs; call before JAX is initialized."""
     if _SHOWN_GPUS in jax.config.values:
         jax.config.update(_SHOWN_GPUS, ",".join(map(str, numbers)))
 
 
 @dataclasses.dataclass(frozen=True)
 class FoundCluster:
-    """Processes that JAX found or connected: how many, which this one is, and where they meet."""
+    """A cluster that JAX detected or connected to.
+
+    Attributes:
+        count: The number of processes.
+        index: The number of this process.
+        coordinator: The address of the coordinator.
+        source: The name of the environment that it was detected in.
+    """
 
     count: int
     index: int
@@ -452,10 +466,10 @@ class FoundCluster:
 
 
 def distributed_client() -> FoundCluster | None:
-    """Return the processes that `jax.distributed.initialize` connected; None if it was not called.
+    """Return the cluster of `jax.distributed.initialize`; None if it was not called.
 
-    Reading them from JAX's devices would start JAX, which may not have happened yet. A client of
-    `connect_distributed` does not count.
+    It is not read from JAX's devices, which would initialize the backends. A client that
+    `connect_distributed` created does not count.
     """
     state: Any = getattr(_distributed, "global_state", None)
     if not jax.distributed.is_initialized() or getattr(state, "client", None) in _own_clients:
@@ -468,12 +482,12 @@ def distributed_client() -> FoundCluster | None:
 
 
 def share_text(name: str, text: str | None, seconds: float) -> str:
-    """Give ``text`` to all processes that `jax.distributed` connected, or wait for it.
+    """Share ``text`` with all processes that `jax.distributed` connected; return it in each.
 
     Args:
-        name: What it is; each name can be given once.
-        text: The text, in one process; None in the others.
-        seconds: How long to wait for it.
+        name: The key; each can be used once.
+        text: The text, in one process; None in the others, which wait for it.
+        seconds: The timeout.
     """
     client: Any = _distributed.global_state.client
     if text is not None:
@@ -483,13 +497,13 @@ def share_text(name: str, text: str | None, seconds: float) -> str:
 
 
 def detected_cluster() -> FoundCluster | None:
-    """Return the first cluster that JAX detects by asking a server, if this process is in one.
+    """Return the cluster that JAX detects on Cloud TPU or Kubernetes; None if there is none.
 
-    `jax.distributed.initialize` uses the same detection, but connects at once.
+    `jax.distributed.initialize` uses the same detection, but connects immediately.
     """
     kinds: Any = getattr(_inside("clusters"), "ClusterEnv", None)
     wanted = {"GceTpuCluster"}
-    if "JOB_COMPLETION_INDEX" in os.environ:  # other pods, such as notebooks, are no workers
+    if "JOB_COMPLETION_INDEX" in os.environ:  # other pods, such as notebooks, are not workers
         wanted.add("K8sCluster")
     for kind in getattr(kinds, "_cluster_types", ()):
         if kind.__name__ not in wanted or not kind.is_env_present():
@@ -505,13 +519,13 @@ _assigns: dict[int, tuple[Any, Callable[..., Any]]] = {}
 
 
 def give_assign(x: Any, assign: Callable[..., Any]) -> None:
-    """Give an array, or a tracer, a method ``assign``; a JAX that has no room for it gives none."""
+    """Attach a method ``assign`` to an array or a tracer; do nothing if JAX does not allow it."""
     if not isinstance(x, jax.core.Tracer):
         with contextlib.suppress(AttributeError):
             x.assign = assign
         return
-    # Tracers have no room for attributes: their class looks the method up. It is changed for the
-    # first part of a variable in traced code, so that programs without one see JAX's own class.
+    # Tracers cannot have new attributes, so their class gets a property that looks the method up.
+    # This is done on first use: other programs see JAX's class unchanged.
     if not hasattr(jax.core.Tracer, "assign"):
         jax.core.Tracer.assign = property(_given_assign)  # type: ignore[attr-defined]
     number = id(x)
@@ -529,26 +543,26 @@ def _given_assign(x: Any) -> Any:
 def accept_as_array(
     kind: type, describe: Callable[[Any], Any], read: Callable[[Any], jax.Array]
 ) -> None:
-    """Let JAX functions take objects of ``kind`` where they take arrays.
+    """Make JAX functions accept objects of ``kind`` as arrays.
 
-    ``jnp.asarray`` and operators know ``__jax_array__``, but functions that are jitted, most of
-    ``jax.numpy`` among them, refuse it. A JAX that takes them in another way than this expects
-    would keep a variable's first value for ever in a compiled function, without a word. So it is
-    tried, with a small function that is traced and runs on no device. Where it fails, JAX goes on
-    refusing the objects, and the log says once what to write.
+    ``jnp.asarray`` and operators support ``__jax_array__``, but jitted functions, including most of
+    ``jax.numpy``, do not. If a version of JAX handled the objects differently than expected here, a
+    compiled function would silently use a variable's first value forever. So this is tested once by
+    tracing a small function. If the test fails, JAX keeps rejecting the objects, and a warning is
+    logged.
 
     Args:
         kind: The type.
-        describe: Gives the `jax.core.ShapedArray` of an object.
-        read: Gives its array, or a tracer in a function that is being traced.
+        describe: Returns the `jax.core.ShapedArray` of an object.
+        read: Returns the array of an object, or a tracer in a function that is being traced.
     """
     if _reads_objects():
         _enter(kind, describe, read)
     else:
         _log.warning(
-            "JAX %s does not take variables where it takes arrays in a way that replicax knows, and"
-            " will refuse them. Pass their values: `jnp.sum(variable.value())`. The versions that"
-            " replicax is made for are in its requirements: `pip install --upgrade replicax`.",
+            "JAX %s does not accept variables as arrays in a way that replicax supports, and will"
+            " reject them. Pass their values: `jnp.sum(variable.value())`. The supported versions"
+            " of JAX are in replicax's requirements: `pip install --upgrade replicax`.",
             jax.__version__,
         )
 
@@ -560,7 +574,7 @@ def _enter(kind: type, describe: Callable[[Any], Any], read: Callable[[Any], Any
     if canonical is None:
         return
 
-    # JAX 0.10.1 and before ask the table for numbers only.
+    # JAX 0.10.1 and earlier look only numbers up in the table.
     def canonical_too(x: Any) -> Any:
         return read(x) if type(x) is kind else canonical(x)
 
@@ -568,17 +582,17 @@ def _enter(kind: type, describe: Callable[[Any], Any], read: Callable[[Any], Any
 
 
 def dispatch_as_array(kind: type, read: Callable[[Any], jax.Array]) -> None:
-    """Let calls of jitted functions find compiled code for objects of ``kind`` without Python.
+    """Enable JAX's fast C++ dispatch of jitted functions for arguments of type ``kind``.
 
-    A type that the dispatch of JAX does not know takes the slow way of a first call every time.
+    With an unknown type, every call would take the slow path through Python.
     """
     registry: Any = getattr(_tree_util, "dispatch_registry", None)
-    with contextlib.suppress(AttributeError):  # only time is lost
+    with contextlib.suppress(AttributeError):  # without it, calls are only slower
         registry.register_node(kind, lambda x: ((read(x),), None), lambda _, leaves: leaves[0])
 
 
 class _Probe:
-    """An object that stands for an array, as variables do."""
+    """An array-like object, as variables are, for testing how JAX handles it."""
 
     now: Any
 
@@ -588,10 +602,10 @@ class _Probe:
 
 @functools.cache
 def _reads_objects() -> bool:
-    """Whether an object in the tables is read where it is used: traced, jitted, differentiated.
+    """Whether JAX reads a registered object at each use: traced, jitted and differentiated.
 
-    A thread of its own tries it: the caller may be inside a trace or under settings that change
-    how JAX traces, and the answer holds for the whole process.
+    This runs in a new thread, because the answer holds for the whole process, and the caller may be
+    inside a trace, or under settings that change how JAX traces.
     """
     answers: list[bool] = []
     thread = threading.Thread(target=lambda: answers.append(_tried()), name="replicax-probe")
@@ -612,7 +626,7 @@ def _tried() -> bool:
     try:
         _enter(_Probe, lambda p: jax.typeof(p.now), lambda p: p.now)
         traced = [jax.make_jaxpr(f)(number) for f in (use, jax.grad(use))]
-    except Exception:  # whatever a JAX of other ways makes of it
+    except Exception:  # any failure means that this JAX is not supported
         return False
     return not any(t.consts for t in traced) and all(
         any(t.jaxpr.invars[0] in e.invars for e in t.eqns) for t in traced

@@ -1,7 +1,7 @@
-"""What replicax asks of jaxlib's inside; each use is guarded and tested.
+"""All uses of jaxlib internals, each guarded and tested.
 
-It is apart from `_jax_private` because it must not import JAX: the keeper, a process that holds the
-coordination service and does nothing else, needs this and no more.
+This is separate from `_jax_private` because it must not import JAX: the keeper, a process that only
+runs the coordination service, needs nothing else.
 """
 
 import contextlib
@@ -11,14 +11,14 @@ _jaxlib: Any = None
 with contextlib.suppress(ImportError):
     from jaxlib import _jax as _jaxlib  # type: ignore[no-redef]
 
-_NEVER = 1_000_000  # seconds without a sign of life: replicax watches its workers itself
+_NEVER = 1_000_000  # seconds: disables jaxlib's heartbeats, because replicax watches its workers
 
 
 def coordination_service(address: str, size: int) -> Any:
-    """The service at ``address``, through which ``size`` processes find each other.
+    """Start a coordination service at ``address`` for ``size`` processes.
 
     Returns:
-        What keeps it alive; None if this jaxlib offers no way.
+        An object that keeps the service alive; None if this jaxlib does not support it.
     """
     new: Any = getattr(_jaxlib, "get_distributed_runtime_service", None)
     if new is None:  # pragma: no cover - a jaxlib that moved it
@@ -34,13 +34,13 @@ def coordination_service(address: str, size: int) -> Any:
 
 
 def can_connect() -> bool:
-    """Whether this jaxlib has what `connected_client` and `tcp_collectives` need."""
+    """Whether this jaxlib supports `connected_client` and `tcp_collectives`."""
     names = ("get_distributed_runtime_client", "make_gloo_tcp_collectives")
     return all(hasattr(_jaxlib, name) for name in names)
 
 
 def connected_client(service: str, index: int, patience: int) -> Any:
-    """Process number ``index`` at the service of that address, connected in ``patience`` s."""
+    """Connect process ``index`` to the service within ``patience`` seconds; return the client."""
     client = _jaxlib.get_distributed_runtime_client(
         service,
         index,
@@ -55,5 +55,5 @@ def connected_client(service: str, index: int, patience: int) -> Any:
 
 
 def tcp_collectives(client: Any, hostname: str) -> Any:
-    """The collectives of CPUs, with sockets that are bound to ``hostname`` only."""
+    """Return CPU collectives over TCP, whose sockets are bound to ``hostname`` only."""
     return _jaxlib.make_gloo_tcp_collectives(distributed_client=client, hostname=hostname)

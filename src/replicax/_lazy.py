@@ -1,7 +1,7 @@
-"""Names that are imported when they are first asked for.
+"""Lazy imports of public names and optional modules.
 
-``import replicax`` brings what every program uses. Datasets, clusters, TPUs and the rest come with
-the first use of their names; to type checkers and readers the lists look as if all were there.
+``import replicax`` imports only the modules that every program uses. Datasets, clusters, TPUs and
+others are imported on the first use of their names; type checkers see all names.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-# What is left out of the lists of strategies, and what to say of it.
+# Names of `tf.distribute` that do not exist here, with the explanation for error messages.
 _SYNCHRONOUS = "replicax trains synchronously, with every variable on its replicas' devices."
 _NO_SERVERS = f"{_SYNCHRONOUS} Use MirroredStrategy or MultiWorkerMirroredStrategy."
 ASYNCHRONOUS = {
@@ -40,14 +40,14 @@ def on_demand(
     absent: Mapping[str, str] | None = None,
     adviser: str | None = None,
 ) -> Callable[[str], Any]:
-    """The ``__getattr__`` of a public list.
+    """Return the ``__getattr__`` of a public package.
 
     Args:
-        package: The list's own name.
-        homes: For each name, the module that defines it; a name that is a module of the list
-            itself has its own full name.
-        absent: For names of TensorFlow that do not exist here, why, and what to use.
-        adviser: A module whose ``advice(name)`` says what to write for other names of TensorFlow.
+        package: The name of the package.
+        homes: The module that defines each name; for a submodule of the package, its full name.
+        absent: For names of TensorFlow that do not exist here, the reason and an alternative.
+        adviser: A module whose ``advice(name)`` returns an alternative to other names of
+            TensorFlow.
     """
 
     def find(name: str) -> Any:
@@ -55,14 +55,14 @@ def on_demand(
             raise AttributeError(f"{package} has no {name}. {absent[name]}")
         home = homes.get(name)
         if home is None:
-            words = ""
+            advice = ""
             if adviser and not name.startswith("_"):
                 path = f"{package}.{name}".partition(".")[2]
-                words = importlib.import_module(adviser).advice(path)
-            told = f"{package} has no {name}. {words}"
+                advice = importlib.import_module(adviser).advice(path)
+            advised = f"{package} has no {name}. {advice}"
             plain = f"module {package!r} has no attribute {name!r}"
             here = sys.modules[package]
-            raise AttributeError(told if words else plain, name=name, obj=here)
+            raise AttributeError(advised if advice else plain, name=name, obj=here)
         module = importlib.import_module(home)
         value = module if home == f"{package}.{name}" else getattr(module, name)
         setattr(sys.modules[package], name, value)
@@ -72,11 +72,15 @@ def on_demand(
 
 
 class LeavesOut:
-    """A class that leaves out methods of TensorFlow's: asking for one says what to use."""
+    """A base class whose ``__getattr__`` explains TensorFlow methods that do not exist here.
+
+    Attributes:
+        left_out: For each such method, the reason and an alternative.
+    """
 
     left_out: ClassVar[Mapping[str, str]] = {}
 
-    if not TYPE_CHECKING:  # type checkers know what there is
+    if not TYPE_CHECKING:  # type checkers must still report unknown attributes
 
         def __getattr__(self, name: str) -> Any:
             kind = type(self).__name__
@@ -86,11 +90,11 @@ class LeavesOut:
 
 
 class LazyModule:
-    """A module that is imported when something in it is first used.
+    """A module that is imported on first use of an attribute.
 
     Args:
-        name: The module.
-        extra: The extra of replicax that brings it, for what is not installed by itself.
+        name: The name of the module.
+        extra: The extra of replicax that installs it, if it is optional.
     """
 
     def __init__(self, name: str, extra: str | None = None) -> None:

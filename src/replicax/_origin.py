@@ -1,4 +1,4 @@
-"""Tell the user's program apart from installed libraries, by the file that code comes from.
+"""Distinguish the user's program from installed libraries, by the file that code comes from.
 
 The distinction decides three things: which line an error message names, whether a compiled function
 depends on a module's globals, and whether a cached dataset depends on a function's code. A wrong
@@ -50,7 +50,7 @@ def _first_name(file: str, folder: str) -> str:
 def _site_folders() -> tuple[str, ...]:
     paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     paths.update(site.getsitepackages(), [site.getusersitepackages()])
-    # A folder below another one comes first.
+    # A nested folder must come before its parent: the first match decides.
     return tuple(sorted(paths, key=len, reverse=True))
 
 

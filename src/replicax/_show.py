@@ -1,6 +1,6 @@
-"""Show: facts and tables -> text for terminals, HTML for notebooks, pages that need nothing else.
+"""Rendering of facts and tables: text for terminals, HTML for notebooks, self-contained pages.
 
-Everything is escaped and bounded: names and values are the user's, and may be anything.
+All text is escaped and truncated, because names and values come from the user.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ svg text { fill: var(--ink); font: 12px system-ui, sans-serif; } svg .soft { fil
 
 
 def show_bytes(count: float) -> str:
-    """A number of bytes for people."""
+    """Format a number of bytes with a binary unit."""
     for unit in ("B", "KiB", "MiB"):
         if abs(count) < 1024:
             return f"{count:.4g} {unit}"
@@ -52,40 +52,40 @@ def show_bytes(count: float) -> str:
 
 
 def short(text: Any, most: int = MOST_LETTERS) -> str:
-    """A text of one line, cut if it is long, without characters that a terminal obeys."""
+    """Return ``text`` as one line of at most ``most`` characters, without control characters."""
     plain = "".join(c if c.isprintable() else " " for c in str(text)[: most + 1])
     return plain if len(plain) <= most else plain[: most - 1] + "…"
 
 
 def escaped(text: Any, most: int = MOST_LETTERS) -> str:
-    """A text for HTML and SVG, cut if it is long."""
+    """Return `short` of ``text``, escaped for HTML and SVG."""
     return html.escape(short(text, most))
 
 
 def as_text(drawn: Any, width: int = 100) -> str:
-    """What rich draws, without colours."""
+    """Render a rich object as plain text."""
     text = io.StringIO()
     _console.Console(width=width, file=text, force_terminal=False).print(drawn)
     return text.getvalue()
 
 
 def format_components(title: str, rows: Sequence[str]) -> str:
-    """The layout that all distributed values and variables print in."""
+    """Format the repr of a distributed value or variable: a title and one row per component."""
     body = ",\n".join(f"  {i}: {row}" for i, row in enumerate(rows))
     return f"{title}:{{\n{body}\n}}"
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """Facts and a table, which prints as text, and shows as a table in rich and in notebooks.
+    """Facts and a table, which print as text, and render as tables in rich and in notebooks.
 
     Attributes:
-        title: What it is about.
-        facts: A name and a value in each row.
-        columns: The heads of the table; those that begin with ``>`` are over numbers, and those
-            with ``~`` over texts that are cut to one line where there is no room.
-        rows: Its rows.
-        notes: Sentences below it.
+        title: The title.
+        facts: Pairs of a name and a value.
+        columns: The headers of the table; ``>`` marks a column of numbers, and ``~`` one of text
+            that is truncated to one line if there is no room.
+        rows: The rows of the table.
+        notes: Sentences below the table.
     """
 
     title: str
@@ -100,7 +100,7 @@ class Sheet:
         for name, value in self.facts:
             yield _text.Text(f"  {short(name):<{width}}  ") + _text.Text(short(value), "cyan")
         if self.columns:
-            # Columns share what is left of a narrow terminal only in a table of all its width.
+            # rich distributes the remaining width over columns only if the table expands.
             is_cut = any(column.startswith("~") for column in self.columns)
             table = _table.Table(box=None, header_style="bold", pad_edge=True, expand=is_cut)
             for column in self.columns:
@@ -126,7 +126,7 @@ class Sheet:
         return self.to_html()
 
     def to_html(self) -> str:
-        """The same as a part of an HTML page."""
+        """Render the sheet as an HTML fragment."""
         facts = [f"<tr><td>{escaped(n)}</td><td>{escaped(v)}</td></tr>" for n, v in self.facts]
         body = f"<table>{''.join(facts)}</table>" if facts else ""
         if self.columns:
@@ -143,7 +143,7 @@ class Sheet:
 
 
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in HTML; columns that begin with ``>`` hold numbers."""
+    """Render an HTML table; headers that begin with ``>`` are of columns of numbers."""
     kinds = [' class="number"' if c.startswith(">") else "" for c in columns]
     head = "".join(
         f"<th{k}>{escaped(c.lstrip('>~'))}</th>" for c, k in zip(columns, kinds, strict=True)
@@ -158,7 +158,7 @@ def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def page(title: str, body: str) -> str:
-    """A whole page that needs no other file, no script and no network."""
+    """Render a complete HTML page that needs no other file, script or network access."""
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -170,7 +170,7 @@ def page(title: str, body: str) -> str:
 
 
 class Drawing:
-    """An SVG, element by element."""
+    """An SVG image, built element by element."""
 
     def __init__(self, width: float, height: float) -> None:
         self._size = f"{width:.0f} {height:.0f}"
@@ -180,7 +180,7 @@ class Drawing:
     def rect(  # noqa: PLR0913 - x, y, width and height are one thing
         self, x: float, y: float, width: float, height: float, fill: str, *, says: str = ""
     ) -> None:
-        """A rectangle; ``says`` shows where the mouse is."""
+        """Add a rectangle; ``says`` is its tooltip."""
         tip = f"<title>{escaped(says, 400)}</title>" if says else ""
         self._parts.append(
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{width:.2f}" height="{height:.2f}"'
@@ -190,7 +190,7 @@ class Drawing:
     def text(
         self, x: float, y: float, said: Any, *, anchor: str = "start", soft: bool = False
     ) -> None:
-        """A line of text."""
+        """Add a line of text."""
         kind = ' class="soft" fill-opacity="0.65"' if soft else ""
         self._parts.append(
             f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{kind} fill="currentColor"'
@@ -198,11 +198,11 @@ class Drawing:
         )
 
     def line(self, points: Iterable[tuple[float, float]], colour: str, *, says: str = "") -> None:
-        """A line through points."""
+        """Add a line through points; ``says`` is its tooltip."""
         tip = f"<title>{escaped(says, 400)}</title>" if says else ""
-        way = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         self._parts.append(
-            f'<polyline points="{way}" fill="none" stroke="{colour}" stroke-width="1.5">{tip}'
+            f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.5">{tip}'
             "</polyline>"
         )
 

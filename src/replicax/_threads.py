@@ -1,31 +1,25 @@
-"""Threads that end before Python does, and signals that wait until a change is whole.
+"""Two tools: threads that are joined at exit (`new_thread`), and deferred signals (`held`).
 
-Threads that end before Python does.
+Threads joined at exit. Python kills a thread that returns from JAX's C++ code after the interpreter
+has shut down, upon which C++ aborts the process with SIGABRT, exit code 134. So an `atexit`
+function stops and joins all threads made by `new_thread`, even if their owners no longer exist.
 
-A thread that comes back from JAX after the interpreter has ended is killed by Python, which C++
-answers by aborting the process: the program's last word would be SIGABRT, and its code 134. So the
-end of the program tells every thread made here to end, and waits for it, also for those whose
-owner is gone.
+Deferred signals. Python runs signal handlers in the main thread, between any two bytecodes. A
+handler that raises, such as the one for Ctrl-C, could end a compiled call after it has consumed the
+old arrays and before the variables have the new ones. In a ``with held:`` block, handlers wait:
 
-Interrupts: signals that wait while something is changed that must be whole.
+- Each handler is replaced by a stand-in, which queues the signal. When the block ends, the real
+  handlers are called for all queued signals. No signal is lost, or delayed longer than the block.
+- Nothing raises between the last replacement and the first restoration, because every handler that
+  could is replaced. Before that, the critical change has not started; afterwards, it is complete.
+- An interrupted entry or exit may leave stand-ins behind. A stand-in defers only while the frame of
+  the block is on the stack; at any other time it restores the real handler and calls it. So a
+  leftover stand-in cannot swallow a signal.
+- Other threads run no handlers; for them the block does nothing.
 
-Python runs the handlers of signals in the main thread, between any two steps of its code. A handler
-that raises, such as the one for Ctrl-C, may so end a compiled call after it has consumed the old
-arrays and before the variables have the new ones. In a ``with held:`` block handlers wait:
-
-- Each handler is replaced by a stand-in, which notes that the signal came; what came is told to the
-  real handlers when the block ends, by calling them as Python would have. No signal is lost, and
-  none is kept longer than the block.
-- Nothing raises between the last replacement and the first restoration, as every handler that
-  could is replaced. Before, nothing was changed yet; afterwards, all is.
-- An interrupted entry or exit may leave stand-ins behind. A stand-in defers only as long as the
-  frame that holds the block is on the stack; called at any other time it puts the real handler back
-  and calls it. So it can make no signal disappear.
-- Other threads run no handlers, and pass through.
-
-The replacement is one call into C, in which no Python code runs but handlers: about 3 microseconds
-for a block. Masking signals would not do: the system hands a signal to any thread that does not
-mask it, and Python runs the handler in the main thread all the same.
+All handlers are replaced in one call into C, in which no Python code runs except handlers; a block
+costs about 3 microseconds. Masking signals would not work: the kernel delivers a signal to any
+thread that does not mask it, and Python still runs the handler in the main thread.
 """
 
 import _signal  # type: ignore[import-not-found]
@@ -43,7 +37,7 @@ from types import FrameType
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
-_PATIENCE = 5.0  # seconds that all of them may take at the end of the program
+_PATIENCE = 5.0  # seconds to wait for all threads at exit
 _stops: WeakKeyDictionary[threading.Thread, Callable[[], object]] = WeakKeyDictionary()
 
 
@@ -53,13 +47,13 @@ def new_thread(
     name: str,
     stop: Callable[[], object] = lambda: None,
 ) -> threading.Thread:
-    """A thread, to be started, that does not keep the program from ending.
+    """Return a daemon thread, not yet started, that is stopped and joined at exit.
 
     Args:
-        target: What it runs.
-        *args: With what.
-        name: Its name.
-        stop: Asks it to end; called at the end of the program, and to be called by its owner.
+        target: The function to run.
+        *args: Its arguments.
+        name: The name of the thread.
+        stop: Requests the thread to end; called at exit, and by the thread's owner.
     """
     thread = threading.Thread(target=target, args=args, name=name, daemon=True)
     _stops[thread] = stop
@@ -78,7 +72,7 @@ def _end_all() -> None:
 
 _Handler = Callable[[int, FrameType | None], Any]
 
-# The functions in C below those of the module `signal`, which make enumerations in Python.
+# The C functions behind the module `signal`, whose wrappers run Python code to return enums.
 _set: Callable[[int, Any], Any] = _signal.signal
 _get: Callable[[int], Any] = _signal.getsignal
 _NUMBERS = sorted(int(n) for n in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
@@ -87,7 +81,7 @@ _main = threading.main_thread().ident
 
 @final
 class Held:
-    """The context in which signals wait; there is one, `held`, for the one thread with handlers."""
+    """A context manager that defers signals; `held` is its only instance, for the main thread."""
 
     def __init__(self) -> None:
         self._owner: FrameType | None = None
@@ -119,22 +113,22 @@ class Held:
             self.deliver()
 
     def deliver(self) -> None:
-        """Let the handlers of signals that came run now; a place where an exception does no harm.
+        """Run the handlers of deferred signals; call where an exception does no harm.
 
         Raises:
-            BaseException: What a handler raised.
+            BaseException: An exception that a handler raised.
         """
         waiting = self._waiting
         if not waiting or threading.get_ident() != _main:
             return
         try:
-            # Taken and called without a step of Python in between.
+            # Pop and call in C: no other handler can run in between and lose a signal.
             _exhaust(map(call, map(call, repeat(waiting.popleft, len(waiting)))))
         finally:
             self.deliver()
 
     def let_in(self, fn: Callable[[], Any]) -> Any:
-        """Call a function of the user's inside the block, with the handlers at work meanwhile."""
+        """Call the user's function ``fn`` inside the block, with signals not deferred meanwhile."""
         owner = self._owner
         if owner is None or self._depth or threading.get_ident() != _main:
             return fn()
@@ -158,10 +152,10 @@ class Held:
             raise
 
     def _learn(self, found: list[Any]) -> None:
-        # A stand-in that was left behind stands for what it stood for.
-        kept = self._real
+        # A leftover stand-in keeps standing in for the same handler.
+        previous = self._real
         self._real = {
-            number: kept[number] if handler is self._stand_in else handler
+            number: previous[number] if handler is self._stand_in else handler
             for number, handler in zip(_NUMBERS, found, strict=True)
             if callable(handler)
         }
@@ -169,11 +163,11 @@ class Held:
 
     def _restore(self) -> None:
         for number, real in self._real.items():
-            if _get(number) is self._stand_in:  # not another one that code in the block installed
+            if _get(number) is self._stand_in:  # code in the block may have installed another
                 _set(number, real)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """The stand-in for every handler."""
+        """Queue a signal inside the block; this is the stand-in for every handler."""
         real = self._real[number]
         if self._owner is not None and _is_running(self._owner, frame):
             self._waiting.append(partial(real, number, frame))
@@ -185,7 +179,7 @@ class Held:
 
 
 def _exhaust(steps: Iterator[Any]) -> None:
-    """Do all steps in one call into C, during which Python starts no handler by itself."""
+    """Run all steps in one call into C, between which Python runs no signal handlers."""
     deque(steps, maxlen=0)
 
 

@@ -1,6 +1,6 @@
-"""The types that programs declare with: the shape and dtype of a value, and the enumerations.
+"""Type specifications and enumerations.
 
-The lowest layer: pure NumPy, imports nothing of replicax.
+This is the lowest layer: it depends on NumPy only, and imports nothing from replicax.
 """
 
 import enum
@@ -16,7 +16,7 @@ Shape = tuple[int | None, ...]
 
 
 class TypeSpec(ABC):
-    """What is known about a value before it exists.
+    """The static description of a value.
 
     `TensorSpec` is the usual one; `rx.data.DatasetSpec` describes a nested dataset.
 
@@ -27,7 +27,7 @@ class TypeSpec(ABC):
 
     @abstractmethod
     def is_compatible_with(self, spec_or_value: Any, /) -> bool:
-        """Whether a value, or every value of another spec, may stand where this spec is asked for.
+        """Whether a value, or every value of another spec, matches this spec.
 
         Args:
             spec_or_value: A `TypeSpec` or a value.
@@ -48,9 +48,9 @@ class TensorSpec(TypeSpec):
     """Shape and dtype of an array; immutable, and equal by value.
 
     Args:
-        shape: Sizes, with ``None`` for a size that is not known; ``None`` for an unknown rank.
-        dtype: Anything NumPy takes for a dtype. Strings and bytes are ``object``, as NumPy arrays
-            on the host hold them.
+        shape: Sizes, with ``None`` for an unknown size; ``None`` for an unknown rank.
+        dtype: Anything NumPy accepts as a dtype. Strings and bytes become ``object``, the dtype
+            that they have in NumPy arrays on the host.
         name: A name for messages.
 
     Example:
@@ -72,10 +72,10 @@ class TensorSpec(TypeSpec):
 
     @classmethod
     def from_tensor(cls, tensor: Any, name: str | None = None) -> Self:
-        """The spec of one array.
+        """Return the spec of an array.
 
         Args:
-            tensor: An array, or what NumPy can make one of.
+            tensor: An array, or something that NumPy converts to one.
             name: A name for messages.
 
         Returns:
@@ -120,10 +120,10 @@ class TensorSpec(TypeSpec):
         return self._name
 
     def is_compatible_with(self, spec_or_value: Any, /) -> bool:
-        """Whether a value, or every value of another spec, may stand where this spec is asked for.
+        """Whether a value, or every value of another spec, matches this spec.
 
         Args:
-            spec_or_value: A `TensorSpec`, an array, or what NumPy can make one of.
+            spec_or_value: A `TensorSpec`, an array, or something that NumPy converts to one.
 
         Returns:
             True if dtypes are equal and no known dimension differs.
@@ -170,16 +170,16 @@ def _to_shape(shape: Iterable[int | None] | int | None) -> Shape | None:
 
 
 def _is_open(size: Any) -> bool:
-    """Whether a size is one that `jax.export` leaves open; nobody has one without having that."""
+    """Whether a size is a symbolic dimension of `jax.export`, which is not imported for this."""
     export = sys.modules.get("jax.export")
     return export is not None and bool(export.is_symbolic_dim(size))
 
 
 def _to_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    if getattr(dtype, "name", "").startswith("key<"):  # random keys have dtypes of JAX's own
+    if getattr(dtype, "name", "").startswith("key<"):  # JAX's dtype of random keys
         return dtype  # type: ignore[return-value]
     result = np.dtype(object) if dtype in (str, bytes) else np.dtype(dtype)
-    # NumPy's fixed-width strings drop trailing zero bytes; on the host a string is an object.
+    # NumPy's fixed-width strings drop trailing zero bytes, so strings are objects.
     return np.dtype(object) if result.kind in "SU" else result
 
 
@@ -194,8 +194,8 @@ def _shapes_agree(left: Shape | None, right: Shape | None) -> bool:
 class VariableSynchronization(enum.Enum):
     """When the copies of a distributed variable are made equal.
 
-    ``AUTO`` is ``ON_WRITE``; ``ON_READ`` keeps one copy for each replica and combines them when
-    the variable is read outside of them; ``NONE`` is refused by strategies.
+    ``AUTO`` means ``ON_WRITE``. ``ON_READ`` keeps a separate copy on each replica, and aggregates
+    them when the variable is read in cross-replica context. Strategies reject ``NONE``.
 
     Example:
         >>> rx.VariableSynchronization.ON_READ.name
@@ -209,7 +209,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How the values of several replicas become one.
+    """How the values of several replicas are combined into one.
 
     Example:
         >>> rx.VariableAggregation.SUM.name
@@ -235,10 +235,10 @@ class UnconnectedGradients(enum.Enum):
 
     @staticmethod
     def parse(value: Any) -> "UnconnectedGradients":
-        """``value`` as the enumeration.
+        """Convert ``value`` to a member of the enumeration.
 
         Raises:
-            ValueError: If it names none.
+            ValueError: ``value`` names no member.
         """
         try:
             return UnconnectedGradients(value)
@@ -259,10 +259,10 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> "ReduceOp":
-        """The op that a variable's aggregation stands for.
+        """Return the op that corresponds to a variable's aggregation.
 
         Raises:
-            ValueError: For an aggregation that is not a reduction.
+            ValueError: The aggregation is not a reduction.
         """
         ops = {VariableAggregation.SUM: ReduceOp.SUM, VariableAggregation.MEAN: ReduceOp.MEAN}
         if aggregation not in ops:
@@ -274,10 +274,10 @@ class ReduceOp(enum.Enum):
 
     @staticmethod
     def parse(op: Any) -> "ReduceOp":
-        """``op`` as the enumeration; its name in any case is fine.
+        """Convert ``op``, a member or its name in any case, to a member of the enumeration.
 
         Raises:
-            ValueError: If it names no op.
+            ValueError: ``op`` names no member.
         """
         if isinstance(op, ReduceOp):
             return op

@@ -1,4 +1,4 @@
-"""``rx.config``: the devices of this machine, virtual ones, and whether functions compile."""
+"""``rx.config``: physical, virtual and visible devices, and eager execution of functions."""
 
 from typing import TYPE_CHECKING
 
@@ -47,16 +47,16 @@ __dir__ = __all__.copy
 
 _ABSENT = {
     "experimental_connect_to_host": (
-        "No program drives the devices of another machine: start it on each, with"
+        "No program controls the devices of another machine: start it on each, with"
         " `replicax run` or TF_CONFIG, and use `rx.distribute.MultiWorkerMirroredStrategy`."
     ),
     "optimizer": (
-        "There are no graph optimizers: XLA compiles whatever is in an `rx.function`. Its own"
-        " options are in the environment variable XLA_FLAGS."
+        "There are no graph optimizers: XLA compiles the body of an `rx.function`. Set XLA's"
+        " options in the environment variable XLA_FLAGS."
     ),
     "threading": (
-        "XLA has as many threads as the machine has cores; set NPROC in the environment, before"
-        " the program starts, for another number."
+        "XLA uses one thread per core; to change the number, set NPROC in the environment before"
+        " the program starts."
     ),
 }
 

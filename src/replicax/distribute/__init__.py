@@ -1,4 +1,4 @@
-"""Strategies and what belongs to them, under TensorFlow's names.
+"""Distribution strategies and related classes, under TensorFlow's names.
 
 Example:
     >>> rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).num_replicas_in_sync

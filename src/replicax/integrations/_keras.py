@@ -36,8 +36,8 @@ from replicax.integrations._hook import refuse_in_scopes, replicas
 from replicax.integrations._keras_models import remembering
 from replicax.integrations._keras_private import CONTRACT, get_input_signature, in_stateless_scope
 from replicax.integrations._keras_slots import find_part, find_slot
-from replicax.state._backing_variable import read_global, trusted
 from replicax.state._declaration import tell_newcomers
+from replicax.state._held import read_global, trusted
 from replicax.state._levels import TraceLevel, is_transformed
 from replicax.state._policy import Merge
 from replicax.state._variable import Variable

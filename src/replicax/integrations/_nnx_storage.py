@@ -46,7 +46,7 @@ _previous: weakref.WeakKeyDictionary[Cell, Variable] = weakref.WeakKeyDictionary
 
 
 class _LocalValue:
-    """The slot content of a variable created in a replica or function, which it does not outlive."""
+    """The slot content of a variable created in a replica or function, which ends with it."""
 
     __slots__ = ("value",)
 

@@ -1,4 +1,4 @@
-"""Losses over replicas.
+"""Loss scaling for replicas.
 
 Example:
     >>> float(rx.nn.compute_average_loss(jnp.ones(4), global_batch_size=8))

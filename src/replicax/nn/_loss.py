@@ -1,4 +1,4 @@
-"""Losses that add up to the right mean over all replicas."""
+"""Loss scaling such that the sum over the replicas is the mean over the global batch."""
 
 from typing import Any
 
@@ -13,21 +13,21 @@ from replicax.context._current import get_replica_context, get_strategy
 def compute_average_loss(
     per_example_loss: Any, sample_weight: Any = None, global_batch_size: Any = None
 ) -> jax.Array:
-    """This replica's share of the mean loss over the global batch.
+    """Return this replica's share of the mean loss over the global batch.
 
-    The shares of all replicas add up to the mean, so that summed gradients are the gradients of
+    The shares of all replicas add up to the mean, so the sum of their gradients is the gradient of
     the mean.
 
     Args:
         per_example_loss: The loss of each of this replica's examples.
-        sample_weight: A weight for each of them.
-        global_batch_size: How many examples all replicas have together; by default this replica's
+        sample_weight: The weight of each example.
+        global_batch_size: The number of examples on all replicas; by default this replica's number
             times the number of replicas.
 
     Raises:
-        RuntimeError: In cross-replica context, where there is no share.
-        TypeError: If the batch size is not an integer.
-        ValueError: If the losses are a scalar, or the batch size is not one, or is negative.
+        RuntimeError: Called in cross-replica context without ``global_batch_size``.
+        TypeError: The batch size is not an integer.
+        ValueError: The losses are a scalar, or the batch size is not a scalar or is negative.
 
     Example:
         >>> float(rx.nn.compute_average_loss(jnp.array([1.0, 3.0])))
@@ -51,12 +51,12 @@ def compute_average_loss(
             )
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
     size = _batch_size(global_batch_size).astype(losses.dtype)
-    # A replica without examples, after a short last batch, has no share.
+    # The size is 0 if the replica has no examples of a short last batch: its share is 0.
     return jnp.where(size == 0, 0, jnp.sum(losses) / jnp.where(size == 0, 1, size))
 
 
 def _fitted(weights: jax.Array, losses: jax.Array) -> jax.Array:
-    """One weight for each example, whether it comes as a column or as a row."""
+    """Return the weights in a shape that broadcasts to the losses; they may be a column."""
     if weights.ndim == losses.ndim + 1 and weights.shape[-1] == 1:
         weights = weights[..., 0]
     if 0 < weights.ndim < losses.ndim:
@@ -73,19 +73,19 @@ def _fitted(weights: jax.Array, losses: jax.Array) -> jax.Array:
     return weights
 
 
-def _batch_size(given: Any) -> jax.Array:
-    size = jnp.asarray(given)
+def _batch_size(value: Any) -> jax.Array:
+    size = jnp.asarray(value)
     if size.ndim:
         raise ValueError(f"global_batch_size must be a scalar, got shape {size.shape}.")
     if not jnp.issubdtype(size.dtype, jnp.integer):
-        raise TypeError(f"global_batch_size must be an integer, got {given!r}.")
+        raise TypeError(f"global_batch_size must be an integer, got {value!r}.")
     if not isinstance(size, Tracer) and size < 0:
-        raise ValueError(f"global_batch_size must not be negative, got {given!r}.")
+        raise ValueError(f"global_batch_size must not be negative, got {value!r}.")
     return size
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:
-    """This replica's share of a loss that does not depend on the examples.
+    """Return this replica's share of a loss that does not depend on the examples.
 
     Example:
         >>> float(rx.nn.scale_regularization_loss(jnp.float32(3)))

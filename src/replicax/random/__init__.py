@@ -1,4 +1,4 @@
-"""Random arrays from one seeded source, for programs that do not thread keys.
+"""Random numbers under TensorFlow's names: global state, `Generator`, and stateless functions.
 
 Example:
     >>> rx.random.set_seed(0)
@@ -73,7 +73,7 @@ _ABSENT = {
     **{
         f"{kind}_candidate_sampler": (
             "Sampled softmax is not part of this library: draw classes with `rx.random.uniform`"
-            " or `rx.random.categorical`, or use the whole softmax, `jax.nn.log_softmax`."
+            " or `rx.random.categorical`, or use the full softmax, `jax.nn.log_softmax`."
         )
         for kind in ("all", "fixed_unigram", "learned_unigram", "log_uniform", "uniform")
     },

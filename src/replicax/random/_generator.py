@@ -1,7 +1,7 @@
-"""Generator: random numbers whose source is an object with a state, as `tf.random.Generator`.
+"""`Generator`: a random number generator with explicit state, as `tf.random.Generator`.
 
-The state is four words in a variable: how many draws there were (low, high), and the key. Each draw
-takes the key of its own number, and in a replica the key of that replica's.
+The state is a variable of four words: the number of draws (low, high), and the key. Each draw folds
+that number, and in a replica the replica id, into the key.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ _WORDS = 4
 
 
 class Generator:
-    """Random numbers from a source of its own, which checkpoints save.
+    """A random number generator with its own state, which checkpoints save.
 
-    Every draw changes the state, also in compiled functions. In a strategy's replicas each replica
-    has its own stream, whatever the number of replicas, and the state stays the same on all of
-    them; the first replica's stream is that of one device. The numbers are JAX's (ThreeFry), not
-    TensorFlow's.
+    Every draw advances the state, also in compiled functions. Each replica of a strategy has its
+    own stream, which does not depend on the number of replicas, and the state stays equal on all of
+    them; the first replica's stream is that of a single device. The numbers are JAX's (ThreeFry),
+    not TensorFlow's.
 
     Args:
-        copy_from: A generator whose state to begin with.
-        state: The state to begin with: four whole numbers, as `state` of another generator.
-        alg: Accepted for TensorFlow's sake; all are ThreeFry here.
+        copy_from: A generator whose state to copy.
+        state: The initial state: four integers, as `state` of another generator.
+        alg: Accepted for compatibility with TensorFlow; the algorithm is always ThreeFry.
 
     Raises:
-        ValueError: If neither or both are given, or there is no such algorithm.
+        ValueError: Neither or both of ``copy_from`` and ``state`` are given, or ``alg`` is unknown.
 
     Example:
         >>> generator = rx.random.Generator.from_seed(1)
@@ -76,7 +76,7 @@ class Generator:
 
     @classmethod
     def from_seed(cls, seed: int, alg: Any = None) -> Generator:
-        """A generator whose numbers follow from a seed, any whole number.
+        """Create a generator from a seed, which may be any integer.
 
         Example:
             >>> rx.random.Generator.from_seed(7).uniform([3]).shape
@@ -86,7 +86,7 @@ class Generator:
 
     @classmethod
     def from_non_deterministic_state(cls, alg: Any = None) -> Generator:
-        """A generator whose numbers are new in every run of the program.
+        """Create a generator with a random state, which differs in every run of the program.
 
         Example:
             >>> rx.random.Generator.from_non_deterministic_state().uniform([3]).shape
@@ -96,7 +96,7 @@ class Generator:
 
     @classmethod
     def from_state(cls, state: Any, alg: Any = None) -> Generator:
-        """A generator that goes on from the `state` of another.
+        """Create a generator that continues from the `state` of another.
 
         Example:
             >>> one = rx.random.Generator.from_seed(7)
@@ -109,12 +109,12 @@ class Generator:
 
     @classmethod
     def from_key_counter(cls, key: Any, counter: Any, alg: Any) -> Generator:
-        """A generator with the `key` of another, and a number of draws behind it.
+        """Create a generator from the `key` of another and a number of draws.
 
         Args:
             key: Two words of uint32, as `key` of another generator.
-            counter: How many draws there were, as two words: low and high.
-            alg: Accepted for TensorFlow's sake.
+            counter: The number of draws so far, as two words: low and high.
+            alg: Accepted for compatibility with TensorFlow.
 
         Example:
             >>> one = rx.random.Generator.from_seed(7)
@@ -126,33 +126,33 @@ class Generator:
 
     @property
     def key(self) -> jax.Array:
-        """The part of the state that no draw changes: two words."""
+        """The key: the two words of the state that draws do not change."""
         return self._state_var.read_value()[2:]
 
     def reset_from_key_counter(self, key: Any, counter: Any) -> None:
-        """Go on with a `key` and a number of draws, two words each."""
+        """Set the state to a `key` and a number of draws, two words each."""
         self._state_var.assign(_keyed(key, counter))
 
     @property
     def state(self) -> Variable:
-        """The state, a variable."""
+        """The variable that holds the state."""
         return self._state_var
 
     @property
     def algorithm(self) -> str:
-        """How the numbers are made."""
+        """The name of the algorithm, always ``"threefry"``."""
         return "threefry"
 
     def reset(self, state: Any) -> None:
-        """Go on from another state."""
+        """Set the state."""
         self._state_var.assign(_words(state))
 
     def reset_from_seed(self, seed: int) -> None:
-        """Begin anew, with a seed."""
+        """Set the state to the initial state of a seed."""
         self._state_var.assign(_seeded(seed))
 
     def skip(self, delta: int) -> Variable:
-        """Leave out as many draws.
+        """Advance the state as if ``delta`` draws had happened, and return it.
 
         Example:
             >>> one, other = (rx.random.Generator.from_seed(7) for _ in range(2))
@@ -171,7 +171,7 @@ class Generator:
         dtype: Any = jnp.float32,
         name: str | None = None,
     ) -> jax.Array:
-        """Numbers of the normal distribution.
+        """Draw normally distributed numbers.
 
         Example:
             >>> rx.random.Generator.from_seed(7).normal([2, 3]).shape
@@ -187,7 +187,7 @@ class Generator:
         dtype: Any = jnp.float32,
         name: str | None = None,
     ) -> jax.Array:
-        """Numbers of the normal distribution that are within two deviations of the mean.
+        """Draw normally distributed numbers within two standard deviations of the mean.
 
         Example:
             >>> bool((abs(rx.random.Generator.from_seed(7).truncated_normal([99])) <= 2).all())
@@ -203,17 +203,18 @@ class Generator:
         dtype: Any = jnp.float32,
         name: str | None = None,
     ) -> jax.Array:
-        """Numbers evenly spread between two bounds; the upper one is not drawn.
+        """Draw uniformly distributed numbers.
 
         Args:
-            shape: The sizes of the result.
-            minval: The lower bound.
-            maxval: The upper bound; 1 for floats. None for both, of integers, is their whole range.
-            dtype: The type of the numbers.
-            name: Accepted for TensorFlow's sake.
+            shape: The shape of the result.
+            minval: The lower bound, inclusive.
+            maxval: The upper bound, exclusive; by default 1 for floats. If both bounds are None,
+                integers are drawn from the full range of their type.
+            dtype: The dtype of the result.
+            name: Accepted for compatibility with TensorFlow.
 
         Raises:
-            ValueError: For integers with one bound.
+            ValueError: ``dtype`` is an integer type and only one bound is given.
 
         Example:
             >>> rx.random.Generator.from_seed(7).uniform([3], 0, 10, jnp.int32).dtype
@@ -224,7 +225,7 @@ class Generator:
     def uniform_full_int(
         self, shape: Any, dtype: Any = jnp.uint32, name: str | None = None
     ) -> jax.Array:
-        """Integers of the whole range of their type.
+        """Draw integers from the full range of their type.
 
         Example:
             >>> rx.random.Generator.from_seed(7).uniform_full_int([3]).dtype
@@ -232,13 +233,13 @@ class Generator:
         """
         kind = jnp.dtype(dtype)
         if not jnp.issubdtype(kind, jnp.integer):
-            raise ValueError(f"uniform_full_int draws integers, and {kind.name} is no such type.")
+            raise ValueError(f"uniform_full_int draws integers, not {kind.name}.")
         return uniform_of(self._key(), shape, (None, None), kind)
 
     def binomial(
         self, shape: Any, counts: Any, probs: Any, dtype: Any = jnp.int32, name: str | None = None
     ) -> jax.Array:
-        """How many of ``counts`` trials succeed, each with probability ``probs``.
+        """Draw the number of successes in ``counts`` trials, each with probability ``probs``.
 
         Example:
             >>> rx.random.Generator.from_seed(7).binomial([2], 10.0, [0.0, 1.0]).tolist()
@@ -249,7 +250,7 @@ class Generator:
         return drawn.astype(kept_dtype(dtype))
 
     def make_seeds(self, count: int = 1) -> jax.Array:
-        """Keys for functions without a state: two rows, and a column for each key.
+        """Draw ``count`` seeds for stateless functions, as the columns of a 2 x ``count`` array.
 
         Example:
             >>> seeds = rx.random.Generator.from_seed(7).make_seeds(3)
@@ -260,7 +261,7 @@ class Generator:
         return jax.random.bits(self._key(), (2, columns), jnp.uint32)
 
     def split(self, count: int = 1) -> list[Generator]:
-        """Generators that have nothing to do with each other, nor with this one.
+        """Create ``count`` generators that are independent of each other and of this one.
 
         Example:
             >>> one, other = rx.random.Generator.from_seed(7).split(2)
@@ -277,6 +278,7 @@ class Generator:
         return f"<rx.random.Generator, state {self._state_var.read_value()}>"
 
     def _advanced(self, delta: int) -> jax.Array:
+        """Add ``delta`` to the 64-bit counter of draws; return the previous state."""
         before = self._state_var.read_value()
         low = before[0] + jnp.uint32(delta % 2**32)
         carry = (low < before[0]).astype(jnp.uint32)
@@ -285,19 +287,20 @@ class Generator:
         return before
 
     def _key(self) -> jax.Array:
+        """Return the key of the next draw, and advance the state."""
         before = self._advanced(1)
         key = jax.random.wrap_key_data(before[2:], impl="threefry2x32")
         key = jax.random.fold_in(jax.random.fold_in(key, before[1]), before[0])
         replica = get_replica_context()
         if replica is None or replica.num_replicas_in_sync == 1:
             return key
-        # The stream of a replica does not depend on how many there are: what one device draws is
-        # drawn by the first replica, and a restored state goes on with other replicas beside it.
+        # The stream of a replica does not depend on the number of replicas: the first replica draws
+        # the numbers of a single device, and a restored state works with any number of replicas.
         number = replica.replica_id_in_sync_group
-        own = jax.random.key_data(jax.random.fold_in(key, number))
-        numbers = jnp.where(number == 0, jax.random.key_data(key), own)
-        own_key: jax.Array = jax.random.wrap_key_data(numbers, impl="threefry2x32")
-        return own_key
+        folded = jax.random.key_data(jax.random.fold_in(key, number))
+        numbers = jnp.where(number == 0, jax.random.key_data(key), folded)
+        replica_key: jax.Array = jax.random.wrap_key_data(numbers, impl="threefry2x32")
+        return replica_key
 
 
 def _seeded(seed: int) -> np.ndarray:
@@ -327,8 +330,8 @@ def _keyed(key: Any, counter: Any) -> Any:
 
 
 def _words(state: Any) -> Any:
-    held = state.read_value() if isinstance(state, Variable) else state
-    words = jnp.asarray(np.asarray(held, np.uint32) if isinstance(held, Sequence) else held)
+    value = state.read_value() if isinstance(state, Variable) else state
+    words = jnp.asarray(np.asarray(value, np.uint32) if isinstance(value, Sequence) else value)
     if words.shape != (_WORDS,) or words.dtype != jnp.uint32:
         raise ValueError(
             f"The state of a generator is {_WORDS} words of uint32, got shape {words.shape} and"
@@ -339,7 +342,7 @@ def _words(state: Any) -> Any:
 
 
 def create_rng_state(seed: int, alg: Any) -> jax.Array:
-    """The state of a generator that begins with a seed.
+    """Return the initial state of a generator with a seed.
 
     Example:
         >>> state = rx.random.create_rng_state(7, "philox")
@@ -355,7 +358,7 @@ _global: list[Generator] = []
 
 
 def get_global_generator() -> Generator:
-    """The generator of the program, made when it is first asked for, or set before.
+    """Return the global generator; it is created on first use unless it was set.
 
     Example:
         >>> rx.random.get_global_generator() is rx.random.get_global_generator()
@@ -368,7 +371,7 @@ def get_global_generator() -> Generator:
 
 
 def set_global_generator(generator: Generator) -> None:
-    """Make a generator that of the program.
+    """Set the global generator.
 
     Example:
         >>> rx.random.set_global_generator(rx.random.Generator.from_seed(1))

@@ -1,4 +1,7 @@
-"""Random arrays; the key is a variable, so that compiled functions draw new numbers each call."""
+"""Random arrays from a global state.
+
+The state is a variable, so compiled functions draw new numbers in each call.
+"""
 
 from typing import Any
 
@@ -26,9 +29,9 @@ _start = [np.zeros(2, np.uint32)]
 
 
 def set_seed(seed: int) -> None:
-    """Start the sequence of random numbers anew, and seed the datasets that are made from now on.
+    """Reset the global random state, and seed the datasets that are created from now on.
 
-    A program that begins with it sees the same numbers and the same orders each time it runs.
+    A program that starts with it draws the same numbers and orders in every run.
 
     Example:
         >>> rx.random.set_seed(1)
@@ -44,7 +47,7 @@ def _restart(seed: int) -> None:
     start = np.asarray([seed % 2**32, 0], np.uint32)
     if _source or current().level is not None:
         _state().assign(start)
-    else:  # nothing of JAX is touched: a strategy of several workers may be made after it
+    else:  # do not initialize JAX: a multi-worker strategy may be created later
         _start[:] = [start]
 
 
@@ -59,18 +62,18 @@ def uniform(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers evenly spread between two bounds; of its own on every replica.
+    """Draw uniformly distributed numbers; every replica draws its own.
 
     Args:
-        shape: The sizes of the result.
-        minval: The lower bound, which can be drawn.
-        maxval: The upper bound, which is not drawn; 1 for floating-point numbers.
-        dtype: The type of the numbers.
-        seed: Chooses another sequence.
-        name: Accepted for TensorFlow's sake.
+        shape: The shape of the result.
+        minval: The lower bound, inclusive.
+        maxval: The upper bound, exclusive; by default 1 for floating-point numbers.
+        dtype: The dtype of the result.
+        seed: Selects another sequence.
+        name: Accepted for compatibility with TensorFlow.
 
     Raises:
-        ValueError: For integers without ``maxval``.
+        ValueError: ``dtype`` is an integer type and ``maxval`` is missing.
 
     Example:
         >>> rx.random.set_seed(0)
@@ -79,7 +82,7 @@ def uniform(
     """
     if jnp.issubdtype(dtype, jnp.integer) and maxval is None:
         raise ValueError(
-            f"uniform of the integer type {jnp.dtype(dtype).name} needs maxval, which is not drawn."
+            f"uniform of the integer type {jnp.dtype(dtype).name} needs maxval, which is exclusive."
         )
     return uniform_of(_next_key(seed), shape, (minval, maxval), dtype)
 
@@ -92,7 +95,7 @@ def normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the normal distribution; of its own on every replica.
+    """Draw normally distributed numbers; every replica draws its own.
 
     Example:
         >>> rx.random.set_seed(0)
@@ -110,7 +113,9 @@ def truncated_normal(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the normal distribution within two deviations; of its own on every replica.
+    """Draw normally distributed numbers within two standard deviations of the mean.
+
+    Every replica draws its own.
 
     Example:
         >>> bool((abs(rx.random.truncated_normal([99])) <= 2).all())
@@ -126,7 +131,7 @@ def categorical(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of classes for each row of logits; of its own on every replica.
+    """Draw class indices for each row of logits; every replica draws its own.
 
     Example:
         >>> rx.random.categorical([[0.0, 500.0]], 3).tolist()
@@ -143,7 +148,7 @@ def gamma(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the gamma distribution, ``shape`` of them for each of the parameters.
+    """Draw gamma-distributed numbers, an array of ``shape`` for each pair of parameters.
 
     Example:
         >>> rx.random.gamma([4], alpha=[0.5, 1.5]).shape
@@ -161,7 +166,7 @@ def poisson(
     seed: int | None = None,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the Poisson distribution, ``shape`` of them for each of the means.
+    """Draw Poisson-distributed numbers, an array of ``shape`` for each mean.
 
     Example:
         >>> rx.random.poisson([4], lam=[0.5, 1.5]).shape
@@ -171,7 +176,7 @@ def poisson(
 
 
 def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> jax.Array:
-    """The rows of an array in a random order.
+    """Return the rows of an array in random order.
 
     Example:
         >>> sorted(rx.random.shuffle([3, 1, 2]).tolist())
@@ -181,6 +186,7 @@ def shuffle(value: Any, seed: int | None = None, name: str | None = None) -> jax
 
 
 def _state() -> Variable:
+    """Return the global state, created on first use: the seed and the number of draws."""
     if not _source:
         with (
             entered(strategy=None, replica=None, level=None, body=None),

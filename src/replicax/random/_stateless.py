@@ -1,4 +1,4 @@
-"""Draws that follow from a seed or a key alone: seed -> key -> numbers."""
+"""Stateless random functions, whose results depend only on a seed or a key."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORD = 2**32
 
 
 class Algorithm(enum.Enum):
-    """How TensorFlow makes random numbers. All are ThreeFry here, JAX's own.
+    """TensorFlow's random number algorithms; all of them select JAX's ThreeFry here.
 
     Example:
         >>> rx.random.Generator.from_seed(1, rx.random.Algorithm.PHILOX).normal([2]).shape
@@ -29,10 +29,10 @@ class Algorithm(enum.Enum):
 
 
 def check_algorithm(alg: Any) -> None:
-    """Refuse what names no algorithm of TensorFlow.
+    """Check that ``alg`` names an algorithm of TensorFlow.
 
     Raises:
-        ValueError: For such a one.
+        ValueError: It does not.
     """
     names = [member.name.lower() for member in Algorithm]
     known = (None, *names, *(member.value for member in Algorithm), *Algorithm)
@@ -41,10 +41,10 @@ def check_algorithm(alg: Any) -> None:
 
 
 def key_of(seed: Any, alg: Any = "auto_select") -> jax.Array:
-    """The key that two whole numbers stand for, the same for every way to write them.
+    """Return the key for a seed of two integers; equal integers of any dtype give equal keys.
 
     Raises:
-        InvalidArgumentError: If they are not two whole numbers.
+        InvalidArgumentError: ``seed`` is not two integers.
     """
     check_algorithm(alg)
     numbers = seed if isinstance(seed, jax.Array) else np.asarray(seed)
@@ -69,21 +69,21 @@ def key_of(seed: Any, alg: Any = "auto_select") -> jax.Array:
 
 
 def sizes(shape: Any) -> tuple[int, ...]:
-    """A shape as JAX takes it.
+    """Return ``shape`` as a tuple of integers.
 
     Raises:
-        ValueError: If it is one number.
+        ValueError: ``shape`` is a scalar.
     """
     if not np.ndim(shape):
         raise ValueError(f"shape must be a list of sizes, got {shape!r}; write `[{shape}]`.")
     return tuple(int(n) for n in shape)
 
 
-# Draws of a key.
+# Functions of a key.
 
 
 def uniform_of(key: jax.Array, shape: Any, bounds: tuple[Any, Any], dtype: Any) -> jax.Array:
-    """Numbers between two bounds; None for both, of integers, is their whole range."""
+    """Draw numbers between two bounds; if both are None, integers of the full range."""
     low, high = bounds
     dtype = kept_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.integer):
@@ -102,20 +102,20 @@ def uniform_of(key: jax.Array, shape: Any, bounds: tuple[Any, Any], dtype: Any) 
 
 
 def normal_of(key: jax.Array, shape: Any, parameters: tuple[Any, Any], dtype: Any) -> jax.Array:
-    """Numbers of the normal distribution with a mean and a deviation."""
+    """Draw normally distributed numbers; ``parameters`` are mean and standard deviation."""
     drawn: jax.Array = jax.random.normal(key, sizes(shape), _floats(dtype, "normal"))
     return _scaled(drawn, *parameters)
 
 
 def truncated_of(key: jax.Array, shape: Any, parameters: tuple[Any, Any], dtype: Any) -> jax.Array:
-    """The same, within two deviations of the mean."""
+    """Draw normally distributed numbers within two standard deviations of the mean."""
     dtype = _floats(dtype, "truncated_normal")
     drawn: jax.Array = jax.random.truncated_normal(key, -2, 2, sizes(shape), dtype)
     return _scaled(drawn, *parameters)
 
 
 def categorical_of(key: jax.Array, logits: Any, num_samples: int, dtype: Any) -> jax.Array:
-    """Numbers of classes, as many for each row of logits."""
+    """Draw ``num_samples`` class indices for each row of logits."""
     rows = jnp.asarray(logits)
     if rows.ndim != 2:
         raise InvalidArgumentError(
@@ -129,7 +129,7 @@ def categorical_of(key: jax.Array, logits: Any, num_samples: int, dtype: Any) ->
 def gamma_of(
     key: jax.Array, shape: tuple[int, ...], parameters: tuple[Any, Any], dtype: Any
 ) -> jax.Array:
-    """Numbers of the gamma distribution with a concentration and a rate."""
+    """Draw gamma-distributed numbers; ``parameters`` are concentration and rate."""
     kind = _floats(dtype, "gamma", ValueError)
     alpha, beta = (jnp.asarray(1 if p is None else p, kind) for p in parameters)
     drawn: jax.Array = jax.random.gamma(key, _broadcast(alpha, shape), dtype=kind)
@@ -137,7 +137,7 @@ def gamma_of(
 
 
 def poisson_of(key: jax.Array, shape: tuple[int, ...], lam: Any, dtype: Any) -> jax.Array:
-    """Numbers of the Poisson distribution with a mean."""
+    """Draw Poisson-distributed numbers with mean ``lam``."""
     means = _broadcast(jnp.asarray(lam, jnp.float32), shape)
     return jax.random.poisson(key, means).astype(kept_dtype(dtype))
 
@@ -158,13 +158,11 @@ def _scaled(drawn: jax.Array, mean: Any, stddev: Any) -> jax.Array:
 
 def _floats(dtype: Any, verb: str, error: type[Exception] = TypeError) -> Any:
     if not jnp.issubdtype(dtype, jnp.floating):
-        raise error(
-            f"{verb} draws floating-point numbers, and {jnp.dtype(dtype).name} is no such type."
-        )
+        raise error(f"{verb} draws floating-point numbers, not {jnp.dtype(dtype).name}.")
     return kept_dtype(dtype)
 
 
-# Draws of a seed.
+# Functions of a seed.
 
 
 def stateless_uniform(
@@ -176,20 +174,20 @@ def stateless_uniform(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Numbers evenly spread between two bounds, the same for the same seed, on every replica.
+    """Draw uniformly distributed numbers that depend only on the seed, also on every replica.
 
     Args:
-        shape: The sizes of the result.
-        seed: Two whole numbers.
-        minval: The lower bound.
-        maxval: The upper bound, which is not drawn; 1 for floats.
-        dtype: The type of the numbers.
-        name: Accepted for TensorFlow's sake.
-        alg: Accepted for TensorFlow's sake.
+        shape: The shape of the result.
+        seed: Two integers.
+        minval: The lower bound, inclusive.
+        maxval: The upper bound, exclusive; by default 1 for floats.
+        dtype: The dtype of the result.
+        name: Accepted for compatibility with TensorFlow.
+        alg: Accepted for compatibility with TensorFlow.
 
     Raises:
-        ValueError: For integers with one bound.
-        InvalidArgumentError: For another seed.
+        ValueError: ``dtype`` is an integer type and only one bound is given.
+        InvalidArgumentError: ``seed`` is not two integers.
 
     Example:
         >>> one, other = (rx.random.stateless_uniform([3], seed=[1, 2]) for _ in range(2))
@@ -208,7 +206,7 @@ def stateless_normal(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Numbers of the normal distribution, the same for the same seed.
+    """Draw normally distributed numbers that depend only on the seed.
 
     Example:
         >>> rx.random.stateless_normal([2, 3], seed=[1, 2]).shape
@@ -226,7 +224,7 @@ def stateless_truncated_normal(
     name: str | None = None,
     alg: Any = "auto_select",
 ) -> jax.Array:
-    """Numbers of the normal distribution within two deviations, the same for the same seed.
+    """Draw normal numbers within two standard deviations that depend only on the seed.
 
     Example:
         >>> bool((abs(rx.random.stateless_truncated_normal([99], seed=[1, 2])) <= 2).all())
@@ -244,7 +242,7 @@ def stateless_parameterized_truncated_normal(
     maxvals: Any = 2.0,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the normal distribution between bounds, the same for the same seed.
+    """Draw normally distributed numbers between bounds that depend only on the seed.
 
     Example:
         >>> draw = rx.random.stateless_parameterized_truncated_normal
@@ -263,7 +261,7 @@ def stateless_parameterized_truncated_normal(
 def stateless_categorical(
     logits: Any, num_samples: int, seed: Any, dtype: Any = None, name: str | None = None
 ) -> jax.Array:
-    """Numbers of classes for each row of logits, the same for the same seed.
+    """Draw class indices for each row of logits that depend only on the seed.
 
     Example:
         >>> rx.random.stateless_categorical([[0.0, 0.0]], 5, seed=[1, 2]).shape
@@ -280,7 +278,7 @@ def stateless_gamma(
     dtype: Any = jnp.float32,
     name: str | None = None,
 ) -> jax.Array:
-    """Numbers of the gamma distribution, the same for the same seed.
+    """Draw gamma-distributed numbers that depend only on the seed.
 
     Example:
         >>> rx.random.stateless_gamma([5, 2], seed=[1, 2], alpha=[0.5, 1.5]).shape
@@ -292,7 +290,7 @@ def stateless_gamma(
 def stateless_poisson(
     shape: Any, seed: Any, lam: Any, dtype: Any = jnp.int32, name: str | None = None
 ) -> jax.Array:
-    """Numbers of the Poisson distribution, the same for the same seed.
+    """Draw Poisson-distributed numbers that depend only on the seed.
 
     Example:
         >>> rx.random.stateless_poisson([5, 2], seed=[1, 2], lam=[0.5, 1.5]).shape
@@ -309,7 +307,7 @@ def stateless_binomial(
     output_dtype: Any = jnp.int32,
     name: str | None = None,
 ) -> jax.Array:
-    """How many of ``counts`` trials succeed, the same for the same seed.
+    """Draw the numbers of successes in ``counts`` trials, which depend only on the seed.
 
     Example:
         >>> rx.random.stateless_binomial([2], [1, 2], counts=10.0, probs=[0.0, 1.0]).tolist()
@@ -322,7 +320,7 @@ def stateless_binomial(
 def stateless_shuffle(
     value: Any, seed: Any, alg: Any = "auto_select", name: str | None = None
 ) -> jax.Array:
-    """The rows of an array in another order, the same for the same seed.
+    """Return the rows of an array in a random order that depends only on the seed.
 
     Example:
         >>> sorted(rx.random.experimental.stateless_shuffle([3, 1, 2], seed=[1, 2]).tolist())
@@ -332,7 +330,7 @@ def stateless_shuffle(
 
 
 def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> jax.Array:
-    """As many new seeds as wanted, of one.
+    """Derive ``num`` new seeds from one.
 
     Example:
         >>> rx.random.split([1, 2], num=3).shape
@@ -342,7 +340,7 @@ def split(seed: Any, num: int = 2, alg: Any = "auto_select") -> jax.Array:
 
 
 def fold_in(seed: Any, data: Any, alg: Any = "auto_select") -> jax.Array:
-    """A new seed of one and a whole number, such as that of a step.
+    """Derive a new seed from a seed and an integer, such as the number of the step.
 
     Example:
         >>> bool((rx.random.fold_in([1, 2], 3) == rx.random.fold_in([1, 2], 4)).all())

@@ -1,4 +1,4 @@
-"""Helpers to test distributed programs.
+"""Helpers for testing distributed programs.
 
 Example:
     >>> import os

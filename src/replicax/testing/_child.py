@@ -1,4 +1,4 @@
-"""What a process of run_in_processes does."""
+"""The entry point of the processes that `run_in_processes` starts."""
 
 import faulthandler
 import functools
@@ -17,23 +17,23 @@ from replicax.workers import _group
 
 
 def main() -> None:
-    """Make the call that the folder holds, and leave its outcome there."""
+    """Run the pickled call in the folder ``argv[1]``, and write its pickled outcome there."""
     folder, index = Path(sys.argv[1]), int(sys.argv[2])
     faulthandler.register(signal.SIGUSR1)
-    told: dict[str, Any]
+    outcome: dict[str, Any]
     try:
         call = pickle.loads((folder / "call").read_bytes())
-        told = {"value": _function(call)(*call["args"])}
-        packed = pickle.dumps(told)
+        outcome = {"value": _function(call)(*call["args"])}
+        packed = pickle.dumps(outcome)
     except BaseException as error:
         if (group := _group.current()) is not None:
             group.tell(error)
         packed = _packed(error)
-        told = {}
+        outcome = {}
     partial = folder / f"partial{index}"
     partial.write_bytes(packed)
     os.replace(partial, folder / f"result{index}")
-    sys.exit(0 if told else 1)
+    sys.exit(0 if outcome else 1)
 
 
 def _function(call: dict[str, Any]) -> Any:
@@ -47,15 +47,15 @@ def _function(call: dict[str, Any]) -> Any:
 
 
 def _packed(error: BaseException) -> bytes:
-    told: dict[str, Any] = {
+    outcome: dict[str, Any] = {
         "error": error,
         "text": f"{type(error).__name__}: {error}",
         "traceback": "".join(traceback.format_exception(error)),
         "time": time.time(),
     }
     try:
-        packed = pickle.dumps(told)
+        packed = pickle.dumps(outcome)
         pickle.loads(packed)
-    except Exception:  # an error that cannot travel is told in words
-        return pickle.dumps({**told, "error": None})
+    except Exception:  # an error that cannot be pickled is sent as text only
+        return pickle.dumps({**outcome, "error": None})
     return packed

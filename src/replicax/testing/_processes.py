@@ -1,6 +1,6 @@
-"""run_in_processes: one function in several processes that form a cluster, and faults in them.
+"""`run_in_processes`: run a function in several local processes that form a cluster.
 
-Fault points: places in a program where a test lets something happen to a worker.
+`fault_point` marks places in the function where a test can inject a fault into a worker.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ _passed: Counter[str] = Counter()
 
 
 class InjectedFaultError(ReplicaxError, RuntimeError):
-    """What a fault of kind ``"raise"`` raises.
+    """The exception that a fault of kind ``"raise"`` raises.
 
     Example:
         >>> issubclass(rx.testing.InjectedFaultError, RuntimeError)
@@ -42,18 +42,18 @@ class InjectedFaultError(ReplicaxError, RuntimeError):
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to a worker at a `fault_point`; given to `run_in_processes`.
+    """A fault to inject into a worker at a `fault_point`; an argument of `run_in_processes`.
 
     Args:
         point: The name of the fault point.
-        worker: The index of the worker that it happens to.
-        count: At which passing of the point, from 1.
-        kind: ``"kill"`` ends the process at once, as a machine that is lost does; ``"raise"``
-            raises an `InjectedFaultError`; ``"exit"`` leaves by ``sys.exit(1)``; ``"hang"`` stops
-            it for ever.
+        worker: The index of the worker.
+        count: The pass of the point, counted from 1, at which the fault is injected.
+        kind: ``"kill"`` kills the process immediately, like the loss of a machine; ``"raise"``
+            raises an `InjectedFaultError`; ``"exit"`` calls ``sys.exit(1)``; ``"hang"`` blocks the
+            worker indefinitely.
 
     Raises:
-        ValueError: If there is no such kind, or the count is not positive.
+        ValueError: The kind is unknown, or the count is not positive.
 
     Example:
         >>> rx.testing.Fault("after_step", worker=1, count=3)
@@ -69,11 +69,11 @@ class Fault:
         if self.kind not in _KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(map(repr, _KINDS))}.")
         if self.count < 1:
-            raise ValueError(f"count={self.count} must be 1 or more: the first passing is 1.")
+            raise ValueError(f"count={self.count} must be 1 or more: the first pass is 1.")
 
 
 def fault_point(name: str) -> None:
-    """A place where a test may let something happen; nothing happens anywhere else.
+    """Mark a place where a test can inject a `Fault`; outside of such a test, do nothing.
 
     Example:
         >>> rx.testing.fault_point("after_step")
@@ -81,8 +81,8 @@ def fault_point(name: str) -> None:
     if VARIABLE not in os.environ:
         return
     _passed[name] += 1
-    for told in json.loads(os.environ[VARIABLE]):
-        fault = Fault(**told)
+    for fields in json.loads(os.environ[VARIABLE]):
+        fault = Fault(**fields)
         if (fault.point, fault.count) != (name, _passed[name]):
             continue
         if fault.worker == resolve_cluster().index:
@@ -90,7 +90,7 @@ def fault_point(name: str) -> None:
 
 
 def as_text(faults: Sequence[Fault]) -> str:
-    """The faults as the environment of a worker carries them."""
+    """Serialize faults for the environment of a worker."""
     return json.dumps([dataclasses.asdict(fault) for fault in faults])
 
 
@@ -119,7 +119,7 @@ _KINDS: dict[str, Callable[[str], None]] = {
 }
 
 
-_GRACE = 10.0  # seconds that the others have to notice that one has failed
+_GRACE = 10.0  # seconds for the other workers to end after one has failed
 _DEVICE_COUNT = re.compile(r"--xla_force_host_platform_device_count[= ]\d+")
 _OTHERS = ("TF_CONFIG", "SLURM_", "JAX_COORDINATOR_", "JAX_NUM_CPU_DEVICES", "REPLICAX_HUB")
 
@@ -136,24 +136,24 @@ def run_in_processes(  # noqa: PLR0913 - five of them have a default
 ) -> list[Any]:
     """Call ``fn(*args)`` in each of ``n`` new processes, the workers of one cluster.
 
-    Inside, `rx.distribute.MultiWorkerMirroredStrategy()` finds the others. Everything happens on
-    this machine's CPU and its loopback address, and no process is left when this returns.
+    Inside, `rx.distribute.MultiWorkerMirroredStrategy()` finds the others. The processes use this
+    machine's CPU and loopback address, and all have ended when this returns.
 
     Args:
-        fn: A function that can be imported: defined at the top of a module.
-        n: How many workers.
-        devices_per_process: How many virtual CPU devices each has.
-        args: Its arguments, the same for all; they and the results travel by pickle.
-        env: More environment variables for all of them.
-        timeout: Seconds after which they are ended.
-        faults: What happens to workers at the `fault_point` calls of ``fn``.
+        fn: An importable function, defined at the top level of a module.
+        n: The number of workers.
+        devices_per_process: The number of virtual CPU devices of each worker.
+        args: The arguments of ``fn``, the same for all; arguments and results are pickled.
+        env: Additional environment variables.
+        timeout: Seconds after which the workers are killed.
+        faults: Faults to inject at the `fault_point` calls of ``fn``.
 
     Returns:
-        What each worker's call returned, in the order of the workers.
+        The results of all workers, in the order of the workers.
 
     Raises:
-        Exception: What ``fn`` raised first in one of them, with its traceback as a note.
-        TimeoutError: If they take too long; with the stack of each.
+        Exception: The first exception that ``fn`` raised in a worker, with its traceback as a note.
+        TimeoutError: The timeout has passed; the message has the stack of each worker.
 
     Example:
         >>> import os
@@ -173,8 +173,8 @@ def run_in_processes(  # noqa: PLR0913 - five of them have a default
         try:
             guard.remove_later(folder)
             for index in range(n):
-                own = {**common, **_place(index, addresses)}
-                processes.append(_started(folder, index, own))
+                environment = {**common, **_place(index, addresses)}
+                processes.append(_started(folder, index, environment))
                 guard.watch(processes[-1].pid)
             _wait(processes, folder, time.monotonic() + timeout, timeout)
             _end(processes)
@@ -189,8 +189,8 @@ def _packed(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
     if not module or "<" in name:
         raise ValueError(
             f"run_in_processes needs a function that a new process can import, got {fn!r}. Define"
-            " it at the top of a module, not inside another function, and give it what it needs"
-            " with `args`."
+            " it at the top level of a module, not inside another function, and pass what it needs"
+            " in `args`."
         )
     main = getattr(sys.modules["__main__"], "__file__", None) if module == "__main__" else None
     return pickle.dumps({"module": module, "name": name, "main": main, "args": tuple(args)})
@@ -226,7 +226,7 @@ def _started(folder: Path, index: int, env: dict[str, str]) -> subprocess.Popen[
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # it and what it starts can be ended together
+            start_new_session=True,  # to kill it together with its child processes
         )
 
 
@@ -257,7 +257,7 @@ def _stacks(processes: list[subprocess.Popen[bytes]], folder: Path, timeout: flo
 
 
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
-    """End all, and what they have started."""
+    """Kill the processes that still run, with their child processes."""
     for process in processes:
         if process.poll() is None:
             send(signal.SIGKILL, [process.pid])
@@ -269,30 +269,30 @@ def _results(processes: list[subprocess.Popen[bytes]], folder: Path) -> list[Any
     failures: list[tuple[bool, float, int, BaseException]] = []
     for index, process in enumerate(processes):
         path = folder / f"result{index}"
-        told = pickle.loads(path.read_bytes()) if path.exists() else None
-        if told is not None and "value" in told:
-            results.append(told["value"])
+        outcome = pickle.loads(path.read_bytes()) if path.exists() else None
+        if outcome is not None and "value" in outcome:
+            results.append(outcome["value"])
             continue
-        error = _error(told, index, process.returncode, folder)
-        when = told["time"] if told is not None else path.parent.stat().st_mtime
+        error = _error(outcome, index, process.returncode, folder)
+        when = outcome["time"] if outcome is not None else path.parent.stat().st_mtime
         failures.append((isinstance(error, WorkerLostError), when, index, error))
     if failures:
-        # One that only noticed that another was gone is not the cause.
+        # A worker that only reports the loss of another one is not the cause.
         raise min(failures, key=lambda f: f[:3])[3]
     return results
 
 
-def _error(told: Any, index: int, code: int, folder: Path) -> BaseException:
-    if told is None:
+def _error(outcome: Any, index: int, code: int, folder: Path) -> BaseException:
+    if outcome is None:
         how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
         return ReplicaxError(
             f"Worker {index} ended {how} and returned nothing. Its last output:\n"
             + _output(folder, index)
         )
-    error: BaseException = told["error"]
-    if not isinstance(error, Exception):  # one that cannot travel, or that would end the caller
-        error = ReplicaxError(f"Worker {index} raised {told['text']}")
-    error.add_note(f"Raised in worker {index}:\n{told['traceback']}")
+    error: BaseException = outcome["error"]
+    if not isinstance(error, Exception):  # it could not be pickled, or would end the caller
+        error = ReplicaxError(f"Worker {index} raised {outcome['text']}")
+    error.add_note(f"Raised in worker {index}:\n{outcome['traceback']}")
     return error
 
 

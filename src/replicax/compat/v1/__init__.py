@@ -1,4 +1,4 @@
-"""TensorFlow 1 names that programs on strategies still use.
+"""TensorFlow 1 names that distributed programs still use.
 
 Example:
     >>> rx.compat.v1.ConfigProto(allow_soft_placement=True).allow_soft_placement

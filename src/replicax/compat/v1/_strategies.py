@@ -1,16 +1,6 @@
-"""The strategies of TensorFlow 1, with older verbs beside the current ones, and their iterators.
+"""The strategies of TensorFlow 1, with its older methods in addition to the current ones.
 
-ConfigProto: the session configuration that v1 strategies adjust.
-
-TensorInfo: the name under which the pages speak of values made of several arrays.
-
-InputIterator: the iterators of v1 strategies, which are initialized by hand.
-
-The v1 strategies: the same strategies, with older verbs beside the current ones.
-
-The v1 form of MultiWorkerMirroredStrategy.
-
-The v1 form of TPUStrategy.
+Related classes of `tf.compat.v1`: `InputIterator`, `ConfigProto` and `TensorInfo`.
 """
 
 from __future__ import annotations
@@ -54,9 +44,9 @@ class _Experimental:
 
 @dataclass
 class ConfigProto:
-    """The fields of TensorFlow's session configuration that strategies look at.
+    """The fields of TensorFlow's session configuration that strategies use.
 
-    There are no sessions here; it is carried for programs that pass it around.
+    It exists for programs that pass it around; replicax has no sessions.
 
     Example:
         >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0"])
@@ -70,11 +60,13 @@ class ConfigProto:
     experimental: _Experimental = field(default_factory=_Experimental)
 
     def copy(self) -> ConfigProto:
-        """An equal configuration that can be changed."""
+        """Return a deep copy."""
         return copy.deepcopy(self)
 
 
 class _HasArrays(type):
+    """The metaclass whose instances are all pytrees, except leaves, that contain a JAX array."""
+
     def __instancecheck__(cls, value: Any) -> bool:
         leaves, treedef = jax.tree.flatten(value)
         return not jax.tree_util.treedef_is_leaf(treedef) and any(
@@ -83,7 +75,7 @@ class _HasArrays(type):
 
 
 class TensorInfo:
-    """What a value is made of.
+    """The namespace of `CompositeTensor`.
 
     Example:
         >>> composite = rx.compat.v1.TensorInfo.CompositeTensor
@@ -92,14 +84,14 @@ class TensorInfo:
     """
 
     class CompositeTensor(metaclass=_HasArrays):
-        """A value made of several arrays: any registered pytree, sparse arrays included.
+        """A value made of several arrays: any registered pytree, including sparse arrays.
 
-        `strategy.run` takes them apart and puts them together as it does with dicts and tuples.
+        `strategy.run` flattens and unflattens them like dicts and tuples.
         """
 
 
 class InputIterator:
-    """One pass over a distributed dataset, begun anew by `initialize`.
+    """An iterator over a distributed dataset, restarted by `initialize`.
 
     Example:
         >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -114,26 +106,26 @@ class InputIterator:
         self._pass: DistributedIterator | None = None
 
     def initialize(self) -> None:
-        """Begin a new pass."""
+        """Start a new pass over the dataset."""
         if self._pass is not None:
             self._pass.close()
         self._pass = iter(self._dataset)
 
     @property
     def initializer(self) -> None:
-        """Begin a new pass; there are no operations to run later."""
+        """Call `initialize`; there is no operation to run later."""
         return self.initialize()
 
     def get_next(self) -> Any:
-        """The next element.
+        """Return the next element.
 
         Raises:
-            OutOfRangeError: At the end.
+            OutOfRangeError: The dataset is exhausted.
         """
         return self._current().get_next()
 
     def get_next_as_optional(self) -> Optional:
-        """The next element, or an empty optional at the end."""
+        """Return the next element, or an empty optional at the end."""
         return self._current().get_next_as_optional()
 
     def __iter__(self) -> Iterator[Any]:
@@ -150,7 +142,7 @@ class InputIterator:
 
 
 class Strategy(StrategyBase):
-    """A way to spread computation, with the verbs of TensorFlow 1.
+    """A distribution strategy with the methods of TensorFlow 1.
 
     Example:
         >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -165,7 +157,7 @@ class Strategy(StrategyBase):
 
         Args:
             reduce_op: SUM or MEAN, as the enumeration or as text.
-            value: What `run` returned.
+            value: A result of `run`.
             axis: Also reduce over this axis of each replica's value.
 
         Example:
@@ -181,12 +173,12 @@ class Strategy(StrategyBase):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """The name of `run` in TensorFlow 2.0."""
+        """Call `run`, of which this is the name in TensorFlow 2.0."""
         _deprecated("experimental_run_v2", "run")
         return self.run(fn, args, kwargs)
 
     def make_dataset_iterator(self, dataset: Any) -> InputIterator:
-        """An iterator over a dataset of global batches, divided over the replicas.
+        """Return an iterator over a dataset of global batches, split over the replicas.
 
         Example:
             >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -203,14 +195,15 @@ class Strategy(StrategyBase):
         input_fn: Callable[[InputContext], Any],
         replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER,
     ) -> InputIterator:
-        """An iterator over the dataset that a function makes; every replica takes one element.
+        """Return an iterator over the dataset of ``input_fn``; each replica gets one element.
 
         Args:
-            input_fn: Takes an `InputContext`; returns a dataset, or a function that gives elements.
-            replication_mode: Only PER_WORKER.
+            input_fn: Takes an `InputContext`; returns a dataset, or a function that returns
+                elements.
+            replication_mode: PER_WORKER, the only supported mode.
 
         Raises:
-            ValueError: For another mode.
+            ValueError: Another mode was given.
 
         Example:
             >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -236,10 +229,10 @@ class Strategy(StrategyBase):
         )
 
     def experimental_make_numpy_dataset(self, numpy_input: Any, session: Any = None) -> Dataset:
-        """A dataset of the slices of arrays.
+        """Return a dataset of the slices of arrays along their first axis.
 
         Args:
-            numpy_input: An array, or a structure of arrays; a list of arrays is stacked into one.
+            numpy_input: An array, or a structure of arrays; a list of arrays is stacked.
             session: Accepted and ignored: there are no sessions.
 
         Example:
@@ -250,7 +243,7 @@ class Strategy(StrategyBase):
         return numpy_dataset(numpy_input)
 
     def unwrap(self, value: Any) -> tuple[Any, ...]:
-        """An older name of `experimental_local_results`.
+        """Call `experimental_local_results`, of which this is an older name.
 
         Example:
             >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -260,7 +253,7 @@ class Strategy(StrategyBase):
         return self.experimental_local_results(value)
 
     def group(self, value: Any, name: str | None = None) -> None:
-        """One operation that runs all of a value's; they have run already."""
+        """Do nothing: the operations of ``value`` have already run."""
 
     def configure(
         self,
@@ -269,10 +262,10 @@ class Strategy(StrategyBase):
         task_type: str | None = None,
         task_id: int | None = None,
     ) -> None:
-        """Accepted for TensorFlow's sake: there are no sessions, and a resolver has the cluster.
+        """Do nothing: there are no sessions, and a resolver defines the cluster.
 
         Raises:
-            ValueError: If a cluster is given.
+            ValueError: A cluster is given.
         """
         if cluster_spec is not None or task_type is not None or task_id is not None:
             raise ValueError(
@@ -281,7 +274,7 @@ class Strategy(StrategyBase):
             )
 
     def colocate_vars_with(self, colocate_with_variable: Any) -> AbstractContextManager[None]:
-        """An older place of `extended.colocate_vars_with`."""
+        """Call `extended.colocate_vars_with`, of which this is the older location."""
         return self.extended.colocate_vars_with(colocate_with_variable)
 
     def experimental_run(self, fn: Callable[..., Any], input_iterator: Any = None) -> Any:
@@ -322,7 +315,7 @@ class OneDeviceStrategy(Strategy):
 
     @property
     def wraps_single(self) -> bool:
-        """Its one replica's values are plain."""
+        """Whether values of a single replica are wrapped; here they are plain arrays."""
         return False
 
     def _configured(self, config_proto: Any) -> Any:
@@ -345,8 +338,8 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
     """Synchronous training on several machines; see `rx.distribute.MultiWorkerMirroredStrategy`.
 
     Args:
-        communication: Which library moves the data; XLA chooses, whatever is named.
-        cluster_resolver: Where to find the cluster; by default the environment.
+        communication: The communication library; ignored, XLA chooses one.
+        cluster_resolver: The resolver of the cluster; by default one for the environment.
 
     Example:
         >>> v1 = rx.compat.v1.distribute
@@ -369,9 +362,10 @@ class TPUStrategy(OnSlice, Strategy):
     """Synchronous training on a TPU slice; see `rx.distribute.TPUStrategy`.
 
     Args:
-        tpu_cluster_resolver: The TPU; that of this machine by default.
-        steps_per_run: Accepted for TensorFlow's sake; `rx.scan` takes several steps in one call.
-        device_assignment: Which cores form which replica; one replica on each core by default.
+        tpu_cluster_resolver: The resolver of the TPU; by default that of this machine.
+        steps_per_run: Accepted for compatibility with TensorFlow; use `rx.scan` to run several
+            steps in one call.
+        device_assignment: The cores of each replica; by default one core per replica.
 
     Example:
         >>> rx.compat.v1.distribute.experimental.TPUStrategy().num_replicas_in_sync
@@ -388,5 +382,5 @@ class TPUStrategy(OnSlice, Strategy):
         super().__init__(tpu_cluster_resolver, device_assignment)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
-        """Combine a per-replica value into one, in the memory of the host."""
+        """Combine a per-replica value into one, in host memory."""
         return OnSlice.reduce(self, reduce_op, value, axis)

@@ -51,11 +51,11 @@ __all__ = [
 __dir__ = __all__.copy
 
 _ABSENT = {
-    "ClusterDeviceFilters": "Every worker drives its own devices here, so that none are filtered.",
+    "ClusterDeviceFilters": "Every worker uses only its own devices, so there are no filters.",
     "disable_mlir_bridge": "There is no such bridge: JAX hands its programs to XLA itself.",
     "enable_mlir_bridge": "There is no such bridge: JAX hands its programs to XLA itself.",
     "enable_op_determinism": (
-        "XLA repeats its results on CPUs and TPUs. For GPUs set"
+        "XLA is deterministic on CPUs and TPUs. For GPUs set"
         " XLA_FLAGS=--xla_gpu_deterministic_ops=true in the environment; for random numbers and"
         " the order of datasets write `rx.random.set_seed(seed)`."
     ),

@@ -1,4 +1,4 @@
-"""Where a strategy learns which machines take part.
+"""Cluster resolvers, which find the machines of a cluster.
 
 Example:
     >>> resolver = rx.distribute.cluster_resolver.SimpleClusterResolver(

@@ -1,4 +1,4 @@
-"""Strategies with the verbs of TensorFlow 1.
+"""Strategies with the methods of TensorFlow 1.
 
 Example:
     >>> strategy = rx.compat.v1.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -61,7 +61,7 @@ __dir__ = __all__.copy
 _ABSENT = {
     **ASYNCHRONOUS,
     "get_loss_reduction": (
-        "There is no global choice of it: name the reduction, as in"
+        "There is no global loss reduction: name the reduction, as in"
         ' `strategy.reduce("SUM", loss, axis=None)`, and divide by the global batch size with'
         " `rx.nn.compute_average_loss`."
     ),
