@@ -91,7 +91,7 @@ def _full(reports: Sequence[PreflightReport], name: str) -> str:
 def _table(reports: Sequence[PreflightReport]) -> str:
     rows = [
         "| devices | number | replicas | memory of a device | fits | flops | sent in a step |"
-        " arithmetic, memory, links by themselves |",
+        " arithmetic, memory, links, each alone |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |",
     ]
     for r in reports:
@@ -111,7 +111,7 @@ def _published(folder: Path) -> str:
     """Estimates against published step times; runs without a report are left out."""
     rows = [
         "| model | devices | published step | estimate | error | operations, links | arithmetic,"
-        " memory by themselves |",
+        " memory, each alone |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for name, run in runpy.run_path(str(DOCS / "published_steps.py"))["RUNS"].items():

@@ -1,14 +1,14 @@
-"""Compile published training configurations, to hold the estimate against published step times.
+"""Compile published training configurations, to compare the estimate with published step times.
 
     python docs/published_steps.py FOLDER NAME
 
 writes the report of one of `RUNS`. The shapes, batches, shardings and remat policies are those of
 the scripts in ``src/maxtext/configs`` (``tpu/v5e``, ``tpu/v5p``, ``tpu/v4``, ``gpu/a3/llama_2_7b``)
-of AI-Hypercomputer/maxtext, the speeds those of the README files beside them. The program is one of
-JAX alone: a decoder with rotary attention and gated hidden layers, AdamW in float32, products in
-bfloat16, layers scanned. Attention is a kernel that keeps its scores on the chip, as in those
-scripts: for TPUs the same one, splash attention, for GPUs JAX's own in place of cuDNN's. What the
-kernels compute is counted by hand, `PRODUCTS`, as the compiler cannot look into them.
+of AI-Hypercomputer/maxtext, the speeds those of their README files. The program uses JAX only: a
+decoder with rotary attention and gated hidden layers, AdamW in float32, products in bfloat16,
+layers scanned. Attention is a kernel that keeps its scores on the chip, as in those scripts: for
+TPUs the same one, splash attention, for GPUs JAX's own instead of cuDNN's. The flops of the kernels
+are counted manually, in `PRODUCTS`, because they are opaque to the compiler.
 """
 
 import dataclasses
@@ -40,24 +40,24 @@ with warnings.catch_warnings():
 
 HEAD, VOCABULARY = 128, 32_000
 ROWS = "data", "fsdp"
-# How many products of queries and keys' size a kernel computes, by its name: scores and results;
-# backwards the scores again, what reaches them, and the gradients.
+# The number of matrix products of the size of queries and keys in each kernel: forward the scores
+# and the results; backward the scores again, their gradients, and those of the inputs.
 PRODUCTS = {"mha_fwd": 2, "mha_dq": 3, "mha_dkv": 4, "mha_forward": 2, "mha_backward": 7}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A configuration, and how fast it was published to be.
+    """A published configuration and its speed.
 
     Attributes:
-        model: As its script calls it.
+        model: The name of the model in the script.
         topology: The slice.
         sizes: Layers, width, heads, hidden units.
-        batch: Sequences of each device.
-        tensor: Over how many devices heads and hidden units are split.
+        batch: Sequences per device.
+        tensor: The number of devices over which heads and hidden units are split.
         remat: ``full``, ``minimal``, which keeps the results of products, or ``context``, which
             also keeps those of attention.
-        speed: Operations of the model on one chip in a second, as published.
+        speed: The published model flops per second on one chip.
         length: Of a sequence.
         copies: Into how many groups the devices fall that each hold all weights. The devices of a
             group hold a part of each, and gather them layer by layer.
