@@ -85,7 +85,7 @@ def _write_reference(app: Any) -> None:
 
 
 def _without_last_blank_lines(app: Any, name: str, source: list[str]) -> None:
-    """A blank line ends an example for those who run it; readers need none."""
+    """Remove the trailing blank lines in examples, which only doctest needs."""
     lines: list[str] = []
     is_open = False
     for line in source[0].split("\n"):

@@ -1,4 +1,4 @@
-"""Write the figures of ``preflight.md``, ``tpu.md`` and ``scaling.md`` from what compilers say.
+"""Write the figures of ``preflight.md``, ``tpu.md`` and ``scaling.md`` from compiler reports.
 
     python docs/make_preflight_pages.py FOLDER [--compile]
 

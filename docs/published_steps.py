@@ -101,7 +101,7 @@ RUNS = {
     "64b_v5p": Run("64B", "v5p:4x4x4", (64, 8192, 64, 28672), 3, 4, "minimal", 323e12),
     "128b_v5p": Run("128B", "v5p:4x4x8", (64, 8192, 128, 57344), 1, 8, "minimal", 315e12),
     **{
-        # Google's machines A3 have a network of 1,000 Gb/s, not NVIDIA's of 3,200.
+        # Google's A3 machines have a network of 1,000 Gb/s, not NVIDIA's 3,200.
         f"7b_h100_{n}": Run(
             *("Llama 2 7B", f"h100:{n}x8", (32, 4096, 32, 11008), 4, 1, "context", speed, 4096),
             copies=n,
@@ -113,7 +113,7 @@ RUNS = {
 
 
 def compiled(run: Run) -> PreflightReport:
-    """What the compiler says of one step."""
+    """Compile one step of a run, and return the report."""
     devices = math.prod(map(int, run.topology.split(":")[1].split("x")))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", devices)
@@ -137,9 +137,9 @@ def compiled(run: Run) -> PreflightReport:
 
 
 def _with_kernels(run: Run, report: PreflightReport) -> PreflightReport:
-    """With what kernels compute, written into the program as those do that say it themselves.
+    """Add the flops of the attention kernels to the report, as cost estimates in the HLO.
 
-    What lies behind a token is not computed, which is half.
+    Causal attention computes half of the scores: later tokens are masked.
     """
     heads = run.sizes[2] // run.tensor
     rows = run.batch * run.tensor
