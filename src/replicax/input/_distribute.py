@@ -103,6 +103,7 @@ class _StepFactory:
         if self.size is None and reading.shared:
             elements, begin_state = reading.open(state, skip)
             return reading.align(split_batches(elements, share), stop), begin_state
+        # A step is not a whole number of elements here, so skip steps instead of elements.
         elements, begin_state = reading.open(state)
         if self.size is None:
             chunks = split_batches(elements, share, shared=False)
@@ -222,6 +223,7 @@ def _leading_size(spec: Any, share: Share, cardinality: int) -> int | bool | Non
 
 
 def _is_static(source: InputSource) -> bool:
+    """Whether all sizes of the elements of `source` are known."""
     if not isinstance(source, DatasetSource):
         return False
     specs = _leaves(source.element_spec)
@@ -234,6 +236,7 @@ def _leaves(spec: Any) -> list[TensorSpec]:
 
 
 def _check(options: InputOptions, topology: Topology) -> None:
+    """Raise if `options` contradict each other or do not fit the topology."""
     per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
     if options.experimental_place_dataset_on_device and (
         not per_replica or options.experimental_fetch_to_device

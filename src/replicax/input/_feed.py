@@ -70,6 +70,7 @@ class Feed:
         return jax.tree.unflatten(treedef, [values[i] for i in range(len(leaves))])
 
     def _put(self, rows: list[np.ndarray]) -> list[jax.Array]:
+        """Put stacked rows on the replicas' devices, one row for each."""
         sharding = self.topology.stacked
         if self.topology.is_whole:
             put: list[jax.Array] = jax.device_put(rows, sharding)
@@ -170,6 +171,7 @@ class BufferPool:
         return copied
 
     def _allocate(self, size: int) -> bytearray:
+        """Return a free buffer of exactly `size` bytes, or a new one."""
         with suppress(IndexError):  # another thread emptied the pool meanwhile
             for _ in range(len(self._free)):
                 memory = self._free.pop()

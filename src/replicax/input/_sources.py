@@ -166,6 +166,7 @@ class ForeignSource:
         return skip_items(iter(self._elements()), skip), None
 
     def _elements(self) -> Iterator[Any]:
+        """Return the batches as NumPy arrays; raise if an iterator was used before."""
         if _is_one_shot(self._batches):
             if self._is_used:
                 raise ValueError(
@@ -216,6 +217,7 @@ def to_numpy(batch: Any) -> Any:
 
 
 def _batches_of(dataset: Any) -> Iterable[Any]:
+    """Return the batches of another library's dataset as an iterable."""
     as_numpy: Callable[[], Any] | None = getattr(dataset, "as_numpy_iterator", None)
     if as_numpy is not None:  # tf.data
         batches: Iterable[Any] = as_numpy()
@@ -232,6 +234,7 @@ def _is_one_shot(dataset: Any) -> bool:
 
 
 def _loose_spec(x: Any) -> TensorSpec:
+    """Return the spec of an array with an unknown number of rows."""
     array = np.asarray(x)
     return TensorSpec((None, *array.shape[1:]) if array.ndim else (), array.dtype)
 

@@ -252,6 +252,7 @@ class _Rows:
 
 
 def _rows(batch: Any) -> int:
+    """Return the number of rows of a batch; raise if it cannot be split over replicas."""
     leaves = jax.tree.leaves(batch, is_leaf=lambda x: getattr(x, "is_uneven", False))
     for leaf in leaves:
         if getattr(leaf, "is_uneven", False):
@@ -290,6 +291,7 @@ def _chunk_indices(share: Share, *, shared: bool) -> list[list[int]]:
 
 
 def _stacked(x: np.ndarray, mine: Sequence[int], size: int, share: Share) -> np.ndarray:
+    """Return the chunks `mine` of an array, stacked; a reshape if they are all of it."""
     if share.workers == 1:
         return _by_replica(x, share.replicas, size)
     return np.stack([x[j * size : (j + 1) * size] for j in mine])
@@ -317,6 +319,7 @@ def stack_parts(parts: Sequence[Any]) -> HostStep:
 
 
 def _pad_with_empty(step: Sequence[Any], replicas: int) -> list[Any]:
+    """Return `step` with empty parts added up to the number of replicas."""
     return [*step, *([empty_like(step[0])] * (replicas - len(step)))]
 
 

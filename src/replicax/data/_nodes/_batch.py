@@ -142,6 +142,7 @@ class _BatchStream(Stream):
         self._stream.close()
 
     def _most_batches(self, limit: int) -> int:
+        """Return how many batches to slice from one block: about `_BYTES_AHEAD`."""
         if not self._batch_bytes:
             return 1
         return max(1, min(limit, _BYTES_AHEAD // self._batch_bytes))
@@ -154,9 +155,10 @@ class _BatchStream(Stream):
         return self._block
 
     def _cut(self, block: Block, start: int, stop: int) -> Block:
+        """Return the rows `start` to `stop` of `block` as batches."""
         size = self._size
         part = block if stop - start == len(block) else block.slice(start, stop)
-        if stop - start <= size:
+        if stop - start <= size:  # a single batch is written to the consumer's memory
             rows: list[Row] = [tuple(part.columns_in(self._new))]
         elif isinstance(part, RowBlock):
             starts = range(0, stop - start, size)
@@ -290,6 +292,7 @@ def padded_shapes(structure: Structure, shapes: Any) -> list[Shape]:
 
 
 def _to_shape(shape: Any) -> Shape:
+    """Return a user's shape of a component, with None for -1."""
     sizes = shape.shape if isinstance(shape, TensorSpec) else shape
     try:
         known = [None if size is None else operator.index(size) for size in sizes]
@@ -307,6 +310,7 @@ def _to_shape(shape: Any) -> Shape:
 
 
 def _padding_values(structure: Structure, values: Any) -> list[Any]:
+    """Return one padding value for each leaf; a single value applies to all."""
     if values is None or not isinstance(values, (tuple, Mapping)):
         return [values] * structure.num_leaves
     try:
@@ -319,6 +323,7 @@ def _padding_values(structure: Structure, values: Any) -> list[Any]:
 
 
 def _pad_leaf(leaves: Sequence[Any], shape: Shape | None, value: Any) -> Array:
+    """Stack `leaves`, padded with `value` to `shape` or to the longest one."""
     arrays = [to_array(leaf) for leaf in leaves]
     ranks = {array.ndim for array in arrays} | (set() if shape is None else {len(shape)})
     if len(ranks) > 1:

@@ -186,10 +186,12 @@ def _as_block(structure: Structure, columns: list[Array], rows: int) -> Block:
 
 
 def _content(columns: list[Array], rows: int) -> bytes:
+    """Serialize the columns of a block."""
     file = io.BytesIO()
     file.write(_HEADER.pack(rows, len(columns)))
     for column in columns:
         if column.dtype == object:
+            # Strings: the shape, the length of each string, and all bytes joined.
             file.write(b"S")
             items = column.reshape(-1).tolist()
             _save(file, np.array(column.shape, np.int64))
@@ -202,6 +204,7 @@ def _content(columns: list[Array], rows: int) -> bytes:
 
 
 def _save(file: IO[bytes], array: Array) -> None:
+    """Append an array to `file` in NumPy's format, after the name of a dtype that it lacks."""
     # NumPy's format cannot name ml_dtypes such as bfloat16: store their bytes and the name.
     is_native = array.dtype.kind != "V" and array.dtype.isbuiltin == 1
     name = b"" if is_native else array.dtype.name.encode()
@@ -211,6 +214,7 @@ def _save(file: IO[bytes], array: Array) -> None:
 
 
 def _columns(file: io.BytesIO) -> tuple[int, list[Array]]:
+    """Deserialize a block: return its number of rows and its columns."""
     rows, count = _HEADER.unpack(file.read(_HEADER.size))
     return rows, [_load_column(file) for _ in range(count)]
 
@@ -226,6 +230,7 @@ def _load_column(file: io.BytesIO) -> Array:
 
 
 def _load(file: io.BytesIO) -> Array:
+    """Read an array that `_save` has written."""
     (length,) = struct.unpack("<B", file.read(1))
     name = file.read(length).decode()
     array: Array = np.lib.format.read_array(file, allow_pickle=False)
@@ -236,6 +241,7 @@ def _load(file: io.BytesIO) -> Array:
 
 
 def _read(file: IO[bytes], size: int, path: str, end: int) -> bytes:
+    """Read exactly `size` bytes; raise if the file ends before."""
     offset = file.tell()
     data = file.read(size) if size <= end - offset else b""
     if len(data) < size:

@@ -83,6 +83,7 @@ class _ChooseStream(Stream):
         return None
 
     def _pull_one(self, choice: Block) -> Block | None:
+        """Return one element for the single `choice`, without the bookkeeping of blocks."""
         number = int(choice.elements()[0])
         streams = self._branches.streams
         if not 0 <= number < len(streams):
@@ -129,6 +130,7 @@ class _ChooseStream(Stream):
         return selection.block
 
     def _end(self, number: int) -> None:
+        """Close an exhausted branch, which may end the pass."""
         self._branches.end(number)
         self._is_done = self._stop_on_empty or not any(self._branches.streams)
 

@@ -114,6 +114,7 @@ class _ZipStream(Stream):
                 pass_over(stream, 1)
 
     def _combine(self, blocks: Sequence[Block], size: int) -> Block:
+        """Return one block whose elements combine those of `blocks`, in columns if possible."""
         if self._structure is None:
             self._structure = _nest(self._nesting, [block.structure for block in blocks])
         if any(isinstance(block, RowBlock) for block in blocks):
@@ -124,6 +125,7 @@ class _ZipStream(Stream):
 
 
 def _nest(nesting: Structure, parts: Sequence[Structure]) -> Structure:
+    """Return the structure of elements that combine `parts` according to `nesting`."""
     placeholders = [part.unflatten([0] * part.num_leaves) for part in parts]
     if nesting.is_flat_tuple:
         return tuple_of(parts)
@@ -247,6 +249,7 @@ def require_alike(first: Any, second: Any, verb: str) -> None:
 
 
 def _difference(first: Any, second: Any) -> str:
+    """Describe how the structure or dtypes of two specs differ; empty if they do not."""
     structure, left = flatten(first)
     try:
         right = structure.leaves_of(second)

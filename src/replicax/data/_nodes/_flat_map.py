@@ -249,6 +249,7 @@ class InterleaveStream(Stream):
         self._stream.close()
 
     def _pull_slot(self, inner: Stream, limit: int) -> Block | None:
+        """Return elements of the current slot, within its turn; None if its stream has ended."""
         try:
             block = inner.pull(min(limit, self._left))
         except Exception:
@@ -261,9 +262,11 @@ class InterleaveStream(Stream):
         return block
 
     def _pull_turns(self, limit: int) -> Block | None:
+        """Return elements of several turns; None if a stream has ended before the first."""
         numbers = self._slots_of_turns(limit)
         selection = self._branches.select(numbers)
         self._advance(selection.count)
+        # Move past empty slots to the one that could not serve its element: it has failed or ended.
         while selection.count < len(numbers) and self._slot != numbers[selection.count]:
             self._next_slot()
         if selection.ended is not None:
@@ -301,6 +304,7 @@ class InterleaveStream(Stream):
         return None
 
     def _fill(self) -> None:
+        """Open the dataset of the next input element in the current slot."""
         block = self._stream.pull(1)
         if block is None:
             self._is_input_done = True

@@ -130,7 +130,7 @@ class _GroupStream(Stream):
                 self._inner = None
             elif not self._is_input_done:
                 self._read()
-            elif self._groups:
+            elif self._groups:  # incomplete groups at the end, in the order of their keys
                 self._begin(min(self._groups))
             else:
                 return None
@@ -141,6 +141,7 @@ class _GroupStream(Stream):
         self._stream.close()
 
     def _read(self) -> None:
+        """Read one element into its group, and start the dataset of the group if it is full."""
         block = self._stream.pull(1)
         if block is None:
             self._is_input_done = True
@@ -155,6 +156,7 @@ class _GroupStream(Stream):
             self._begin(key)
 
     def _begin(self, key: int) -> None:
+        """Open the dataset that the function returns for the group of `key`."""
         group = join(self._groups.pop(key))
         spec = self._spec
         if spec is None:

@@ -128,6 +128,7 @@ class ScanNode(_FunctionNode):
             state = following
 
     def _learn(self) -> Any:
+        """Return the traced spec of outputs, or infer it from one call."""
         outcome = self.outcome
         if outcome.verdict is Verdict.PROVED:
             return outcome.result
@@ -351,6 +352,7 @@ class _ResampleStream(Stream):
         self._stream.close()
 
     def _class_index(self, label: Any) -> int:
+        """Return `label` as an int; raise unless it is a class of the target distribution."""
         count = len(self._seen)
         if np.ndim(label) or not isinstance(label, np.integer) or not 0 <= label < count:
             raise InvalidArgumentError(

@@ -173,6 +173,7 @@ class _MapStream(Stream):
         self._end_threads()
 
     def _call_here(self, limit: int) -> list[Row]:
+        """Call the function on this thread; defer an error behind the results before it."""
         elements = self._elements.read(limit if limit < _MOST_ROWS else _MOST_ROWS)
         rows: list[Row] = []
         try:
@@ -195,6 +196,7 @@ class _MapStream(Stream):
         return rows
 
     def _call_in_threads(self, calls: Calls, limit: int) -> list[Row]:
+        """Queue elements for the worker threads, and return the next results in order."""
         while (room := calls.room(limit)) > 0:
             try:
                 elements = self._elements.read(room)
@@ -304,6 +306,7 @@ class _FilterStream(Stream):
         self._stream.close()
 
     def _select(self, block: Block) -> Block:
+        """Return the elements of `block` for which the predicate holds, up to one that raises."""
         places: list[int] = []
         for place, element in enumerate(block.elements()):
             self._index += 1

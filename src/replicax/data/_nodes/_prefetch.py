@@ -145,6 +145,7 @@ class PrefetchStream(Stream):
         self._thread.start()
 
     def _next_block(self) -> Block | None:
+        """Wait for the next block; return None at the end, or raise the error of an element."""
         shared = self._shared
         with shared.changed:
             shared.changed.wait_for(lambda: shared.ready or shared.is_done)
@@ -162,6 +163,7 @@ class PrefetchStream(Stream):
 
 
 def _read_ahead(shared: _Shared) -> None:
+    """Fill the buffer until the input ends or the consumer stops: the thread's function."""
     error: BaseException | None = None
     try:
         while room := shared.room():
@@ -248,6 +250,7 @@ class Calls:
             self._wake.put(False)
 
     def _wake_threads(self, num_threads: int) -> None:
+        """Start missing threads, up to the maximum, and wake as many as requested."""
         threads = min(num_threads, self._max_threads)
         for _ in range(threads - self._num_threads):
             new_thread(self._run_worker, name="replicax-map", stop=self.stop).start()
@@ -256,6 +259,7 @@ class Calls:
             self._wake.put(True)
 
     def _wait_for(self, number: int, timeout: float | None = None) -> None:
+        """Wait until result `number` has arrived, or for `timeout` seconds per arrival."""
         # Threads check this after storing a result: set it before checking `_done`, or a result
         # stored in between would not be signalled.
         self._awaited = number
@@ -271,6 +275,7 @@ class Calls:
                 self._is_quick = time.perf_counter() - began < _QUICK_CALL * calls
 
     def _drain(self) -> int:
+        """Call the function on queued elements until the queue is empty; return how many."""
         todo, done, function = self._todo, self._done, self._function
         calls = 0
         while True:

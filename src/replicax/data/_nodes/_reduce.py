@@ -110,6 +110,7 @@ class GroupByReducerNode(UnaryNode):
         return map_leaves(lambda leaf: opened(leaf_spec(to_leaf(leaf))), self.folding.end(state))
 
     def _trace_spec(self) -> TraceOutcome:
+        """Trace the functions; the result is the spec of elements."""
         folding = self.folding
         keys = traced_on(self.input, self.key)
         first = traced(folding.init.function, _KEY)
@@ -153,6 +154,7 @@ class _GroupByReducerStream(Stream):
         self._stream.close()
 
     def _fold(self) -> dict[int, Any]:
+        """Read the whole input and return the final state of each key."""
         node, states, index = self._node, {}, 0
         while (block := self._stream.pull(1)) is not None:
             element = block.elements()[0]

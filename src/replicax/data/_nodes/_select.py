@@ -160,6 +160,7 @@ class _RepeatStream(Stream):
         self._epoch = self._epoch + 1 if self._seen or self._count >= 0 else self._count
 
     def _skip_epochs(self, count: int) -> int:
+        """Skip whole epochs if their size is known; return how many elements that were."""
         size = self._node.cardinality
         if size <= 0:
             return 0

@@ -124,6 +124,7 @@ class _PoolStore(Store):
         self._size = 0
 
     def _slots_for(self, count: int) -> Array:
+        """Return `count` free slots, growing the pool if necessary."""
         if len(self._free) < count:
             grown = max(2 * self._size, self._size + count, 64)
             self._grow(grown)
@@ -284,6 +285,7 @@ class _ShuffleStream(Stream):
         self._stream.close()
 
     def _next_handles(self, limit: int) -> Array | None:
+        """Return up to `limit` handles in output order, or None at the end."""
         if not self._is_filled:
             self._fill()
         if not len(self._ready) and not self._is_done:
@@ -298,6 +300,7 @@ class _ShuffleStream(Stream):
         return handles
 
     def _fill(self) -> None:
+        """Fill the buffer; after an error of the input, a second call continues."""
         while self._missing:
             block = self._stream.pull(min(self._missing, _FILL))
             if block is None:

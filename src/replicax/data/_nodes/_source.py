@@ -358,6 +358,7 @@ class RowStream(Stream):
             close()
 
     def _next_row(self) -> Row | None:
+        """Advance the iterator; return the leaves of its element, or None at the end."""
         try:
             element = next(self._items)
         except StopIteration:
@@ -381,6 +382,7 @@ class RowStream(Stream):
         return tuple(own(self._fit(v, spec)) for v, spec in zip(leaves, self._specs, strict=True))
 
     def _fit(self, value: Any, spec: TypeSpec) -> Any:
+        """Convert a leaf to the dtype of `spec`; raise if that fails or the shape differs."""
         if not isinstance(spec, TensorSpec):
             return to_leaf(value)
         try:

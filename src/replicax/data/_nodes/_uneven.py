@@ -56,6 +56,7 @@ class RaggedBatchNode(BatchingNode):
         return _RaggedStream(self, run)
 
     def _is_ragged(self, spec: Any) -> bool:
+        """Whether the first axis of `spec` may vary in size; raise if other axes may."""
         if not isinstance(spec, TensorSpec):
             raise ArgumentTypeError(
                 f"ragged_batch() needs elements of arrays, but a part is {spec}. Turn nested"
@@ -181,6 +182,7 @@ class _SparseStream(Stream):
         self._stream.close()
 
     def _sparse(self, leaves: Sequence[Any]) -> SparseTensor:
+        """Return the batch of `leaves`; raise if one does not fit in `row_shape`."""
         rows = [to_array(leaf) for leaf in leaves]
         wanted = self._node.row_shape
         for row in rows:

@@ -158,6 +158,7 @@ def _remove_axis(leaf: Any, verb: str) -> TensorSpec:
 
 
 def _unstack(batch: Block) -> Block:
+    """Return the rows of a block of one batch; raise if its leaves differ in length."""
     leaves = batch.rows()[0]
     sizes: set[int] = {leaf.shape[0] if getattr(leaf, "shape", ()) else -1 for leaf in leaves}
     if len(sizes) != 1 or -1 in sizes:
@@ -274,6 +275,7 @@ class _WindowStream(Stream):
             self._waiting = block.slice(good, len(block)) if good < len(block) else None
 
     def _datasets(self, window: Block) -> Row:
+        """Return a dataset for each leaf of `window`."""
         specs = self._specs or [opened(leaf_spec(leaf)) for leaf in window.rows()[0]]
         if window.is_columnar():
             columns = zip(window.columns(), specs, strict=True)

@@ -313,6 +313,7 @@ def _check_state_dtype(old: Any, new: Any) -> None:
 
 
 def _distribution(values: Sequence[float], name: str) -> tuple[float, ...]:
+    """Return non-negative `values` scaled to a sum of 1."""
     if isinstance(values, (str, bytes)) or not hasattr(values, "__len__"):
         raise ArgumentTypeError(
             f"rejection_resample({name}={values!r:.60}): give a list with a number for each class."

@@ -391,6 +391,7 @@ def _declared(types: Any, shapes: Any, signature: Any) -> Any:
 
 
 def _signature(types: Any, shapes: Any) -> Any:
+    """Return the specs of `output_types` and `output_shapes`."""
     structure, dtypes = flatten(types)
     if shapes is None:
         return structure.unflatten([TensorSpec(None, dtype) for dtype in dtypes])
