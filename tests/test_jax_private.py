@@ -281,7 +281,7 @@ def test_the_coordination_service_can_be_had_without_jax():
         _enter_without_init("replicax")
         from replicax.workers import _keeper, _wire
         assert not {"jax", "jaxlib"} & set(sys.modules)
-        service, address = _keeper._service("127.0.0.1", 1, None, 0)
+        service, address = _keeper._start_service("127.0.0.1", 1, None, 0)
         assert service is not None
         assert "jax" not in sys.modules
         client = _keeper._jaxlib_private.connected_client(address, 0, 10)

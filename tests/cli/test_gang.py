@@ -141,7 +141,7 @@ def test_an_output_that_nobody_reads_gives_one_warning(capfd):
 
     assert lines == ["one", "two", "three"]
     assert out.getvalue() == "[w] one\n"
-    assert capfd.readouterr().err.count("cannot be shown any more") == 1
+    assert capfd.readouterr().err.count("can no longer be shown") == 1
 
 
 def test_a_full_disk_gives_one_warning_and_the_worker_goes_on(capfd):
@@ -153,7 +153,7 @@ def test_a_full_disk_gives_one_warning_and_the_worker_goes_on(capfd):
         splitter.feed(b"text\n")
 
     assert out.getvalue() == "[w] text\n" * 3
-    assert capfd.readouterr().err.count("cannot be written any more: No space left") == 1
+    assert capfd.readouterr().err.count("can no longer be written: No space left") == 1
 
 
 def test_a_run_whose_reader_has_gone_comes_to_its_end(tmp_path):
@@ -172,7 +172,7 @@ def test_a_run_whose_reader_has_gone_comes_to_its_end(tmp_path):
     launcher.stderr.close()
 
     assert launcher.returncode == 0
-    assert said.count("cannot be shown any more") == 1
+    assert said.count("can no longer be shown") == 1
     assert (tmp_path / "done").exists()
     assert sys.executable not in said
 

@@ -254,8 +254,8 @@ def test_what_workers_say_cannot_steer_the_terminal():
 def test_a_page_needs_no_other_file_and_its_tags_are_closed(tmp_path):
     reporter = Reporter(tmp_path / "run.html", "train <x>.py")
     reporter.begin("127.0.0.1:1", "token")
-    reporter._take(reporter.attempts[0], STATUS)
-    reporter._take(reporter.attempts[0], STATUS)
+    reporter._add_status(reporter.attempts[0], STATUS)
+    reporter._add_status(reporter.attempts[0], STATUS)
     reporter.end(1, "worker 0 <failed>")
     reporter.write()
 

@@ -21,7 +21,7 @@ from replicax.workers import _hub, _join, _watch, _wire
 from replicax.workers._hub import Hub, HubOptions
 from replicax.workers._join import HubProcess, prove
 from replicax.workers._sessions import NOTICES, bare_python
-from replicax.workers._wire import Listener, Wire
+from replicax.workers._wire import Acceptor, Wire
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import ROOT
 
@@ -54,7 +54,7 @@ def hub(size, **more):
 
     def serve():
         try:
-            door = Listener(_wire.listen(told.address), TOKEN)
+            door = Acceptor(_wire.listen(told.address), TOKEN)
             listening.set()
             Hub(told, door).serve(lambda: reasons[0] if reasons else "")
             for visitor in list(door.connections.values()):
@@ -178,7 +178,7 @@ def test_nothing_that_a_reader_says_moves_the_run(run, data):
 
 def test_a_reader_that_takes_nothing_in_keeps_nobody_waiting(monkeypatch):
     monkeypatch.setattr(_wire, "_SEND_PATIENCE", 1e6)  # who waits for it, waits for ever
-    door = Listener(_wire.listen("127.0.0.1:0"), TOKEN)
+    door = Acceptor(_wire.listen("127.0.0.1:0"), TOKEN)
     ours, theirs = socket.socketpair()
     with contextlib.closing(door.selector), contextlib.closing(door), ours, theirs:
         visitor = _wire.Connection(Wire.__new__(Wire), "", trusted=True, reads=True)

@@ -290,8 +290,8 @@ def _to_device_coordinates(
 ) -> npt.NDArray[np.int32]:
     if device_coordinates is None:
         raise PlacementError(
-            "Topology needs device_coordinates and mesh_shape: for each task, the x, y, z and"
-            " core number of each of its cores, such as [[[0, 0, 0, 0], [0, 0, 0, 1]]]."
+            "Topology needs device_coordinates in addition to mesh_shape: for each task, the x, y,"
+            " z and core number of each of its cores, such as [[[0, 0, 0, 0], [0, 0, 0, 1]]]."
         )
     coordinates = to_whole_numbers(device_coordinates, "device_coordinates")
     if coordinates.ndim != 3 or coordinates.shape[2] != MESH_RANK or not coordinates.size:

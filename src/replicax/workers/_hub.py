@@ -26,7 +26,7 @@ from replicax.workers._keeper import Keeper
 from replicax.workers._reports import Report
 from replicax.workers._sessions import Owner, ignore_notices, name_process
 from replicax.workers._settings import HubOptions
-from replicax.workers._wire import Connection, Listener, Message, raise_file_limit
+from replicax.workers._wire import Acceptor, Connection, Message, raise_file_limit
 
 if TYPE_CHECKING:
     from replicax.workers import _metrics
@@ -58,12 +58,12 @@ class Hub:
     def __init__(
         self,
         options: HubOptions,
-        listener: Listener,
+        acceptor: Acceptor,
         keeper: Keeper | None = None,
         metrics: "_metrics.Metrics | None" = None,
     ) -> None:
         self._options = options
-        self._listener = listener
+        self._acceptor = acceptor
         self._keeper = keeper
         self._metrics = metrics
         self._members: dict[int, Member] = {}
@@ -77,16 +77,16 @@ class Hub:
         self._is_broken = self._is_ending = False
         self._gone: dict[int, Message] = {}  # the last status of workers that are gone
         self._news: list[str] = []
-        self._readers = _watch.Readers(listener)
+        self._readers = _watch.Readers(acceptor)
         self._council = Council(options.hosts, self._abandon_roll_call)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
         """Serve until the last worker has left, the roll call failed, or ``why_end()`` is given."""
         while not self._is_over():
-            for connection in self._listener.poll(_TICK):
+            for connection in self._acceptor.poll(_TICK):
                 self._receive(connection)
-            self._listener.drop_stale()
+            self._acceptor.drop_stale()
             if why := why_end():
                 self._shut_down(why)
             elif self._keeper and (why := self._keeper.why_lost(self._options.ping_timeout)):
@@ -98,7 +98,7 @@ class Hub:
             self._readers.publish(self._status)
             if self._metrics:
                 self._metrics.note(self._status)
-        self._listener.close()
+        self._acceptor.close()
         self._readers.publish(self._status, at_once=True)
 
     def _status(self) -> Message:
@@ -119,7 +119,7 @@ class Hub:
 
     def is_deserted(self) -> bool:
         """Whether no worker is connected."""
-        return not any(v.index is not None for v in self._listener.connections.values())
+        return not any(v.index is not None for v in self._acceptor.connections.values())
 
     # Connections.
 
@@ -128,7 +128,7 @@ class Hub:
         try:
             messages = connection.wire.read_available()
             for message in messages or ():
-                if connection.wire.socket in self._listener.connections:  # not closed meanwhile
+                if connection.wire.socket in self._acceptor.connections:  # not closed meanwhile
                     self._dispatch(connection, message)
         except Exception as error:  # a malformed message must not end the hub
             self._disconnected(connection, f"it violated the protocol ({error})")
@@ -142,7 +142,7 @@ class Hub:
     def _dispatch(self, connection: Connection, message: Message) -> None:
         """Route a message by the state of its connection."""
         if not connection.trusted:
-            self._listener.prove(connection, message)
+            self._acceptor.prove(connection, message)
         elif connection.reads:
             raise _wire.WireError("readers must not send messages")
         elif connection.launches:
@@ -154,7 +154,7 @@ class Hub:
 
     def _disconnected(self, connection: Connection, why: str) -> None:
         """Handle a closed connection: a worker's is a failure of the run once it has started."""
-        self._listener.disconnect(connection)
+        self._acceptor.disconnect(connection)
         self._council.leave(connection)
         index = connection.index
         if index is None or index not in self._members:
@@ -173,7 +173,7 @@ class Hub:
         size, is_over = self._options.size, self._started
         if fault := self._failure or _reports.refusal(facts, present, size, is_over=is_over):
             connection.wire.send({"refused": fault})
-            self._listener.disconnect(connection)
+            self._acceptor.disconnect(connection)
             self._note_refusal(fault)
             return
         connection.index = facts["index"]
@@ -191,7 +191,7 @@ class Hub:
         self._failure = self._failure or why
         for member in self._members.values():
             member.connection.wire.send({"refused": why})
-            self._listener.disconnect(member.connection)
+            self._acceptor.disconnect(member.connection)
         self._members.clear()
 
     def _note_refusal(self, fault: str) -> None:
@@ -204,7 +204,7 @@ class Hub:
         self._refused = [*self._refused[-4:], fault]
         self._deadline = min(self._deadline, time.monotonic() + AFTER_REFUSAL)
         left = self._deadline - time.monotonic()
-        self._listener.broadcast({"waiting": f"refused: {fault} Waiting for {left:.0f} s more."})
+        self._acceptor.broadcast({"waiting": f"refused: {fault} Waiting for {left:.0f} s more."})
 
     def _call_roll(self) -> None:
         """Fail the roll call at its deadline; until then, report regularly who is missing."""
@@ -221,7 +221,7 @@ class Hub:
         elif now - self._announced_at > _TELL_EVERY:
             self._announced_at = now
             text = f"waiting for {self._absent()}, {waited:.0f} s"
-            self._listener.broadcast({"waiting": text + self._incidents()})
+            self._acceptor.broadcast({"waiting": text + self._incidents()})
 
     def _absent(self) -> str:
         places = enumerate(self._options.addresses)
@@ -232,7 +232,7 @@ class Hub:
 
     def _incidents(self) -> str:
         lines = [f" Refused: {fault}" for fault in self._refused]
-        if places := self._listener.rejected_peers:
+        if places := self._acceptor.rejected_peers:
             lines += [
                 f" A process at {places[-1]} did not know the token of this run: it belongs to"
                 " another run, or has another REPLICAX_TOKEN."
@@ -241,13 +241,13 @@ class Hub:
 
     def _abort_roll_call(self, why: str) -> None:
         """Refuse all workers, and stop listening."""
-        for connection in list(self._listener.connections.values()):
+        for connection in list(self._acceptor.connections.values()):
             if connection.host is not None:
                 continue  # launchers stay connected to agree on whether to restart
             if connection.trusted:
                 connection.wire.send({"refused": why})
-            self._listener.disconnect(connection)
-        self._listener.close()
+            self._acceptor.disconnect(connection)
+        self._acceptor.close()
         self._members.clear()
         self._started = True  # the roll call is over; `serve` returns once the hub is empty
 
@@ -268,8 +268,8 @@ class Hub:
 
     def _fail_run(self, kind: str, text: str) -> None:
         """Notify all workers that the run cannot continue."""
-        self._listener.close()
-        self._listener.broadcast(Report(kind, None, text).to_message())
+        self._acceptor.close()
+        self._acceptor.broadcast(Report(kind, None, text).to_message())
         self._add_news(text)
         self._is_broken = True
 
@@ -282,7 +282,7 @@ class Hub:
         now = time.monotonic()
         for member in self._members.values():
             member.progress.heard = member.progress.moved = now
-        self._listener.broadcast(
+        self._acceptor.broadcast(
             {
                 "go": {
                     "service": self._keeper.address if self._keeper else "",
@@ -330,9 +330,9 @@ class Hub:
         offers[index] = value
         if len(offers) == self._options.size:
             del self._offers[key], self._asked_at[key]
-            self._listener.broadcast({"answer": key, "values": [offers[i] for i in sorted(offers)]})
+            self._acceptor.broadcast({"answer": key, "values": [offers[i] for i in sorted(offers)]})
         elif self._gone.keys() - offers.keys():
-            self._listener.broadcast({"never": key})
+            self._acceptor.broadcast({"never": key})
 
     def _check_workers(self) -> None:
         """Detect workers that are silent, blocked in file I/O, stuck, or running other code."""
@@ -365,13 +365,13 @@ class Hub:
         return self._asked_at[key], [i for i in self._members if i not in self._offers[key]]
 
     def _report_hanging(self, index: int, seconds: float) -> None:
-        self._listener.broadcast({"stacks": index})
+        self._acceptor.broadcast({"stacks": index})
         what = self._members[index].progress.disk[0]
         self._give_up(index, _reports.hangs(what, seconds))
 
     def _report_stuck(self, late: int, waiting: int, seconds: float) -> None:
         ahead = self._members[waiting].progress
-        self._listener.broadcast({"stacks": late})
+        self._acceptor.broadcast({"stacks": late})
         self._give_up(
             late,
             f"it is alive but stuck: it has not moved for {seconds:.0f} s, while"
@@ -393,12 +393,12 @@ class Hub:
             why: The cause, for the message.
             quietly: The worker finished: not a failure of the run.
         """
-        self._listener.close()
+        self._acceptor.close()
         member = self._members[index]
         count = member.progress.count
         step = _reports.at_step(count, member.progress.what)
         text = _reports.gone(self._name(index).capitalize(), step, why)
-        self._listener.broadcast(
+        self._acceptor.broadcast(
             Report("left" if quietly else "lost", index, text, count).to_message()
         )
         if not quietly:
@@ -410,7 +410,7 @@ class Hub:
         self._is_broken |= not quietly
         # Exchanges to which it has not contributed can never complete.
         for key in [k for k, offers in self._offers.items() if index not in offers]:
-            self._listener.broadcast({"never": key})
+            self._acceptor.broadcast({"never": key})
 
     def _add_news(self, text: str) -> None:
         if not self._is_broken:  # later failures are consequences, not the cause
@@ -476,7 +476,7 @@ def main() -> None:
     metrics = None
     if others:  # this starts a thread, so only after the keeper has forked
         metrics = _metrics.Metrics(others[0], options.token)
-    hub = Hub(options, Listener(listener, options.token), keeper, metrics)
+    hub = Hub(options, Acceptor(listener, options.token), keeper, metrics)
     if keeper.fault:
         place = f"{options.bind or host}:{port or '(any port)'}"
         hub.fail_roll_call(_reports.no_service(place, keeper.fault))

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from replicax.workers._wire import Connection, Listener, Message
+from replicax.workers._wire import Acceptor, Connection, Message
 
 _REMEMBERED = 64
 FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
@@ -253,13 +253,13 @@ _LONGEST = 300  # characters of a text from a worker
 class Readers:
     """The clients of a hub that only observe the run."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
         self._sent_at = 0.0
 
     def publish(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
         """Send ``status()`` to the readers, if there are any, at most once per `EVERY` seconds."""
-        if not (readers := self._listener.readers()):
+        if not (readers := self._acceptor.readers()):
             return
         now = time.monotonic()
         news = b""
@@ -277,7 +277,7 @@ class Readers:
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._listener.disconnect(connection)
+            self._acceptor.disconnect(connection)
             return
         connection.unsent = data[sent:]
 

@@ -3,7 +3,7 @@
 Nothing else is ever parsed: no pickle, no code. Lines have a maximum length, and an unexpected
 message before authentication closes the connection.
 
-`Wire` is one end of a connection, `Listener` the server side of all of them. Anything that can
+`Wire` is one end of a connection, `Acceptor` the server side of all of them. Anything that can
 reach the port can connect, so an unauthenticated peer may send little data, must authenticate soon,
 and only a few of them are kept: the oldest is dropped when there are too many. Nothing that they
 send, nor a lack of file descriptors, ends the hub.
@@ -243,7 +243,7 @@ class Connection:
     since: float = field(default_factory=time.monotonic)
 
 
-class Listener:
+class Acceptor:
     """The listening socket, and the connections that it accepted."""
 
     def __init__(self, listener: socket.socket, token: str) -> None:
