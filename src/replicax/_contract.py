@@ -30,7 +30,7 @@ def never(*_: Any, **__: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class LibraryFeature:
-    """A feature for users that works only if the library has the parts it needs.
+    """A user-visible feature that works only if the library has the parts it needs.
 
     Attributes:
         name: The name of the feature in error messages.

@@ -78,7 +78,7 @@ def _silence(bound: inspect.BoundArguments) -> None:
 
 
 def _put_in_order(bound: inspect.BoundArguments, home: Any) -> None:
-    """Return predictions in the order that rows had before they were distributed to workers."""
+    """Make `predict` return rows in the order they had before they were distributed to workers."""
     if not home.topology.is_whole and len(home.topology.own) > 1:
         bound.arguments["x"] = DatasetAdapter(bound.arguments["x"], home, was_dealt=True)
 

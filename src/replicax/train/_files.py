@@ -145,12 +145,12 @@ def locked(folder: str) -> Iterator[bool]:
         yield False
         return
     try:
-        yield is_locked(fd)
+        yield try_lock(fd)
     finally:
         os.close(fd)
 
 
-def is_locked(fd: int) -> bool:
+def try_lock(fd: int) -> bool:
     """Try to lock an open folder until ``fd`` is closed; return False if it is already locked.
 
     Return True if the file system does not support locks.

@@ -13,7 +13,7 @@ from replicax.data._errors import DataLossError, FailedPreconditionError, NotFou
 from replicax.data._paths import absolute, is_url, user_path
 from replicax.train import _store
 from replicax.train._checkpoint import Checkpoint
-from replicax.train._files import is_locked
+from replicax.train._files import try_lock
 from replicax.train._objects import take_directory
 from replicax.train._options import is_async
 from replicax.train._reader import log, stored_in
@@ -297,7 +297,7 @@ def _claimed(manager: CheckpointManager, directory: str) -> str:
     place = os.path.realpath(directory)
     if place not in _claims:
         fd = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
-        if not is_locked(fd) and (holder := _holder(fd)):
+        if not try_lock(fd) and (holder := _holder(fd)):
             os.close(fd)
             return (
                 f"Another run saves its checkpoints into {directory!r}: {holder}. Two runs would"
