@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
@@ -274,7 +275,7 @@ def test_checkpoints_of_other_places_are_refused(store):
 def test_numbers_of_workers_that_do_not_share_the_store_are_not_mixed(store):
     """What one process claims, a process with another memory does not see."""
     at = _objects.Objects(f"{FOLDER}/ckpt-1")
-    folder = at.begin(None)
+    folder = at.begin(ExitStack())
     assert at.sees(folder)
     store.store.clear()
     assert not at.sees(folder)
@@ -288,7 +289,7 @@ def test_a_save_whose_claim_was_replaced_does_not_commit(store):
         result = work()
         if store.requests[-1][1].endswith("small/0"):
             store.fault = None
-            _objects.Objects(path).begin(None)  # of another process
+            _objects.Objects(path).begin(ExitStack())  # of another process
         return result
 
     with faulty(store, act), pytest.raises(OSError, match="has begun to save"):
@@ -296,3 +297,35 @@ def test_a_save_whose_claim_was_replaced_does_not_commit(store):
     v = rx.Variable(0.0)
     rx.train.Checkpoint(v=v).read(path)
     assert float(v) == 1.0
+
+
+def test_a_save_in_progress_is_not_removed_by_a_manager_of_the_same_process(store):
+    def act(number, work):
+        result = work()
+        if store.requests[-1][1].endswith("small/0"):
+            store.fault = None
+            Run().step(2)  # takes the directory
+        return result
+
+    with faulty(store, act):
+        rx.train.Checkpoint(v=rx.Variable(1.0)).write(f"{FOLDER}/ckpt-1")
+
+    assert rx.train.latest_checkpoint(FOLDER) == f"{FOLDER}/ckpt-1"
+    assert unreachable(store.names()) == set()
+
+
+def test_a_failed_save_removes_what_a_killed_one_before_it_left(store):
+    path, checkpoint = f"{FOLDER}/best", rx.train.Checkpoint(v=rx.Variable(1.0))
+    with faulty(store, kill_at(4)), pytest.raises(Killed):
+        checkpoint.write(path)
+    new_process()
+    assert any("/best/data-" in name for name in store.names())
+
+    def refuse(number, work):
+        if store.requests[-1][1].endswith("small/0"):
+            raise PermissionError("403 Forbidden")
+        return work()
+
+    with faulty(store, refuse), pytest.raises(OSError, match="403"):
+        checkpoint.write(path)
+    assert not any("/best/" in name for name in store.names())

@@ -22,6 +22,7 @@ import orbax.checkpoint
 import pytest
 
 import replicax as rx
+from replicax import _faults
 from replicax.train import _store
 from replicax.workers._watch import disk
 from tests.multi_process import saver
@@ -342,6 +343,36 @@ def test_a_save_that_another_one_is_busy_with_is_not_swept_away(tmp_path):
     saved(path, 2.0)  # it has given up
     assert not os.path.isdir(os.path.join(path, folder))
     assert value_at(path) == 2.0
+
+
+def test_a_run_removes_what_killed_saves_have_left(tmp_path):
+    def manager():
+        checkpoint = rx.train.Checkpoint(v=rx.Variable([1.0] * 5))
+        return rx.train.CheckpointManager(checkpoint, tmp_path, 1)
+
+    run = manager()
+    run.save(10)
+    _faults.arm("prune:raise")  # as if killed: nothing is done after it
+    try:
+        with pytest.raises(ValueError, match="REPLICAX_FAULT"):
+            run.save(20)
+    finally:
+        _faults.arm("")
+    with _store.ExitStack() as stack:
+        _store.place_of(str(tmp_path / "ckpt-30")).begin(stack)
+    for name in ("ckpt-1", "ckpt-2", "best-1"):  # not ours, or of another name
+        (tmp_path / name).mkdir()
+    (tmp_path / "ckpt-2" / "notes").write_text("mine")
+    shutil.copytree(tmp_path / "ckpt-30", tmp_path / "best-2")
+    with _store.ExitStack() as stack:  # somebody is writing it
+        folder = _store.place_of(str(tmp_path / "ckpt-40")).begin(stack)
+        del run
+        manager().save(50)
+        assert (tmp_path / "ckpt-40" / folder).is_dir()
+
+    names = ["best-1", "best-2", "ckpt-1", "ckpt-2", "ckpt-40", "ckpt-50"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == names
+    assert (tmp_path / "ckpt-2" / "notes").read_text() == "mine"
 
 
 def test_a_checkpoint_of_another_run_that_is_replaced_is_named(tmp_path, caplog):

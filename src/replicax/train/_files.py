@@ -150,6 +150,18 @@ def locked(folder: str) -> Iterator[bool]:
         os.close(fd)
 
 
+@contextmanager
+def new_folder(discard: Callable[[str], None]) -> Iterator[str]:
+    """Yield a name for the folder of a new save; call ``discard`` with it if the body fails."""
+    folder = f"data-{secrets.token_hex(8)}"
+    try:
+        yield folder
+        fault_point("commit-begin")
+    except BaseException:
+        discard(folder)
+        raise
+
+
 def try_lock(fd: int) -> bool:
     """Try to lock an open folder until ``fd`` is closed; return False if it is already locked.
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import secrets
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -29,15 +28,10 @@ class Folder:
 
     def begin(self, stack: ExitStack) -> str:
         """Create a data folder for a new save, locked until ``stack`` closes; return its name."""
-        folder = f"data-{secrets.token_hex(8)}"
-        place = os.path.join(self.path, folder)
-        try:
+        with _files.new_folder(self.discard) as folder:
+            place = os.path.join(self.path, folder)
             os.makedirs(place)
             stack.enter_context(_files.locked(place))
-            fault_point("commit-begin")
-        except BaseException:
-            self.discard(folder)
-            raise
         return folder
 
     def discard(self, folder: str) -> None:
@@ -71,15 +65,19 @@ class Folder:
 
     def sweep(self) -> None:
         """Remove unused files and folders that earlier saves left in this checkpoint."""
-        for name in os.listdir(self.path):
-            if DATA.fullmatch(name):
-                with _files.locked(os.path.join(self.path, name)) as is_ours:
-                    # A writer puts its manifest before it releases the lock.
-                    if is_ours and name != folder_of(self.path):
-                        shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
-            elif _DRAFT.fullmatch(name):
-                with suppress(FileNotFoundError):
-                    os.unlink(os.path.join(self.path, name))
+        # A writer locks its folder before it drafts the manifest. So the writer of each of these
+        # drafts is found below, unless it is gone or has put its manifest.
+        drafts = [name for name in os.listdir(self.path) if _DRAFT.fullmatch(name)]
+        is_being_written = False
+        for name in filter(DATA.fullmatch, os.listdir(self.path)):
+            with _files.locked(os.path.join(self.path, name)) as is_ours:
+                # A writer puts its manifest before it releases the lock.
+                if is_ours and name != folder_of(self.path):
+                    shutil.rmtree(os.path.join(self.path, name), ignore_errors=True)
+                is_being_written |= not is_ours
+        for name in () if is_being_written else drafts:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.path, name))
 
     def remove(self) -> None:
         """Remove the checkpoint, its manifest first."""
@@ -89,3 +87,25 @@ class Folder:
             self.sweep()
         with suppress(OSError):  # it is not empty: the user's files are in it
             os.rmdir(self.path)
+
+    def remove_partial(self) -> None:
+        """Remove what a save or a removal that was killed has left, unless one is in progress."""
+        with suppress(OSError):  # it is gone, or no folder, or has somebody else's files
+            names = os.listdir(self.path)
+            if MANIFEST not in names and any(
+                DATA.fullmatch(x) or _DRAFT.fullmatch(x) for x in names
+            ):
+                self.sweep()
+                os.rmdir(self.path)
+
+
+def take_directory(directory: str, prefix: str) -> None:
+    """Remove what dead saves have left in a directory that this run has locked.
+
+    Args:
+        directory: The path.
+        prefix: How the names of the run's checkpoints begin.
+    """
+    for name in os.listdir(directory):
+        if name.startswith(prefix):
+            Folder(os.path.join(directory, name)).remove_partial()

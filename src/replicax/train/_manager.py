@@ -11,10 +11,9 @@ from typing import Any
 
 from replicax.data._errors import DataLossError, FailedPreconditionError, NotFoundError
 from replicax.data._paths import absolute, is_url, user_path
-from replicax.train import _store
+from replicax.train import _folder, _objects, _store
 from replicax.train._checkpoint import Checkpoint
 from replicax.train._files import try_lock
-from replicax.train._objects import take_directory
 from replicax.train._options import is_async
 from replicax.train._reader import log, stored_in
 from replicax.workers import _group
@@ -236,10 +235,12 @@ class CheckpointManager:
         self._is_claimed = True
 
     def _claimed(self) -> str:
-        if not is_url(self._directory):
-            return _claimed(self, self._directory)
+        is_local = not is_url(self._directory)
+        if is_local and (failure := _claimed(self, self._directory)):
+            return failure
         with disk.at(f"taking over {self._directory!r}"):
-            take_directory(self._directory, f"{self._name}-")
+            module = _folder if is_local else _objects
+            module.take_directory(self._directory, f"{self._name}-")
         return ""
 
     def _common(self) -> list[str]:

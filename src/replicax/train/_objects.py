@@ -12,11 +12,11 @@ no decision depends on one:
 
 import json
 import os
-import secrets
 import socket
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -37,6 +37,7 @@ INDEX = "checkpoint-index.json"
 _AT_ONCE = 8 << 20  # bytes written between two progress reports to the watchdog
 _AT_A_TIME = 16  # concurrent requests
 _owned: set[str] = set()  # directories whose index names this process as owner
+_saving: Counter[str] = Counter()  # saves of this process in progress, by checkpoint
 _lock = threading.RLock()
 
 
@@ -52,19 +53,15 @@ class Objects:
         self._is_sent = False
 
     def begin(self, stack: ExitStack) -> str:
-        """Claim the checkpoint for a new save; return the name of its data folder."""
-        del stack  # a store has no locks
+        """Claim the checkpoint for a new save, until ``stack`` closes; return its data folder's name."""
         self._check_path()
-        folder = f"data-{secrets.token_hex(8)}"
-        old = self._claim()
-        left = {*old.get("left", ()), old.get("folder"), folder_of(self.path)} - {None}
-        self._index(is_begun=True)
-        self._put_claim(folder, sorted(left))
-        try:
-            fault_point("commit-begin")
-        except BaseException:
-            self.discard(folder)
-            raise
+        _saving[self.path] += 1
+        stack.callback(_saving.subtract, [self.path])
+        with _files.new_folder(self.discard) as folder:
+            old = self._claim()
+            left = {*old.get("left", ()), old.get("folder"), folder_of(self.path)} - {None}
+            self._index(is_begun=True)
+            self._put_claim(folder, sorted(left))
         return folder
 
     def discard(self, folder: str) -> None:
@@ -73,7 +70,10 @@ class Objects:
             return
         with suppress(Exception):  # report the error of the save, not this one
             self._remove_folder(folder)
-            if self._claim().get("folder") == folder and folder_of(self.path) is None:
+            claim = self._claim()
+            if claim.get("folder") == folder and folder_of(self.path) is None:
+                for name in claim["left"]:
+                    self._remove_folder(name)
                 self._remove_object(CLAIM)
                 self._index(is_begun=False)
 
@@ -224,7 +224,7 @@ def take_directory(directory: str, prefix: str) -> None:
         _owned.add(directory)
     for name in index["names"]:
         path = f"{directory}/{name}"
-        if name.startswith(prefix) and not is_stored(path):
+        if name.startswith(prefix) and not _saving[path] and not is_stored(path):
             Objects(path).remove()
 
 
