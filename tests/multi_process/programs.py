@@ -603,10 +603,10 @@ def refused_checkpoints(folder):
 def left_alive(how, folder):
     """Worker 1 fails and lives on until worker 0 has seen it; return what both see."""
     noticed = Path(folder) / "noticed"
-    strategy = made()
+    strategy = rx.distribute.TPUStrategy() if how == "on a TPU" else made()
     with strategy.scope():
         total = rx.Variable(0.0, aggregation=AGGREGATION.SUM)
-    index = strategy.cluster_resolver.task_id
+    index = required().facts.index
 
     @rx.function
     def step():
@@ -618,7 +618,7 @@ def left_alive(how, folder):
         error = _raised(step)
         noticed.touch()
         return error, time.monotonic() - began
-    if how == "raised":
+    if how in ("raised", "on a TPU"):
         with contextlib.suppress(ValueError), contextlib.ExitStack() as stack:
             stack.callback(strategy.leave)
             raise ValueError("a wrong turn")

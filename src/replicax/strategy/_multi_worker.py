@@ -4,7 +4,6 @@
 """
 
 import copy
-import sys
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from replicax.cluster._tf_config import TFConfigClusterResolver
 from replicax.collectives._cross_device_ops import Leaves, NcclAllReduce
 from replicax.collectives._options import CommunicationImplementation, CommunicationOptions
 from replicax.collectives._packing import BETWEEN_PROCESSES, for_sharded_variables
+from replicax.strategy._across import AcrossWorkers
 from replicax.strategy._strategies import Strategy
 from replicax.topology._devices import default_devices
 from replicax.topology._mesh import Topology
@@ -25,7 +25,6 @@ from replicax.topology._workers import join_workers
 from replicax.values._cut import is_sharded
 from replicax.workers import _start
 from replicax.workers._group import Group
-from replicax.workers._group import current as current_group
 
 
 class InCluster:
@@ -59,7 +58,7 @@ class InCluster:
         return changed
 
 
-class OnWorkers:
+class OnWorkers(AcrossWorkers):
     """Cluster properties of multi-worker strategies, for v1 and v2."""
 
     between_graph = True
@@ -74,28 +73,6 @@ class OnWorkers:
     def is_chief(self) -> bool:
         """Whether this process is the chief, which writes files for all workers."""
         return self._cluster.is_chief
-
-    def leave(self, error: BaseException | None = None) -> None:
-        """Notify the other workers that this one leaves the run.
-
-        A worker that exits does this automatically. Call it if an error is caught and the process
-        keeps running, as in a Ray actor or a notebook: otherwise the others wait for a minute until
-        they declare this worker lost. Variables can still be read afterwards, but every collective
-        of this process raises an error.
-
-        Args:
-            error: Why this worker cannot go on; by default the exception that is being handled.
-                The others raise a `WorkerLostError` with its text.
-
-        Example:
-            >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()
-            >>> try:
-            ...     total = strategy.reduce("SUM", strategy.run(lambda: 1.0), axis=None)
-            ... finally:
-            ...     strategy.leave()
-        """
-        if (group := current_group()) is not None and self._cluster.facts.num_workers > 1:
-            group.depart(error or sys.exc_info()[1])
 
     def _configured(self, config_proto: Any) -> Any:
         return self._cluster.configured(config_proto)

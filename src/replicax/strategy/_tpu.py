@@ -10,7 +10,7 @@ from replicax._errors import PlacementError
 from replicax._types import ReduceOp
 from replicax.collectives._cross_device_ops import NcclAllReduce
 from replicax.collectives._options import RunOptions
-from replicax.strategy._base import StrategyBase
+from replicax.strategy._across import AcrossWorkers
 from replicax.strategy._extended import StrategyExtended
 from replicax.strategy._strategies import Strategy
 from replicax.topology._device_assignment import DeviceAssignment
@@ -56,7 +56,7 @@ class SliceExtended(StrategyExtended):
         yield
 
 
-class OnSlice(StrategyBase):
+class OnSlice(AcrossWorkers):
     """The common base class of TPU strategies, which differ in the names of their arguments."""
 
     has_logical_devices = True
