@@ -206,45 +206,75 @@ def can_have_own_hosts_file():
     return subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not can_have_own_hosts_file(), reason="needs root and mount namespaces")
-def test_names_that_do_not_resolve_yet_are_waited_for(tmp_path):
-    hosts, resolver = tmp_path / "hosts", tmp_path / "resolv.conf"
-    hosts.write_text("127.0.0.1 localhost\n")
-    resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
-    script = f"mount --bind {hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf"
-    port = free_ports(1)[0]
-    env = {
-        **{k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "REPLICAX_CPU_DEVICES")},
-        "PYTHONPATH": str(ROOT / "src"),
-        "JAX_PLATFORMS": "cpu",
-        "REPLICAX_JOIN_TIMEOUT": "60",
-        "JAX_COORDINATOR_ADDRESS": f"train-0.train:{port}",
-        "JAX_NUM_PROCESSES": "2",
-    }
-    program = f"{sys.executable} {Path(__file__).with_name('summed.py')}"
-    outputs = [tmp_path / f"worker-{index}" for index in range(2)]
-    workers = []
-    try:
-        for index, output in enumerate(outputs):
+class Pods:
+    """Two workers on hosts whose names are those of a file, which may change."""
+
+    def __init__(self, folder, **environment):
+        self.hosts, resolver = folder / "hosts", folder / "resolv.conf"
+        self.hosts.write_text("127.0.0.1 localhost\n")
+        resolver.write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+        script = f"mount --bind {self.hosts} /etc/hosts && mount --bind {resolver} /etc/resolv.conf"
+        self.port = free_ports(1)[0]
+        left_out = ("XLA_FLAGS", "REPLICAX_CPU_DEVICES")
+        env = {
+            **{name: value for name, value in os.environ.items() if name not in left_out},
+            "PYTHONPATH": str(ROOT / "src"),
+            "JAX_PLATFORMS": "cpu",
+            "JAX_COORDINATOR_ADDRESS": f"train-0.train:{self.port}",
+            "JAX_NUM_PROCESSES": "2",
+            **environment,
+        }
+        program = f"{sys.executable} {Path(__file__).with_name('summed.py')}"
+        command = ["unshare", "-m", "sh", "-c", f"{script} && exec {program}"]
+        self._outputs = [folder / f"worker-{index}" for index in range(2)]
+        self.workers = []
+        for index, output in enumerate(self._outputs):
             with output.open("w") as file:
-                command = ["unshare", "-m", "sh", "-c", f"{script} && exec {program}"]
                 own = {**env, "JAX_PROCESS_ID": str(index)}
-                workers.append(subprocess.Popen(command, env=own, stdout=file, stderr=file))
-        waits = [
-            "waiting for the name of this worker, train-0.train, to resolve",
-            f"waiting for worker 0 (train-0.train:{port}: ",
-        ]
-        deadline = time.monotonic() + 50
-        while not all(w in o.read_text() for w, o in zip(waits, outputs, strict=True)):
-            assert time.monotonic() < deadline, [output.read_text() for output in outputs]
-            assert [worker.poll() for worker in workers] == [None, None]
-            time.sleep(0.1)
-        hosts.write_text("127.0.0.1 localhost train-0.train\n")
-        codes = [worker.wait(60) for worker in workers]
-    finally:
-        for worker in workers:
+                self.workers.append(subprocess.Popen(command, env=own, stdout=file, stderr=file))
+
+    @property
+    def texts(self):
+        return [output.read_text() for output in self._outputs]
+
+    def wait(self):
+        return [worker.wait(60) for worker in self.workers]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for worker in self.workers:
             worker.kill()
             worker.wait()
 
-    assert codes == [0, 0], [output.read_text() for output in outputs]
-    assert all("SUM=2" in output.read_text() for output in outputs)
+
+needs_own_hosts_file = pytest.mark.skipif(
+    not can_have_own_hosts_file(), reason="needs root and mount namespaces"
+)
+
+
+@needs_own_hosts_file
+def test_names_that_do_not_resolve_yet_are_waited_for(tmp_path):
+    with Pods(tmp_path, REPLICAX_JOIN_TIMEOUT="60") as pods:
+        waits = [
+            "waiting for the name of this worker, train-0.train, to resolve",
+            f"waiting for worker 0 (train-0.train:{pods.port}: ",
+        ]
+        deadline = time.monotonic() + 50
+        while not all(words in text for words, text in zip(waits, pods.texts, strict=True)):
+            assert time.monotonic() < deadline, pods.texts
+            assert [worker.poll() for worker in pods.workers] == [None, None]
+            time.sleep(0.1)
+        pods.hosts.write_text("127.0.0.1 localhost train-0.train\n")
+        assert pods.wait() == [0, 0], pods.texts
+    assert all("SUM=2" in text for text in pods.texts)
+
+
+@needs_own_hosts_file
+def test_a_name_that_stays_unresolved_is_an_error_long_before_the_join_timeout(tmp_path):
+    with Pods(tmp_path, REPLICAX_NAME_TIMEOUT="2") as pods:
+        assert pods.wait() == [1, 1], pods.texts
+    for text in pods.texts:
+        assert "RollCallError: The host name 'train-0.train' of worker 0" in text
+        assert "did not resolve within 2 s" in text

@@ -15,16 +15,31 @@ def test_every_deadline_has_a_usual_value():
 
     assert (settings.join_timeout, settings.ping_timeout, settings.step_timeout) == (300, 20, 60)
     assert settings.disk_timeout == 600
+    assert settings.name_timeout == 60
     assert settings.hub is None
 
 
-@pytest.mark.parametrize("name", ["JOIN", "PING", "STEP", "DISK"])
+@pytest.mark.parametrize("name", ["JOIN", "PING", "STEP", "DISK", "NAME"])
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan", "inf", "1e9"])
 def test_a_deadline_that_is_no_number_of_seconds_is_refused(monkeypatch, name, text):
     monkeypatch.setenv(f"REPLICAX_{name}_TIMEOUT", text)
 
     with pytest.raises(ClusterError, match=f"REPLICAX_{name}_TIMEOUT={text!r} is not a number"):
         Settings.read(FACTS)
+
+
+@pytest.mark.parametrize(
+    ("environment", "seconds"),
+    [
+        ({}, 60),
+        ({"REPLICAX_JOIN_TIMEOUT": "5"}, 5),
+        ({"REPLICAX_NAME_TIMEOUT": "10"}, 10),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, 300),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "REPLICAX_NAME_TIMEOUT": "10"}, 10),
+    ],
+)
+def test_names_of_pods_may_appear_until_all_workers_must_have_come(environment, seconds):
+    assert Settings.read(FACTS, environment).name_timeout == seconds
 
 
 @pytest.mark.parametrize("text", ["nonsense", "a:b", "a:70000", ":1", "a"])

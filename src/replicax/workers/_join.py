@@ -21,7 +21,7 @@ from replicax.cluster._checks import RollCallError
 from replicax.cluster._spec import ClusterFacts
 from replicax.workers import _wire
 from replicax.workers._sessions import Owner, bare_python, block_notices
-from replicax.workers._settings import METRICS_VARIABLE, HubOptions, Settings
+from replicax.workers._settings import METRICS_VARIABLE, NAME_VARIABLE, HubOptions, Settings
 from replicax.workers._wire import Message, Wire
 
 _log = logging.getLogger("replicax")
@@ -52,7 +52,7 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
     fault = ""
     deadline = time.monotonic() + settings.join_timeout
     if facts.index == 0 and settings.hub is None:
-        _wait_for_name(address, deadline)
+        _wait_for_name(address, settings.name_timeout)
         options = hub_options(facts, settings, address, "worker 0")
         fault = _start_hub(replace(options, program=Path(sys.argv[0]).name or "python"))
     wire = _connect(facts, settings, address, fault, deadline)
@@ -65,10 +65,11 @@ def join(facts: ClusterFacts, settings: Settings, gpus: Sequence[str] = ()) -> t
         raise
 
 
-def _wait_for_name(address: str, deadline: float) -> None:
-    """Wait until the host of ``address`` resolves: DNS entries of pods appear after the pods.
+def _wait_for_name(address: str, seconds: float) -> None:
+    """Wait until the host of this worker's address resolves: DNS entries of pods follow the pods.
 
-    Return at the deadline too: listening at the address then reports the error.
+    Raises:
+        RollCallError: If it does not resolve in time.
     """
     host, port = _wire.split_address(address)
     warned_at = began = time.monotonic()
@@ -78,8 +79,8 @@ def _wait_for_name(address: str, deadline: float) -> None:
             return
         except socket.gaierror as error:
             now = time.monotonic()
-            if now > deadline:
-                return
+            if now - began > seconds:
+                raise RollCallError(_unresolved(address, seconds, error)) from None
             if now - warned_at > _TELL_EVERY:
                 warned_at = now
                 _log.warning(
@@ -89,6 +90,16 @@ def _wait_for_name(address: str, deadline: float) -> None:
                     now - began,
                 )
             time.sleep(_RETRY)
+
+
+def _unresolved(address: str, seconds: float, error: socket.gaierror) -> str:
+    """Return the message for a host name of worker 0 that did not resolve within ``seconds``."""
+    return (
+        f"The host name {_wire.split_address(address)[0]!r} of worker 0 ({address}) did not resolve"
+        f" within {seconds:g} s: {error.strerror}. Correct the name in the cluster, or add it to"
+        f" DNS or /etc/hosts. Where names appear later, {NAME_VARIABLE} sets the seconds to wait,"
+        " at most REPLICAX_JOIN_TIMEOUT."
+    )
 
 
 def _start_hub(options: HubOptions) -> str:
@@ -219,7 +230,7 @@ def _connect(
     facts: ClusterFacts, settings: Settings, address: str, fault: str, deadline: float
 ) -> Wire:
     """Connect to the hub, retrying until the deadline."""
-    warned_at = began = time.monotonic()
+    warned_at = began = resolved = time.monotonic()
     while True:
         try:
             return Wire(socket.create_connection(_wire.split_address(address), timeout=2))
@@ -227,6 +238,10 @@ def _connect(
             now = time.monotonic()
             if fault:
                 raise RollCallError(_cannot_listen(address, fault)) from None
+            if not isinstance(error, socket.gaierror):
+                resolved = now
+            elif now - resolved > settings.name_timeout:
+                raise RollCallError(_unresolved(address, settings.name_timeout, error)) from None
             if now > deadline:
                 raise RollCallError(
                     f"{facts.describe(facts.index).capitalize()} could not reach worker 0 at"

@@ -16,11 +16,15 @@ TOKEN_VARIABLE = "REPLICAX_TOKEN"
 TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
 METRICS_VARIABLE = "REPLICAX_METRICS_PORT"
 
+NAME_VARIABLE = "REPLICAX_NAME_TIMEOUT"
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # in every pod
+
 _DEADLINES = {
     "REPLICAX_JOIN_TIMEOUT": 300.0,
     "REPLICAX_PING_TIMEOUT": 20.0,
     "REPLICAX_STEP_TIMEOUT": 60.0,
     "REPLICAX_DISK_TIMEOUT": 600.0,
+    NAME_VARIABLE: 60.0,
 }
 
 
@@ -34,6 +38,7 @@ class Settings:
         token: The shared secret of the run.
         is_secret: Whether the user chose the token; otherwise it is derived from the cluster.
         join_timeout: Seconds for all workers to join.
+        name_timeout: Seconds that the host name of worker 0 may stay unresolved.
         ping_timeout: Seconds without a heartbeat after which a worker is lost.
         step_timeout: Seconds after which a worker that others wait for is lost.
         disk_timeout: Seconds without progress of a checkpoint after which a worker is lost.
@@ -46,6 +51,7 @@ class Settings:
     token: str
     is_secret: bool
     join_timeout: float
+    name_timeout: float
     ping_timeout: float
     step_timeout: float
     disk_timeout: float
@@ -64,12 +70,15 @@ class Settings:
         if hub is not None:
             parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
         token = read_token(environment)
-        join, ping, step, disk = (deadline(name, environment) for name in _DEADLINES)
+        join, ping, step, disk, name = (deadline(x, environment) for x in _DEADLINES)
+        if environment.get(_KUBERNETES) and not environment.get(NAME_VARIABLE, "").strip():
+            name = join  # the name of a pod appears when the pod has been scheduled and started
         return cls(
             hub,
             token or _derived(facts),
             token is not None,
             join_timeout=join,
+            name_timeout=min(name, join),
             ping_timeout=ping,
             step_timeout=step,
             disk_timeout=disk,
