@@ -6,12 +6,14 @@ import signal
 import statistics
 import sys
 import tempfile
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.rig import (
     FAMILIES,
     RESIZED,
+    STORE_FAMILIES,
     Fault,
     Outcome,
     chaos,
@@ -19,7 +21,9 @@ from tests.chaos.rig import (
     plan_of,
     resized,
 )
+from tests.stores.emulators import MODULES, started
 
+EVERY_FAMILY = (*FAMILIES, *STORE_FAMILIES)
 STEPS_FOR_EACH = 12  # that a run has for each of its faults
 
 
@@ -33,8 +37,11 @@ def main():
     parser.add_argument(
         "--resized", type=int, default=5, help="runs with other numbers of workers, before them"
     )
+    parser.add_argument(
+        "--store", choices=MODULES, help="commit to this emulated store, with its faults only"
+    )
     parser.add_argument("--out", type=Path, default=Path("chaos.jsonl"))
-    parser.add_argument("--family", action="append", choices=FAMILIES, help="only of these")
+    parser.add_argument("--family", action="append", choices=EVERY_FAMILY, help="only of these")
     parser.add_argument(
         "--table", type=Path, nargs="+", metavar="JSONL", help="strike nobody: what runs have found"
     )
@@ -45,18 +52,23 @@ def main():
     # What a shell runs in the background ignores it, and so would all that is started here.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which `nohup` ignores, and so would a launcher
-    outcomes = []
-    with tempfile.TemporaryDirectory(prefix="chaos-") as name, options.out.open("w") as out:
+    outcomes, families = [], options.family or (STORE_FAMILIES if options.store else FAMILIES)
+    resizes = 0 if options.store else options.resized
+    with (
+        tempfile.TemporaryDirectory(prefix="chaos-") as name,
+        options.out.open("w") as out,
+        started(options.store) if options.store else nullcontext() as emulator,
+    ):
         right = golden(Path(name, "golden"), STEPS_FOR_EACH * options.each)
-        short = golden(Path(name, "short"), STEPS_FOR_EACH * 3) if options.resized else None
+        short = golden(Path(name, "short"), STEPS_FOR_EACH * 3) if resizes else None
         seed = options.seed
         while sum(len(o.happened) for o in outcomes) < options.faults:
             folder = Path(name, f"run-{seed}")
-            if len(outcomes) < options.resized:
+            if len(outcomes) < resizes:
                 outcome = resized(folder, seed, short)
             else:
-                plan = plan_of(seed, options.each, tuple(options.family or FAMILIES))
-                outcome = chaos(folder, seed, plan, right)
+                plan = plan_of(seed, options.each, tuple(families))
+                outcome = chaos(folder, seed, plan, right, emulator)
             outcomes.append(outcome)
             out.write(json.dumps(asdict(outcome)) + "\n")
             out.flush()
@@ -83,7 +95,7 @@ def table(outcomes):
     rows = ["| fault | times | seconds until an error: p50, p95, max | until training goes on |"]
     rows += ["|---|---|---|---|"]
     every = [f for o in outcomes for f in o.happened]
-    for family in [*FAMILIES, RESIZED, "all"]:
+    for family in [*EVERY_FAMILY, RESIZED, "all"]:
         mine = [f for f in every if family in (f.family, "all")]
         if mine:
             errors = _spread([f.seconds_to_error for f in mine])

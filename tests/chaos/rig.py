@@ -8,15 +8,18 @@ import json
 import os
 import random
 import re
+import signal
 import struct
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.trainee import EVERY
 from tests.multi_process.gang import ROOT, left_behind
+from tests.stores.proxy import BUSY, DROP, LATE, LOSE, SLOWLY
 
 SOON, LATER = 20.0, 60.0  # seconds until the others know of a death, and of one that is stuck
 COMMITS = ("commit-begin", "commit-write", "commit-manifest", "committed", "prune")
@@ -98,6 +101,27 @@ FAMILIES = {
 }
 
 
+def _survived(rng, store, every):
+    """A store that answers badly now and then: nothing may come of it until a worker is killed."""
+    kill = f"collected:kill@{rng.randint(16, 20)}"
+    return {"worker": rng.randrange(2), "store": store, "every": every, "fault": kill}
+
+
+STORE_FAMILIES = {
+    "store answers 503": lambda r: _survived(r, BUSY, r.randint(4, 8)),
+    "store is slow": lambda r: _survived(r, SLOWLY, r.randint(2, 4)),
+    "store loses answers": lambda r: _survived(r, LOSE, r.randint(5, 9)),
+    "store lists late": lambda r: _survived(r, LATE, 1),
+    "store goes down": lambda r: {"worker": 0, "store": "down", "at": r.randint(1, 25)},
+    "killed at a request": lambda r: {
+        "worker": 0,
+        "store": r.choice([DROP, LOSE]),
+        "at": r.randint(1, 25),
+    },
+    "killed in a commit to a store": lambda r: _at(r, r.choice(COMMITS), "kill", 2),
+}
+
+
 def plan_of(seed, faults, families=tuple(FAMILIES)):
     """So many faults of each family in turn, in an order and of a kind that the seed decides.
 
@@ -106,7 +130,7 @@ def plan_of(seed, faults, families=tuple(FAMILIES)):
     rng = random.Random(seed)
     names = [families[(seed * faults + i) % len(families)] for i in range(faults)]
     rng.shuffle(names)
-    plan = [{"family": name, **FAMILIES[name](rng)} for name in names]
+    plan = [{"family": name, **(FAMILIES | STORE_FAMILIES)[name](rng)} for name in names]
     # At the end of a run, and where there is something to restore.
     late = {"leave": 2, "restore": 1}
     return sorted(plan, key=lambda entry: late.get(entry.get("fault", "").partition(":")[0], 0))
@@ -140,8 +164,9 @@ class Outcome:
 class Run:
     """One training, from its first attempt to its end."""
 
-    def __init__(self, folder, plan, steps):
+    def __init__(self, folder, plan, steps, **environment):
         self.folder = Path(folder)
+        self.environment = environment
         self.plan = plan
         self.steps = steps
         self.blocks = {}  # what the launcher said of each attempt
@@ -176,6 +201,7 @@ class Run:
             "REPLICAX_STEP_TIMEOUT": "10",
             "REPLICAX_DISK_TIMEOUT": "15",
             "REPLICAX_JOIN_TIMEOUT": "120",
+            **self.environment,
         }
         restarts = len(self.plan) - base + 3 if restarts is None else restarts
         with (self.folder / f"said-{base}.txt").open("w+") as said:
@@ -234,10 +260,18 @@ def golden(folder, steps):
     return run
 
 
-def chaos(folder, seed, plan, against):
-    """Train with the faults of a plan; what happened, and what was violated."""
+def chaos(folder, seed, plan, against, emulator=None):
+    """Train with the faults of a plan; what happened, and what was violated.
+
+    With an emulator of an object store the commits are there.
+    """
     began = time.monotonic()
-    run = Run(folder, plan, against.steps)
+    if emulator is None:
+        run = Run(folder, plan, against.steps)
+    else:
+        place = emulator.environment | {"CHAOS_COMMITS": emulator.fresh()}
+        run = Run(folder, plan, against.steps, **place)
+        emulator.proxy.rule = StoreFaults(run)
     run.train()
     _check_steps(run, against)
     _check_commits(run)
@@ -246,6 +280,44 @@ def chaos(folder, seed, plan, against):
         _measure(run, attempt, fault)
         _check_fault(run, attempt, fault)
     return Outcome(seed, faults, run.violations, time.monotonic() - began)
+
+
+class StoreFaults:
+    """Chooses what a store does with each request of a run, by the plan of its attempt."""
+
+    def __init__(self, run):
+        self._run = run
+        self._attempt = -1
+        self._requests = self._writes = 0
+
+    def __call__(self, method, what):
+        now = self._run.folder / "now.json"
+        told = json.loads(now.read_text()) if now.exists() else {"attempt": -1}
+        if told["attempt"] != self._attempt:
+            self._attempt, self._requests, self._writes = told["attempt"], 0, 0
+        self._requests += 1
+        is_of_first = not re.search(r"(arrays|index)-1\b", what)
+        self._writes += is_of_first and method not in ("GET", "HEAD")
+        plan = self._run.plan[self._attempt] if 0 <= self._attempt < len(self._run.plan) else {}
+        fault = plan.get("store")
+        if "every" in plan:
+            return self._happens(fault) if self._requests % plan["every"] == 0 else None
+        if fault is None or self._writes < plan["at"]:
+            return None
+        if fault == "down":
+            return self._happens(BUSY)
+        if fault == LOSE and self._writes == plan["at"]:
+            return self._happens(LOSE)  # and the worker is killed when it tries again
+        if is_of_first and method not in ("GET", "HEAD"):
+            with suppress(ProcessLookupError):
+                os.kill(told["pid"], signal.SIGKILL)
+        return self._happens(DROP)
+
+    def _happens(self, fault):
+        path = self._run.folder / f"store-{self._attempt}.log"
+        if not path.exists():
+            path.write_text(f"{time.time()} {fault}\n")
+        return fault
 
 
 def resized(folder, seed, against):
@@ -347,16 +419,25 @@ def _check_commits(run):
         if begun and min(begun) < furthest - allowed:
             run.violations.append(f"I7: attempt {attempt} begins at {begun} after step {furthest}")
         furthest = max([furthest, *(x["step"] for x in mine if x["kind"] == "step")])
+        run.violations += [
+            f"I8: attempt {attempt} cannot read {x['path']}: {x['error']}"
+            for x in mine
+            if x["kind"] == "unreadable"
+        ]
 
 
 def _measure(run, attempt, fault):
     lines = run.lines(*WORKERS)
-    log = run.folder / f"fault-{attempt}.log"
+    log, store = (run.folder / f"{name}-{attempt}.log" for name in ("fault", "store"))
+    if "store" in fault.plan and not store.exists():
+        return
     blows = [x["time"] for x in lines if x["attempt"] == attempt and x["kind"] == "blow"]
     logged = (
         [float(line.split()[0]) for line in log.read_text().splitlines()] if log.exists() else []
     )
-    if not (times := blows + logged):
+    if not (times := blows + logged) and "store" in fault.plan and "fault" not in fault.plan:
+        times = [float(store.read_text().split()[0])]
+    if not times:
         return
     fault.happened = times[-1]
     noticed = [
@@ -377,8 +458,8 @@ def _check_fault(run, attempt, fault):
     """I4 and I6: the others know in time, and the launcher says who it was, in few lines."""
     if fault.happened is None:
         return
-    what = f"{fault.plan.get('fault')} {fault.plan.get('blow')}"
-    limit = LATER if any(word in what for word in (*QUIET, "net:down")) else SOON
+    what = f"{fault.plan.get('fault')} {fault.plan.get('blow')} store:{fault.plan.get('store')}"
+    limit = LATER if any(word in what for word in (*QUIET, "net:down", "store:down")) else SOON
     if (fault.seconds_to_error or 0.0) > limit:
         run.violations.append(f"I4: {fault.seconds_to_error:.1f} s until an error: {fault.plan}")
     block = run.blocks.get(attempt, "")
@@ -387,7 +468,9 @@ def _check_fault(run, attempt, fault):
             f"I6: a worker was aborted in attempt {attempt}, {fault.plan}: {block}"
         )
     if block and not _is_survived(run, attempt, fault):
-        run.violations.append(f"I4: a short pause of the net ended attempt {attempt}: {block}")
+        run.violations.append(
+            f"I4: what must do no harm ended attempt {attempt}, {fault.plan}: {block}"
+        )
     if len(block.splitlines()) > 40:
         run.violations.append(f"I6: {len(block.splitlines())} lines for attempt {attempt}")
     if not _is_named(fault.plan, block):
@@ -398,7 +481,8 @@ def _check_fault(run, attempt, fault):
 
 def _is_survived(run, attempt, fault):
     """Whether it did no harm, if it must not: what is to happen later in the attempt, happens."""
-    return fault.family != SURVIVED or (run.folder / f"fault-{attempt}.log").exists()
+    is_harmless = fault.family == SURVIVED or "every" in fault.plan
+    return not is_harmless or (run.folder / f"fault-{attempt}.log").exists()
 
 
 def _is_named(plan, block):

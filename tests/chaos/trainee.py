@@ -1,7 +1,7 @@
 """A program that trains restartably, meets the faults of a plan, and keeps a ledger of each step.
 
 Usage: trainee FOLDER STEPS. The folder holds ``plan.json``, a list with one entry for each attempt,
-``commits`` and one ledger for each worker.
+``commits`` and one ledger for each worker; ``CHAOS_COMMITS`` may name another place for commits.
 """
 
 import ctypes
@@ -24,6 +24,7 @@ import numpy as np
 
 import replicax as rx
 from replicax import _faults
+from replicax.train import _files, _objects
 from replicax.workers import _group, _join, _sockets
 
 EVERY = 3  # steps between two commits
@@ -41,6 +42,7 @@ class Trainee:
         self.attempt = int(os.environ["CHAOS_BASE"]) + int(os.environ["REPLICAX_RESTART"])
         plan = json.loads((self.folder / "plan.json").read_text())
         self.plan = plan[self.attempt] if self.attempt < len(plan) else {}
+        self.commits = os.environ.get("CHAOS_COMMITS") or str(self.folder / "commits")
         self.is_victim = self.index == self.plan.get("worker") or self.plan.get("both", False)
 
     def note(self, kind, **what):
@@ -53,6 +55,10 @@ class Trainee:
 
     def prepare(self):
         """What happens before the workers meet; the faults of the library are armed."""
+        if self.index == 0:  # for whoever makes the faults of a store
+            now = {"attempt": self.attempt, "pid": os.getpid()}
+            (self.folder / "now.part").write_text(json.dumps(now))
+            (self.folder / "now.part").replace(self.folder / "now.json")
         if self.index == 0 and self.plan.get("damage"):
             self._damage(self.plan["damage"])
         if self.index == 0 and self.plan.get("clock"):  # who dates the checkpoints
@@ -159,6 +165,20 @@ class Trainee:
             if not _sockets._listens(s):
                 s.setsockopt(socket.SOL_SOCKET, option, program)
 
+    def _read_commits(self):
+        """Read all of every checkpoint that is committed in a store, where nobody damages one."""
+        if self.index or "://" not in self.commits:
+            return
+        for name in _objects.names_in(self.commits):
+            path = f"{self.commits}/{name}"
+            if _files.is_stored(path):
+                try:
+                    reader = rx.train.load_checkpoint(path)
+                    for key in reader.get_variable_to_shape_map():
+                        reader.get_tensor(key)
+                except (OSError, rx.errors.DataLossError) as error:
+                    self.note("unreadable", path=path, error=str(error)[:300])
+
     def train(self):
         strategy = rx.distribute.MultiWorkerMirroredStrategy()
         rx.random.set_seed(1)
@@ -194,9 +214,10 @@ class Trainee:
             return hashlib.sha256(b"".join(v.tobytes() for v in values)).hexdigest()[:16]
 
         state = {"w": w, "moment": moment, "key": key, "seen": seen, "step": step, "data": iterator}
-        with rx.train.Resumable(str(self.folder / "commits"), every=EVERY, **state) as run:
+        with rx.train.Resumable(self.commits, every=EVERY, **state) as run:
             first = int(step)
             self.note("begin", restored=first)
+            self._read_commits()
             while int(step) < self.steps:
                 batch = next(iterator)
                 (ids,) = strategy.experimental_local_results(batch)
@@ -210,6 +231,7 @@ class Trainee:
                     self._strike(self.plan["blow"])
                 run.step()
         iterator.close()
+        self._read_commits()
         self.note("end", seen=seen.numpy().tolist(), step=int(step), state=digest())
 
 

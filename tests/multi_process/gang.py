@@ -96,32 +96,14 @@ class Gang:
         """Start a worker that runs ``program`` with ``arguments``."""
         cluster = {"worker": self.addresses[:size] if size else self.addresses}
         task = {"type": "worker", "index": index}
-        clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
-        env = clean | {
-            "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}",
-            "PYTHONUNBUFFERED": "1",
-        }
-        output = self.folder / f"worker{len(self.workers)}.txt"
-        with output.open("wb") as stream:
-            process = subprocess.Popen(
-                [
-                    *self.hosts[index].enter,
-                    sys.executable,
-                    "-m",
-                    f"tests.multi_process.{program}",
-                    *map(str, arguments),
-                ],
-                env=env | self.environment | environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                cwd=ROOT,
-            )
-        self.workers.append(Worker(process, output))
-        return self.workers[-1]
+        command = [*self.hosts[index].enter, sys.executable, "-m"]
+        return self._start(
+            f"worker{len(self.workers)}.txt",
+            [*command, f"tests.multi_process.{program}", *arguments],
+            TF_CONFIG=json.dumps({"cluster": cluster, "task": task}),
+            PYTHONUNBUFFERED="1",
+            **environment,
+        )
 
     def start_all(self, how, *arguments, program):
         """Start all workers: each "alone", or "launched" by one `replicax launch`."""
@@ -129,24 +111,26 @@ class Gang:
             for index in range(len(self.addresses)):
                 self.start(index, *arguments, program=program)
             return
+        command = [sys.executable, "-m", "replicax", "launch", "--workers", len(self.addresses)]
+        module = f"tests.multi_process.{program}"
+        self._start("launcher.txt", [*command, *self.options, "-m", module, *arguments])
+
+    def _start(self, output, command, **environment):
+        """Start a process with its output in a file, and with more environment than the gang's."""
         clean = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "TF_CONFIG")}
         paths = {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "JAX_PLATFORMS": "cpu"}
-        output = self.folder / "launcher.txt"
-        command = ["launch", "--workers", len(self.addresses), *self.options, "-m"]
-        with output.open("wb") as stream:
+        with (self.folder / output).open("wb") as stream:
             process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "replicax"),
-                    *map(str, (*command, f"tests.multi_process.{program}", *arguments)),
-                ],
-                env=clean | paths | self.environment,
+                [*map(str, command)],
+                env=clean | paths | self.environment | environment,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 cwd=ROOT,
             )
-        self.workers.append(Worker(process, output))
+        self.workers.append(Worker(process, self.folder / output))
+        return self.workers[-1]
 
     def wait(self, *workers, seconds=60):
         """Wait for workers to end; all of them by default."""

@@ -1,97 +1,21 @@
-"""Emulators of S3 and of Google Cloud Storage on loopback, behind a proxy that makes faults."""
+"""Emulators of object stores, one of each for all tests."""
 
-import http.client
 import os
-import shutil
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from replicax.data import _storage
-from replicax.workers._wire import free_ports
 from tests.object_store import new_process
-from tests.stores.proxy import Proxy
+from tests.stores.emulators import MODULES, started
 
-BUCKET = "bucket"
-# Or gcsfs asks Google's control plane, by gRPC, what kind of bucket it is; read at its import.
-os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
+os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"  # gcsfs reads it at its import
 
 
-class Emulator:
-    """A store that programs reach by its proxy."""
-
-    def __init__(self, scheme, proxy, environment):
-        self.scheme, self.proxy, self.environment = scheme, proxy, environment
-
-    def fresh(self):
-        """The URL of a folder that nobody has used."""
-        return f"{self.scheme}://{BUCKET}/run{time.time_ns()}"
-
-
-def _wait(port, process):
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, "the emulator has ended"
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/")
-            connection.getresponse().read()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise AssertionError("the emulator does not answer")
-
-
-def _commands(port):
-    emulator = shutil.which("gcp-storage-emulator", path=str(Path(sys.executable).parent)) or ""
-    return {
-        "s3": [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        "gs": [emulator, "start", "--host", "127.0.0.1", "--port", str(port), "--in-memory"],
-    }
-
-
-def _environment(scheme, url):
-    if scheme == "gs":
-        return {
-            "STORAGE_EMULATOR_HOST": url,
-            "FSSPEC_GS_TOKEN": "anon",
-            "NO_GCE_CHECK": "true",  # there is no metadata server
-        }
-    return {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "hunter2",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_MAX_ATTEMPTS": "3",  # and s3fs tries five times itself
-    }
-
-
-def _started(scheme):
-    for module in ("moto", "s3fs") if scheme == "s3" else ("gcp_storage_emulator", "gcsfs"):
+def _emulator(scheme):
+    for module in MODULES[scheme]:
         pytest.importorskip(module, reason="make test-stores installs it")
-    (port,) = free_ports(1)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
-    process = subprocess.Popen(_commands(port)[scheme], **quiet)
-    try:
-        _wait(port, process)
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        if scheme == "s3":
-            connection.request("PUT", f"/{BUCKET}")
-        else:
-            body, kind = f'{{"name": "{BUCKET}"}}', {"Content-Type": "application/json"}
-            connection.request("POST", "/storage/v1/b?project=test", body, kind)
-        assert connection.getresponse().status == 200
-        proxy = Proxy(port)
-        yield Emulator(scheme, proxy, _environment(scheme, proxy.url))
-        proxy.shutdown()
-        proxy.server_close()
-    finally:
-        process.kill()
-        process.wait()
+    with started(scheme) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -101,12 +25,12 @@ def _no_thread_left():
 
 @pytest.fixture(scope="session")
 def _s3():
-    yield from _started("s3")
+    yield from _emulator("s3")
 
 
 @pytest.fixture(scope="session")
 def _gs():
-    yield from _started("gs")
+    yield from _emulator("gs")
 
 
 @pytest.fixture(params=["s3", "gs"])

@@ -10,6 +10,7 @@ DROP = "drop"  # no answer at all; the request was not carried out
 LOSE = "lose"  # the request was carried out, and its answer is lost
 BUSY = "busy"  # 503, as a store that has too much to do
 SLOWLY = "slowly"
+LATE = "late"  # a listing is the first that was ever seen of the same names
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 _HEAD = 600  # bytes of a body that may have the name of the object
 
@@ -24,6 +25,7 @@ class Proxy(ThreadingHTTPServer):
         self.backend = port
         self.rule = lambda method, what: None
         self.seen = []
+        self.listings = {}
         self.lock = threading.Lock()
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
@@ -33,6 +35,11 @@ class Proxy(ThreadingHTTPServer):
 
     def handle_error(self, request, client_address):
         """A client that was killed is no news."""
+
+
+def is_listing(path):
+    """Whether a request of S3 or Google Cloud Storage asks for the names of objects."""
+    return "list-type=" in path or path.partition("?")[0].endswith("/o")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -53,11 +60,23 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == SLOWLY:
             time.sleep(0.2)
         if fault != DROP:
-            status, headers, data = self._forward(body)
+            status, headers, data = self._listed(fault) or self._forward(body)
         if fault in (DROP, LOSE):
             self.close_connection = True
             return
         self._answer(status, headers, data)
+
+    def _listed(self, fault):
+        """Return the old answer to a request for a listing, if it is to be late."""
+        if self.command != "GET" or not is_listing(self.path):
+            return None
+        with self.server.lock:
+            found = self.server.listings.get(self.path)
+        if found is None:
+            found = self._forward(b"")
+            with self.server.lock:
+                self.server.listings[self.path] = found
+        return found if fault == LATE else None
 
     def _body(self):
         if self.headers.get("Transfer-Encoding", "").lower() != "chunked":

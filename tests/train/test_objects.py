@@ -127,6 +127,47 @@ def test_a_save_that_breaks_off_at_any_request_leaves_the_commit_before_it(store
     assert seen == {2, 3}
 
 
+def train(until, ledger):
+    """Train restartably with commits in the store; what each step gave goes into ``ledger``."""
+    step, w = rx.Variable(0), rx.Variable(np.ones(3, np.float32))
+    batches = iter(rx.data.Dataset.range(100).shuffle(100, seed=1).batch(4).repeat())
+    with rx.train.Resumable(FOLDER, every=2, step=step, w=w, batches=batches) as run:
+        while int(step) < until:
+            w.assign(w * 0.9 + float(next(batches).sum()))
+            step.assign_add(1)
+            ledger.setdefault(int(step), set()).add(w.numpy().tobytes())
+            run.step()
+
+
+@pytest.mark.parametrize("act", [kill_at, fail_at, lose_answer_at])
+def test_a_training_whose_store_fails_again_and_again_ends_as_without_faults(store, act):
+    """A sample of the store's faults of `make chaos`, at fixed requests of one process."""
+    right, made = {}, {}
+    train(12, right)
+    store.store.clear(), store.pseudo_dirs.clear()
+    new_process()
+
+    train(2, made)
+    store.listed = store.names()  # listings stay as they were after the first commit
+    broken = 0
+    for when in (2, 9, 12, 21):
+        new_process()
+        try:
+            with faulty(store, act(when)):
+                train(12, made)
+        except (Killed, OSError):
+            broken += 1
+    new_process()
+    train(12, made)
+
+    assert broken == 4
+    assert made == right
+    store.listed = None
+    readable = rx.train.get_checkpoint_state(FOLDER).all_model_checkpoint_paths
+    manifests = [name for name in store.names() if name.endswith("/checkpoint.json")]
+    assert len(readable) == len(manifests) > 0
+
+
 def test_a_save_over_the_same_name_that_is_killed_leaves_the_old_value(store):
     v = rx.Variable(1.0)
     checkpoint = rx.train.Checkpoint(v=v)

@@ -107,5 +107,6 @@ def take_directory(directory: str, prefix: str) -> None:
         prefix: How the names of the run's checkpoints begin.
     """
     for name in os.listdir(directory):
-        if name.startswith(prefix):
-            Folder(os.path.join(directory, name)).remove_partial()
+        path = os.path.join(directory, name)
+        if name.startswith(prefix) and not os.path.islink(path):
+            Folder(path).remove_partial()
