@@ -218,7 +218,8 @@ class Run:
                 stderr=said,
             )
             try:
-                code = launcher.wait(120 + 60 * len(self.plan))
+                # A commit to a store has many requests, and its client takes seconds to import.
+                code = launcher.wait(120 + (180 if self.environment else 60) * len(self.plan))
             except subprocess.TimeoutExpired:
                 launcher.kill()
                 code = launcher.wait()
