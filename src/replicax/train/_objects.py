@@ -53,7 +53,7 @@ class Objects:
         self._is_sent = False
 
     def begin(self, stack: ExitStack) -> str:
-        """Claim the checkpoint for a new save, until ``stack`` closes; return its data folder's name."""
+        """Claim the checkpoint for a new save until ``stack`` closes; return its data folder."""
         self._check_path()
         _saving[self.path] += 1
         stack.callback(_saving.subtract, [self.path])
