@@ -11,7 +11,7 @@ from replicax._show import Drawing, Sheet, show_bytes
 from replicax.state._held import variable_of
 from replicax.state._placed import Placed
 from replicax.topology._devices import short_name
-from replicax.train._object_graph import is_variable, parts_of
+from replicax.train._object_graph import graph_contents, is_variable
 from replicax.values._per_replica import Distributed
 from replicax.values._placement import is_traced
 
@@ -158,11 +158,18 @@ def _walk(root: Any) -> Iterator[Placed]:
         if (known := _placed(path, x)) is not None:
             yield from known
             continue
-        for name, part in parts_of(x).items():
+        for name, part in _parts(x):
             if id(part) in seen or name in _REPEATED or _is_internal(part):
                 continue
             seen.add(id(part))
             waiting.append((f"{path}/{name}".lstrip("/"), part))
+
+
+def _parts(x: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the children of an object with their names or descriptions."""
+    contents = graph_contents(x)
+    yield from contents.named.items()
+    yield from ((label, part) for label, _, part in contents.unnamed)
 
 
 def _is_internal(x: Any) -> bool:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,12 +18,20 @@ from replicax._threads import new_thread
 from replicax._types import VariableAggregation
 from replicax.context._current import current, entered
 from replicax.data._paths import user_path
-from replicax.state._declaration import newcomers
+from replicax.state._declaration import is_key, newcomers
 from replicax.state._held import held_array, variable_of
 from replicax.state._variable import Variable
 from replicax.train import _store
 from replicax.train._contents import Contents, Unnamed, contents_of, merged
-from replicax.train._object_graph import Match, copies_key, graph_of, is_variable, matched
+from replicax.train._object_graph import (
+    Match,
+    compared,
+    copies_key,
+    graph_of,
+    is_leaf,
+    is_variable,
+    matched,
+)
 from replicax.train._options import is_async
 from replicax.train._pieces import Value
 from replicax.train._reader import log
@@ -33,6 +42,7 @@ from replicax.train._stored import (
     open_checkpoint,
     restore_from,
 )
+from replicax.values._per_replica import Distributed
 from replicax.workers import _group
 from replicax.workers._settings import deadline
 from replicax.workers._watch import disk
@@ -40,8 +50,13 @@ from replicax.workers._watch import disk
 _LOOK_EVERY = 0.5  # seconds between two checks while waiting for a save
 _PATIENCE = 3.0  # seconds a save may still take after another worker was lost
 _OWN_ATTRIBUTES = {"_root", "_objects", "_save_counter", "_writing", "_before_save"}
+_ROOT = "_whole"  # the name of a root variable in checkpoints of every version
 # The context without any strategy, replica or trace: new variables may be restored inside one.
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
+
+
+_PLAIN = (bool, int, float, complex, str, np.ndarray, np.generic, jax.Array, Distributed)
+_CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type, types.ModuleType)
 
 
 class Checkpoint:
@@ -68,12 +83,18 @@ class Checkpoint:
     """
 
     def __init__(self, root: Any = None, **objects: Any) -> None:
+        _check_saveable("root", root)
         self._root = root
         self._objects: dict[str, Any] = {}
         self._save_counter: Variable | None = None
         self._writing: _Writing | None = None
         self._before_save: Callable[[], Any] | None = None
         for name, x in objects.items():
+            if name in _OWN_ATTRIBUTES or hasattr(Checkpoint, name):
+                raise ValueError(
+                    f"Checkpoint({name}=...): a checkpoint has an attribute {name!r} of its own."
+                    f" Choose another name, such as {name.strip('_')}_."
+                )
             setattr(self, name, x)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -81,6 +102,10 @@ class Checkpoint:
             _check_saveable(name, value)
             self._objects[name] = value
         super().__setattr__(name, value)
+
+    def __delattr__(self, name: str) -> None:
+        super().__delattr__(name)
+        self._objects.pop(name, None)
 
     @property
     def save_counter(self) -> Variable:
@@ -180,7 +205,8 @@ class Checkpoint:
     def contents(self) -> Contents:
         """Return the objects to save, by name."""
         return merged(
-            contents_of(self._root),
+            # An object with a value of its own is a part here, as the root has none.
+            {_ROOT: self._root} if is_leaf(self._root) else contents_of(self._root),
             self._objects,
             {"save_counter": self.save_counter},
             why="the checkpoint has another object of this name; rename one of them",
@@ -208,7 +234,7 @@ class _Restoration:
     def __init__(self, source: CheckpointSource, checkpoint: Checkpoint) -> None:
         self._source = source
         self._checkpoint = weakref.ref(checkpoint)
-        self._done: set[str] = set()
+        self._done: dict[str, Any] = {}  # what was restored, by its key
         self._contents = checkpoint.contents()
         self._is_busy = False
 
@@ -216,12 +242,14 @@ class _Restoration:
         """Restore all objects that match now and were not restored yet; all or none."""
         checkpoint = self._checkpoint()
         contents = self._contents if checkpoint is None else checkpoint.contents()
-        match = matched(self._source.nodes, contents, self._source.names)
-        new = {k: x for k, x in match.pairs.items() if k not in self._done and _has_value(x)}
+        graph = self._source.nodes, contents, self._source.names
+        pairs = matched(*graph)
+        new = {k: x for k, x in pairs.items() if k not in self._done and _has_value(x)}
         if new:
             with concrete(), entered(**_OUTSIDE):
                 restore_from(self._source, new)
-            self._done |= set(new)
+            self._done |= new
+        match = compared(*graph, self._done)
         if not match.unused:
             self._forget()
         return match
@@ -360,11 +388,24 @@ class LoadStatus:
 
 
 def _check_saveable(name: str, x: Any) -> None:
-    found = graph_of({name: x}).objects
-    if not found and isinstance(x, (bool, int, float, complex, str, np.ndarray, jax.Array)):
+    """Refuse an argument in which nothing can be restored, now or when it has more parts."""
+    if graph_of({name: x}).objects:
+        return
+    if isinstance(x, _CODE) or isinstance(x, Iterator):
         raise ValueError(
-            f"Checkpoint({name}={x!r}): {type(x).__name__} values cannot be restored in place."
-            " Keep what changes in a variable: `rx.Variable(...)`."
+            f"Checkpoint({name}={x!r}): there is no state to save in a {type(x).__name__}. Pass the"
+            " variables that it uses, the iterator of an rx.data.Dataset, or an object that says"
+            " its own state: a subclass of `rx.train.experimental.PythonState`."
+        )
+    leaves = jax.tree_util.tree_leaves_with_path(x)
+    plain = [(path, leaf) for path, leaf in leaves if isinstance(leaf, _PLAIN)]
+    if plain:
+        path, leaf = plain[0]
+        where = f"{name}{jax.tree_util.keystr(path)}"
+        raise ValueError(
+            f"Checkpoint({name}=...): {where} is {leaf!r:.80}, and {type(leaf).__name__} values"
+            " cannot be restored in place. Keep what changes in variables: `rx.Variable(...)`, or"
+            f" `rx.variables({name})` for a structure of arrays."
         )
 
 
@@ -398,7 +439,7 @@ def saved_value(x: Any, key: str) -> Any:
     """
     variable = variable_of(x)
     if variable is None:
-        return np.asarray(x.value)
+        return x.value if is_key(x.value) else np.asarray(x.value)
     if variable.cell.per_replica and variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"Variable {key!r} has synchronization ON_READ and aggregation NONE: its copies differ,"

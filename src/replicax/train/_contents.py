@@ -2,31 +2,51 @@
 
 A checkpoint stores a value under the names that lead to it, so a child needs a name that is the
 same in the next run: an attribute, a str or int key, or an index in a sequence. Children without
-such a name are listed too, because a variable among them must not be lost silently.
+such a name are listed too, because a variable among them must not be lost silently. Python's
+garbage collector finds them: it enumerates the references of any object.
 """
 
 from __future__ import annotations
 
 import gc
+import sys
 import types
 import weakref
 from collections import deque
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from replicax._origin import is_library
+from replicax.state._variable import Variable
+
 # Attributes in which libraries keep bookkeeping; the objects are reachable in other ways.
 _BOOKKEEPING = frozenset(
     {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
 )
+# The attributes of `rx.Variable`; all others on a variable are the user's.
+_OF_VARIABLES = frozenset(
+    {
+        "_name",
+        "_trainable",
+        "_synchronization",
+        "_aggregation",
+        "_strategy",
+        "_whole",
+        "_components",
+        "_policy",
+        "constraint",
+        "is_written",
+    }
+)
 _LIBRARIES = ("keras", "flax", "jax", "jaxlib", "numpy", "replicax")
 _EXACT_VALUES = frozenset({str, bytes, bool, int, float, complex, type(None)})
 _VALUES = (str, bytes, bytearray, int, float, complex, np.generic)
-# Code, stack frames, and weak references, none of which own state to save.
+# Code and weak references, none of which own state to save. Generators and frames are not listed:
+# their local variables may be state.
 _CODE = (
     type,
     property,
@@ -36,19 +56,17 @@ _CODE = (
     types.FunctionType,
     types.MethodType,
     types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
     types.CodeType,
-    types.CellType,
     types.FrameType,
     types.TracebackType,
-    types.GeneratorType,
-    types.CoroutineType,
-    types.AsyncGeneratorType,
     weakref.ReferenceType,
 )
 _SEQUENCES = (list, tuple, deque)
-# Collections whose items have neither a key nor an index.
-_VIEWS: tuple[Any, ...] = (type({}.keys()), type({}.values()), type({}.items()))
-_UNORDERED: tuple[Any, ...] = (set, frozenset, *_VIEWS, SimpleQueue)
 _BARE = frozenset({dict, list, tuple, set, frozenset, deque})
 _MISSING = object()
 
@@ -88,6 +106,8 @@ class _Kind(NamedTuple):
     slots: tuple[str, ...]
     skipped: frozenset[str]
     has_attributes: bool  # False if the instances are only collections of items
+    classes: tuple[type, ...]  # the user's classes, whose attributes the instances share
+    is_library: bool  # whether a library defines the class, whose references need no names
 
 
 def has_no_parts(x: Any) -> bool:
@@ -122,11 +142,15 @@ def contents_of(x: Any) -> Contents:
     cls: Any = type(x)
     kind = _kind(cls)
     named, unnamed = _items_of(x)
-    if kind.has_attributes:
-        for name, value in _attributes(x, kind):
-            if named.setdefault(name, value) is not value:
-                why = f"an item is named {name!r} too; rename one of them"
-                unnamed.append(Unnamed(f".{name}", why, value))
+    if not kind.has_attributes:
+        return Contents(named, unnamed)
+    for name, value in _attributes(x, kind):
+        if named.setdefault(name, value) is not value:
+            why = f"an item is named {name!r} too; rename one of them"
+            unnamed.append(Unnamed(f".{name}", why, value))
+    unnamed += _of_classes(kind, named)
+    if not kind.is_library:
+        unnamed += _referents(x, cls, named)
     return Contents(named, unnamed)
 
 
@@ -157,9 +181,8 @@ def _items_of(x: Any) -> tuple[dict[str, Any], list[Unnamed]]:
         return dict(zip(fields, x, strict=True)), []
     if isinstance(x, (*_SEQUENCES, np.ndarray)):
         return {str(i): v for i, v in enumerate(x.flat if isinstance(x, np.ndarray) else x)}, []
-    if isinstance(x, _UNORDERED):
-        why = f"a {type(x).__name__} gives its items no names; keep them in a list or a dict"
-        return {}, [Unnamed("{...}", why, v) for v in gc.get_referents(x)]
+    if isinstance(x, set | frozenset):
+        return {}, [Unnamed("{...}", _why_none(x), v) for v in x]
     return {}, []
 
 
@@ -193,9 +216,37 @@ def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
             yield name, value
 
 
+def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
+    """The attributes of an object's classes, which no object has for itself."""
+    return [
+        Unnamed(
+            f".{name}",
+            f"it is an attribute of the class {base.__name__}, which all its objects share; set it"
+            f" in `__init__`: `self.{name} = ...`",
+            value,
+        )
+        for base in kind.classes
+        for name, value in list(vars(base).items())
+        if not (name.startswith(("__", "_abc_")) or has_no_parts(value) or name in named)
+        and not hasattr(type(value), "__get__")
+    ]
+
+
+def _referents(x: Any, cls: Any, named: Mapping[str, Any]) -> list[Unnamed]:
+    """What an object refers to besides its named parts: the items of an iterator, for example."""
+    known = {id(cls), id(getattr(x, "__dict__", None)), *map(id, named.values())}
+    others = [v for v in gc.get_referents(x) if id(v) not in known and not has_no_parts(v)]
+    return [Unnamed("{...}", _why_none(x), v) for v in others]
+
+
+def _why_none(x: Any) -> str:
+    return f"a {type(x).__name__} gives its items no names; keep them in a list or a dict"
+
+
 @lru_cache(4096)
 def _kind(kind: Any) -> _Kind:
-    is_collection = issubclass(kind, (*_SEQUENCES, *_UNORDERED, Mapping, np.ndarray))
+    is_collection = issubclass(kind, (*_SEQUENCES, set, frozenset, Mapping, np.ndarray))
+    homes = set(map(_home, kind.__mro__))
     slots = [
         name
         for base in kind.__mro__
@@ -205,10 +256,30 @@ def _kind(kind: Any) -> _Kind:
     ]
     return _Kind(
         tuple(dict.fromkeys(slots)),
-        _BOOKKEEPING if {"keras", "flax"} & set(map(_home, kind.__mro__)) else frozenset(),
+        _OF_VARIABLES
+        if issubclass(kind, Variable)
+        else _BOOKKEEPING
+        if {"keras", "flax"} & homes
+        else frozenset(),
         # A library's collection stores its items in its attributes: do not list them twice.
         kind not in _BARE and not (is_collection and _home(kind) in _LIBRARIES),
+        tuple(base for base in kind.__mro__ if _is_users(base)),
+        not homes.isdisjoint(_LIBRARIES),
     )
+
+
+def _is_users(kind: type) -> bool:
+    """Whether the user's program defines a class; classes of builtins and libraries are not."""
+    module = sys.modules.get(kind.__module__)
+    if module is None or kind.__module__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_library(file)
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether a class is one of the libraries whose objects a checkpoint knows."""
+    return _home(kind) in _LIBRARIES
 
 
 def _home(kind: type) -> str:

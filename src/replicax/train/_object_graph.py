@@ -16,7 +16,14 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from replicax.state._held import variable_of
-from replicax.train._contents import Unnamed, contents_of, has_no_parts
+from replicax.state._variable import Variable
+from replicax.train._contents import (
+    Contents,
+    Unnamed,
+    contents_of,
+    has_no_parts,
+    is_of_library,
+)
 
 VALUE = "VARIABLE_VALUE"
 _COPIES = "COPIES"
@@ -107,9 +114,15 @@ def is_leaf(x: Any) -> bool:
     return is_variable(x) or has_state(x)
 
 
-def parts_of(x: Any) -> Mapping[str, Any]:
-    """Return the named children of an object."""
-    return contents_of(x).named
+def graph_contents(x: Any) -> Contents:
+    """Return the children of an object, also of one that has a value itself.
+
+    The value of a library's object is all of its state. Users may attach attributes to an
+    `rx.Variable`, and objects with state of their own may have further children.
+    """
+    if is_leaf(x) and is_of_library(type(x)) and not isinstance(x, Variable):
+        return Contents({}, [])
+    return contents_of(x)
 
 
 class Names:
@@ -216,12 +229,14 @@ def _reached(
     leaves: dict[int, Any] = {}
     unnamed: list[Unnamed] = []
     waiting = deque([root])
-    while waiting:
-        x = waiting.popleft()
-        if is_leaf(x):
+    later: deque[Any] = deque()  # leaves, whose parts have other names first
+    while waiting or later:
+        x = waiting.popleft() if waiting else later.popleft()
+        if is_leaf(x) and id(x) not in leaves:
             leaves[id(x)] = x
+            later.append(x)
             continue
-        parts, others = contents_of(x)
+        parts, others = graph_contents(x)
         all_parts[id(x)] = parts
         way = ways[id(x)]
         unnamed += [u._replace(label=f"{way}{u.label}") for u in others]
@@ -247,8 +262,7 @@ def _unnamed(parts: list[Unnamed], ways: Mapping[int, str], names: Names) -> lis
         seen[id(x)] = x  # keep it alive: its id must not be reused
         if is_leaf(x):
             leaves.append(Unnamed(label, why, x))
-            continue
-        inner, others = contents_of(x)
+        inner, others = graph_contents(x)
         waiting.extend(Unnamed(f"{label}/{name}", why, part) for name, part in inner.items())
         waiting.extend(u._replace(label=f"{label}{u.label}") for u in others)
     return leaves
@@ -287,9 +301,9 @@ class Match:
     """The correspondence between a saved graph and live objects.
 
     Attributes:
-        pairs: The live objects that can be restored, by the key of the saved value.
-        unused: Keys of saved values without a live object.
-        missing: Paths of live objects without a saved value.
+        pairs: The live objects that were restored, by the key of the saved value.
+        unused: Keys of saved values that no live object received.
+        missing: Paths of live objects that received no saved value.
     """
 
     pairs: dict[str, Any]
@@ -297,32 +311,49 @@ class Match:
     missing: list[str]
 
 
-def matched(nodes: list[ObjectNode], root: Any, names: Names) -> Match:
+def matched(nodes: list[ObjectNode], root: Any, names: Names) -> dict[str, Any]:
     """Match the saved graph with the live objects by walking both in parallel.
 
     Args:
         nodes: The saved graph.
         root: The live object of its first node.
         names: The meaning of the names in the graph.
+
+    Returns:
+        The live objects that can be restored, by the keys of their saved values. An object that
+        matches two saved ones gets the value of the first.
     """
     met = _met(nodes, root, names)
     pairs: dict[str, Any] = {}
+    taken: set[int] = set()
     for number, live in met.items():
-        if is_leaf(live):
-            for key in nodes[number].values.values():
-                pairs.setdefault(key, live)
+        if is_leaf(live) and id(live) not in taken and nodes[number].values:
+            taken.add(id(live))
+            pairs |= dict.fromkeys(nodes[number].values.values(), live)
         for (variable, name), slot in nodes[number].slots.items():
             found = names.slot(live, met.get(variable), name)
             if found is not None:
                 pairs.update(dict.fromkeys(nodes[slot].values.values(), found))
-    restored = set(map(id, pairs.values()))
+    return pairs
+
+
+def compared(nodes: list[ObjectNode], root: Any, names: Names, restored: dict[str, Any]) -> Match:
+    """Compare the saved graph and the live objects with what was restored.
+
+    Args:
+        nodes: The saved graph.
+        root: The live object of its first node.
+        names: What its names mean.
+        restored: The objects that were restored, by the keys of their saved values.
+    """
     saved = dict.fromkeys(key for node in nodes for key in node.values.values())
+    ids = set(map(id, restored.values()))
     live = graph_of(root, names)
     leaves = [*live.objects.items(), *((u.label, u.value) for u in live.unnamed)]
     return Match(
-        pairs,
-        [key for key in saved if key not in pairs],
-        [way for way, x in leaves if id(x) not in restored],
+        restored,
+        [key for key in saved if key not in restored],
+        [way for way, x in leaves if id(x) not in ids],
     )
 
 
@@ -332,7 +363,7 @@ def _met(nodes: list[ObjectNode], root: Any, names: Names) -> dict[int, Any]:
     waiting = deque([0])
     while waiting:
         number = waiting.popleft()
-        parts = parts_of(met[number])
+        parts = graph_contents(met[number]).named
         for name, child in nodes[number].children.items():
             part = names.part(met[number], parts, name) if child not in met else None
             if part is not None:
