@@ -12,8 +12,12 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -320,7 +324,7 @@ def test_graphs_with_names_are_saved(description):
     assert brings_back(description)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(
     graphs(st.sampled_from(["a", "b", 1]), NAMED),
     graphs(st.sampled_from(["a", "b", 1]), {**NAMED, **UNNAMED}),
@@ -345,6 +349,26 @@ def test_a_changed_graph_is_restored_as_far_as_the_status_says(before, after, ma
     assert is_matched == is_whole
     is_used = made == "instead" or set(saved_graph.values) <= set(live.values)
     assert is_consumed == (is_whole and is_used)
+
+
+def test_one_variable_for_two_saved_ones_leaves_one_unused(tmp_path):
+    path = rx.train.Checkpoint(a=rx.Variable(1.0), b=rx.Variable(2.0)).save(f"{tmp_path}/ckpt")
+    v = rx.Variable(0.0)
+    status = rx.train.Checkpoint(a=v, b=v).restore(path).assert_existing_objects_matched()
+    assert float(v) == 1.0
+    with pytest.raises(rx.errors.CheckpointError, match="b/"):
+        status.assert_consumed()
+
+
+def test_a_variable_that_replaced_a_restored_one_is_missing(tmp_path):
+    path = rx.train.Checkpoint(v=[rx.Variable(1.0)]).save(f"{tmp_path}/ckpt")
+    held = [rx.Variable(0.0)]
+    checkpoint = rx.train.Checkpoint(v=held)
+    status = checkpoint.restore(path).assert_consumed()
+    held[0] = rx.Variable(5.0)
+    with pytest.raises(rx.errors.CheckpointError, match="v/0"):
+        status.assert_existing_objects_matched()
+    assert float(held[0]) == 5.0
 
 
 def holds(check):
@@ -421,3 +445,108 @@ def test_names_that_begin_with_an_underscore_and_empty_names_are_saved(tmp_path)
     variables, checkpoint = build(0.0)
     checkpoint.restore(path).assert_consumed()
     assert [float(v) for v in variables] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("start", [1.0, Told(1.0, [])], ids=["variable", "state"])
+def test_the_root_itself_is_saved(start, tmp_path):
+    root = start if isinstance(start, Told) else rx.Variable(start)
+    path = rx.train.Checkpoint(root).save(f"{tmp_path}/ckpt")
+    other = Told(0.0, []) if isinstance(start, Told) else rx.Variable(0.0)
+    rx.train.Checkpoint(other).restore(path).assert_consumed()
+    assert float(other) == 1.0
+
+
+@pytest.mark.parametrize("how", ["argument", "root"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda v: lambda: v,
+        lambda v: v.assign,
+        lambda v: Plain,
+        lambda v: iter([v]),
+        lambda v: (x for x in [v]),
+        lambda v: enumerate(iter(rx.data.Dataset.range(3))),
+    ],
+    ids=["function", "method", "class", "iterator", "generator", "enumerate"],
+)
+def test_code_and_iterators_without_state_are_refused(make, how):
+    x = make(rx.Variable(1.0))
+    with pytest.raises(ValueError, match="no state to save in a"):
+        rx.train.Checkpoint(x) if how == "root" else rx.train.Checkpoint(x=x)
+
+
+@pytest.mark.parametrize(
+    ("x", "path"),
+    [
+        (3, "x is 3"),
+        ({"step": 3}, "x['step'] is 3"),
+        ({"w": [np.ones(2)]}, "x['w'][0] is array"),
+        (Pair(1.0, jnp.ones(2)), "x.a is 1.0"),
+        (optax.adam(1.0).init({"w": jnp.ones(2)}), "x[0].count is Array"),
+        ([rx.Variable(1.0), {"w": jnp.ones(2)}], "x[1]['w'] is Array"),
+        ([jax.random.key(1)], "x[0] is Array"),
+    ],
+    ids=str,
+)
+def test_plain_values_in_containers_are_refused(x, path):
+    with pytest.raises(ValueError, match=re.escape(path)):
+        rx.train.Checkpoint(x=x)
+    with pytest.raises(ValueError, match=re.escape(path.replace("x", "root", 1))):
+        rx.train.Checkpoint(x)
+
+
+def test_arrays_that_a_container_gets_later_are_refused(tmp_path):
+    state = {"step": rx.Variable(0)}
+    checkpoint = rx.train.Checkpoint(state=state)
+    state["params"] = jnp.ones(2)
+    with pytest.raises(ValueError, match=r"state\['params'\] is Array"):
+        checkpoint.save(f"{tmp_path}/ckpt")
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [],
+        None,
+        ["words"],
+        {"v": rx.Variable(1.0), "units": 3},
+        types.SimpleNamespace(v=rx.Variable(1.0), table=np.ones(2)),
+        object_array([rx.Variable(1.0)]),
+        rx.data.Dataset.range(3),
+    ],
+    ids=str,
+)
+def test_containers_to_be_filled_and_constants_of_objects_are_accepted(x, tmp_path):
+    rx.train.Checkpoint(x=x).save(f"{tmp_path}/ckpt")
+
+
+@pytest.mark.parametrize("name", ["save", "save_counter", "_root", "_objects"])
+def test_names_that_a_checkpoint_has_itself_are_refused(name):
+    with pytest.raises(ValueError, match=f"attribute '{name}' of its own"):
+        rx.train.Checkpoint(**{name: rx.Variable(1.0)})
+
+
+def test_deleted_attributes_are_not_saved(tmp_path):
+    checkpoint = rx.train.Checkpoint(a=rx.Variable(1.0), b=rx.Variable(2.0))
+    del checkpoint.b
+    path = checkpoint.save(f"{tmp_path}/ckpt")
+    assert [name.partition("/")[0] for name, _ in rx.train.list_variables(path)] == [
+        "a",
+        "save_counter",
+    ]
+
+
+def test_random_keys_of_nnx_come_back(tmp_path):
+    rngs = nnx.Rngs(3)
+    drawn = [rngs(), rngs()]
+    path = rx.train.Checkpoint(rngs=rngs).save(f"{tmp_path}/ckpt")
+    drawn.append(rngs())
+    other = nnx.Rngs(0)
+    rx.train.Checkpoint(rngs=other).restore(path).assert_consumed()
+    assert (jax.random.key_data(other()) == jax.random.key_data(drawn[2])).all()
+
+
+@pytest.mark.parametrize("kind", sorted({**NAMED, **UNNAMED}))
+def test_placement_shows_every_variable(kind):
+    built = Built((kind, ["variable", "variable"]), 1)
+    assert len(rx.debug.placement(built.root).placed) == 2

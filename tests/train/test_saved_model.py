@@ -239,3 +239,36 @@ def test_the_only_function_serves(tmp_path):
     rx.saved_model.save(One(), tmp_path)
     served = rx.saved_model.load(tmp_path).signatures["serving_default"](jnp.ones((1, 2)))
     assert served["output_0"].tolist() == [[2.0, 2.0]]
+
+
+OUTSIDE = rx.Variable(5.0)
+SCALAR = rx.TensorSpec([], "float32")
+
+
+class Captured:
+    """Has an attribute whose path is one that variables of no object get."""
+
+    def __init__(self):
+        self.captured = {"1": rx.Variable(2.0)}
+
+    @rx.function(input_signature=[SCALAR])
+    def __call__(self, x):
+        return x * self.captured["1"] + OUTSIDE
+
+
+def test_variables_without_a_name_do_not_take_another_ones(tmp_path):
+    rx.saved_model.save(Captured(), tmp_path)
+    assert float(rx.saved_model.load(tmp_path)(3.0)) == 11.0
+
+
+class WithSlots:
+    __slots__ = ("double", "w")
+
+    def __init__(self):
+        self.w = rx.Variable(2.0)
+        self.double = rx.function(lambda x: x * self.w, input_signature=[SCALAR])
+
+
+def test_functions_in_slots_are_saved(tmp_path):
+    rx.saved_model.save(WithSlots(), tmp_path)
+    assert float(rx.saved_model.load(tmp_path).double(3.0)) == 6.0

@@ -38,6 +38,7 @@ from replicax.train._reader import log
 from replicax.train._stored import (
     CheckpointSource,
     copies_mark,
+    free_value,
     is_placed,
     open_checkpoint,
     restore_from,
@@ -55,7 +56,9 @@ _ROOT = "_whole"  # the name of a root variable in checkpoints of every version
 _OUTSIDE: dict[str, Any] = {"strategy": None, "replica": None, "level": None, "body": None}
 
 
-_PLAIN = (bool, int, float, complex, str, np.ndarray, np.generic, jax.Array, Distributed)
+_NUMBERS = (bool, int, float, complex, np.generic)
+_ARRAYS = (np.ndarray, jax.Array, Distributed)
+_CONTAINERS = (dict, list, tuple)
 _CODE = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, type, types.ModuleType)
 
 
@@ -215,6 +218,9 @@ class Checkpoint:
     def _content(self) -> _store.Content:
         if self._before_save is not None:
             self._before_save()
+        for name, x in {"root": self._root, **self._objects}.items():
+            if isinstance(x, _CONTAINERS):  # which may have changed
+                _check_saveable(name, x)
         found = graph_of(self.contents())
         _refuse_unnamed(found.unnamed)
         arrays, states = {}, {}
@@ -388,25 +394,30 @@ class LoadStatus:
 
 
 def _check_saveable(name: str, x: Any) -> None:
-    """Refuse an argument in which nothing can be restored, now or when it has more parts."""
-    if graph_of({name: x}).objects:
-        return
-    if isinstance(x, _CODE) or isinstance(x, Iterator):
+    """Refuse an argument in which nothing can be restored, and arrays in its containers."""
+    is_filled = bool(graph_of({name: x}).objects)
+    if not is_filled and isinstance(x, (*_CODE, Iterator)):
         raise ValueError(
             f"Checkpoint({name}={x!r}): there is no state to save in a {type(x).__name__}. Pass the"
             " variables that it uses, the iterator of an rx.data.Dataset, or an object that says"
             " its own state: a subclass of `rx.train.experimental.PythonState`."
         )
-    leaves = jax.tree_util.tree_leaves_with_path(x)
-    plain = [(path, leaf) for path, leaf in leaves if isinstance(leaf, _PLAIN)]
-    if plain:
-        path, leaf = plain[0]
-        where = f"{name}{jax.tree_util.keystr(path)}"
-        raise ValueError(
-            f"Checkpoint({name}=...): {where} is {leaf!r:.80}, and {type(leaf).__name__} values"
-            " cannot be restored in place. Keep what changes in variables: `rx.Variable(...)`, or"
-            f" `rx.variables({name})` for a structure of arrays."
-        )
+    # Numbers beside variables describe them; arrays may be constants only as attributes.
+    refused = _ARRAYS if is_filled else (*_ARRAYS, *_NUMBERS)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x, is_leaf=_holds_variables):
+        is_plain = isinstance(leaf, refused) and getattr(leaf, "dtype", None) != object
+        if is_plain or (leaf is x and isinstance(x, str)):
+            raise ValueError(
+                f"Checkpoint({name}=...): {name}{jax.tree_util.keystr(path)} is {leaf!r:.80}, and"
+                f" {type(leaf).__name__} values cannot be restored in place. Keep what changes in"
+                " variables: `rx.Variable(value)`, or `rx.variables(tree)` for a structure of"
+                " arrays."
+            )
+
+
+def _holds_variables(x: Any) -> bool:
+    """Whether ``x`` is an object with variables, and no container, in which each item counts."""
+    return not isinstance(x, (*_CONTAINERS, *_ARRAYS)) and bool(graph_of({"": x}).objects)
 
 
 def _refuse_unnamed(unnamed: list[Unnamed]) -> None:
@@ -439,7 +450,14 @@ def saved_value(x: Any, key: str) -> Any:
     """
     variable = variable_of(x)
     if variable is None:
-        return x.value if is_key(x.value) else np.asarray(x.value)
+        value = free_value(x)
+        if not isinstance(value, jax.Array | np.ndarray):
+            raise VariableError(
+                f"Variable {key!r} is a {type(x).__name__} whose value is a {type(value).__name__},"
+                " and a checkpoint holds arrays. Give it an array, `jnp.asarray(...)`; of a"
+                " structure, make each array a variable."
+            )
+        return value if is_key(value) else np.asarray(value)
     if variable.cell.per_replica and variable.aggregation is VariableAggregation.NONE:
         raise VariableError(
             f"Variable {key!r} has synchronization ON_READ and aggregation NONE: its copies differ,"

@@ -28,7 +28,7 @@ _BOOKKEEPING = frozenset(
     {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
 )
 # The attributes of `rx.Variable`; all others on a variable are the user's.
-_OF_VARIABLES = frozenset(
+OF_VARIABLES = frozenset(
     {
         "_name",
         "_trainable",
@@ -256,7 +256,7 @@ def _kind(kind: Any) -> _Kind:
     ]
     return _Kind(
         tuple(dict.fromkeys(slots)),
-        _OF_VARIABLES
+        OF_VARIABLES
         if issubclass(kind, Variable)
         else _BOOKKEEPING
         if {"keras", "flax"} & homes

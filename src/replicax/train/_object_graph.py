@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from replicax.state._held import variable_of
 from replicax.state._variable import Variable
 from replicax.train._contents import (
+    OF_VARIABLES,
     Contents,
     Unnamed,
     contents_of,
@@ -120,9 +121,13 @@ def graph_contents(x: Any) -> Contents:
     The value of a library's object is all of its state. Users may attach attributes to an
     `rx.Variable`, and objects with state of their own may have further children.
     """
-    if is_leaf(x) and is_of_library(type(x)) and not isinstance(x, Variable):
-        return Contents({}, [])
-    return contents_of(x)
+    return Contents({}, []) if is_leaf(x) and is_bare(x) else contents_of(x)
+
+
+def is_bare(leaf: Any) -> bool:
+    """Whether a leaf has nothing but its value."""
+    has_more = isinstance(leaf, Variable) and not vars(leaf).keys() <= OF_VARIABLES
+    return is_of_library(type(leaf)) and not has_more
 
 
 class Names:
@@ -231,10 +236,12 @@ def _reached(
     waiting = deque([root])
     later: deque[Any] = deque()  # leaves, whose parts have other names first
     while waiting or later:
-        x = waiting.popleft() if waiting else later.popleft()
-        if is_leaf(x) and id(x) not in leaves:
+        is_first = bool(waiting)
+        x = waiting.popleft() if is_first else later.popleft()
+        if is_first and is_leaf(x):
             leaves[id(x)] = x
-            later.append(x)
+            if not is_bare(x):
+                later.append(x)
             continue
         parts, others = graph_contents(x)
         all_parts[id(x)] = parts

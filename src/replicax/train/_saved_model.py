@@ -7,6 +7,7 @@ devices.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ from replicax.state._levels import TraceLevel
 from replicax.state._variable import Variable, live_variables
 from replicax.train import _store
 from replicax.train._checkpoint import saved_value
+from replicax.train._contents import contents_of
 from replicax.train._files import is_stored
 from replicax.train._object_graph import graph_of, is_variable
 from replicax.train._stored import Stored
@@ -86,7 +88,10 @@ def save(obj: Any, export_dir: str, signatures: Any = None, options: Any = None)
     for name, (python, specs) in wanted.items():
         lifted, exported = _export(python, specs, name)
         for cell in dict.fromkeys((*lifted.reads, *lifted.writes)):
-            names.setdefault(cell, f"captured/{len(names)}")
+            if cell not in names:
+                used = set(names.values())
+                free = (f"captured/{i}" for i in itertools.count(len(names)))
+                names[cell] = next(new for new in free if new not in used)
         arrays[f"functions/{name}"] = np.frombuffer(exported.serialize(vjp_order=1), np.uint8)
         description["functions"][name] = {
             "reads": [names[c] for c in lifted.reads],
@@ -199,7 +204,7 @@ def _functions_of(obj: Any) -> Iterator[tuple[str, tuple[Callable[..., Any], Any
     for name in dir(type(obj)) if not isinstance(obj, Function) else ():
         if isinstance(getattr(type(obj), name, None), Function):
             yield from _with_specs(name, getattr(obj, name))
-    for name, x in getattr(obj, "__dict__", {}).items():
+    for name, x in contents_of(obj).named.items():
         if isinstance(x, Function):
             yield from _with_specs(name, x)
 

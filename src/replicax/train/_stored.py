@@ -258,8 +258,22 @@ def _fit(
     _check_shape(x, key, np.shape(value))
     value = _fitted(x, key, value)
     return (
-        partial(setattr, x, "value", value) if variable is None else partial(variable.assign, value)
+        partial(_set_free_value, x, value) if variable is None else partial(variable.assign, value)
     )
+
+
+def free_value(x: Any) -> Any:
+    """Return the value of a library's variable that is not backed by an `rx.Variable`."""
+    read = getattr(type(x), "get_value", None)  # NNX deprecates the attribute `value`
+    return x.value if read is None else read(x)
+
+
+def _set_free_value(x: Any, value: Any) -> None:
+    value = jnp.asarray(value)
+    if hasattr(type(x), "set_value"):
+        x.set_value(value)
+    else:
+        x.value = value
 
 
 def _check_shape(x: Any, key: str, shape: tuple[int, ...]) -> None:
