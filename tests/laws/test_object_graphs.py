@@ -124,7 +124,7 @@ class Told(rx.train.experimental.PythonState):
         self.number = float(string_value)
 
 
-class Failure(Exception):
+class HoldingError(Exception):
     pass
 
 
@@ -169,7 +169,7 @@ UNNAMED = {
     "cycle": itertools.cycle,
     "generator": lambda held: _running(held),
     "generator in a closure": lambda held: (lambda: (x for _ in [1] for x in held))(),
-    "exception": lambda held: Failure(held),
+    "exception": lambda held: HoldingError(held),
     "cache": lambda held: _cached(held),
     "cell": types.CellType,
     "class attribute": lambda held: type("Local", (), {"held": held})(),
@@ -264,24 +264,27 @@ class Built:
             return self._made[-1]
         if description == "shared":
             return self._made[len(self._made) // 2]
-        kind, held = description
+        made = self._built(*description)
+        self._made.append(made)
+        return made
+
+    def _built(self, kind, held):
         if kind in MAPPINGS:
             items = {}
             for key, child in held:
                 if key not in items:
                     items[key] = self._build(child)
-            made = MAPPINGS[kind](items)
-        elif kind == "variable with parts":
+            return MAPPINGS[kind](items)
+        if kind == "variable with parts":
             made = self._variable()
             made.held = [self._build(child) for child in held]
-        elif kind == "state with parts":
+            return made
+        if kind == "state with parts":
             made = Told(float(next(self._values)), [self._build(child) for child in held])
             self.variables.append(made)
-        else:
-            # A fixed number of parts: what a holder leaves out is not in the graph.
-            made = {**NAMED, **UNNAMED}[kind]([self._build(child) for child in held[:2]])
-        self._made.append(made)
-        return made
+            return made
+        # A fixed number of parts: what a holder leaves out is not in the graph.
+        return {**NAMED, **UNNAMED}[kind]([self._build(child) for child in held[:2]])
 
     @property
     def values(self):

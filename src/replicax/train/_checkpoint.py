@@ -405,8 +405,9 @@ def _check_saveable(name: str, x: Any) -> None:
     # Numbers beside variables describe them; arrays may be constants only as attributes.
     refused = _ARRAYS if is_filled else (*_ARRAYS, *_NUMBERS)
     for path, leaf in jax.tree_util.tree_leaves_with_path(x, is_leaf=_holds_variables):
-        is_plain = isinstance(leaf, refused) and getattr(leaf, "dtype", None) != object
-        if is_plain or (leaf is x and isinstance(x, str)):
+        is_of_objects = isinstance(leaf, np.ndarray) and leaf.dtype.hasobject
+        is_text = leaf is x and isinstance(x, str)
+        if is_text or (isinstance(leaf, refused) and not is_of_objects):
             raise ValueError(
                 f"Checkpoint({name}=...): {name}{jax.tree_util.keystr(path)} is {leaf!r:.80}, and"
                 f" {type(leaf).__name__} values cannot be restored in place. Keep what changes in"
