@@ -95,6 +95,10 @@ RANDOM_LIBRARY = SimpleNamespace(
     **{**vars(LIBRARY), "stop_gradient": lambda x: jax.lax.stop_gradient(jnp.copy(x))},
     negative=jnp.negative,
     identity=jnp.copy,
+    halves=lambda x: jnp.split(x, 2),
+    joined=lambda a, b: jnp.concatenate([a, b]),
+    where=jnp.where,
+    function=rx.function,
 )
 
 
@@ -113,13 +117,13 @@ class TestRandomPrograms:
                 if x is not None:
                     np.testing.assert_allclose(x, y, rtol=2e-4, atol=1e-4)
 
-    @pytest.mark.parametrize("seeds", [range(i, i + 25) for i in range(0, 250, 25)], ids=repr)
+    @pytest.mark.parametrize("seeds", [range(i, i + 25) for i in range(0, 400, 25)], ids=repr)
     def test_gives_tensorflows_gradients(self, seeds):
         for seed in seeds:
             run = tape_programs.Run(RANDOM_LIBRARY, tape_programs.variables_of(RANDOM_LIBRARY))
             self._assert_answers(seed, run.block(tape_programs.made(seed)).answers)
 
-    @pytest.mark.parametrize("seed", range(0, 250, 25))
+    @pytest.mark.parametrize("seed", range(0, 400, 25))
     def test_gives_them_in_a_function(self, seed):
         variables = tape_programs.variables_of(RANDOM_LIBRARY)
         errors = []

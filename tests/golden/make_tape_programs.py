@@ -14,7 +14,7 @@ from make_tape import LIBRARY, tf
 from tape_programs import Run, made, variables_of
 
 ANSWERS = Path(__file__).with_name("tape_programs.json")
-COUNT = 250
+COUNT = 400
 
 
 def rounded(x):
@@ -30,7 +30,15 @@ def listed(x):
 
 
 def main() -> None:
-    lib = SimpleNamespace(**vars(LIBRARY), negative=tf.negative, identity=tf.identity)
+    lib = SimpleNamespace(
+        **vars(LIBRARY),
+        negative=tf.negative,
+        identity=tf.identity,
+        halves=lambda x: tf.split(x, 2),
+        joined=lambda a, b: tf.concat([a, b], 0),
+        where=tf.where,
+        function=tf.function,
+    )
     lines = []
     for seed in range(int(sys.argv[1]) if len(sys.argv) > 1 else COUNT):
         found = Run(lib, variables_of(lib)).block(made(seed)).answers

@@ -2,8 +2,10 @@
 
 A program is made of a number, the same one on every machine. `make_tape_programs.py` records what
 TensorFlow answers, and `tests/functions/test_tape.py` compares. ``lib`` has the names of
-`tape_cases`, and ``negative`` and ``identity``. Every value has the shape (2, 2), so that any of
-them can be combined.
+`tape_cases`, and ``negative``, ``identity``, ``halves``, ``joined``, ``where``, ``function``.
+Every value has the shape (2, 2), so that any of them can be combined. Programs from number `WIDE`
+on also split and join, branch, cast, call compiled functions, enter tapes again, and watch and
+differentiate structures and variables.
 """
 
 import random
@@ -12,11 +14,14 @@ STARTS = [[[0.5, -1.0], [1.5, 0.25]], [[-0.75, 2.0], [0.5, 1.0]], [[1.25, 0.5], 
 CONSTANTS = [[[1.0, 0.5], [-0.5, 2.0]], [[0.25, -1.5], [1.0, -0.75]]]
 UNARY = ["sin", "tanh", "sigmoid", "negative", "stop_gradient", "identity"]
 BINARY = ["add", "multiply", "matmul", "subtract"]
+WIDE = 250
+WIDER = ["swap", "twice", "columns", "where", "cast", "called", "branch"]
 
 
 def made(seed):
     """The statements of a program, as tuples."""
     draw = random.Random(seed)
+    draw.is_wide = seed >= WIDE
     return _block(draw, depth=0, size=draw.randint(3, 7), tapes=[])
 
 
@@ -29,6 +34,8 @@ def _block(draw, depth, size, tapes):
         if tapes:
             kinds += ["watch", "stop", "reset", "gradient", "gradient"]
             kinds += ["binary", "variable", "variable"]
+        if draw.is_wide:
+            kinds += ["wider"] * 3 + ["again", "watch_all", "gradient"] * bool(tapes)
         kind = draw.choice(kinds)
         statements.append(_statement(draw, kind, depth, tapes))
     return statements
@@ -38,6 +45,12 @@ def _statement(draw, kind, depth, tapes):  # noqa: C901 - one case for each kind
     pick = lambda: draw.randint(0, 11)  # noqa: E731 - which operand, counted from the newest
     if kind == "unary":
         return kind, draw.choice(UNARY), pick()
+    if kind == "wider":
+        return kind, draw.choice(WIDER), pick(), pick()
+    if kind == "again":
+        return kind, draw.choice(tapes), _block(draw, depth + 1, draw.randint(1, 2), tapes)
+    if kind == "watch_all":
+        return kind, draw.choice(tapes), pick(), draw.randint(0, 2)
     if kind == "read":
         return kind, draw.randint(0, 2)
     if kind == "binary":
@@ -67,6 +80,9 @@ def _gradient(draw, tape):
     targets = [draw.randint(0, 4) for _ in range(1 if verb != "gradient" else draw.randint(1, 2))]
     sources = [("variable", i) for i in range(3)]
     sources += [("value", draw.randint(0, 11)) for _ in range(2)]
+    if draw.is_wide and verb == "gradient":
+        targets += [("variable", draw.randint(0, 2)) for _ in range(draw.choice([0, 0, 0, 1]))]
+        sources += draw.choices(sources, k=draw.choice([0, 0, 1]))  # a source may come twice
     return "gradient", tape, verb, targets, sources, draw.random() < 0.3, draw.random() < 0.3
 
 
@@ -106,7 +122,8 @@ class Run:
         self._values.append(getattr(self._lib, name)(self._operand(place)))
 
     def _read(self, variable):
-        self._values.append(self._variables[variable].read_value())
+        # Two reads outside of tapes give one array with JAX.
+        self._values.append(self._lib.identity(self._variables[variable].read_value()))
 
     def _binary(self, name, one, other):
         self._values.append(self._called(name, self._operand(one), self._operand(other)))
@@ -118,6 +135,38 @@ class Run:
         if name == "matmul":
             return self._lib.matmul(x, y)
         return {"add": x.__add__, "multiply": x.__mul__, "subtract": x.__sub__}[name](y)
+
+    def _wider(self, name, one, other):
+        lib, x, y = self._lib, self._operand(one), self._operand(other)
+        if name in ("swap", "twice"):  # an operation with two results, of which one may not count
+            a, b = lib.halves(lib.sin(x))
+            made = lib.joined(b, a) if name == "swap" else lib.joined(b, b)
+        elif name == "columns":
+            made = lib.reduce_sum(lib.tanh(x), 0) * y
+        elif name == "where":
+            made = lib.where(lib.tanh(x) > 0, lib.tanh(y), lib.sin(x))
+        elif name == "cast":
+            made = lib.cast(lib.cast(lib.tanh(x) * 3, "int32"), "float32") + y
+        elif name == "called":
+            inner = self._variables[other % 3]
+            made = lib.function(lambda z: lib.tanh(z * inner) + lib.stop_gradient(z) * z)(
+                lib.identity(x)
+            )
+        else:
+            z = lib.tanh(x)
+            made = lib.cond(lib.reduce_sum(z) > 0, lambda: z * y, lambda: lib.stop_gradient(z) + y)
+        self._values.append(made)
+
+    def _again(self, name, inner):
+        if self._attempt(self._tapes[name].__enter__) != "error":
+            try:
+                self.block(inner)
+            finally:
+                self._tapes[name].__exit__(None, None, None)
+
+    def _watch_all(self, name, place, variable):
+        watched = {"b": self._value(place), "a": [self._variables[variable]]}
+        self._attempt(self._tapes[name].watch, watched)
 
     def _assign(self, name, variable, place):
         value = self._lib.tanh(self._operand(place))
@@ -148,13 +197,15 @@ class Run:
     def _gradient(self, name, verb, targets, sources, is_zero, is_weighted):
         tape = self._tapes[name]
         # The gradient of an array that no tape follows with respect to itself is an accident.
+        of_variables = [self._variables[i[1]] for i in targets if isinstance(i, tuple)]
+        targets = [i for i in targets if not isinstance(i, tuple)]
         known = {i % len(self._values) for i in targets}
         sources = [
             self._variables[i] if kind == "variable" else self._value(i)
             for kind, i in sources
             if kind == "variable" or i % len(self._values) not in known
         ]
-        targets = [self._value(i) for i in targets]
+        targets = [self._value(i) for i in targets] + of_variables
         zero = self._lib.UnconnectedGradients.ZERO
         options = {"unconnected_gradients": zero} if is_zero else {}
         if verb == "gradient":

@@ -24,32 +24,55 @@ class Operation:
     """One operation that a tape recorded.
 
     Attributes:
-        call: The operation as a function of `inputs`.
-        pull: Maps gradients of `outputs` to gradients of `inputs` (the VJP).
+        call: The operation as a function of `args`.
+        places: The indices of the `args` that the tape followed when the operation ran.
+        pull: Maps gradients of `outputs` to gradients of these arguments (the VJP).
         seen_by: The enclosing tapes that recorded the computation of `pull`.
     """
 
     call: Callable[..., list[Any]]
-    inputs: list[jax.Array]
+    args: list[Any]
+    places: list[int]
     outputs: list[Any]
     pull: Callable[[list[Any]], Sequence[Any]]
     seen_by: tuple[Any, ...]
 
-    def pulled(self, gradients: dict[int, Any]) -> Iterator[tuple[jax.Array, Any]]:
-        """Yield each input that has a gradient, with this operation's contribution to it."""
+    def places_of(self, wanted: set[int]) -> list[int]:
+        """Return the indices of the `args` that take a gradient: followed ones and `wanted` ids."""
+        late = [i for i, x in enumerate(self.args) if id(x) in wanted and i not in self.places]
+        return sorted([*self.places, *late]) if late else self.places
+
+    def pulled(
+        self, gradients: dict[int, Any], places: list[int]
+    ) -> Iterator[tuple[jax.Array, Any]]:
+        """Yield each argument in `places` with this operation's contribution to its gradient."""
         given, taken = [], set()
         for out in self.outputs:
             # An array that the operation returned twice has one gradient: count it once.
             known = id(out) in gradients and id(out) not in taken
             given.append(gradients[id(out)] if known else _zero(out))
             taken.add(id(out))
-        pull = self.pull
-        if any(tape not in self.seen_by for tape in current().tapes):
+        pull, inputs = self.pull, [self.args[i] for i in places]
+        if places is not self.places or any(t not in self.seen_by for t in current().tapes):
             # A tape that did not record `pull` must see how the gradient depends on the inputs.
-            _, pull = jax.vjp(self.call, *self.inputs)
-        for x, part in zip(self.inputs, pull(given), strict=True):
+            _, pull = jax.vjp(of_places(self.call, self.args, places), *inputs)
+        for x, part in zip(inputs, pull(given), strict=True):
             if part.dtype != jax.dtypes.float0:
                 yield x, part
+
+
+def of_places(
+    call: Callable[..., list[Any]], args: Sequence[Any], places: Sequence[int]
+) -> Callable[..., list[Any]]:
+    """Return ``call`` as a function of the arguments in ``places``, the others as given."""
+
+    def called(*xs: Any) -> list[Any]:
+        every = list(args)
+        for i, x in zip(places, xs, strict=True):
+            every[i] = x
+        return call(*every)
+
+    return called
 
 
 @dataclass
@@ -75,10 +98,10 @@ class Record:
         kept = {i for source in sources for i in source}
         between, reached = self._from(kept)
         gradients = {i: g for i, g in gradients.items() if i in reached}
-        for operation in reversed(between):
+        for operation, places in reversed(between):
             if not any(id(x) in gradients for x in operation.outputs):
                 continue
-            for x, part in operation.pulled(gradients):
+            for x, part in operation.pulled(gradients, places):
                 if id(x) in reached:
                     gradients[id(x)] = gradients[id(x)] + part if id(x) in gradients else part
             for x in operation.outputs:
@@ -86,12 +109,18 @@ class Record:
                     gradients.pop(id(x), None)
         return [_total([gradients[i] for i in s if i in gradients]) for s in sources]
 
-    def _from(self, sources: set[int]) -> tuple[list[Operation], set[int]]:
-        """Return the operations that depend on the sources, and the ids of all such arrays."""
-        reached, operations = set(sources), []
+    def _from(self, sources: set[int]) -> tuple[list[tuple[Operation, list[int]]], set[int]]:
+        """Return the operations that depend on the sources, with the arguments through which they do.
+
+        Also return the ids of all arrays that depend on the sources. As in TensorFlow, a source
+        counts for operations recorded before it was watched, if another argument was followed then.
+        """
+        reached, watched = set(sources), sources & self.followed.keys()
+        operations: list[tuple[Operation, list[int]]] = []
         for operation in self.operations:
-            if any(id(x) in reached for x in operation.inputs):
-                operations.append(operation)
+            places = operation.places_of(watched)
+            if any(id(operation.args[i]) in reached for i in places):
+                operations.append((operation, places))
                 reached.update(id(x) for x in operation.outputs if is_differentiable(x))
         return operations, reached
 

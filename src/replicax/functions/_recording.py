@@ -39,7 +39,7 @@ class _Recording(Listening):
     def __init__(self, parent: Any, recorder: Recorder) -> None:
         super().__init__(parent)
         self.requires_low = parent.requires_low
-        self._recorder = recorder
+        self.recorder = recorder
 
     def stage_value(self, val: Any) -> Any:
         return self.parent.stage_value(val)
@@ -52,7 +52,7 @@ class _Recording(Listening):
                 stopped = primitive.bind(*args, **params)
                 return jax.numpy.copy(stopped) if stopped is args[0] else stopped
         closed = params.get("jaxpr")
-        if any(map(self._recorder.follows, getattr(closed, "consts", ()))):
+        if any(map(self.recorder.follows, getattr(closed, "consts", ()))):
             # A jitted function captured a followed array: pass it as an argument.
             return self._record(taking_consts(closed), [*args, *closed.consts])
         if primitive.multiple_results:
@@ -86,7 +86,7 @@ class _Recording(Listening):
         self, call: Callable[..., list[Any]], args: list[Any], *, opaque: bool = False
     ) -> list[Any]:
         with jaxprs.set_current_trace(self.parent):
-            return self._recorder.record(call, args, opaque=opaque)
+            return self.recorder.record(call, args, opaque=opaque)
 
     def _bind(self, primitive: Any, args: Any, params: Any) -> Any:
         call = lambda *xs: list(primitive.bind(*xs, **params))  # noqa: E731
@@ -98,3 +98,13 @@ def recorded(recorder: Recorder) -> Iterator[None]:
     """Pass every operation that this thread runs in the block to `recorder`."""
     with jaxprs.set_current_trace(_Recording(traced.value, recorder)):
         yield
+
+
+def is_recorded_by(recorder: Recorder) -> bool:
+    """Whether ``recorder`` is told what this thread does now."""
+    trace = traced.value
+    while isinstance(trace, Listening):
+        if isinstance(trace, _Recording) and trace.recorder is recorder:
+            return True
+        trace = trace.parent
+    return False

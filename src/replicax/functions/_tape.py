@@ -17,8 +17,15 @@ from replicax._blocks import contextmanager
 from replicax._jax_private import unrecorded
 from replicax._types import UnconnectedGradients
 from replicax.context._current import current, entered
-from replicax.functions._grad import DerivativeGuard, Operation, Question, Record, is_variable
-from replicax.functions._recording import recorded
+from replicax.functions._grad import (
+    DerivativeGuard,
+    Operation,
+    Question,
+    Record,
+    is_variable,
+    of_places,
+)
+from replicax.functions._recording import is_recorded_by, recorded
 from replicax.state._cell import Cell
 from replicax.state._creation import is_differentiable
 from replicax.state._held import value_of, variable_of
@@ -52,28 +59,32 @@ class GradientTape:
         self._persistent = persistent
         self._watches = watch_accessed_variables
         self._record: Record | None = None
-        self._open: ExitStack | None = None
+        self._open: list[ExitStack] = []  # one for each block that it was entered with
+        self._has_ended = False  # an inner one of these blocks ended
         self._outer: tuple[Any, ...] = ()
         self._cells: list[Cell] = []
 
     def __enter__(self) -> GradientTape:
-        if self._open is not None:
+        if self.is_recording():
             raise ValueError(
                 "Tape is still recording, This can happen if you try to re-enter an already-active"
                 " tape."
             )
         self._record = self._record or Record()
-        self._outer = current().tapes
+        self._has_ended = False
+        others = tuple(t for t in current().tapes if t is not self)
         with ExitStack() as stack:
-            stack.enter_context(entered(tapes=(*self._outer, self)))
-            stack.enter_context(recorded(self))
-            self._open = stack.pop_all()
+            stack.enter_context(entered(tapes=(*others, self)))
+            # Entered again in its own block, it may still be told: twice would count twice.
+            if not is_recorded_by(self):
+                self._outer = others
+                stack.enter_context(recorded(self))
+            self._open.append(stack.pop_all())
         return self
 
     def __exit__(self, *error: object) -> None:
-        assert self._open is not None
-        self._open.close()
-        self._open = None
+        self._open.pop().close()
+        self._has_ended = bool(self._open)
 
     def watch(self, tensor: Any) -> None:
         """Follow arrays, or variables that are not watched automatically.
@@ -132,6 +143,7 @@ class GradientTape:
             # As in TensorFlow: a gradient computed in the block ends the recording of a tape that
             # is not persistent, and resuming starts a new one.
             self._record = self._record or Record()
+            self._has_ended = False
 
     @contextmanager
     def _paused(self) -> Iterator[None]:
@@ -143,7 +155,7 @@ class GradientTape:
 
     def is_recording(self) -> bool:
         """Whether operations of this thread are being recorded."""
-        return self._record is not None and self in current().tapes
+        return self._record is not None and not self._has_ended and self in current().tapes
 
     def reset(self) -> None:
         """Discard the recording.
@@ -319,32 +331,25 @@ class GradientTape:
     ) -> list[Any]:
         """Run an operation; if it uses a followed array, keep its VJP function."""
         record, tapes = self._record, current().tapes
-        if record is None or self not in tapes:
+        if record is None or self._has_ended or self not in tapes:
             return call(*args)
         places = [i for i, x in enumerate(args) if id(x) in record.followed]
-
-        def of_followed(*xs: Any) -> list[Any]:
-            every = list(args)
-            for i, x in zip(places, xs, strict=True):
-                every[i] = x
-            return call(*every)
-
-        inputs, given = [args[i] for i in places], {id(x) for x in args}
+        given = {id(x) for x in args}
         with recorded(DerivativeGuard(record, given)) if opaque else nullcontext():
             if not places:
                 return call(*args)
-            outs, pull = jax.vjp(of_followed, *inputs)
+            outs, pull = jax.vjp(of_places(call, args, places), *(args[i] for i in places))
         # An input returned unchanged gets a new identity: its gradient is that of this output.
         outs = [jnp.copy(x) if id(x) in given and is_differentiable(x) else x for x in outs]
         seen_by = tuple(tape for tape in self._outer if tape in tapes)
-        record.operations.append(Operation(of_followed, inputs, outs, pull, seen_by))
+        record.operations.append(Operation(call, args, places, outs, pull, seen_by))
         for x in outs:
             record.follow(x)
         return outs
 
     def note_read(self, cell: Cell, value: jax.Array) -> None:
         """Follow `value`, which reading `cell` returned, if the variable is watched."""
-        record = self._record
+        record = None if self._has_ended else self._record
         if record is not None and (cell in record.reads or (self._watches and cell.trainable)):
             record.reads.setdefault(cell, {})[id(value)] = value
             record.follow(value)
