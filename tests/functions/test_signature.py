@@ -53,7 +53,7 @@ THING = Thing()
         (float("nan"), float("nan")),
         ("text", "text"),
         (None, None),
-        ({"a": 1, "b": jnp.ones(2)}, {"b": jnp.zeros(2), "a": 1}),
+        ({"b": 1, "a": jnp.ones(2)}, {"b": 1, "a": jnp.zeros(2)}),
         (Point(jnp.ones(2), 3), Point(jnp.zeros(2), 3)),
         (THING, THING),
         (jnp.sin, jnp.sin),
@@ -80,6 +80,7 @@ def test_calls_that_mean_the_same_share_a_trace(one, other):
         (None, 0),
         ([1], (1,)),
         ({"a": 1}, {"b": 1}),
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
         (Point(1, 2), Point(1, 3)),
         (Thing(), Thing()),
         (Unhashable(), Unhashable()),
@@ -91,9 +92,17 @@ def test_calls_that_may_differ_do_not(one, other):
     assert key(one) != key(other)
 
 
-def test_keywords_are_told_from_positions_and_their_order_does_not_matter():
-    assert key(a=1, b=2) == key(b=2, a=1)
+def test_keywords_are_told_from_positions():
     assert key(1, 2) != key(1, b=2)
+
+
+def test_the_order_of_keywords_counts_where_a_function_sees_it():
+    by_name, any_name = rx.function(lambda a, b: jnp.int32(a)), rx.function(lambda **x: list(x))
+    for function in (by_name, any_name):
+        function(a=1, b=2)
+        function(b=2, a=1)
+    assert by_name.experimental_get_tracing_count() == 1
+    assert any_name.experimental_get_tracing_count() == 2
 
 
 def test_replica_values_are_told_by_their_components_and_devices(two):

@@ -20,6 +20,7 @@ from replicax.topology._devices import device_name
 from replicax.topology._mesh import Across
 from replicax.values._per_replica import is_opaque
 from replicax.values._reduce import IndexedSlices, is_slices
+from replicax.values._structures import map_in_order, unflatten_as
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -197,7 +198,7 @@ class ReplicaContext:
         results = [
             self._all_joined(op, x, given, shown) if is_slices(x) else next(reduced) for x in leaves
         ]
-        return jax.tree.unflatten(treedef, results)
+        return unflatten_as(value, results, _is_one)
 
     def _all_joined(
         self, op: ReduceOp, slices: IndexedSlices, options: CommunicationOptions, structure: str
@@ -254,7 +255,7 @@ class ReplicaContext:
                 )
             return self._link.all_gather(x, axis % x.ndim, given, shown)
 
-        return jax.tree.unflatten(treedef, [gather(leaf) for leaf in leaves])
+        return unflatten_as(value, [gather(leaf) for leaf in leaves], _is_one)
 
     def merge_call(
         self,
@@ -283,7 +284,7 @@ class ReplicaContext:
             result = self._link.merge(merge_fn, tuple(args), dict(kwargs or {}), self)
             # Copies cut the connection to the tape, also for arguments that merge_fn returns.
             new = lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x  # noqa: E731
-            return jax.tree.map(new, result, is_leaf=is_opaque)
+            return map_in_order(new, result, is_opaque)
 
     def __repr__(self) -> str:
         return f"<ReplicaContext of {self._strategy}>"

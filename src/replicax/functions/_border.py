@@ -45,8 +45,10 @@ from replicax.values._per_replica import (
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import check_count, first, is_array, is_traced, on_device
 from replicax.values._structures import (
+    dict_orders,
     expand_dataclasses,
     has_dataclasses,
+    in_order,
     rebuild_dataclasses,
     record_type,
 )
@@ -303,13 +305,14 @@ class Outputs:
     parts: list[Any] = field(default_factory=list)
     stacked: list[bool] = field(default_factory=list)
     has_dataclasses: bool = False
+    orders: list[tuple[Any, ...]] = field(default_factory=list)
 
     def take(
         self, result: Any, topology: Callable[[], Topology | None], given: Fields
     ) -> list[Any]:
         """Record the structure of `result`, and return its arrays."""
         tree = expand_dataclasses(result)
-        self.has_dataclasses = has_dataclasses(tree)
+        self.has_dataclasses, self.orders = has_dataclasses(tree), dict_orders(tree, _is_leaf)
         paths, self.treedef = jax.tree.flatten_with_path(tree, is_leaf=_is_leaf)
         arrays: list[Any] = []
         for (path, x), field_ in zip(paths, _fields(self.treedef), strict=True):
@@ -333,6 +336,8 @@ class Outputs:
         rest = iter(arrays)
         leaves = [part(next(rest), local) if callable(part) else part.value for part in self.parts]
         made = jax.tree.unflatten(self.treedef, leaves)
+        if self.orders:
+            made = in_order(made, self.orders, leaves)
         return rebuild_dataclasses(made) if self.has_dataclasses else made
 
 

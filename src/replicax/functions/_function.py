@@ -30,7 +30,7 @@ from replicax._jax_private import at_rest, settings, traced, undisturbed
 from replicax.context._current import context_key, current, get_strategy, within
 from replicax.functions._border import Fields, Outputs, with_iterator_arguments
 from replicax.functions._jaxpr._lift import lift
-from replicax.functions._keys import Identity, receivers
+from replicax.functions._keys import Identity, receivers, unstable_part
 from replicax.functions._modes import (
     FunctionOptions,
     HostDriven,
@@ -159,6 +159,7 @@ class Function(Generic[_P, _R_co]):
         self._python: Callable[..., Any] = func
         self._signature = tuple(input_signature) if input_signature is not None else None
         self._quiet = quiet
+        self._orders_keywords = _takes_any_keyword(func)
         # Several programs per key if iterators yield elements of several shapes.
         self._programs: dict[Any, list[Program]] = {}
         self._traces = 0
@@ -193,7 +194,7 @@ class Function(Generic[_P, _R_co]):
         if self._is_host_driven:
             return self._run_in_python(given, named)
         try:
-            return self._run(take_apart(given, named))
+            return self._run(take_apart(given, named, orders_keywords=self._orders_keywords))
         except PythonFallback:
             return self._run_in_python(given, named)
         except HostDriven:
@@ -252,7 +253,8 @@ class Function(Generic[_P, _R_co]):
         """
         if not args and not kwargs and self._signature is not None:
             args = self._signature
-        arguments = take_apart(*examples((args, kwargs), get_strategy()))
+        given, named = examples((args, kwargs), get_strategy())
+        arguments = take_apart(given, named, orders_keywords=self._orders_keywords)
         key = key_of(arguments)
         programs = self._programs.get(key) or [self._traced(arguments, 0)]
         return ConcreteFunction(self, programs[0], arguments)
@@ -281,7 +283,8 @@ class Function(Generic[_P, _R_co]):
                     raise VariableError(late_creation(self._name, again))
             self._started = True
             self._count_trace(key, arguments)
-            self._programs[key] = [*programs, program]
+            if unstable_part(key) is None:  # it would not be found again
+                self._programs[key] = [*programs, program]
             notify_watcher(self, arguments, program)
             return program
 
@@ -325,7 +328,7 @@ class Function(Generic[_P, _R_co]):
         self._traces += 1
         if self._traces != _MANY_TRACES or self._quiet:
             return
-        last = list(self._programs)[-1]
+        last = next(reversed(self._programs), None)
         _log.warning(
             "%s has been traced %d times, and each trace compiles a new program. Last, %s. Pass"
             " numbers that change as arrays (jnp.asarray(x)), keep batch shapes equal"
@@ -343,6 +346,15 @@ class Function(Generic[_P, _R_co]):
 
     def __repr__(self) -> str:
         return f"<rx.function {self._name}>"
+
+
+def _takes_any_keyword(func: Callable[..., Any]) -> bool:
+    """Whether a function has a ``**`` parameter, in which it sees the order of keywords."""
+    try:
+        parameters = inspect.signature(func).parameters.values()
+    except (TypeError, ValueError):  # a callable of C has none
+        return True
+    return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
 
 @final

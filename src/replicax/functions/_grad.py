@@ -17,6 +17,7 @@ from replicax.state._held import variable_of
 from replicax.state._levels import Overlay, current_trace, level
 from replicax.state._policy import write_own
 from replicax.state._variable import Variable
+from replicax.values._structures import unflatten_as
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class Record:
         return [_total([gradients[i] for i in s if i in gradients]) for s in sources]
 
     def _from(self, sources: set[int]) -> tuple[list[tuple[Operation, list[int]]], set[int]]:
-        """Return the operations that depend on the sources, with the arguments through which they do.
+        """Return the operations that depend on the sources, and through which arguments.
 
         Also return the ids of all arrays that depend on the sources. As in TensorFlow, a source
         counts for operations recorded before it was watched, if another argument was followed then.
@@ -130,7 +131,8 @@ class Question:
 
     def __init__(self, record: Record, sources: Any, unconnected: UnconnectedGradients) -> None:
         self.record = record
-        self._sources, self._treedef = jax.tree.flatten(sources, is_leaf=is_variable)
+        self._tree = sources
+        self._sources = jax.tree.leaves(sources, is_leaf=is_variable)
         self._unconnected = unconnected
 
     def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
@@ -146,7 +148,7 @@ class Question:
                 start[key] = start[key] + own if key in start else own
         found = self.record.backwards(start, [self._places(s) for s in self._sources])
         answers = map(self._finished, self._sources, found)
-        return jax.tree.unflatten(self._treedef, list(answers))
+        return unflatten_as(self._tree, list(answers), is_variable)
 
     def answer_recorded(self, target: jax.Array, weight: jax.Array) -> Any:
         """Return the gradients of one target; zero or None unless the tape follows it.

@@ -8,9 +8,17 @@ it has no value afterwards.
 import functools
 import operator
 import sys
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Iterable
-from types import CodeType, FunctionType, MappingProxyType, MethodType, ModuleType
+from collections import ChainMap, UserDict, UserList, UserString, defaultdict, deque
+from collections.abc import Callable, Hashable, Iterable, ValuesView
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    MethodWrapperType,
+    ModuleType,
+)
 from typing import Any, NamedTuple
 
 import jax
@@ -18,13 +26,21 @@ import numpy as np
 
 from replicax._errors import TracingError
 from replicax._origin import is_library as is_library_file
-from replicax.functions._keys import Identity, python_words, static_key
+from replicax.functions._keys import (
+    Identity,
+    python_words,
+    slot_names,
+    static_key,
+    unstable_part,
+)
 from replicax.state._variable import Variable
 from replicax.values._per_replica import Form, InBody, Pieces, is_distributed, is_opaque
 from replicax.values._placement import is_traced
 
 _SCALARS = (bool, int, float, complex, str, bytes, type(None), np.generic, CodeType)
 _BOXES = (list, tuple, set, frozenset, deque)
+# Containers whose items are an attribute that only their methods, which are Python's, name.
+_WRAPPERS = (UserDict, UserList, UserString, ChainMap)
 _PLAIN_BOXES = frozenset({*_BOXES, dict})
 # Code that uses one of these names may read attributes that it does not name.
 _BLIND = frozenset({"getattr", "vars", "__dict__", "attrgetter", "asdict", "astuple", "fields"})
@@ -96,7 +112,9 @@ class Reach:
         while todo:
             label, x = todo.pop()
             if isinstance(x, _SCALARS):
-                self.facts.append((label, static_key(x)))
+                # Attributes of a subclass of text or numbers may change.
+                key = self._value(x) if hasattr(x, "__dict__") else static_key(x)
+                self.facts.append((label, key))
                 continue
             if id(x) in self._seen:
                 self.facts.append((label, self._seen[id(x)]))
@@ -128,8 +146,10 @@ class Reach:
     def _value(self, x: Any) -> Any:
         """Return the key of an object without references; if mutable, it is checked again."""
         key: Any = static_key(x)
-        if type(x).__hash__ is None or isinstance(x, MappingProxyType | memoryview):
+        if _can_change(x):
             self._checks.append(lambda: static_key(x) == key)
+        elif unstable_part(key) is not None:
+            self._checks.append(lambda: False)
         return key
 
     def _array(self, x: np.ndarray, label: str) -> tuple[Any, list[Edge]]:
@@ -172,11 +192,11 @@ class Reach:
         blind = self._everything or bool(self._names & _BLIND)
         if isinstance(own, dict):
             named = self._names
-            if is_library(type(x).__module__):
+            if is_library(type(x).__module__) or isinstance(x, _WRAPPERS):
                 named = self._names | self._settled
             names = [n for n in own if isinstance(n, str)] if blind else named
             edges += self._named(own, names, f"{label}.")
-        slots = [n for base in type(x).__mro__ for n in _slots(base)]
+        slots = slot_names(type(x))
         for name in slots if blind else self._names.intersection(slots):
             held = _slot(x, name)
             self._looked.append((functools.partial(_slot, x), name, held))
@@ -216,7 +236,8 @@ class Reach:
         if type(x) in _PLAIN_BOXES:
             return []
         factory = [Edge(label, x.default_factory)] if isinstance(x, defaultdict) else []
-        return factory + self._instance(x, label)[1] if hasattr(x, "__dict__") else factory
+        has_more = hasattr(x, "__dict__") or slot_names(type(x))
+        return factory + self._instance(x, label)[1] if has_more else factory
 
     def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
         held = list(x)
@@ -335,10 +356,13 @@ def _is_standard_value(kind: Any) -> bool:
     return is_standard and kind.__hash__ not in (None, object.__hash__)
 
 
-def _slots(kind: type) -> list[str]:
-    named = vars(kind).get("__slots__", ())
-    found = [named] if isinstance(named, str) else list(named)
-    return [n for n in found if not n.startswith("__")]
+def _can_change(x: Any) -> bool:
+    """Whether the key of an object that has no inside may change while it is the same object."""
+    if isinstance(x, BuiltinMethodType | MethodWrapperType):
+        return not isinstance(x.__self__, ModuleType | None)
+    is_view = isinstance(x, MappingProxyType | memoryview | ValuesView)
+    has_attributes = isinstance(x, _SCALARS) and hasattr(x, "__dict__")
+    return is_view or has_attributes or type(x).__hash__ is None
 
 
 def _slot(x: Any, name: str) -> Any:

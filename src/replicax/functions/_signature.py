@@ -1,6 +1,7 @@
 """Signatures: split the arguments of a call into a cache key and arrays, and rebuild them."""
 
 import inspect
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -12,7 +13,13 @@ from replicax._jax_private import ARRAY_TYPES, settings
 from replicax._types import TensorSpec, TypeSpec
 from replicax.context._current import attributes, context_key
 from replicax.data._ahead import Ahead
-from replicax.functions._keys import Identity, python_words, static_key, structure_key
+from replicax.functions._keys import (
+    Identity,
+    python_words,
+    static_key,
+    structure_key,
+    unstable_part,
+)
 from replicax.functions._modes import RaggedArgument, StringArgument
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import (
@@ -28,7 +35,7 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import stacked_array, stacked_at_once
 from replicax.values._placement import NUMERIC, is_array, private
-from replicax.values._structures import PerReplicaSpec, component_specs
+from replicax.values._structures import PerReplicaSpec, component_specs, in_order
 
 _LEAVES = frozenset({*ARRAY_TYPES, np.ndarray, int, float, bool, str})
 _EXACT = frozenset({tuple, list, type(None)})
@@ -45,6 +52,7 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
         arrays: The inputs of the program.
         rebuilds: For each leaf, a function from its array to the leaf; None for other leaves.
         leaves: All leaves, as passed.
+        orders: The keys of each dict in insertion order, which JAX's flattening loses.
     """
 
     key: Any
@@ -52,6 +60,7 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
     rebuilds: list[Rebuild | None]
     leaves: list[Any]
     treedef: Any
+    orders: list[tuple[Any, ...]]
 
     def with_arrays(self, arrays: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments with `arrays` as their arrays."""
@@ -60,7 +69,8 @@ class Arguments(NamedTuple):  # made on every call: a dataclass takes four times
             x if rebuild is None else rebuild(next(rest))
             for x, rebuild in zip(self.leaves, self.rebuilds, strict=True)
         ]
-        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        made = jax.tree.unflatten(self.treedef, leaves)
+        args, kwargs = in_order(made, self.orders, leaves)
         return args, kwargs
 
     def named(self, func: Callable[..., Any]) -> list[tuple[str, Any]]:
@@ -86,24 +96,40 @@ def _parameter(path: Sequence[Any], parameters: Sequence[str]) -> str:
     return f"argument {parameters[which.idx]!r}{rest}" if known else f"argument {which.idx}{rest}"
 
 
-def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+def take_apart(  # noqa: C901 - one case for each kind of container
+    args: tuple[Any, ...], kwargs: dict[str, Any], *, orders_keywords: bool = True
+) -> Arguments:
     """Split the arguments of a call into a cache key and arrays.
+
+    Args:
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+        orders_keywords: Whether the order of the keyword arguments counts.
 
     Raises:
         RaggedArgument: If a per-replica value has components of different shapes.
         StringArgument: If an argument is an array of strings.
     """
     plain = 0  # containers whose treedefs compare exactly
+    orders: list[tuple[Any, ...]] = []
 
     def is_leaf(x: Any) -> bool:
         nonlocal plain
         kind = type(x)
         if kind in _LEAVES:
             return False
-        if kind in _EXACT or _is_exact(x, kind):
+        if kind in _EXACT:
             plain += 1
             return False
-        return is_opaque(x)
+        if kind is dict or kind is defaultdict:
+            if x:
+                orders.append(tuple(x) if orders_keywords or x is not kwargs else tuple(sorted(x)))
+            plain += kind is dict and _STR.issuperset(map(type, x))
+            return False
+        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            plain += 1
+            return False
+        return hasattr(kind, "__next__") or is_opaque(x)  # JAX warns of iterators
 
     treedef: Any
     leaves, treedef = jax.tree.flatten((args, kwargs), is_leaf=is_leaf)
@@ -118,16 +144,12 @@ def take_apart(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
             arrays.append(array)
     if len(arrays) < len(leaves):
         keys.append(_places([x for x in leaves if isinstance(x, Ahead)]))
-    if plain != treedef.num_nodes - len(leaves):
+    if plain == treedef.num_nodes - len(leaves):
+        keys += orders
+    else:
         keys.append(structure_key(treedef))
-    return Arguments(tuple(keys), arrays, rebuilds, leaves, treedef)
-
-
-def _is_exact(x: Any, kind: Any) -> bool:
-    """Whether treedefs of such containers are equal only if their keys are identical."""
-    if kind is dict:
-        return _STR.issuperset(map(type, x))
-    return issubclass(kind, tuple) and hasattr(kind, "_fields")
+        keys += (tuple(map(static_key, order)) for order in orders)
+    return Arguments(tuple(keys), arrays, rebuilds, leaves, treedef, orders)
 
 
 def _places(iterators: list[Any]) -> tuple[int, ...]:
@@ -171,7 +193,7 @@ def _plain_or_rows(x: Distributed) -> tuple[Any, Any, Rebuild | None]:
     """Like `_distributed`, for components that are not arrays, or are not on the replicas."""
     specs = component_specs(x)
     if not all(isinstance(s, TensorSpec) for s in specs):
-        return ("plain", tuple(map(static_key, x.values))), None, None
+        return ("plain", type(x), tuple(map(static_key, x.values))), None, None
     if is_text(x):
         raise StringArgument
     if is_ragged(x):
@@ -264,7 +286,7 @@ def explain(old: Any, new: Any, names: Sequence[str]) -> str:
         if a != b:
             return f"{name} changed from {_words(a)} to {_words(b)}"
     if old != new:
-        return "a dict key or a static field in the structure of the arguments changed its type"
+        return "the order of a dict's items, or the type of a dict key or static field, changed"
     return "the strategy changed"
 
 
@@ -283,6 +305,11 @@ def _words(key: Any) -> str:
 
 def why_new(old: Any, new: Any, names: Sequence[str]) -> str:
     """Return why the program for the key `old` could not serve a call with the key `new`."""
+    for name, part in zip(names, new[0][1:], strict=False):
+        if (found := unstable_part(part)) is not None:
+            return f"{name} is or holds {found}"
+    if old is None:
+        return "an argument may change without being seen"
     if old[0] == new[0] and old[1][:-1] == new[1][:-1]:
         if old[1] != new[1]:
             return f"{attributes.last} was changed"

@@ -31,6 +31,7 @@ from replicax.state._creation import is_differentiable
 from replicax.state._held import value_of, variable_of
 from replicax.state._variable import live_variables
 from replicax.values._per_replica import plain
+from replicax.values._structures import map_in_order
 
 _NONE = UnconnectedGradients.NONE
 
@@ -364,7 +365,7 @@ class GradientTape:
 
     @contextmanager
     def _asked(self, sources: Any, unconnected: UnconnectedGradients | str) -> Iterator[Question]:
-        arrays = jax.tree.map(plain, sources, is_leaf=is_variable)
+        arrays = map_in_order(plain, sources, is_variable)
         question = Question(self._live(), arrays, UnconnectedGradients.parse(unconnected))
         with ExitStack() as stack:
             if not self._persistent:

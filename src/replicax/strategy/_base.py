@@ -47,7 +47,12 @@ from replicax.values._reduce import (
     reduce_slices,
     reduce_value,
 )
-from replicax.values._structures import expand_dataclasses, rebuild_dataclasses
+from replicax.values._structures import (
+    expand_dataclasses,
+    map_in_order,
+    rebuild_dataclasses,
+    unflatten_as,
+)
 
 _T = TypeVar("_T")
 
@@ -269,7 +274,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         """
         require_cross_replica(self, "gather")
         with strategy_scope(self):
-            return jax.tree.map(lambda v: self._gather_leaf(v, axis), value, is_leaf=_is_one)
+            return map_in_order(lambda v: self._gather_leaf(v, axis), value, _is_one)
 
     @overload
     def experimental_local_results(self, value: AnyArray) -> tuple[jax.Array, ...]: ...
@@ -295,9 +300,9 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             >>> strategy.experimental_local_results(3)
             (3,)
         """
-        leaves, treedef = jax.tree.flatten(
-            expand_dataclasses(value), is_leaf=lambda x: x is None or is_opaque(x)
-        )
+        is_leaf = lambda x: x is None or is_opaque(x)  # noqa: E731
+        tree = expand_dataclasses(value)
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
         parts = [_parts(x) for x in leaves]
         if leaves and jax.tree_util.treedef_is_leaf(treedef):
             return parts[0]
@@ -305,7 +310,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         if count == 1 and self.wraps_single:  # the structure contains no distributed value
             count = len(self.devices_or_default.own)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
-        return tuple(rebuild_dataclasses(jax.tree.unflatten(treedef, row)) for row in rows)
+        return tuple(rebuild_dataclasses(unflatten_as(tree, row, is_leaf)) for row in rows)
 
     def update_config_proto(self, config_proto: Any) -> Any:
         """Return a copy of a v1 session configuration, adapted to this strategy.
@@ -319,7 +324,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         require_cross_replica(self, "reduce")
         op = ReduceOp.parse(reduce_op)
         with strategy_scope(self):
-            return jax.tree.map(lambda v: self._reduce_leaf(op, v, axis), value, is_leaf=_is_one)
+            return map_in_order(lambda v: self._reduce_leaf(op, v, axis), value, _is_one)
 
     def _gather_leaf(self, value: Any, axis: int) -> Any:
         topology = self.devices_or_default

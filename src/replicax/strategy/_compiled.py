@@ -30,7 +30,14 @@ from replicax.values._per_replica import (
 )
 from replicax.values._pieces import local_piece, stacked_array
 from replicax.values._placement import NUMERIC, is_array, per_replica_map, strong
-from replicax.values._structures import component_specs, expand_dataclasses, rebuild_dataclasses
+from replicax.values._structures import (
+    component_specs,
+    dict_orders,
+    expand_dataclasses,
+    in_order,
+    is_same_scalar,
+    rebuild_dataclasses,
+)
 
 _PER_REPLICA, _REPLICATED = PartitionSpec(REPLICA_AXIS), PartitionSpec()
 
@@ -57,6 +64,7 @@ class _Inputs:
     arrays: list[Any]
     specs: list[PartitionSpec]
     places: list[int]
+    orders: list[tuple[Any, ...]]
 
     @classmethod
     def of(cls, tree: Any, topology: Topology) -> "_Inputs":
@@ -68,14 +76,15 @@ class _Inputs:
                 arrays.append(array)
                 specs.append(spec)
                 places.append(i)
-        return cls(leaves, treedef, arrays, specs, places)
+        return cls(leaves, treedef, arrays, specs, places, dict_orders(tree, is_opaque))
 
     def rebuild(self, pieces: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the arguments of one replica, given its pieces of the arrays."""
         leaves = list(map(local_piece, self.leaves))
         for place, spec, piece in zip(self.places, self.specs, pieces, strict=True):
             leaves[place] = piece[0] if spec == _PER_REPLICA else piece
-        args, kwargs = jax.tree.unflatten(self.treedef, leaves)
+        made = jax.tree.unflatten(self.treedef, leaves)
+        args, kwargs = in_order(made, self.orders, leaves)
         return args, kwargs
 
 
@@ -110,9 +119,7 @@ def _input(x: Any, topology: Topology) -> tuple[Any, Any, PartitionSpec | None]:
 
 def _is_one_object(values: Sequence[Any]) -> bool:
     first = values[0]
-    return not hasattr(first, "__jax_array__") and all(
-        type(v) is type(first) and v == first for v in values
-    )
+    return not hasattr(first, "__jax_array__") and all(is_same_scalar(v, first) for v in values)
 
 
 class _Body:
@@ -123,6 +130,7 @@ class _Body:
         self._fn = fn
         self._inputs = inputs
         self._treedef: Any = None
+        self._orders: list[tuple[Any, ...]] = []
         self._static: list[Any] = []
 
     def trace(self, topology: Topology) -> "_Traced":
@@ -160,13 +168,14 @@ class _Body:
         """Return the result of the run: the structure, with a per-replica value for each array."""
         rest = iter(outs)
         leaves = [result(next(rest)) if x is _ARRAY else x for x in self._static]
-        return rebuild_dataclasses(jax.tree.unflatten(self._treedef, leaves))
+        made = jax.tree.unflatten(self._treedef, leaves)
+        return rebuild_dataclasses(in_order(made, self._orders, leaves))
 
     def _flatten_result(self, returned: Any) -> list[jax.Array]:
-        """Record the structure of the result, and return its arrays."""
-        leaves, self._treedef = jax.tree.flatten(
-            expand_dataclasses(returned), is_leaf=lambda x: x is None or is_opaque(x)
-        )
+        is_leaf = lambda x: x is None or is_opaque(x)  # noqa: E731
+        tree = expand_dataclasses(returned)
+        leaves, self._treedef = jax.tree.flatten(tree, is_leaf=is_leaf)
+        self._orders = dict_orders(tree, is_leaf)
         arrays = []
         for x in leaves:
             piece = replica_value(x)

@@ -24,6 +24,7 @@ from replicax.topology._mesh import Topology
 from replicax.values._per_replica import Distributed, PerReplica, SomeArray, in_body, pieces
 from replicax.values._placement import as_array
 from replicax.values._reduce import is_slices
+from replicax.values._structures import unflatten_as
 
 
 def is_plain(value: Any) -> bool:
@@ -295,6 +296,5 @@ class DistributionMethods:
                 f"value_fn returned different structures for the replicas: {list(treedefs)}."
             )
         topology = self.devices_or_default
-        return jax.tree.unflatten(
-            treedefs[0], [pieces(column, topology) for column in zip(*leaves, strict=True)]
-        )
+        columns = [pieces(column, topology) for column in zip(*leaves, strict=True)]
+        return unflatten_as(values[0], columns, lambda x: False)

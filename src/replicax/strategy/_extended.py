@@ -21,7 +21,7 @@ from replicax.state._levels import TraceLevel, level
 from replicax.strategy._distributing import MultiStepContext, is_plain, plain_to_per_replica
 from replicax.values._per_replica import Mirrored, PerReplica, is_distributed
 from replicax.values._pieces import local_piece
-from replicax.values._structures import regroup, select
+from replicax.values._structures import map_in_order, regroup, select
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -250,7 +250,7 @@ class StrategyExtended:
     ) -> Any:
         """Call `fn` once per copy, in the form that fits the context."""
         if current().body is not None:
-            args, kwargs = jax.tree.map(local_piece, call, is_leaf=is_distributed)
+            args, kwargs = map_in_order(local_piece, call, is_distributed)
             result = _value(fn(parts[0], *args, **kwargs))
             return result if group else (result,) * len(parts)
         if len(parts) > 1 and isinstance(level(), TraceLevel):
@@ -341,13 +341,11 @@ class _CopyUpdate:
 
 def _value(result: Any) -> Any:
     """Return the result of an update, with variables replaced by their values."""
-    return jax.tree.map(value_of, result)
+    return map_in_order(value_of, result, lambda x: False)
 
 
 def _as_mirrored(value: Any) -> Any:
     """Mark the results for all copies as mirrored: they are equal because the copies are."""
-    return jax.tree.map(
-        lambda x: Mirrored.of(x.form) if isinstance(x, PerReplica) else x,
-        value,
-        is_leaf=is_distributed,
+    return map_in_order(
+        lambda x: Mirrored.of(x.form) if isinstance(x, PerReplica) else x, value, is_distributed
     )

@@ -27,7 +27,7 @@ from replicax.topology._virtual import sharing_programs
 from replicax.values._per_replica import in_body, is_opaque
 from replicax.values._pieces import equal_across, local_piece, summand
 from replicax.values._placement import is_array, is_traced, on_device
-from replicax.values._structures import regroup, select
+from replicax.values._structures import map_in_order, regroup, select, unflatten_as
 
 if TYPE_CHECKING:
     from replicax.strategy._base import StrategyBase
@@ -151,7 +151,7 @@ class ThreadLink:
 
     def _with_own_numbers(self, call: Any, purpose: str) -> Any:
         """Return the call with Python numbers that differ between replicas converted to arrays."""
-        leaves, treedef = jax.tree.flatten(call)
+        leaves = jax.tree.leaves(call)
         places = [i for i, x in enumerate(leaves) if isinstance(x, int | float | complex)]
         if not places:
             return call
@@ -173,7 +173,7 @@ class ThreadLink:
         for place, alike in zip(places, same, strict=True):
             if not alike:
                 leaves[place] = jnp.asarray(leaves[place])
-        return jax.tree.unflatten(treedef, leaves)
+        return unflatten_as(call, leaves, lambda x: False)
 
     def _is_traced(self, call: Any) -> bool:
         where = level()
@@ -243,10 +243,10 @@ def merge_in_body(
 ) -> Any:
     """Call `fn` of a merge_call in compiled code: its arguments are this replica's pieces."""
     wrap = lambda x: in_body(x, topology, context.across) if is_array(x) else x  # noqa: E731
-    args, kwargs = jax.tree.map(wrap, call, is_leaf=is_opaque)
+    args, kwargs = map_in_order(wrap, call, is_opaque)
     with entered(replica=None, body=context):
         result = fn(context.strategy, *args, **kwargs)
-    return jax.tree.map(local_piece, result, is_leaf=is_opaque)
+    return map_in_order(local_piece, result, is_opaque)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from replicax.state._creation import births
 from replicax.state._levels import TraceLevel, level
 from replicax.strategy._links import as_replica
 from replicax.values._per_replica import is_distributed, is_opaque, is_ragged, pieces
-from replicax.values._structures import regroup, replicas_with_rows, select
+from replicax.values._structures import map_in_order, regroup, replicas_with_rows, select
 from replicax.workers._watch import load
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class _Program:
 
         def body(*arrays: Any) -> list[Any]:
             args, kwargs = arguments.with_arrays(arrays)
-            result = jax.tree.map(replica_value, fn(*args, **kwargs), is_leaf=is_opaque)
+            result = map_in_order(replica_value, fn(*args, **kwargs), is_opaque)
             return outputs.take(result, lambda: None, fields)
 
         token = births.set(log)

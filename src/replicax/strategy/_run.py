@@ -40,7 +40,13 @@ from replicax.strategy._ragged import CannotTrace, run_ragged
 from replicax.topology._mesh import Topology
 from replicax.values._per_replica import is_opaque, is_ragged, is_text
 from replicax.values._placement import is_traced, on_device
-from replicax.values._structures import check_counts, regroup, replicas_with_rows, select
+from replicax.values._structures import (
+    check_counts,
+    map_in_order,
+    regroup,
+    replicas_with_rows,
+    select,
+)
 from replicax.workers._watch import load
 
 if TYPE_CHECKING:
@@ -315,7 +321,7 @@ def _run_threads(
 
 
 def _replica_values(result: Any) -> Any:
-    return jax.tree.map(replica_value, result, is_leaf=is_opaque)
+    return map_in_order(replica_value, result, is_opaque)
 
 
 def _to_device(arguments: Any, device: jax.Device) -> Any:
@@ -326,7 +332,7 @@ def _to_device(arguments: Any, device: jax.Device) -> Any:
             return x
         return x if not x.committed and x.devices() == {device} else on_device(x, device)
 
-    return jax.tree.map(moved, arguments, is_leaf=is_opaque)
+    return map_in_order(moved, arguments, is_opaque)
 
 
 def _on_own_device(result: Any, device: jax.Device) -> Any:
@@ -336,4 +342,4 @@ def _on_own_device(result: Any, device: jax.Device) -> Any:
             return x
         return on_device(x, device)
 
-    return jax.tree.map(moved, result, is_leaf=is_opaque)
+    return map_in_order(moved, result, is_opaque)

@@ -9,6 +9,7 @@
 """
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,17 +44,71 @@ jax.tree_util.register_pytree_node(
 )
 
 
+_SORTED = (dict, defaultdict)  # JAX sorts their items by key when flattening
+
+
+def dict_orders(tree: Any, is_leaf: Callable[[Any], bool]) -> list[tuple[Any, ...]]:
+    """Return the keys of each non-empty dict in `tree`, in order; [] if all are sorted."""
+    found: list[tuple[Any, ...]] = []
+
+    def look(x: Any) -> bool:
+        if is_leaf(x):
+            return True
+        if type(x) in _SORTED and x:
+            found.append(tuple(x))
+        return False
+
+    jax.tree.structure(tree, is_leaf=look)
+    return found if any(list(keys) != sorted(keys) for keys in found) else []
+
+
+def in_order(tree: Any, orders: Sequence[tuple[Any, ...]], leaves: Sequence[Any]) -> Any:
+    """Restore the insertion order of the dicts in a tree that JAX has just unflattened.
+
+    Args:
+        tree: The tree; its dicts are reordered in place.
+        orders: The result of `dict_orders` for the original tree.
+        leaves: The leaves of `tree`.
+    """
+    if not orders:
+        return tree
+    rest, known = iter(orders), set(map(id, leaves))
+
+    def look(x: Any) -> bool:
+        if id(x) in known:
+            return True
+        if type(x) in _SORTED and x:
+            items = {key: x[key] for key in next(rest)}
+            x.clear()
+            x.update(items)
+        return False
+
+    jax.tree.structure(tree, is_leaf=look)
+    return tree
+
+
+def unflatten_as(tree: Any, leaves: Sequence[Any], is_leaf: Callable[[Any], bool]) -> Any:
+    """Unflatten `leaves` into the structure of `tree`, keeping the order of its dicts."""
+    made = jax.tree.unflatten(jax.tree.structure(tree, is_leaf=is_leaf), leaves)
+    return in_order(made, dict_orders(tree, is_leaf), leaves)
+
+
+def map_in_order(fn: Callable[[Any], Any], tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """Apply `fn` to each leaf, as `jax.tree.map`, keeping the order of the dicts."""
+    return unflatten_as(tree, list(map(fn, jax.tree.leaves(tree, is_leaf=is_leaf))), is_leaf)
+
+
 def expand_dataclasses(tree: Any) -> Any:
     """Return `tree` with dataclasses that contain arrays replaced by pytree nodes."""
-    return jax.tree.map(_open, tree, is_leaf=_is_leaf)
+    return map_in_order(_open, tree, _is_leaf)
 
 
 def rebuild_dataclasses(tree: Any) -> Any:
     """Reverse `expand_dataclasses`: rebuild the dataclasses from the current leaves."""
-    return jax.tree.map(
+    return map_in_order(
         lambda x: _close(x) if isinstance(x, _Record) else x,
         tree,
-        is_leaf=lambda x: isinstance(x, _Record) or _is_leaf(x),
+        lambda x: isinstance(x, _Record) or _is_leaf(x),
     )
 
 
@@ -109,13 +164,8 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
     Raises:
         ValueError: If the replicas returned different structures.
     """
-    leaves, treedefs = zip(
-        *(
-            jax.tree.flatten(expand_dataclasses(r), is_leaf=lambda x: x is None or is_opaque(x))
-            for r in results
-        ),
-        strict=True,
-    )
+    trees = [expand_dataclasses(r) for r in results]
+    leaves, treedefs = zip(*(jax.tree.flatten(t, is_leaf=_is_leaf) for t in trees), strict=True)
     for i, treedef in enumerate(treedefs[1:], 1):
         if treedef != treedefs[0]:
             raise ValueError(
@@ -123,14 +173,13 @@ def regroup(results: Sequence[Any], topology: Topology) -> Any:
                 f" replica 0 {treedefs[0]}, replica {i} {treedef}."
             )
     merged = [_merge(column, topology) for column in zip(*leaves, strict=True)]
-    return rebuild_dataclasses(jax.tree.unflatten(treedefs[0], merged))
+    made = jax.tree.unflatten(treedefs[0], merged)
+    return rebuild_dataclasses(in_order(made, dict_orders(trees[0], _is_leaf), merged))
 
 
 def select(value: Any, replica: int) -> Any:
     """Return the structure with each distributed value replaced by one replica's component."""
-    return jax.tree.map(
-        lambda v: v.values[replica] if is_distributed(v) else v, value, is_leaf=is_opaque
-    )
+    return map_in_order(lambda v: v.values[replica] if is_distributed(v) else v, value, is_opaque)
 
 
 def check_counts(value: Any, topology: Topology) -> bool:
@@ -173,9 +222,18 @@ def _merge(column: Sequence[Any], topology: Topology) -> Any:
         return pieces(column, topology)
     if all(x is head for x in column):
         return head
-    if isinstance(head, _PLAIN) and all(type(x) is type(head) and x == head for x in column):
+    if isinstance(head, _PLAIN) and all(is_same_scalar(x, head) for x in column):
         return head
     return pieces(column, topology)
+
+
+def is_same_scalar(one: Any, other: Any) -> bool:
+    """Whether two Python values have one type and value; 0.0 is not -0.0."""
+    if type(one) is not type(other) or one != other:
+        return False
+    if not isinstance(one, float | complex | np.inexact):
+        return True
+    return np.asarray(one).tobytes() == np.asarray(other).tobytes()
 
 
 class PerReplicaSpec(TypeSpec):
@@ -249,7 +307,9 @@ def map_structure(func: Callable[..., Any], *structures: Any) -> Any:
         >>> rx.nest.map_structure(lambda a, b: a + b, [1, 2], [10, 20])
         [11, 22]
     """
-    return jax.tree.map(func, *structures, is_leaf=_is_nest_leaf)
+    made: list[Any] = []  # a result may be a structure itself
+    jax.tree.map(lambda *xs: made.append(func(*xs)), *structures, is_leaf=_is_nest_leaf)
+    return unflatten_as(structures[0], made, _is_nest_leaf) if structures else func()
 
 
 def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
@@ -259,7 +319,7 @@ def pack_sequence_as(structure: Any, flat_sequence: Sequence[Any]) -> Any:
         >>> rx.nest.pack_sequence_as({"a": 0, "b": 0}, [1, 2])
         {'a': 1, 'b': 2}
     """
-    return jax.tree.unflatten(jax.tree.structure(structure, is_leaf=_is_nest_leaf), flat_sequence)
+    return unflatten_as(structure, list(flat_sequence), _is_nest_leaf)
 
 
 def is_nested(structure: Any) -> bool:
