@@ -82,7 +82,7 @@ class Closure(NamedTuple):
         if not arrays or not isinstance(fn, FunctionType):
             yield fn
             return
-        put = _Substitution(self.arrays, arrays)
+        put = _InputSubstitution(self.arrays, arrays)
         cells = fn.__closure__ or ()
         try:
             given = [put.into(content(cell)) for cell in cells]
@@ -171,7 +171,7 @@ class _CapturedValues:
         return (type(x), inner)
 
 
-class _Substitution:
+class _InputSubstitution:
     """Places inputs where a closure's arrays are, and restores the arrays afterwards."""
 
     def __init__(self, arrays: list[Any], inputs: list[Any]) -> None:
