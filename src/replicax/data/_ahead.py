@@ -137,7 +137,7 @@ _END = object()
 _MOST_ELEMENTS = 1 << 62
 
 
-class Surroundings:
+class IterationHooks:
     """Hooks for iteration in traced code and in the body of an `rx.function`.
 
     Attributes:
@@ -149,7 +149,7 @@ class Surroundings:
     loop: Callable[[], None]
 
 
-around = Surroundings()
+around = IterationHooks()
 
 
 def is_plain() -> bool:

@@ -221,7 +221,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
             self.close()
             self._is_done = False
             for seeds, *change in zip(self._seeds, origins, self._origins, strict=True):
-                seeds.go_on(*change)
+                seeds.resume(*change)
             self._position, self._errors, self._origins = position, errors, origins
             self._stream = self._open()
 

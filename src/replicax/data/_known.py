@@ -253,7 +253,7 @@ def _parts_of(value: Any) -> tuple[Any, ...]:
     if isinstance(value, ElementFunction):
         return value.name, value.function, value.vectorize
     if isinstance(value, Seeds):
-        return ("free" if value.is_free else value.seed), value.under, value.reshuffle
+        return ("free" if value.is_free else value.seed), value.global_seed, value.reshuffle
     if not isinstance(value, Node):
         return (value.node,)
     if not is_dataclass(value):

@@ -35,12 +35,12 @@ class _Scope(NamedTuple):
 
     Attributes:
         draw: Returns a seed for a transformation created without one.
-        under: The global seed in effect.
+        global_seed: The global seed in effect.
         depth: The number of nested `flat_map` functions.
     """
 
     draw: SeedSource
-    under: int | None
+    global_seed: int | None
     depth: int
 
 
@@ -69,8 +69,8 @@ def set_global_seed(seed: int | None) -> None:
 def follow_global_seed(restart: Callable[[int], None]) -> None:
     """Call ``restart`` with the global seed whenever one is set, and now if one was set before."""
     _listeners.append(restart)
-    if _global.under is not None:
-        restart(_global.under)
+    if _global.global_seed is not None:
+        restart(_global.global_seed)
 
 
 def set_seed_source(source: SeedSource | None) -> SeedSource | None:
@@ -111,8 +111,8 @@ def nested_seeds(run: "Run", seeds: "Seeds") -> Iterator[None]:
     """
     origin = run.origin(seeds)
     # TensorFlow traces the function once, which fixes its seeds if there is a global one.
-    generator = run.generator(seeds) if origin.under is None else _generator(origin.seed)
-    scope = _Scope(lambda: _draw_from(generator), origin.under, seeds.depth + 1)
+    generator = run.generator(seeds) if origin.global_seed is None else _generator(origin.seed)
+    scope = _Scope(lambda: _draw_from(generator), origin.global_seed, seeds.depth + 1)
     token = _function.set(scope)
     try:
         yield
@@ -131,12 +131,12 @@ class Origin(NamedTuple):
     Attributes:
         seed: The transformation's seed, mixed with the global one.
         number: How often it was iterated before.
-        under: The global seed when it was created, for datasets that its function creates.
+        global_seed: The global seed when it was created, for datasets that its function creates.
     """
 
     seed: int
     number: int
-    under: int | None = None
+    global_seed: int | None = None
 
 
 class Seeds:
@@ -155,13 +155,17 @@ class Seeds:
             )
         scope = _function.get() or _global
         source = None if scope.depth else _source
-        self.is_free = seed is None and scope.under is None and source is None
+        self.is_free = seed is None and scope.global_seed is None and source is None
         if seed is None:
             self.seed = scope.draw() if source is None else int(source())
         else:
             local = int(seed) & ((1 << 64) - 1)
-            self.seed = local if scope.under is None else _draw_from(_generator(scope.under, local))
-        self.under = scope.under
+            self.seed = (
+                local
+                if scope.global_seed is None
+                else _draw_from(_generator(scope.global_seed, local))
+            )
+        self.global_seed = scope.global_seed
         self.depth = scope.depth
         self.reshuffle = reshuffle
         self._runs = 0
@@ -171,22 +175,22 @@ class Seeds:
         """Start a run; return its random state."""
         with self._lock:
             self._runs += 1
-            return Origin(self.seed, self._runs - 1, self.under)
+            return Origin(self.seed, self._runs - 1, self.global_seed)
 
-    def go_on(self, origin: Origin, instead: Origin) -> None:
+    def resume(self, origin: Origin, replaced: Origin) -> None:
         """Continue a restored run, so that later runs have the orders that would have followed it.
 
         Args:
             origin: The origin of the restored run.
-            instead: The origin of the run that was started here and is replaced by it.
+            replaced: The origin of the run that was started here and is replaced by it.
         """
         with self._lock:
             # Do not count the replaced run if no other has started since.
-            begun = self._runs - (instead.number == self._runs - 1)
+            begun = self._runs - (replaced.number == self._runs - 1)
             self.seed, self._runs = origin.seed, max(begun, origin.number + 1)
 
 
-class SeedsMet:
+class CapturedSeeds:
     """Replacements for the free seeds of datasets that a `flat_map` function captures.
 
     Such datasets are not in the iterator's graph, so their seeds are neither in its state nor equal
@@ -225,7 +229,7 @@ class Run:
     is_fixed: bool = False
     outer: Origin | None = None
     floors: tuple[int, ...] = (0,)
-    captured: SeedsMet = field(default_factory=SeedsMet)
+    captured: CapturedSeeds = field(default_factory=CapturedSeeds)
     new: Callable[[tuple[int, ...], Any], Any] | None = None
 
     def at(self, *steps: int) -> "Run":
@@ -255,10 +259,10 @@ class Run:
             return in_graph
         outer = self.outer
         if seeds.depth or outer is None:
-            return Origin(seeds.seed, 0, seeds.under)
+            return Origin(seeds.seed, 0, seeds.global_seed)
         is_free = seeds.is_free
         seed = self.captured.seed(seeds, outer.seed, self.path) if is_free else seeds.seed
-        return Origin(seed, outer.number, seeds.under)
+        return Origin(seed, outer.number, seeds.global_seed)
 
     def generator(self, seeds: Seeds) -> np.random.Generator:
         """Return the random generator of a transformation at this position."""
