@@ -70,7 +70,7 @@ def run_example(folder, fault):
         env={**env, **variables},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=900,  # Ray starts a dozen processes, again after each failure
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "metrics").read_text())

@@ -17,6 +17,7 @@ import pytest
 
 from tests.clusters.conftest import wait_until_idle
 from tests.clusters.test_real import ROOT, environment
+from tests.multi_process import under_submitit
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]
 
@@ -97,7 +98,8 @@ def test_announced_end_saves_and_requeues(slurm, folder, number, nodes):
 
 
 def test_slurm_announces_the_end_of_the_time_limit(slurm, folder):
-    with Job(slurm, folder, "--time=2") as job:  # the script has --signal=USR1@90
+    # The script has --signal=USR1@90, so that a busy machine has 90 s to begin with training.
+    with Job(slurm, folder, "--time=3") as job:
         job.wait_for("restart 1, from step", seconds=400)
 
     assert "SIGUSR1: saving after this step, then ending." in job.text()
@@ -190,14 +192,13 @@ def _processes(node, job):
     importlib.util.find_spec("submitit") is None, reason="make test-clusters installs submitit"
 )
 def test_submitit_requeues_after_the_save(slurm, folder, monkeypatch):
-    from tests.multi_process import under_submitit  # noqa: PLC0415 - it is not always there
-
+    submitit = importlib.import_module("submitit")
     for name, value in environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_CONF", slurm["SLURM_CONF"])
     paths = [str(ROOT / "src"), str(ROOT), *filter(None, [os.environ.get("TEST_PATH")])]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    executor = under_submitit.submitit.SlurmExecutor(folder=folder / "logs")
+    executor = submitit.SlurmExecutor(folder=folder / "logs")
     executor.update_parameters(nodes=1, ntasks_per_node=2, time=10)
     job = executor.submit(under_submitit.Training(), str(folder / "run"))
 
