@@ -130,7 +130,7 @@ class Hidden:
     """Equal by its content, of which nothing is known."""
 
     def __init__(self, a):
-        self._held = memoryview(np.asarray([a]))
+        self._held = memoryview(repr(a).encode())
         self.a = a
 
     def __hash__(self):
@@ -395,7 +395,7 @@ def change(x, random):
     return True
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(arguments(), st.randoms())
 def test_a_compiled_function_gives_what_python_gives(pair, random):
     one, other = pair
@@ -408,7 +408,7 @@ def test_a_compiled_function_gives_what_python_gives(pair, random):
         assert outcome(compiled, tree) == outcome(plainly, tree)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(
     st.sampled_from(ORDERED),
     st.lists(st.sampled_from([0, 8, 16, 1, 9]), unique=True, max_size=4),

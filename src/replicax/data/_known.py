@@ -149,7 +149,7 @@ def has_open_axis(spec: Any) -> bool:
 
 
 _serial = itertools.count()
-_tokens: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+_tokens: dict[int, tuple[weakref.ref[Any], str]] = {}  # by identity: equal objects may differ
 _pinned: list[Any] = []  # objects without weak references, kept alive so their ids stay unique
 _COMPOSITE = (MethodType, partial, Node, ElementFunction, Seeds)
 # Fields of nodes that are caches or describe the elements rather than determine them.
@@ -293,13 +293,18 @@ def _is_filled(cell: Any) -> bool:
 
 def _token(value: Any) -> str:
     """Return a name unique to this object across processes."""
+    known = _tokens.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
     try:
-        if value not in _tokens:
-            _tokens[value] = f"{_PROCESS} {next(_serial)}"
-        return _tokens[value]
+        reference = weakref.ref(value)
     except TypeError:
         _pinned.append(value)
         return f"{_PROCESS} at {id(value)}"
+    token = f"{_PROCESS} {next(_serial)}"
+    _tokens[id(value)] = reference, token
+    weakref.finalize(value, _tokens.pop, id(value), None)
+    return token
 
 
 _PROCESS = hashlib.sha256(np.random.default_rng().bytes(32)).hexdigest()
