@@ -26,6 +26,7 @@ import replicax as rx
 from replicax import _faults
 from replicax.train import _files, _objects
 from replicax.workers import _group, _join, _sockets
+from replicax.workers._watch import disk
 
 EVERY = 3  # steps between two commits
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
@@ -169,10 +170,12 @@ class Trainee:
         """Read all of every checkpoint that is committed in a store, where nobody damages one."""
         if self.index or "://" not in self.commits:
             return
-        for name in _objects.names_in(self.commits):
-            path = f"{self.commits}/{name}"
-            if _files.is_stored(path):
+        with disk.at("reading every commit"):  # as a restoration is watched
+            for name in _objects.names_in(self.commits):
+                path = f"{self.commits}/{name}"
                 try:
+                    if not _files.is_stored(path):
+                        continue
                     reader = rx.train.load_checkpoint(path)
                     for key in reader.get_variable_to_shape_map():
                         reader.get_tensor(key)
