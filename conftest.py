@@ -18,7 +18,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import replicax as rx  # noqa: E402
-from replicax.data._seeds import set_global_seed  # noqa: E402
+from replicax._src.data.seeds import set_global_seed  # noqa: E402
 
 # What records golden results needs TensorFlow, and tests nothing.
 collect_ignore_glob = [

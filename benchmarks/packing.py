@@ -20,7 +20,7 @@ from rich.table import Table  # noqa: E402
 
 import replicax as rx  # noqa: E402
 from benchmarks._timing import Block, Comparison, Spread, block, compare  # noqa: E402
-from replicax.collectives._packing import WITHIN_PROCESS, packed  # noqa: E402
+from replicax._src.collectives.packing import WITHIN_PROCESS, packed  # noqa: E402
 
 KIB = 1024
 LEAF_SIZES = tuple(n * KIB for n in (1, 4, 16, 32, 64, 256))

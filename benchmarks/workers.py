@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from benchmarks._timing import compare_both  # noqa: E402
 from benchmarks._workers import networks  # noqa: E402
-from replicax.cli._launch import WORKERS_MEMORY  # noqa: E402
-from replicax.workers._wire import free_ports  # noqa: E402
+from replicax._src.cli.launch import WORKERS_MEMORY  # noqa: E402
+from replicax._src.workers.wire import free_ports  # noqa: E402
 
 ROWS = (*networks.ALL_REDUCES, *networks.WEIGHTS_AND_BATCH)
 AGREED = "MLP with agreed batches / without"

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from replicax._show import as_text, show_bytes
-from replicax.ahead._report import PreflightReport, Sweep
+from replicax._src.base.rendering import as_text, show_bytes
+from replicax._src.preflight.report import PreflightReport, Sweep
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples"

@@ -30,9 +30,9 @@ from jax.sharding import PartitionSpec as P
 from rich.console import Console
 
 import replicax as rx
-from replicax.ahead._costs import Costs
-from replicax.ahead._hlo import Hlo
-from replicax.ahead._report import PreflightReport
+from replicax._src.preflight.costs import Costs
+from replicax._src.preflight.hlo import Hlo
+from replicax._src.preflight.report import PreflightReport
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # newer JAX recommends another library

@@ -7,8 +7,9 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from replicax.data import _storage
-from replicax.train import _files, _objects, _store
+from replicax._src.files import storage
+from replicax._src.train import checkpoint_files, object_store
+from replicax._src.train import store as _store
 
 
 class Killed(BaseException):
@@ -74,19 +75,19 @@ def store(monkeypatch):
     monkeypatch.setattr(Store, "fault", None)
     monkeypatch.setattr(Store, "listed", None)
     fsspec.register_implementation("memory", Store, clobber=True)
-    _storage._instances.clear()
+    storage._instances.clear()
     yield Store
     fsspec.register_implementation("memory", before, clobber=True)
-    _storage._instances.clear()
+    storage._instances.clear()
     new_process()
 
 
 def new_process():
     """Forget what a process knows of a store."""
-    run = f"{int(_files.RUN, 16) + 1 & (1 << 64) - 1:016x}"
-    _objects._owned.clear()
-    _files._newest.clear()
-    for module in (_files, _objects, _store):
+    run = f"{int(checkpoint_files.RUN, 16) + 1 & (1 << 64) - 1:016x}"
+    object_store._owned.clear()
+    checkpoint_files._newest.clear()
+    for module in (checkpoint_files, object_store, _store):
         module.RUN = run
 
 

@@ -4,8 +4,8 @@ import gc
 
 import pytest
 
-from replicax import _blocks
-from replicax._blocks import contextmanager
+from replicax._src.base import managers
+from replicax._src.base.managers import contextmanager
 from tests.fresh_process import run_fresh
 
 
@@ -25,9 +25,9 @@ def block(log, *, fails=""):
 
 @pytest.fixture(autouse=True)
 def _nothing_stays_open():
-    before = set(_blocks._open)
+    before = set(managers._open)
     yield
-    assert _blocks._open == before
+    assert managers._open == before
 
 
 def test_a_block_ends_once_and_may_handle_an_exception():
@@ -57,7 +57,7 @@ def test_exceptions_of_the_body_pass():
 
 def test_a_block_that_was_left_without_its_end_never_ends():
     # As if a signal had come between the last statement and the end.
-    log, before = [], set(_blocks._open)
+    log, before = [], set(managers._open)
     manager = block(log)
     manager.__enter__()
 
@@ -65,16 +65,16 @@ def test_a_block_that_was_left_without_its_end_never_ends():
     gc.collect()
 
     assert log == []
-    (left,) = _blocks._open - before
+    (left,) = managers._open - before
     left.close()
-    _blocks._open.discard(left)
+    managers._open.discard(left)
 
 
 def test_an_open_block_is_silent_when_python_exits():
     # It ends while its modules exist: afterwards `sys.stdout` and `print` would be gone.
     result = run_fresh("""
         import sys
-        from replicax._blocks import contextmanager
+        from replicax._src.base.managers import contextmanager
 
         @contextmanager
         def block():

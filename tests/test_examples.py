@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.cli._port_rewrite import port
+from replicax._src.port.rewrite import port
 
 FOLDER = Path(__file__).parents[1] / "examples"
 FOR_TENSORFLOW = FOLDER / "from_tensorflow" / "tensorflow_program.py"

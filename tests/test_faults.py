@@ -5,9 +5,9 @@ import time
 
 import pytest
 
-from replicax import _faults
-from replicax._errors import ReplicaxError
-from replicax._faults import ACTIONS, POINTS, arm, fault_point
+from replicax._src.base import fault_points
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.base.fault_points import ACTIONS, POINTS, arm, fault_point
 
 
 @pytest.fixture(autouse=True)
@@ -56,4 +56,4 @@ def test_a_fault_is_written_down_where_somebody_wants_to_know(tmp_path, monkeypa
     when, point, action = (tmp_path / "log").read_text().split()
     assert (point, action) == ("join", "slow")
     assert float(when) >= before
-    assert _faults.FAULT_VARIABLE == "REPLICAX_FAULT"
+    assert fault_points.FAULT_VARIABLE == "REPLICAX_FAULT"

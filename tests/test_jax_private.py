@@ -11,8 +11,8 @@ import pytest
 from jax.extend.core import take_current_trace
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from replicax import _jax_private
-from replicax.functions._recording import recorded
+from replicax._src.compat import jax as _jax_private
+from replicax._src.functions.recording import recorded
 from tests.fresh_process import run_fresh
 
 WANTED = {
@@ -214,7 +214,7 @@ def test_ordered_effects_pass_through_every_transformation():
 def test_variables_pass_as_arrays_in_this_jax_and_asking_starts_no_device():
     ended = run_fresh("""
         import replicax as rx
-        from replicax import _jax_private
+        from replicax._src.compat import jax as _jax_private
         print(_jax_private._reads_objects(), _jax_private.backend_is_initialized())
     """)
 
@@ -232,7 +232,7 @@ def test_a_jax_that_would_keep_a_variables_first_value_refuses_variables(broken)
         from jax._src import core, dtypes
         table = getattr(core, "pytype_aval_mappings")
         {change}
-        from replicax import _jax_private
+        from replicax._src.compat import jax as _jax_private
         class Kind:
             pass
         _jax_private.accept_as_array(Kind, lambda k: None, lambda k: None)
@@ -279,7 +279,7 @@ def test_the_coordination_service_can_be_had_without_jax():
         import sys
         from replicax_command import _enter_without_init
         _enter_without_init("replicax")
-        from replicax.workers import _keeper, _wire
+        from replicax._src.workers import _keeper, _wire
         assert not {"jax", "jaxlib"} & set(sys.modules)
         service, address = _keeper._start_service("127.0.0.1", 1, None, 0)
         assert service is not None

@@ -8,11 +8,11 @@ import pytest
 import replicax as rx
 
 LATER = (
-    "replicax.data._dataset",
+    "replicax._src.data.dataset",
     "replicax.io",
     "replicax.tpu",
     "replicax.compat",
-    "replicax.ahead",
+    "replicax._src.preflight",
 )
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 import replicax as rx
-from replicax import _origin
+from replicax._src.base import origin
 from tests.fresh_process import run_fresh
 
 PACKAGE = Path(rx.__file__).parent
@@ -36,16 +36,16 @@ ROOTS = st.sampled_from(
 def test_a_file_outside_of_library_folders_is_the_users(root, folders):
     file = Path(root, "project", *folders, "train.py")
 
-    assert not _origin.is_library(str(file))
+    assert not origin.is_library(str(file))
 
 
 @pytest.mark.parametrize("module", [rx, jax, np, pytest, zipfile], ids=lambda m: m.__name__)
 def test_installed_modules_are_libraries(module):
-    assert _origin.is_library(module.__file__)
+    assert origin.is_library(module.__file__)
 
 
 def test_a_file_that_no_installed_distribution_ships_is_the_users():
-    assert not _origin.is_library(str(Path(SITE, "copied_by_hand", "train.py")))
+    assert not origin.is_library(str(Path(SITE, "copied_by_hand", "train.py")))
 
 
 def install(site: Path, name: str, *, from_folder: bool) -> Path:
@@ -65,15 +65,15 @@ def install(site: Path, name: str, *, from_folder: bool) -> Path:
 def test_a_project_installed_from_a_folder_is_the_users(tmp_path, monkeypatch, from_folder):
     file = install(tmp_path, f"project_{from_folder}".lower(), from_folder=from_folder)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(_origin, "_site_folders", lambda: (str(tmp_path),))
-    _origin.is_library.cache_clear()
-    _origin._names_by_package.cache_clear()
+    monkeypatch.setattr(origin, "_site_folders", lambda: (str(tmp_path),))
+    origin.is_library.cache_clear()
+    origin._names_by_package.cache_clear()
 
     try:
-        assert _origin.is_library(str(file)) is not from_folder
+        assert origin.is_library(str(file)) is not from_folder
     finally:
-        _origin.is_library.cache_clear()
-        _origin._names_by_package.cache_clear()
+        origin.is_library.cache_clear()
+        origin._names_by_package.cache_clear()
 
 
 PROGRAM = """

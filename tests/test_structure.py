@@ -125,8 +125,10 @@ def test_no_example_is_long(path):
 def test_one_module_alone_touches_the_internals_of_jax(path):
     text = path.read_text()
 
-    assert path.name == "_jax_private.py" or "jax._src" not in text
-    assert path.name == "_jaxlib_private.py" or not re.search(r"jaxlib(\._jax| import)", text)
+    assert relative(path) == "_src/compat/jax.py" or "jax._src" not in text
+    assert relative(path) == "_src/compat/jaxlib.py" or not re.search(
+        r"jaxlib(\._jax| import)", text
+    )
 
 
 def test_what_the_page_on_the_architecture_names_is_there():
@@ -151,15 +153,15 @@ PARTS_OF_JAXPRS = re.compile(
 def test_one_package_alone_reads_and_rewrites_jaxprs():
     touching = [relative(p) for p in MODULES if PARTS_OF_JAXPRS.search(p.read_text())]
 
-    elsewhere = {p for p in touching if not p.startswith("functions/_jaxpr/")}
+    elsewhere = {p for p in touching if not p.startswith("_src/functions/jaxpr/")}
     # It reads one to see whether this JAX takes variables as arrays.
-    assert elsewhere == {"_jax_private.py"}
+    assert elsewhere == {"_src/compat/jax.py"}
 
 
 PRIVATE_PARTS = {
-    "integrations/_keras_private.py": re.compile(r"\bkeras\.src\b"),
-    "integrations/_flax_private.py": re.compile(r"\bflax\.nnx\.|from flax\.nnx import"),
-    "train/_orbax_private.py": re.compile(r"\borbax\.checkpoint\b|\b_ocp\b|\btensorstore\b"),
+    "_src/integrations/keras_private.py": re.compile(r"\bkeras\.src\b"),
+    "_src/integrations/flax_private.py": re.compile(r"\bflax\.nnx\.|from flax\.nnx import"),
+    "_src/train/orbax_private.py": re.compile(r"\borbax\.checkpoint\b|\b_ocp\b|\btensorstore\b"),
 }
 
 
@@ -173,11 +175,11 @@ def test_one_module_alone_names_the_private_parts_of_a_library(home):
 @pytest.mark.parametrize("library", ["keras", "flax"])
 def test_private_attributes_of_a_library_are_in_its_contract(library):
     """Whatever integration code reads of other objects by a private name is a part."""
-    stem = {"keras": "_keras", "flax": "_nnx"}[library]
+    stem = {"keras": "keras", "flax": "nnx"}[library]
     importlib.import_module({"keras": "keras", "flax": "flax.nnx"}[library])
-    contract = importlib.import_module(f"replicax.integrations._{library}_private").CONTRACT
+    contract = importlib.import_module(f"replicax._src.integrations.{library}_private").CONTRACT
     parts = {part.name for part in contract.parts}
-    for path in PACKAGE.glob(f"integrations/{stem}*.py"):
+    for path in PACKAGE.glob(f"_src/integrations/{stem}*.py"):
         tree = ast.parse(path.read_text())
         used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         private = {name for name in used if re.match("_[^_]", name)}
@@ -250,11 +252,10 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
         pytest.fail(f"line {node.lineno} is neither an import nor the list of names")
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in MODULES if path.name != "__init__.py"], ids=relative
-)
-def test_implementation_modules_are_private(path):
-    assert path.name.startswith("_")
+def test_modules_with_code_are_in_src():
+    code = [relative(path) for path in MODULES if path.name != "__init__.py"]
+
+    assert [name for name in code if not name.startswith("_src/")] == ["__main__.py"]
 
 
 def test_every_list_of_names_is_a_known_namespace():
@@ -289,12 +290,8 @@ def test_docstrings_are_sentences(path):
 
 def test_the_modules_that_the_pages_name_are_there():
     pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("docs/adr/*.md")]
-    path = re.compile(r"`((?:[a-z_0-9]+/)+_[a-z_0-9]+\.py)`")
-    named = {
-        (page.name, name.removeprefix("src/replicax/"))
-        for page in pages
-        for name in path.findall(page.read_text())
-    }
+    path = re.compile(r"`(?:src/replicax/)?(_src/(?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`")
+    named = {(page.name, name) for page in pages for name in path.findall(page.read_text())}
 
     assert named
     assert [pair for pair in sorted(named) if not (PACKAGE / pair[1]).is_file()] == []

@@ -7,7 +7,7 @@ ROOT = Path(__file__).parent.parent
 
 ENDS = """
 import sys, threading, time
-from replicax._threads import new_thread
+from replicax._src.base.threads import new_thread
 
 told = threading.Event()
 
@@ -22,7 +22,7 @@ new_thread(work, name="t", stop=told.set).start()
 FEEDS = """
 import os, sys, time
 import jax, numpy as np
-from replicax.input._feed import Prefetch
+from replicax._src.input.feed import Prefetch
 
 class Slow:  # what a thread lets go of as it ends: JAX takes its time, without Python's lock
     def __init__(self):

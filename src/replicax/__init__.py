@@ -6,35 +6,35 @@ machine, many machines, or a TPU slice.
 
 from typing import TYPE_CHECKING
 
-from replicax.topology._virtual import prepare_environment
+from replicax._src.topology.virtual_devices import prepare_environment
 
 prepare_environment()
 
 from replicax import distribute  # noqa: E402
-from replicax._basics import (  # noqa: E402
+from replicax._src.base.lazy import on_demand  # noqa: E402
+from replicax._src.base.ops import (  # noqa: E402
     Tensor,
     add,
     constant,
     enable_eager_execution,
     identity,
 )
-from replicax._lazy import on_demand  # noqa: E402
-from replicax._types import (  # noqa: E402  # noqa: E402
+from replicax._src.base.types import (  # noqa: E402  # noqa: E402
     TensorSpec,
     TypeSpec,
     UnconnectedGradients,
     VariableAggregation,
     VariableSynchronization,
 )
-from replicax.functions._function import function  # noqa: E402
-from replicax.functions._grad import grad, value_and_grad  # noqa: E402
-from replicax.functions._tape import GradientTape  # noqa: E402
-from replicax.integrations._hook import join_libraries  # noqa: E402
-from replicax.state._creation import variable_creator_scope  # noqa: E402
-from replicax.state._held import variables  # noqa: E402
-from replicax.state._variable import Variable  # noqa: E402
-from replicax.topology._devices import device, device_name  # noqa: E402
-from replicax.values._reduce import IndexedSlices  # noqa: E402
+from replicax._src.functions.function import function  # noqa: E402
+from replicax._src.functions.gradients import grad, value_and_grad  # noqa: E402
+from replicax._src.functions.tape import GradientTape  # noqa: E402
+from replicax._src.integrations.hook import join_libraries  # noqa: E402
+from replicax._src.state.hooks import variable_creator_scope  # noqa: E402
+from replicax._src.state.variable import Variable  # noqa: E402
+from replicax._src.state.variables import variables  # noqa: E402
+from replicax._src.topology.devices import device, device_name  # noqa: E402
+from replicax._src.values.reduce import IndexedSlices  # noqa: E402
 
 if TYPE_CHECKING:
     from replicax import (
@@ -55,9 +55,9 @@ if TYPE_CHECKING:
         tpu,
         train,
     )
-    from replicax.ahead._preflight import preflight
-    from replicax.functions._control import cond, scan, while_loop
-    from replicax.integrations._rx_keras import keras
+    from replicax._src.functions.control_flow import cond, scan, while_loop
+    from replicax._src.integrations.rx_keras import keras
+    from replicax._src.preflight.preflight import preflight
 
 __all__ = [
     "GradientTape",
@@ -107,7 +107,7 @@ __all__ = [
 __dir__ = __all__.copy
 __version__ = "0.1.0.dev0"
 
-_CONTROL = "replicax.functions._control"
+_CONTROL = "replicax._src.functions.control_flow"
 _HOMES = {
     **{
         name: f"replicax.{name}"
@@ -133,11 +133,11 @@ _HOMES = {
     "cond": _CONTROL,
     "scan": _CONTROL,
     "while_loop": _CONTROL,
-    "keras": "replicax.integrations._rx_keras",
-    "preflight": "replicax.ahead._preflight",
+    "keras": "replicax._src.integrations.rx_keras",
+    "preflight": "replicax._src.preflight.preflight",
 }
 
 if not TYPE_CHECKING:
-    __getattr__ = on_demand(__name__, _HOMES, adviser="replicax.cli._port_rules")
+    __getattr__ = on_demand(__name__, _HOMES, adviser="replicax._src.port.rules")
 
 join_libraries()

@@ -1,6 +1,6 @@
 """``python -m replicax``: the same as the command ``replicax``."""
 
-from replicax.cli._main import entry
+from replicax._src.cli.main import entry
 
 if __name__ == "__main__":
     entry()

@@ -15,7 +15,7 @@ def entry() -> None:
     """What the installed command calls."""
     if sys.argv[1:2] in (["launch"], ["manifest"], ["top"]):
         _enter_without_init("replicax")
-    from replicax.cli._main import entry as enter  # noqa: PLC0415 - from here on, not before
+    from replicax._src.cli.main import entry as enter  # noqa: PLC0415 - from here on, not before
 
     enter()
 

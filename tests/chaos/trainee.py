@@ -23,10 +23,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax import _faults
-from replicax.train import _files, _objects
-from replicax.workers import _group, _join, _sockets
-from replicax.workers._watch import disk
+from replicax._src.base import fault_points
+from replicax._src.train import checkpoint_files, object_store
+from replicax._src.workers import group as _group
+from replicax._src.workers import join, sockets
+from replicax._src.workers.watchdog import disk
 
 EVERY = 3  # steps between two commits
 _ATTACH_FILTER, _DETACH_FILTER = 26, 27
@@ -74,8 +75,8 @@ class Trainee:
                 if self.plan["start"] == "never":
                     sys.exit(3)
                 self._start_wrongly(self.plan["start"])
-            os.environ[_faults.LOG_VARIABLE] = str(self.folder / f"fault-{self.attempt}.log")
-            _faults.arm(self.plan.get("fault", ""))
+            os.environ[fault_points.LOG_VARIABLE] = str(self.folder / f"fault-{self.attempt}.log")
+            fault_points.arm(self.plan.get("fault", ""))
 
     def _start_wrongly(self, how):
         """Come to the other workers as somebody comes who was started with a mistake."""
@@ -92,8 +93,8 @@ class Trainee:
                 os.environ["REPLICAX_TOKEN"] = "of-another-run-0123456789"
             case "other version" | "other jax":
                 package = {"other version": "replicax", "other jax": "jax"}[how]
-                version = _join._version
-                _join._version = lambda name: {package: "0.0.1"}.get(name) or version(name)
+                version = join._version
+                join._version = lambda name: {package: "0.0.1"}.get(name) or version(name)
             case "other devices":
                 os.environ["REPLICAX_CPU_DEVICES"] = "2"
             case "other address":
@@ -162,8 +163,8 @@ class Trainee:
 
     def _filter(self, option):
         program = struct.pack("HL", 1, ctypes.addressof(_DROP_ALL))
-        for s in _sockets._own_sockets():
-            if not _sockets._listens(s):
+        for s in sockets._own_sockets():
+            if not sockets._listens(s):
                 s.setsockopt(socket.SOL_SOCKET, option, program)
 
     def _read_commits(self):
@@ -171,10 +172,10 @@ class Trainee:
         if self.index or "://" not in self.commits:
             return
         with disk.at("reading every commit"):  # as a restoration is watched
-            for name in _objects.names_in(self.commits):
+            for name in object_store.names_in(self.commits):
                 path = f"{self.commits}/{name}"
                 try:
-                    if not _files.is_stored(path):
+                    if not checkpoint_files.is_stored(path):
                         continue
                     reader = rx.train.load_checkpoint(path)
                     for key in reader.get_variable_to_shape_map():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from replicax.cli._main import main
+from replicax._src.cli.main import main
 from tests.multi_process.gang import Gang
 
 

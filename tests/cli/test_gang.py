@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cli import _gang
-from replicax.cli._gang import Console, Gang, GangPlan, Log, OutputSplitter, pump
-from replicax.workers._sessions import Guard
+from replicax._src.cli import gang as _gang
+from replicax._src.cli.gang import Console, Gang, GangPlan, Log, OutputSplitter, pump
+from replicax._src.workers.sessions import Guard
 from tests.cli.test_launch import command, environment, launched, written
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.cli._main import main
-from replicax.workers import _wire
-from replicax.workers._wire import free_ports
+from replicax._src.cli.main import main
+from replicax._src.workers import wire
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.gang import left_behind
 from tests.multi_process.hosts import can_make_hosts, two_hosts
 
@@ -325,7 +325,7 @@ def test_a_program_that_ends_early_leaves_no_hub_and_its_port_is_free(tmp_path):
     assert it.returncode == 1
     assert "starting all workers again (restart 1 of 1)" in said
     assert said.count("ModuleNotFoundError: No module named 'nothing_of_this_name'") == 2
-    _wire.listen(f"127.0.0.1:{port}").close()
+    wire.listen(f"127.0.0.1:{port}").close()
 
 
 def test_a_port_that_another_process_holds_is_named_before_anything_starts(tmp_path):
@@ -333,7 +333,7 @@ def test_a_port_that_another_process_holds_is_named_before_anything_starts(tmp_p
     (port,) = free_ports(1)
 
     with (
-        contextlib.closing(_wire.listen(f"127.0.0.1:{port}")),
+        contextlib.closing(wire.listen(f"127.0.0.1:{port}")),
         launched(tmp_path, "--workers", "2", "--port", str(port), program) as it,
     ):
         said = it.stderr.read()

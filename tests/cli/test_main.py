@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import replicax as rx
-from replicax.cli._main import main
+from replicax._src.cli.main import main
 
 
 def test_the_command_says_which_version_it_is(capsys):

@@ -7,9 +7,9 @@ import textwrap
 import pytest
 import yaml
 
-from replicax.cli._main import main
-from replicax.cluster._resolve import resolve_cluster
-from replicax.train._preemption import PREEMPTED
+from replicax._src.cli.main import main
+from replicax._src.cluster.detection import resolve_cluster
+from replicax._src.train.preemption import PREEMPTED
 
 KINDS = ("job", "jobset", "pod", "trainjob")
 

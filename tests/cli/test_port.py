@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.cli._main import main
-from replicax.cli._port_rewrite import PortError, port
-from replicax.cli._port_rules import ROWS, Row, Rules, Same, Untranslated
+from replicax._src.cli.main import main
+from replicax._src.port.rewrite import PortError, port
+from replicax._src.port.rules import ROWS, Row, Rules, Same, Untranslated
 from tests.golden.port_math import EXPRESSIONS, NAMES
 from tests.golden.public_names import PUBLIC, found
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.ahead._report import Memory, PreflightReport
-from replicax.cli._main import main
+from replicax._src.cli.main import main
+from replicax._src.preflight.report import Memory, PreflightReport
 from tests.ahead.needs import needs_compiler
 
 SCRIPT = """

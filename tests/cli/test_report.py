@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cli._report import _ticks
+from replicax._src.cli.report import _ticks
 
 
 @given(st.floats(1e-3, 1e9))

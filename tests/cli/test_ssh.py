@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.cli._main import main
-from replicax.workers._wire import free_ports
+from replicax._src.cli.main import main
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.gang import left_behind
 
 pytestmark = pytest.mark.multi_process

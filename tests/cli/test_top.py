@@ -15,12 +15,12 @@ import pytest
 from rich.console import Console
 
 import replicax
-from replicax._show import page
-from replicax.cli._main import main
-from replicax.cli._report import Reporter, Samples
-from replicax.cli._top import launched, table
-from replicax.workers import _runs
-from replicax.workers._join import HubProcess, statuses
+from replicax._src.base.rendering import page
+from replicax._src.cli.main import main
+from replicax._src.cli.report import Reporter, Samples
+from replicax._src.cli.top import launched, table
+from replicax._src.workers import run_registry
+from replicax._src.workers.join import HubProcess, statuses
 from tests.workers.test_hub import options
 
 # Steps until it is told to stop; the first attempt of worker 1 fails with a name that is markup.
@@ -138,8 +138,8 @@ def test_without_a_run_it_says_how_to_name_one(tmp_path, monkeypatch, capsys):
 
 def noted(tmp_path, name, pid):
     folder = tmp_path / f"replicax-launch-{name}"
-    _runs.write_token("t", folder)
-    _runs.note(folder, "127.0.0.1:1", "train.py", _runs.BY_LAUNCHER, pid)
+    run_registry.write_token("t", folder)
+    run_registry.note(folder, "127.0.0.1:1", "train.py", run_registry.BY_LAUNCHER, pid)
     return folder / "run.json"
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._checks import (
+from replicax._src.cluster.checks import (
     ClusterError,
     ClusterTypeError,
     parse_address,

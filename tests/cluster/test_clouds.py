@@ -3,9 +3,9 @@ from types import SimpleNamespace as Record
 
 import pytest
 
-from replicax._errors import ReplicaxError
-from replicax.cluster._checks import ClusterStateError, MissingPackageError
-from replicax.cluster._clouds import (
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.cluster.checks import ClusterStateError, MissingPackageError
+from replicax._src.cluster.clouds import (
     GCEClusterResolver,
     KubernetesClusterResolver,
     KubernetesExecutableLocation,

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster import _launchers
-from replicax.cluster._checks import ClusterError
-from replicax.cluster._launchers import detect
-from replicax.cluster._resolve import others, resolve_cluster
-from replicax.workers._settings import Settings
+from replicax._src.cluster import launchers
+from replicax._src.cluster.checks import ClusterError
+from replicax._src.cluster.detection import others, resolve_cluster
+from replicax._src.cluster.launchers import detect
+from replicax._src.workers.settings import Settings
 
 VERTEX = {"cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}}
 
@@ -266,7 +266,7 @@ def test_tokens_of_different_slurm_jobs_differ(first, second, name):
     variable = {"job": "SLURM_JOB_ID", "step": "SLURM_STEP_ID"}[name]
     tokens = []
     for number in (first, second):
-        facts = _launchers._slurm({**LAUNCHERS["Slurm"][0], variable: str(number)})
+        facts = launchers._slurm({**LAUNCHERS["Slurm"][0], variable: str(number)})
         tokens.append(Settings.read(facts, {}).token)
 
     assert (tokens[0] == tokens[1]) == (first == second)
@@ -281,7 +281,7 @@ def test_slurm_names_only_the_address_that_a_distribution_lets_it_know(distribut
         "SLURM_NODEID": "1",
     }
 
-    facts = _launchers._slurm(variables)
+    facts = launchers._slurm(variables)
 
     assert facts.addresses == (facts.coordinator, None, None, None)
     assert facts.neighbours == 2

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicax._errors import ReplicaxError
-from replicax.cluster._checks import ClusterError, ClusterTypeError
-from replicax.cluster._launchers import detect
-from replicax.cluster._resolve import resolve_cluster
-from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver
-from replicax.cluster._spec import ClusterSpec
-from replicax.cluster._tf_config import TFConfigClusterResolver
-from replicax.topology._system import TPUClusterResolver
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.cluster.checks import ClusterError, ClusterTypeError
+from replicax._src.cluster.detection import resolve_cluster
+from replicax._src.cluster.launchers import detect
+from replicax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
+from replicax._src.cluster.spec import ClusterSpec
+from replicax._src.cluster.tf_config import TFConfigClusterResolver
+from replicax._src.topology.tpu_system import TPUClusterResolver
 
 # The cluster of the page: ps and evaluator are listed, and nobody waits for them.
 PAGE = {"worker": ["localhost:12345", "localhost:23456"], "ps": ["localhost:34567"]}

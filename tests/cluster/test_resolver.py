@@ -1,15 +1,15 @@
 import jax
 import pytest
 
-from replicax._errors import ReplicaxError
-from replicax.cluster._checks import ClusterConflictError, ClusterError, ClusterTypeError
-from replicax.cluster._resolver import (
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.cluster.checks import ClusterConflictError, ClusterError, ClusterTypeError
+from replicax._src.cluster.resolvers import (
     ClusterResolver,
     SimpleClusterResolver,
     UnionResolver,
     local_accelerators,
 )
-from replicax.cluster._spec import ClusterSpec
+from replicax._src.cluster.spec import ClusterSpec
 
 SPEC = ClusterSpec({"worker": ["a:1", "b:2"], "ps": ["c:3"]})
 

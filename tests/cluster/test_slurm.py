@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._checks import ClusterError, ClusterStateError
-from replicax.cluster._slurm import SlurmClusterResolver, expand_counts, expand_hosts
+from replicax._src.cluster.checks import ClusterError, ClusterStateError
+from replicax._src.cluster.slurm import SlurmClusterResolver, expand_counts, expand_hosts
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.cluster._checks import ClusterError, ClusterTypeError
-from replicax.cluster._spec import ClusterSpec
+from replicax._src.cluster.checks import ClusterError, ClusterTypeError
+from replicax._src.cluster.spec import ClusterSpec
 
 MIXED = {"worker": ["a:1", "b:2"], "ps": {0: "p:0", 2: "p:2"}}
 

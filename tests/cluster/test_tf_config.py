@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from replicax._errors import ReplicaxError
-from replicax.cluster._checks import ClusterError, ClusterTypeError
-from replicax.cluster._resolver import ClusterResolver, local_accelerators
-from replicax.cluster._tf_config import (
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.cluster.checks import ClusterError, ClusterTypeError
+from replicax._src.cluster.resolvers import ClusterResolver, local_accelerators
+from replicax._src.cluster.tf_config import (
     TFConfigClusterResolver,
     has_tf_config_cluster,
     read_object,

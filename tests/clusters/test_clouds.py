@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.clusters.test_real import PROGRAM, PYTHON, ROOT, environment, started, sums
 from tests.multi_process.servers import Kubernetes, gce_metadata
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.cli.test_ssh import ended, hosts, wait_for_ranks  # noqa: F401 - a fixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.clusters]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.collectives._packing import BETWEEN_PROCESSES
+from replicax._src.collectives.packing import BETWEEN_PROCESSES
 from tests.replicas import WAYS, compiled, components, context, mirrored, per_replica, replica_id
 
 D = rx.distribute

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.collectives._eager import Seat, open_meeting
+from replicax._src.collectives.eager import Seat, open_meeting
 from tests.replicas import WAYS, compiled, components, context, eagerly, mirrored, replica_id
 
 

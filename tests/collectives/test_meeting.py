@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.collectives._meeting import Meeting, inherited_jax_state
-from replicax.collectives._subjects import Call
+from replicax._src.collectives.consistency import Call
+from replicax._src.collectives.rendezvous import Meeting, inherited_jax_state
 from tests.replicas import components, context, mirrored, replica_id
 
 ReplicaError = rx.errors.ReplicaError

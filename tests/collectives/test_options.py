@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax.collectives._options import plain_reduction, replicas_of, topology_of
+from replicax._src.collectives.options import plain_reduction, replicas_of, topology_of
 from tests.replicas import mirrored
 
 E = rx.distribute.experimental

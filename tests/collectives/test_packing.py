@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.collectives._packing import (
+from replicax._src.collectives.packing import (
     BETWEEN_PROCESSES,
     WITHIN_PROCESS,
     packed,

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.context._current import Attributes
+from replicax._src.context.current import Attributes
 from tests.replicas import mirrored
 
 D = rx.distribute

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
 from replicax.data import Dataset
-from replicax.data._errors import InvalidArgumentError, StructureError
 from tests.data.pipelines import ints
 
 _COUNTS = st.integers(0, 70)

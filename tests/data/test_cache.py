@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import DataLossError
+from replicax._src.data.nodes.cache import writing
+from replicax._src.data.seeds import Run
 from replicax.data import Dataset
-from replicax.data._errors import DataLossError
-from replicax.data._nodes._cache import writing
-from replicax.data._seeds import Run
 from tests.data.pipelines import ints
 
 Pair = namedtuple("Pair", "a b")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax.data import Dataset, Optional
-from replicax.data._errors import InvalidArgumentError
 from tests.data.pipelines import ints
 
 NESTED = st.recursive(

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
+from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax.data import Dataset
-from replicax.data._errors import InvalidArgumentError
 from tests.data.pipelines import ints, pipelines
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import InvalidArgumentError, StructureError
+from replicax._src.data.seeds import Run
 from replicax.data import AUTOTUNE, Dataset
-from replicax.data._errors import InvalidArgumentError, StructureError
-from replicax.data._seeds import Run
 from tests.data.pipelines import ints
 
 ROWS = np.random.default_rng(1).normal(size=(40, 3)).astype(np.float32)

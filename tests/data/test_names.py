@@ -423,7 +423,7 @@ def test_a_csv_file_is_read_the_same_in_pieces_of_any_size(tmp_path, monkeypatch
     expected = [(k, text.encode(), x) for k, text, x in rows]
 
     for size in (1, 7, 1 << 20):
-        monkeypatch.setattr("replicax.data._records._tfrecord._CHUNK", size)
+        monkeypatch.setattr("replicax._src.data.records.tfrecord._CHUNK", size)
         dataset = rx.data.experimental.CsvDataset(path, [np.int64, [""], np.float64])
         assert [(int(k), text, float(x)) for k, text, x in dataset] == expected
 

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from replicax._src.base.tf_errors import InvalidArgumentError
+from replicax._src.data.node import Batching, walk
+from replicax._src.data.readers import ReaderNode
 from replicax.data import Dataset, Options, TextLineDataset
-from replicax.data._errors import InvalidArgumentError
-from replicax.data._node import Batching, walk
-from replicax.data._readers import ReaderNode
 from replicax.data.experimental import SHARD_HINT, AutoShardPolicy, DistributeOptions
 from tests.data.pipelines import ints
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicax import io
+from replicax._src.base.tf_errors import DataLossError, InvalidArgumentError
+from replicax._src.data.records.column_parser import FixedColumns
 from replicax.data import Dataset, TFRecordDataset
-from replicax.data._errors import DataLossError, InvalidArgumentError
-from replicax.data._records._template import FixedColumns
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 FLOATS = st.floats(width=32, allow_nan=False)

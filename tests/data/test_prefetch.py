@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax.data import AUTOTUNE, Dataset
-from replicax.data._errors import InvalidArgumentError
 from tests.data.pipelines import ints, pipelines
 
 

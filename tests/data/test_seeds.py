@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import replicax as rx
+from replicax._src.data.seeds import set_global_seed
 from replicax.data import Dataset
-from replicax.data._seeds import set_global_seed
 from tests.data.pipelines import ints
 from tests.golden.pipeline_cases import ORDERS, Library, orders
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax.data import UNKNOWN_CARDINALITY, Dataset, set_seed_source
-from replicax.data._errors import InvalidArgumentError
 from tests.data.pipelines import ints
 
 _COUNTS = st.integers(0, 60)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from replicax import TensorSpec
+from replicax._src.base.tf_errors import InvalidArgumentError, OutOfRangeError, StructureError
 from replicax.data import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Dataset
-from replicax.data._errors import InvalidArgumentError, OutOfRangeError, StructureError
 from tests.data.pipelines import ints, pipelines
 
 _NUMBERS = st.integers(-30, 30)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from replicax._src.base.tf_errors import DataLossError, InvalidArgumentError, NotFoundError
 from replicax.data import Dataset, FixedLengthRecordDataset, TextLineDataset, TFRecordDataset
-from replicax.data._errors import DataLossError, InvalidArgumentError, NotFoundError
 from replicax.io import TFRecordWriter
 
 PACK = {"": bytes, "GZIP": gzip.compress, "ZLIB": zlib.compress}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.data._records import _wire
-from replicax.data._records._wire import checksum, checksums, masked
+from replicax._src.data.records import wire_format
+from replicax._src.data.records.wire_format import checksum, checksums, masked
 
 # From RFC 3720, B.4, and the customary check value.
 KNOWN = [
@@ -77,19 +77,19 @@ def fake_library(monkeypatch):
     module.value = by_definition
     module.implementation = "c"
     monkeypatch.setitem(sys.modules, "google_crc32c", module)
-    _wire._native.cache_clear()
+    wire_format._native.cache_clear()
     yield module
-    _wire._native.cache_clear()
+    wire_format._native.cache_clear()
 
 
 def test_the_fast_library_is_used_where_it_is_installed(fake_library):
-    assert _wire._native() is by_definition
+    assert wire_format._native() is by_definition
     assert checksum(b"123456789") == 0xE3069283
 
 
 def test_its_own_slow_fallback_is_not_used(fake_library):
     fake_library.implementation = "python"
-    _wire._native.cache_clear()
+    wire_format._native.cache_clear()
 
-    assert _wire._native() is None
+    assert wire_format._native() is None
     assert checksum(b"123456789") == 0xE3069283

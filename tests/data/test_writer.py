@@ -4,8 +4,8 @@ import struct
 
 import pytest
 
+from replicax._src.base.tf_errors import InvalidArgumentError
 from replicax.data import TFRecordDataset
-from replicax.data._errors import InvalidArgumentError
 from replicax.io import TFRecordOptions, TFRecordWriter
 
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.debug._timeline import INPUT_MARK, KINDS, Event, _merge, _subtract
+from replicax._src.debug.timeline import INPUT_MARK, KINDS, Event, _merge, _subtract
 
 spans = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 8)).map(lambda s: (s[0], s[0] + s[1])), max_size=8

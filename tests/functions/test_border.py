@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._errors import TracingError
+from replicax._src.base.errors import TracingError
 
 
 @jax.tree_util.register_dataclass

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import ReplicaError, TracingError
+from replicax._src.base.errors import ReplicaError, TracingError
 
 EXAMPLES = settings(max_examples=12)
 FLOATS = st.floats(-4, 4, width=32, allow_subnormal=False)  # XLA takes such numbers for 0

@@ -17,7 +17,7 @@ from jax.extend.core import jaxpr_as_fun
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import replicax as rx
-from replicax.functions._jaxpr._cpu_kernels import with_cpu_kernels
+from replicax._src.functions.jaxpr.cpu_kernels import with_cpu_kernels
 from tests.fresh_process import run_fresh
 
 WINDOWS = importlib.import_module("jax._src.lax.windowed_reductions")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._errors import TracingError, VariableError
+from replicax._src.base.errors import TracingError, VariableError
 
 
 def traces(f):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import VariableError
+from replicax._src.base.errors import VariableError
 
 FLOATS = st.floats(-2, 2, width=32, allow_subnormal=False)  # XLA takes such numbers for 0
 

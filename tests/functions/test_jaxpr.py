@@ -18,10 +18,10 @@ from jax.interpreters import mlir
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax._errors import ReplicaError
-from replicax._jax_private import scan_counts
-from replicax.functions._jaxpr._lift import host_calls, taking_consts
-from replicax.functions._jaxpr._replicas import (
+from replicax._src.base.errors import ReplicaError
+from replicax._src.compat.jax import scan_counts
+from replicax._src.functions.jaxpr.lift import host_calls, taking_consts
+from replicax._src.functions.jaxpr.replica_variance import (
     _DETERMINISTIC,
     _ELEMENTWISE,
     _EQUALISING,
@@ -30,8 +30,8 @@ from replicax.functions._jaxpr._replicas import (
     _is_sum,
     varying_outputs,
 )
-from replicax.topology._mesh import REPLICA_AXIS, Topology
-from replicax.values._placement import per_replica_map
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology
+from replicax._src.values.placement import per_replica_map
 from tests.replicas import per_replica
 
 AXIS = REPLICA_AXIS

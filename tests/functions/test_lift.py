@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 
 import replicax as rx
-from replicax.functions._jaxpr._lift import in_one_equation, lift
-from replicax.state._levels import TraceLevel
+from replicax._src.functions.jaxpr.lift import in_one_equation, lift
+from replicax._src.state.levels import TraceLevel
 
 
 def lifted(body, *args):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.functions._signature import RaggedArgument, static_key, take_apart
+from replicax._src.functions.signature import RaggedArgument, static_key, take_apart
 
 
 def key(*args, **kwargs):

@@ -5,10 +5,10 @@ import logging
 import pytest
 
 import replicax as rx
-from replicax.data._dataset import Dataset
-from replicax.data._options import AutoShardPolicy
-from replicax.input._autoshard import batch_size, choose, shard
-from replicax.input._split import Share
+from replicax._src.data.dataset import Dataset
+from replicax._src.data.options import AutoShardPolicy
+from replicax._src.input.autoshard import batch_size, choose, shard
+from replicax._src.input.split import Share
 
 AUTO, FILE, DATA = AutoShardPolicy.AUTO, AutoShardPolicy.FILE, AutoShardPolicy.DATA
 HINT, OFF = AutoShardPolicy.HINT, AutoShardPolicy.OFF

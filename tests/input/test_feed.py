@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.input._feed import BufferPool
+from replicax._src.input.feed import BufferPool
 
 PROGRAM = """
 import os

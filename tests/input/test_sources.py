@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.input._sources import ForeignSource, source_of, to_numpy
+from replicax._src.input.sources import ForeignSource, source_of, to_numpy
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def test_the_length_of_a_foreign_dataset_is_its_cardinality(strategy):
 
 
 def test_an_array_that_is_cut_row_by_row_is_explained_once(caplog, monkeypatch):
-    monkeypatch.setattr("replicax.input._distribute._has_warned", False)
+    monkeypatch.setattr("replicax._src.input.distribute._has_warned", False)
     two = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     rows = np.arange(8).reshape(4, 2)
 

@@ -10,11 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.data._dataset import Dataset
-from replicax.data._options import AutoShardPolicy
-from replicax.input._autoshard import shard
-from replicax.input._sources import DatasetSource
-from replicax.input._split import HostStep, Share, deal, empty_batch, split_batches, split_stream
+from replicax._src.data.dataset import Dataset
+from replicax._src.data.options import AutoShardPolicy
+from replicax._src.input.autoshard import shard
+from replicax._src.input.sources import DatasetSource
+from replicax._src.input.split import (
+    HostStep,
+    Share,
+    deal,
+    empty_batch,
+    split_batches,
+    split_stream,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "input_streams.json").read_text())
 POLICIES = {

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.integrations import _hook
-from replicax.train._object_graph import TensorFlowNames
+from replicax._src.integrations import hook
+from replicax._src.train.object_graph import TensorFlowNames
 
 if __name__ == "__main__":  # a fork attaches replicax to them, after the change
-    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _hook._Finder)]
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, hook._Finder)]
 
 import keras
 import optax
@@ -300,12 +300,12 @@ def change(contract, part, kind):
 
 
 def contract_of(library):
-    return importlib.import_module(f"replicax.integrations._{library}_private").CONTRACT
+    return importlib.import_module(f"replicax._src.integrations.{library}_private").CONTRACT
 
 
 def attach():
-    importlib.import_module("replicax.integrations._keras")
-    importlib.import_module("replicax.integrations._nnx")
+    importlib.import_module("replicax._src.integrations.keras")
+    importlib.import_module("replicax._src.integrations.nnx")
 
 
 def outcome(program):

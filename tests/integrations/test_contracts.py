@@ -16,12 +16,12 @@ import flax.nnx  # noqa: F401 - replicax attaches to it now
 import keras  # noqa: F401
 
 # isort: split
-from replicax._contract import Contract, LibraryFeature, PrivatePart, never
-from replicax.integrations import _flax_private, _keras_private
+from replicax._src.base.contract import Contract, LibraryFeature, PrivatePart, never
+from replicax._src.integrations import flax_private, keras_private
 from tests.integrations.changed_library import FLAX, KERAS, PROGRAMS, REST
 
 ROOT = Path(__file__).parents[2]
-MODULES = {"keras": _keras_private, "flax": _flax_private}
+MODULES = {"keras": keras_private, "flax": flax_private}
 CONTRACTS = {name: module.CONTRACT for name, module in MODULES.items()}
 PARTS = [
     pytest.param(name, part, id=f"{contract.library}-{contract.version}-{part.place}")

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._errors import DivergenceError, ScopeError
-from replicax.values import _cut
+from replicax._src.base.errors import DivergenceError, ScopeError
+from replicax._src.values import sharded
 from tests.fresh_process import run_fresh
 from tests.integrations.keras_loops import SIZES, alone, batches, initializers, replicated
 from tests.replicas import compiled, eagerly, mirrored
@@ -160,7 +160,7 @@ def test_a_custom_loop_gives_the_numbers_of_one_device(make, count, sizes):
     ],
 )
 def test_sharded_variables_give_the_numbers_of_one_device(make, monkeypatch):
-    monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+    monkeypatch.setattr(sharded, "SMALL_BYTES", 0)
     near = HALF_TOLERANCE if make is scaled_half_precision else TOLERANCE
     data = batches(sizes=(8, 8))
     losses, expected, steps, _ = alone(make, data)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._errors import ScopeError
-from replicax.values import _cut
+from replicax._src.base.errors import ScopeError
+from replicax._src.values import sharded
 from tests.integrations.keras_loops import initializers, weights
 from tests.replicas import mirrored
 from tests.tpu.nets import slice_of
@@ -90,7 +90,7 @@ ARRAYS = {"x": X, "y": Y, "batch_size": BATCH, "shuffle": False}
 
 
 def test_fit_with_sharded_variables_gives_one_devices_numbers(monkeypatch):
-    monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+    monkeypatch.setattr(sharded, "SMALL_BYTES", 0)
     model = in_scope(mirrored(2, variable_policy="sharded"), compiled_net)
 
     assert_same(model, model.fit(**ARRAYS, verbose=0), *stock_fit())

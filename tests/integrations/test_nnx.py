@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.values import _cut
-from replicax.values._per_replica import is_opaque
+from replicax._src.values import sharded
+from replicax._src.values.per_replica import is_opaque
 from tests.replicas import WAYS, compiled, context, eagerly, mirrored
 
 BATCHES = [8, 8, 5]  # the last one is short
@@ -160,7 +160,7 @@ class TestTraining:
         "how", [by_closure, pytest.param(as_arguments, marks=pytest.mark.slow)]
     )
     def test_gives_the_numbers_of_one_device_also_in_parts(self, how, monkeypatch):
-        monkeypatch.setattr(_cut, "SMALL_BYTES", 0)
+        monkeypatch.setattr(sharded, "SMALL_BYTES", 0)
         strategy = mirrored(4, variable_policy="sharded")
         with strategy.scope():
             training = Training(layer_norm)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import ReplicaxError
+from replicax._src.base.errors import ReplicaxError
 from tests.fresh_process import run_fresh
 from tests.replicas import mirrored
 

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.context._current import Frame, current
-from replicax.data._ahead import is_plain
+from replicax._src.context.current import Frame, current
+from replicax._src.data.optional import is_plain
 from tests.fresh_process import run_fresh
 from tests.replicas import mirrored, per_replica
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.data._paths import local_path
+from replicax._src.files.paths import local_path
 from tests.object_store import store
 
 __all__ = ["store"]

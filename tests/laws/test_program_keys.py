@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.functions._reach import Edge, Reach
+from replicax._src.functions.reachable import Edge, Reach
 
 
 class Number(enum.IntEnum):

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import ReplicaError
+from replicax._src.base.errors import ReplicaError
 from tests.replicas import context, local, mirrored
 
 AGGREGATIONS = ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA", "plain"]

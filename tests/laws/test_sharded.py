@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax.values import _cut
+from replicax._src.values import sharded as _cut
 from tests.replicas import WAYS, compiled, context, mirrored, per_replica, replica_id
 
 SHAPES = [(256, 64), (67, 101), (3, 50, 50)]  # by rows; flat and filled up; flat, to the last one

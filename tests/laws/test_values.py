@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import TracingError
+from replicax._src.base.errors import TracingError
 from tests.replicas import context, mirrored, per_replica, replica_id
 
 D = rx.distribute

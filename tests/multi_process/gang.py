@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.hosts import LOOPBACK
 
 ROOT = Path(__file__).parents[2]

@@ -2,7 +2,7 @@
 
 import sys
 
-from replicax.cli._main import main
+from replicax._src.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["doctor", "--cluster", "--json"]))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.workers._group import required
+from replicax._src.workers.group import required
 
 AGGREGATION, SYNCHRONIZATION = rx.VariableAggregation, rx.VariableSynchronization
 

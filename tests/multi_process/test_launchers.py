@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 
 pytestmark = pytest.mark.multi_process
 

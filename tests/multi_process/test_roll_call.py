@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.gang import ROOT, Gang
 
 pytestmark = [pytest.mark.multi_process, pytest.mark.slow]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax.workers import _group
+from replicax._src.workers import group
 
 
 def say(word):
@@ -85,11 +85,11 @@ def _stuck(_):
 
 
 def _signal_to_hub(number):
-    return lambda _: os.kill(_group.required()._hub_pid, number)
+    return lambda _: os.kill(group.required()._hub_pid, number)
 
 
 def _kill_keeper(_):
-    hub = _group.required()._hub_pid
+    hub = group.required()._hub_pid
     (keeper,) = Path(f"/proc/{hub}/task/{hub}/children").read_text().split()
     os.kill(int(keeper), signal.SIGKILL)
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import DivergenceError
+from replicax._src.base.errors import DivergenceError
 from tests.replicas import WAYS, context, mirrored, per_replica
 
 MODES = ["eager", "compiled", "short"]

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax._errors import TracingError
+from replicax._src.base.errors import TracingError
 from tests.replicas import context
 
 

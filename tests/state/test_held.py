@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._errors import DivergenceError, TracingError
-from replicax.state._held import read_global, trusted, variable_of
+from replicax._src.base.errors import DivergenceError, TracingError
+from replicax._src.state.variables import read_global, trusted, variable_of
 from tests.fresh_process import run_fresh
 from tests.replicas import mirrored
 

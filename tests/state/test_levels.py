@@ -10,7 +10,7 @@ import pytest
 from jax import lax
 
 import replicax as rx
-from replicax._errors import TracingError
+from replicax._src.base.errors import TracingError
 
 box = {}
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import DivergenceError, ScopeError, VariableError
+from replicax._src.base.errors import DivergenceError, ScopeError, VariableError
 from tests.golden.variable_cases import Library, all_cases, outcome
 from tests.replicas import mirrored
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._errors import VariableError
+from replicax._src.base.errors import VariableError
 
 ON_READ = rx.VariableSynchronization.ON_READ
 

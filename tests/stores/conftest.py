@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from replicax.data import _storage
+from replicax._src.files import storage
 from tests.object_store import new_process
 from tests.stores.emulators import MODULES, started
 
@@ -40,8 +40,8 @@ def emulator(request, monkeypatch):
     for name, value in found.environment.items():
         monkeypatch.setenv(name, value)
     found.proxy.rule = lambda method, what: None
-    _storage._instances.clear()
+    storage._instances.clear()
     yield found
     found.proxy.rule = lambda method, what: None
-    _storage._instances.clear()
+    storage._instances.clear()
     new_process()

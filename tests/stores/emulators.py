@@ -8,7 +8,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.stores.proxy import Proxy
 
 BUCKET = "bucket"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.values._per_replica import Joined, Stacked
+from replicax._src.values.per_replica import Joined, Stacked
 from tests.replicas import compiled, components, context, mirrored, per_replica, replica_id
 
 D = rx.distribute

@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from rich.console import Console
 
 import replicax as rx
-from replicax._show import Sheet
+from replicax._src.base.rendering import Sheet
 from tests.replicas import mirrored, replica_id
 from tests.tpu.nets import slice_of
 

@@ -14,7 +14,7 @@ import pytest
 from jax.experimental.sparse import BCOO
 
 import replicax as rx
-from replicax.strategy._run import LRUCache
+from replicax._src.strategy.run import LRUCache
 from tests.replicas import (
     WAYS,
     compiled,
@@ -392,7 +392,7 @@ def test_no_distribution_without_run(strategy):
 
 
 def test_a_numpy_batch_that_every_replica_gets_whole_is_explained_once(caplog, monkeypatch):
-    monkeypatch.setattr("replicax.strategy._run._warned", False)
+    monkeypatch.setattr("replicax._src.strategy.run._warned", False)
     two = mirrored(2)
 
     for batch in (np.ones((3, 2)), np.ones(()), np.ones((0, 2)), jnp.ones((4, 2)), 4):

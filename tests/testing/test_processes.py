@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import replicax as rx
-from replicax._errors import ReplicaxError
+from replicax._src.base.errors import ReplicaxError
 from replicax.testing import Fault, InjectedFaultError, fault_point, run_in_processes
 from tests.multi_process.gang import left_behind
 

@@ -1,8 +1,8 @@
 import pytest
 
 import replicax as rx
-from replicax._errors import PlacementError, ScopeError
-from replicax.topology import _config
+from replicax._src.base.errors import PlacementError, ScopeError
+from replicax._src.topology import config
 from tests.fresh_process import run_fresh
 
 CPU = rx.config.PhysicalDevice("/physical_device:CPU:0", "CPU")
@@ -49,7 +49,7 @@ def test_a_logical_device_name_is_a_device_name():
 def test_listing_physical_devices_starts_no_backend():
     result = run_fresh("""
         import replicax as rx
-        from replicax._jax_private import backend_is_initialized
+        from replicax._src.compat.jax import backend_is_initialized
         rx.config.list_physical_devices()
         print(backend_is_initialized())
     """)
@@ -128,15 +128,15 @@ def test_limits_that_a_cpu_does_not_have_are_refused(extra):
 def test_platforms_that_jax_is_told_to_leave_out_are_not_asked(
     monkeypatch, platforms, kind, possible
 ):
-    monkeypatch.setattr(_config, "setting", lambda name: platforms)
+    monkeypatch.setattr(config, "setting", lambda name: platforms)
 
-    assert _config._may_have(kind) is possible
+    assert config._may_have(kind) is possible
 
 
 def test_a_plugin_is_what_makes_a_gpu_possible(monkeypatch):
-    monkeypatch.setattr(_config, "setting", lambda name: None)
+    monkeypatch.setattr(config, "setting", lambda name: None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [group])
 
-    assert _config._may_have("GPU")
-    assert not _config._may_have("TPU")
+    assert config._may_have("GPU")
+    assert not config._may_have("TPU")

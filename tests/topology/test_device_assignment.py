@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax._errors import PlacementError
-from replicax.topology._device_assignment import DeviceAssignment, DeviceOrderMode
-from replicax.topology._tpu_topology import CoordinateError
+from replicax._src.base.errors import PlacementError
+from replicax._src.topology.device_assignment import DeviceAssignment, DeviceOrderMode
+from replicax._src.topology.tpu_topology import CoordinateError
 from replicax.tpu.experimental import Topology
 
 AUTO, RING, MESH = DeviceOrderMode

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 import replicax as rx
-from replicax._errors import PlacementError
-from replicax.topology import _devices
-from replicax.topology._devices import current_device, default_devices, resolve, resolve_all
+from replicax._src.base.errors import PlacementError
+from replicax._src.topology import devices as _devices
+from replicax._src.topology.devices import current_device, default_devices, resolve, resolve_all
 
 SPELLINGS = [
     "CPU:{}",

@@ -1,6 +1,6 @@
 import pytest
 
-from replicax.topology._generations import GENERATIONS, SliceShape
+from replicax._src.topology.tpu_generations import GENERATIONS, SliceShape
 
 
 @pytest.mark.parametrize(

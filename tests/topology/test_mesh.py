@@ -5,7 +5,7 @@ import hypothesis.strategies as st
 import jax
 import pytest
 
-from replicax.topology._mesh import Topology, partition_spec
+from replicax._src.topology.mesh import Topology, partition_spec
 
 
 def of_cores(cores):

@@ -2,10 +2,10 @@ import jax
 import pytest
 
 import replicax as rx
-from replicax._errors import PlacementError
-from replicax.cluster._checks import ClusterError, ClusterTypeError
-from replicax.cluster._resolver import ClusterResolver
-from replicax.topology._system import TPUClusterResolver
+from replicax._src.base.errors import PlacementError
+from replicax._src.cluster.checks import ClusterError, ClusterTypeError
+from replicax._src.cluster.resolvers import ClusterResolver
+from replicax._src.topology.tpu_system import TPUClusterResolver
 
 
 @pytest.mark.parametrize("tpu", [None, "", "local"])

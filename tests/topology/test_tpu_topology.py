@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax._errors import PlacementError
-from replicax.topology._tpu_topology import CoordinateError
+from replicax._src.base.errors import PlacementError
+from replicax._src.topology.tpu_topology import CoordinateError
 from replicax.tpu.experimental import Topology
 
 ONE = [[[0, 0, 0, 0]]]

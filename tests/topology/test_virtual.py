@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from replicax._errors import PlacementError
-from replicax.topology import _virtual
-from replicax.topology._virtual import sharing_programs
+from replicax._src.base.errors import PlacementError
+from replicax._src.topology import virtual_devices
+from replicax._src.topology.virtual_devices import sharing_programs
 from tests.fresh_process import run_fresh
 
 # XLA's own patience is 40 s; then, as here, it ends the process.
@@ -120,7 +120,7 @@ def test_importing_starts_no_backend_and_leaves_the_environment_alone():
         import jax  # which sets variables of its own
         before = dict(os.environ)
         import replicax
-        from replicax._jax_private import backend_is_initialized
+        from replicax._src.compat.jax import backend_is_initialized
         print(backend_is_initialized(), dict(os.environ) == before)
         jax.config.update("jax_num_cpu_devices", 4)
         print(len(jax.devices()), dict(os.environ) == before)
@@ -132,8 +132,8 @@ def test_importing_starts_no_backend_and_leaves_the_environment_alone():
 def test_one_device_keeps_the_threads_that_jax_gives_it():
     result = run("""
         import replicax, jax
-        from replicax.topology import _virtual
-        with _virtual._enough_threads():
+        from replicax._src.topology import virtual_devices as _virtual
+        with virtual_devices._enough_threads():
             print(os.environ.get("NPROC"), os.environ.get("PJRT_NPROC"))
     """)
 
@@ -145,9 +145,9 @@ def test_workers_of_one_machine_share_its_cores_unless_told_otherwise(processes,
     result = run(
         f"""
         import replicax, jax
-        from replicax.topology import _virtual
-        _virtual.share_cores({processes})
-        with _virtual._enough_threads():
+        from replicax._src.topology import virtual_devices as _virtual
+        virtual_devices.share_cores({processes})
+        with virtual_devices._enough_threads():
             print(os.environ["NPROC"])
         """,
         NPROC=asked,
@@ -160,7 +160,7 @@ def test_the_pool_is_enlarged_while_the_backend_starts_and_restored_after(monkey
     monkeypatch.setenv("NPROC", "2")
     monkeypatch.delenv("PJRT_NPROC", raising=False)
 
-    with _virtual._enough_threads():
+    with virtual_devices._enough_threads():
         inside = os.environ["NPROC"], os.environ["PJRT_NPROC"]
 
     assert inside == ("32", "32")  # conftest.py plans 8 devices
@@ -171,7 +171,7 @@ def test_the_pool_is_enlarged_while_the_backend_starts_and_restored_after(monkey
 def test_a_large_enough_pool_of_the_user_is_kept(monkeypatch):
     monkeypatch.setenv("NPROC", "48")
 
-    with _virtual._enough_threads():
+    with virtual_devices._enough_threads():
         assert os.environ["NPROC"] == "48"
 
 
@@ -182,7 +182,7 @@ def test_a_device_count_that_is_no_number_names_the_variable_and_the_value(monke
     with pytest.raises(
         PlacementError, match=r"REPLICAX_CPU_DEVICES=.* Expected 1 to 16384"
     ) as error:
-        _virtual.requested_devices()
+        virtual_devices.requested_devices()
 
     assert repr(text[:40]) in str(error.value)
 
@@ -197,7 +197,7 @@ def test_importing_with_a_bad_device_count_fails_with_that_message():
 def test_an_empty_device_count_means_none(monkeypatch):
     monkeypatch.setenv("REPLICAX_CPU_DEVICES", "")
 
-    assert _virtual.requested_devices() is None
+    assert virtual_devices.requested_devices() is None
 
 
 def test_our_variable_wins_over_an_xla_flag():
@@ -234,23 +234,23 @@ def test_a_device_count_that_comes_too_late_warns():
 
 
 def test_the_last_of_several_xla_flags_counts(monkeypatch):
-    monkeypatch.setattr(_virtual, "setting", lambda name: -1)
+    monkeypatch.setattr(virtual_devices, "setting", lambda name: -1)
     flag = "--xla_force_host_platform_device_count"
     monkeypatch.setenv("XLA_FLAGS", f"{flag}=2 --xla_other=7 {flag}=5")
 
-    assert _virtual.planned_cpu_devices() == 5
+    assert virtual_devices.planned_cpu_devices() == 5
 
 
 def test_nothing_planned_is_none(monkeypatch):
-    monkeypatch.setattr(_virtual, "setting", lambda name: -1)
+    monkeypatch.setattr(virtual_devices, "setting", lambda name: -1)
     monkeypatch.delenv("XLA_FLAGS", raising=False)
 
-    assert _virtual.planned_cpu_devices() is None
+    assert virtual_devices.planned_cpu_devices() is None
 
 
 @pytest.mark.parametrize(("devices", "threads"), [(2, 8), (4, 16), (8, 32), (64, 256)])
 def test_four_threads_for_each_device(devices, threads):
-    assert _virtual.threads_needed(devices) == threads
+    assert virtual_devices.threads_needed(devices) == threads
 
 
 def test_these_tests_run_on_eight_devices():

@@ -4,8 +4,8 @@ import time
 import pytest
 
 import replicax as rx
-from replicax._faults import arm
-from replicax.train import _files
+from replicax._src.base.fault_points import arm
+from replicax._src.train import checkpoint_files
 
 
 def manager(folder, v, **options):
@@ -36,7 +36,7 @@ def test_a_clock_that_is_set_back_makes_no_checkpoint_old(tmp_path, monkeypatch,
     for run in range(3):  # the second has another clock than the others
         wrong = hours * 3600 * 10**9 if run == 1 else 0
         monkeypatch.setattr(time, "time_ns", lambda wrong=wrong: now() + wrong)
-        monkeypatch.setattr(_files, "_newest", {})  # as in a new process
+        monkeypatch.setattr(checkpoint_files, "_newest", {})  # as in a new process
         mine = manager(tmp_path, v, max_to_keep=3)
         assert mine.restore_or_initialize() == (f"{tmp_path}/ckpt-{2 * run}" if run else None)
         assert int(v) == 2 * run

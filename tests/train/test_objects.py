@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.train import _objects
+from replicax._src.train import object_store
 from tests.object_store import Killed, Store, faulty, new_process, store
 
 __all__ = ["store"]
@@ -222,15 +222,15 @@ def test_a_run_whose_directory_was_taken_over_saves_nothing_more(store):
     old.step(1)
     new_process()
     Run().step(2)
-    new = _objects.RUN
+    new = object_store.RUN
     new_process()  # as the old one, which lives on
-    _objects._owned.add(FOLDER)
+    object_store._owned.add(FOLDER)
     before = store.names()
 
     with pytest.raises(OSError, match=f"took over '{FOLDER}'"):
         old.step(3)
     assert store.names() == before
-    assert new != _objects.RUN
+    assert new != object_store.RUN
 
 
 def test_two_processes_that_save_one_checkpoint_do_not_both_commit(store):
@@ -315,7 +315,7 @@ def test_checkpoints_of_other_places_are_refused(store):
 
 def test_numbers_of_workers_that_do_not_share_the_store_are_not_mixed(store):
     """What one process claims, a process with another memory does not see."""
-    at = _objects.Objects(f"{FOLDER}/ckpt-1")
+    at = object_store.Objects(f"{FOLDER}/ckpt-1")
     folder = at.begin(ExitStack())
     assert at.sees(folder)
     store.store.clear()
@@ -330,7 +330,7 @@ def test_a_save_whose_claim_was_replaced_does_not_commit(store):
         result = work()
         if store.requests[-1][1].endswith("small/0"):
             store.fault = None
-            _objects.Objects(path).begin(ExitStack())  # of another process
+            object_store.Objects(path).begin(ExitStack())  # of another process
         return result
 
     with faulty(store, act), pytest.raises(OSError, match="has begun to save"):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from replicax.train._orbax_private import CONTRACT
+from replicax._src.train.orbax_private import CONTRACT
 from tests.fresh_process import run_fresh
 
 PARTS = [
@@ -24,7 +24,7 @@ SAVE = """
     import jax.numpy as jnp
     import orbax.checkpoint
     import replicax as rx
-    from replicax.train._orbax_private import CONTRACT
+    from replicax._src.train.orbax_private import CONTRACT
 
     def change(part, **default):
         owner, name = CONTRACT.find(part.place)
@@ -65,7 +65,7 @@ def test_changed_part_refuses_to_save_and_still_reads():
     result = run_fresh(f"""{SAVE}
     v = rx.Variable(1.0)
     path = rx.train.Checkpoint(v=v).save(tempfile.mkdtemp() + "/c")
-    from replicax.train import _orbax_private
+    from replicax._src.train import orbax_private as _orbax_private
     for part in functions:
         owner, name = CONTRACT.find(part.place)
         found = getattr(owner, name)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from replicax.data._errors import DataLossError
-from replicax.train import _files
-from replicax.train._files import CheckedFiles, as_bytes, checksum, checksums
-from replicax.train._pieces import Part, Piece, Saved, Value, assign_tasks, whole
-from replicax.values._cut import Cut
+from replicax._src.base.tf_errors import DataLossError
+from replicax._src.train import checkpoint_files
+from replicax._src.train.array_pieces import Part, Piece, Saved, Value, assign_tasks, whole
+from replicax._src.train.checkpoint_files import CheckedFiles, as_bytes, checksum, checksums
+from replicax._src.values.sharded import Cut
 
 
 @st.composite
@@ -47,7 +47,7 @@ def test_every_part_can_be_read_of_every_cutting(tmp_path_factory, data, shape, 
     array = np.arange(math.prod(shape)).astype(dtype).reshape(shape)
     pieces, folder = [], tmp_path_factory.mktemp("x") / "data"
     folder.mkdir()
-    with mock.patch.object(_files, "BLOCK", data.draw(st.sampled_from([3, 16, 1000]))):
+    with mock.patch.object(checkpoint_files, "BLOCK", data.draw(st.sampled_from([3, 16, 1000]))):
         stream = b"before"
         for part in data.draw(cuttings(tuple(shape))):
             pieces.append(Piece(part, "file", len(stream)))
@@ -68,7 +68,7 @@ def test_every_part_can_be_read_of_every_cutting(tmp_path_factory, data, shape, 
 @given(st.lists(st.binary(max_size=20), max_size=5), st.integers(1, 30))
 def test_checksums_do_not_depend_on_how_a_file_is_put_together(parts, block):
     joined = b"".join(parts)
-    with mock.patch.object(_files, "BLOCK", block):
+    with mock.patch.object(checkpoint_files, "BLOCK", block):
         expected = [checksums(joined[i : i + block])[0] for i in range(0, len(joined), block)]
         assert checksums(*parts) == checksums(joined) == expected
 

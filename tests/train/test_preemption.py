@@ -14,9 +14,9 @@ import time
 import pytest
 
 import replicax as rx
-from replicax.cluster import _requeue
-from replicax.train._preemption import Notice
-from replicax.workers import _group
+from replicax._src.cluster import requeue
+from replicax._src.train.preemption import Notice
+from replicax._src.workers import group
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import Gang, left_behind
 
@@ -280,7 +280,7 @@ def test_launcher_hands_warnings_on_and_does_not_restart(tmp_path):
 )
 def test_requeue_that_cannot_be_is_refused_at_the_start(given, fault):
     with pytest.raises(rx.errors.ClusterError, match=fault):
-        _requeue.is_asked(given)
+        requeue.is_asked(given)
 
 
 class Table:
@@ -316,7 +316,7 @@ class Seat:
                 return [offers[i] for i in sorted(offers)]
         if len(offers) < self.table.size:
             self.table.offers[key] = {}  # taken back
-        raise _group.Cancelled
+        raise group.Cancelled
 
 
 @pytest.mark.parametrize("delays", [(0.001, 0.05), (0.05, 0.001), (0.05, 0.05)])
@@ -327,7 +327,7 @@ def test_a_worker_that_is_through_keeps_no_other_waiting_at_its_last_step(
     table, told = Table(2), threading.Event()
     notices = []
     for index, delay in enumerate(delays):
-        monkeypatch.setattr(_group, "current", lambda i=index, d=delay: table.worker(i, d))
+        monkeypatch.setattr(group, "current", lambda i=index, d=delay: table.worker(i, d))
         notices.append(Notice(told.is_set if index else lambda: False))
     time.sleep(0.3)
     told.set()

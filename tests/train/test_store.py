@@ -22,9 +22,9 @@ import orbax.checkpoint
 import pytest
 
 import replicax as rx
-from replicax import _faults
-from replicax.train import _store
-from replicax.workers._watch import disk
+from replicax._src.base import fault_points
+from replicax._src.train import store
+from replicax._src.workers.watchdog import disk
 from tests.multi_process import saver
 from tests.multi_process.gang import Gang
 from tests.multi_process.hosts import LOOPBACK, can_make_hosts
@@ -125,8 +125,8 @@ def test_a_commit_that_cannot_be_told_is_not_undone(tmp_path, monkeypatch):
         calls.append(folder)
         raise OSError(errno.EIO, "the disk does not answer")
 
-    monkeypatch.setattr(_store._files, "sync_folder", fails)
-    monkeypatch.setattr(_store._files, "settle", lambda place: None)
+    monkeypatch.setattr(store._files, "sync_folder", fails)
+    monkeypatch.setattr(store._files, "settle", lambda place: None)
     with pytest.raises(OSError, match="does not answer"):
         saved(path, 2.0)
     assert calls
@@ -334,10 +334,8 @@ def test_a_directory_is_free_again_when_its_managers_are_gone(tmp_path):
 
 def test_a_save_that_another_one_is_busy_with_is_not_swept_away(tmp_path):
     path = str(tmp_path / "ckpt")
-    with _store.ExitStack() as stack:
-        folder = _store.place_of(path).begin(
-            stack
-        )  # another thread or process, in the middle of it
+    with store.ExitStack() as stack:
+        folder = store.place_of(path).begin(stack)  # another thread or process, in the middle of it
         saved(path)
         assert os.path.isdir(os.path.join(path, folder))
     saved(path, 2.0)  # it has given up
@@ -352,20 +350,20 @@ def test_a_run_removes_what_killed_saves_have_left(tmp_path):
 
     run = manager()
     run.save(10)
-    _faults.arm("prune:raise")  # as if killed: nothing is done after it
+    fault_points.arm("prune:raise")  # as if killed: nothing is done after it
     try:
         with pytest.raises(ValueError, match="REPLICAX_FAULT"):
             run.save(20)
     finally:
-        _faults.arm("")
-    with _store.ExitStack() as stack:
-        _store.place_of(str(tmp_path / "ckpt-30")).begin(stack)
+        fault_points.arm("")
+    with store.ExitStack() as stack:
+        store.place_of(str(tmp_path / "ckpt-30")).begin(stack)
     for name in ("ckpt-1", "ckpt-2", "best-1"):  # not ours, or of another name
         (tmp_path / name).mkdir()
     (tmp_path / "ckpt-2" / "notes").write_text("mine")
     shutil.copytree(tmp_path / "ckpt-30", tmp_path / "best-2")
-    with _store.ExitStack() as stack:  # somebody is writing it
-        folder = _store.place_of(str(tmp_path / "ckpt-40")).begin(stack)
+    with store.ExitStack() as stack:  # somebody is writing it
+        folder = store.place_of(str(tmp_path / "ckpt-40")).begin(stack)
         del run
         manager().save(50)
         assert (tmp_path / "ckpt-40" / folder).is_dir()
@@ -481,7 +479,7 @@ def test_a_disk_that_hangs_under_one_process_is_found_and_does_not_keep_it(tmp_p
 def test_a_save_that_waits_for_the_devices_is_not_taken_for_a_disk_that_hangs(
     tmp_path, monkeypatch
 ):
-    doing, packed = [], _store.packed
+    doing, packed = [], store.packed
 
     def patiently(*arguments):  # as where a step of half an hour is still being computed
         doing.append(disk.told()[0])
@@ -489,7 +487,7 @@ def test_a_save_that_waits_for_the_devices_is_not_taken_for_a_disk_that_hangs(
         time.sleep(1.5)
         return packed(*arguments)
 
-    monkeypatch.setattr(_store, "packed", patiently)
+    monkeypatch.setattr(store, "packed", patiently)
     _, path = saved(tmp_path / "c", 7.0)
 
     assert value_at(path) == 7.0

@@ -115,7 +115,7 @@ def test_summaries_are_sent_when_they_are_flushed(store):
 
 
 def test_a_long_event_file_is_continued_in_another(store, monkeypatch):
-    monkeypatch.setattr("replicax.summary._writer._LARGEST_OBJECT", 1000)
+    monkeypatch.setattr("replicax._src.summary.writer._LARGEST_OBJECT", 1000)
     writer = rx.summary.create_file_writer("memory://bucket/logs")
     with writer.as_default():
         for step in range(40):

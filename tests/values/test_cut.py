@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
-from replicax.topology._mesh import REPLICA_AXIS, Topology, lines_of
-from replicax.values._cut import Cut
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, lines_of
+from replicax._src.values.sharded import Cut
 
 
 @settings(max_examples=15)

@@ -5,9 +5,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.values._per_replica import in_body, mirrored, num_components, stacked
-from replicax.values._placement import per_replica_map, replicate, stack
-from replicax.values._structures import component_specs
+from replicax._src.values.per_replica import in_body, mirrored, num_components, stacked
+from replicax._src.values.placement import per_replica_map, replicate, stack
+from replicax._src.values.structures import component_specs
 from tests.replicas import components, context, replica_id
 from tests.replicas import mirrored as strategy_of
 

@@ -5,10 +5,10 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import replicax as rx
-from replicax.topology._mesh import REPLICA_AXIS
-from replicax.values._per_replica import stacked
-from replicax.values._pieces import apply_in_body, local_piece, stacked_array
-from replicax.values._placement import per_replica_map, stack
+from replicax._src.topology.mesh import REPLICA_AXIS
+from replicax._src.values.per_replica import stacked
+from replicax._src.values.placement import per_replica_map, stack
+from replicax._src.values.replica_functions import apply_in_body, local_piece, stacked_array
 from tests.replicas import components, mirrored, per_replica
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.topology._mesh import Topology
-from replicax.values._placement import (
+from replicax._src.topology.mesh import Topology
+from replicax._src.values.placement import (
     first,
     fresh_copy,
     join,

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 import replicax as rx
-from replicax._types import ReduceOp
-from replicax.values._per_replica import stacked
-from replicax.values._placement import stack
-from replicax.values._reduce import agree, reduce_value
+from replicax._src.base.types import ReduceOp
+from replicax._src.values.per_replica import stacked
+from replicax._src.values.placement import stack
+from replicax._src.values.reduce import agree, reduce_value
 from tests.replicas import context, mirrored, per_replica
 
 PerReplica = rx.distribute.PerReplica

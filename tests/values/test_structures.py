@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax.values._structures import check_counts, has_distributed, regroup, select
+from replicax._src.values.structures import check_counts, has_distributed, regroup, select
 from tests.replicas import components, mirrored
 
 PerReplica = rx.distribute.PerReplica

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.cluster._checks import RollCallError
-from replicax.workers._gpus import local_gpus, part_of
+from replicax._src.cluster.checks import RollCallError
+from replicax._src.workers.gpus import local_gpus, part_of
 
 FOUR = ["a", "b", "c", "d"]
 
@@ -64,7 +64,7 @@ def four_gpus(tmp_path):
     ],
 )
 def test_own_gpus_are_those_that_are_visible(four_gpus, monkeypatch, visible, found):
-    monkeypatch.setattr("replicax.workers._gpus.cuda_is_possible", lambda: True)
+    monkeypatch.setattr("replicax._src.workers.gpus.cuda_is_possible", lambda: True)
     monkeypatch.setenv("PATH", f"{four_gpus}:{os.environ['PATH']}")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from replicax.cluster._spec import ClusterFacts
-from replicax.workers._group import Group
-from replicax.workers._wire import Wire
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.workers.group import Group
+from replicax._src.workers.wire import Wire
 
 FACTS = ClusterFacts.of_processes(0, ("a:1", "b:1"), coordinator="a:1", source="test")
 GO = {"members": [], "hub_pid": 1, "ping_timeout": 20}

@@ -17,11 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replicax.workers import _hub, _join, _watch, _wire
-from replicax.workers._hub import Hub, HubOptions
-from replicax.workers._join import HubProcess, prove
-from replicax.workers._sessions import NOTICES, bare_python
-from replicax.workers._wire import Acceptor, Wire
+from replicax._src.workers import hub as _hub
+from replicax._src.workers import join, watchdog
+from replicax._src.workers import wire as _wire
+from replicax._src.workers.hub import Hub, HubOptions
+from replicax._src.workers.join import HubProcess, prove
+from replicax._src.workers.sessions import NOTICES, bare_python
+from replicax._src.workers.wire import Acceptor, Wire
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import ROOT
 
@@ -184,7 +186,7 @@ def test_a_reader_that_takes_nothing_in_keeps_nobody_waiting(monkeypatch):
         visitor = _wire.Connection(Wire.__new__(Wire), "", trusted=True, reads=True)
         visitor.wire.socket = ours
         door.connections[ours] = visitor
-        readers = _watch.Readers(door)
+        readers = watchdog.Readers(door)
         for number in range(50):
             readers.publish(lambda n=number: {"number": n, "text": "x" * 100_000}, at_once=True)
             assert len(visitor.unsent) < 110_000
@@ -255,7 +257,7 @@ def test_a_hub_without_file_descriptors_serves_its_workers():
     """With a limit that strangers reach before the number of them does."""
     script = (
         "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40));"
-        "from replicax.workers._hub import main; main()"
+        "from replicax._src.workers.hub import main; main()"
     )
     told = options(2)
     with _wire.listen(told.address) as listener:
@@ -420,7 +422,7 @@ def test_an_address_that_another_process_holds_is_a_fault_before_the_hub_starts(
 
 
 def test_a_hub_that_ends_at_once_is_a_fault(monkeypatch):
-    monkeypatch.setattr(_join, "bare_python", lambda module: [sys.executable, "-c", "0"])
+    monkeypatch.setattr(join, "bare_python", lambda module: [sys.executable, "-c", "0"])
     assert HubProcess(options(2)).fault() == "its process ended at once"
 
 
@@ -514,8 +516,8 @@ def test_half_a_line_is_not_waited_for_longer_than_allowed():
 
 
 def test_the_programs_that_run_bare_need_no_jax():
-    for module in ("_hub", "_sessions"):
-        command = bare_python(f"replicax.workers.{module}")
+    for module in ("hub", "sessions"):
+        command = bare_python(f"replicax._src.workers.{module}")
         script = command[3].replace(").main()", ")")
         script += "print([m for m in ('jax', 'numpy') if m in sys.modules])"
         done = subprocess.run(
@@ -527,7 +529,7 @@ def test_the_programs_that_run_bare_need_no_jax():
 AUDITED = """
     import json, os, sys
     import replicax as rx
-    from replicax.workers._reports import Report
+    from replicax._src.workers.reports import Report
     from tests.workers import test_hub as hubs
 
     forbidden = ("pickle.find_class", "exec", "compile", "marshal.loads", "import", "os.system",

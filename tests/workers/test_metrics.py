@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import replicax
-from replicax.workers import _wire
-from replicax.workers._metrics import Metrics, lines
-from replicax.workers._wire import free_ports
+from replicax._src.workers import wire
+from replicax._src.workers.prometheus import Metrics, lines
+from replicax._src.workers.wire import free_ports
 
 WORKER = {
     "index": 1,
@@ -70,7 +70,7 @@ def asked(address, path="/metrics", **headers):
 
 @pytest.fixture
 def served():
-    with _wire.listen("0.0.0.0:0") as listener:
+    with wire.listen("0.0.0.0:0") as listener:
         metrics = Metrics(listener, "the-token")
         metrics.note(lambda: STATUS)
         yield listener.getsockname()[1]
@@ -164,7 +164,7 @@ def test_a_launched_run_serves_its_metrics(tmp_path):
 def test_a_port_that_is_taken_is_named(tmp_path):
     program = tmp_path / "program.py"
     program.write_text("")
-    with _wire.listen("127.0.0.1:0") as taken:
+    with wire.listen("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
         launch = [sys.executable, "-m", "replicax", "launch", "--workers", "2", "--metrics-port"]
         done = subprocess.run(

@@ -2,9 +2,9 @@
 
 import pytest
 
-from replicax.cluster._checks import ClusterError
-from replicax.cluster._spec import ClusterFacts
-from replicax.workers._settings import Settings
+from replicax._src.cluster.checks import ClusterError
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.workers.settings import Settings
 
 FACTS = ClusterFacts.of_processes(0, ("a:1", "b:1"), coordinator="a:1", source="test")
 OTHER = ClusterFacts.of_processes(0, ("a:1", "c:1"), coordinator="a:1", source="test")

@@ -9,8 +9,17 @@ import zlib
 
 import pytest
 
-from replicax.workers import _watch
-from replicax.workers._watch import FIGURES, Disk, Load, Progress, different, hanging, silent, stuck
+from replicax._src.workers import watchdog
+from replicax._src.workers.watchdog import (
+    FIGURES,
+    Disk,
+    Load,
+    Progress,
+    different,
+    hanging,
+    silent,
+    stuck,
+)
 
 
 def progress(count, *, inside, ago, pace=0.0, calls=()):
@@ -149,7 +158,7 @@ PING = {"count": 1, "inside": False, "pace": 0.0, "journal": []}
 @pytest.fixture
 def clock(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(watchdog.time, "monotonic", lambda: now[0])
     return now
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicax.workers import _wire
-from replicax.workers._wire import Lines, Wire, WireError
+from replicax._src.workers import wire
+from replicax._src.workers.wire import Lines, Wire, WireError
 
 
 @given(
@@ -34,17 +34,17 @@ def test_anything_else_is_refused_with_one_kind_of_error(data):
 
 def test_a_line_without_end_is_refused():
     with pytest.raises(WireError, match="without end"):
-        Lines().feed(b"x" * (_wire.LONGEST_LINE + 1))
+        Lines().feed(b"x" * (wire.LONGEST_LINE + 1))
 
 
 def test_a_proof_needs_the_token_both_nonces_and_the_role():
-    given = _wire.proof("token", "worker", "a", "b")
+    given = wire.proof("token", "worker", "a", "b")
 
-    assert _wire.is_proof(given, "token", "worker", "a", "b")
-    assert not _wire.is_proof(given, "other", "worker", "a", "b")
-    assert not _wire.is_proof(given, "token", "hub", "a", "b")
-    assert not _wire.is_proof(given, "token", "worker", "b", "a")
-    assert not _wire.is_proof(None, "token", "worker", "a", "b")
+    assert wire.is_proof(given, "token", "worker", "a", "b")
+    assert not wire.is_proof(given, "other", "worker", "a", "b")
+    assert not wire.is_proof(given, "token", "hub", "a", "b")
+    assert not wire.is_proof(given, "token", "worker", "b", "a")
+    assert not wire.is_proof(None, "token", "worker", "a", "b")
 
 
 def test_a_wire_carries_messages_and_sees_the_end():
@@ -67,12 +67,12 @@ def test_a_wire_carries_messages_and_sees_the_end():
     [("a:1", ("a", 1)), ("[::1]:22", ("::1", 22)), ("10.0.0.1:9", ("10.0.0.1", 9))],
 )
 def test_an_address_is_a_host_and_a_port(address, pair):
-    assert _wire.split_address(address) == pair
+    assert wire.split_address(address) == pair
 
 
 def test_free_ports_differ_and_can_be_listened_at():
-    ports = _wire.free_ports(5)
+    ports = wire.free_ports(5)
 
     assert len(set(ports)) == 5
     for port in ports:
-        _wire.listen(f"127.0.0.1:{port}").close()
+        wire.listen(f"127.0.0.1:{port}").close()

@@ -2,10 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.config import experimental
-from replicax.functions._modes import functions_run_eagerly, run_functions_eagerly
-from replicax.topology._config import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.functions.modes import functions_run_eagerly, run_functions_eagerly
+from replicax._src.topology.config import (
     LogicalDevice,
     LogicalDeviceConfiguration,
     PhysicalDevice,
@@ -18,7 +17,8 @@ from replicax.topology._config import (
     set_soft_device_placement,
     set_visible_devices,
 )
-from replicax.topology._system import experimental_connect_to_cluster
+from replicax._src.topology.tpu_system import experimental_connect_to_cluster
+from replicax.config import experimental
 
 experimental_functions_run_eagerly = functions_run_eagerly
 experimental_run_functions_eagerly = run_functions_eagerly

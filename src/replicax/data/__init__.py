@@ -2,22 +2,22 @@
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
+from replicax._src.base.lazy import on_demand
 
 if TYPE_CHECKING:
-    from replicax.data import experimental
-    from replicax.data._ahead import Optional
-    from replicax.data._dataset import Dataset
-    from replicax.data._iterator import DatasetIterator, Iterator
-    from replicax.data._leaves import DatasetSpec
-    from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-    from replicax.data._options import Options, ThreadingOptions
-    from replicax.data._readers import (
+    from replicax._src.data.dataset import Dataset
+    from replicax._src.data.iterator import DatasetIterator, Iterator
+    from replicax._src.data.leaves import DatasetSpec
+    from replicax._src.data.node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+    from replicax._src.data.optional import Optional
+    from replicax._src.data.options import Options, ThreadingOptions
+    from replicax._src.data.readers import (
         FixedLengthRecordDataset,
         TextLineDataset,
         TFRecordDataset,
     )
-    from replicax.data._seeds import set_seed_source
+    from replicax._src.data.seeds import set_seed_source
+    from replicax.data import experimental
 
 __all__ = [
     "AUTOTUNE",
@@ -41,16 +41,16 @@ __dir__ = __all__.copy
 
 _HOMES = {
     **{
-        name: f"replicax.data.{module}"
+        name: f"replicax._src.data.{module}"
         for module, names in {
-            "_dataset": ("Dataset",),
-            "_leaves": ("DatasetSpec",),
-            "_iterator": ("DatasetIterator", "Iterator"),
-            "_node": ("AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"),
-            "_ahead": ("Optional",),
-            "_options": ("Options", "ThreadingOptions"),
-            "_readers": ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
-            "_seeds": ("set_seed_source",),
+            "dataset": ("Dataset",),
+            "leaves": ("DatasetSpec",),
+            "iterator": ("DatasetIterator", "Iterator"),
+            "node": ("AUTOTUNE", "INFINITE_CARDINALITY", "UNKNOWN_CARDINALITY"),
+            "optional": ("Optional",),
+            "options": ("Options", "ThreadingOptions"),
+            "readers": ("FixedLengthRecordDataset", "TFRecordDataset", "TextLineDataset"),
+            "seeds": ("set_seed_source",),
         }.items()
         for name in names
     },

@@ -4,9 +4,9 @@ Example:
     >>> rx.debug.check_in_sync()
 """
 
-from replicax.debug._placement import Placement, placement
-from replicax.debug._timeline import Timeline, timeline
-from replicax.state._held import check_in_sync
+from replicax._src.debug.placement import Placement, placement
+from replicax._src.debug.timeline import Timeline, timeline
+from replicax._src.state.variables import check_in_sync
 
 __all__ = ["Placement", "Timeline", "check_in_sync", "placement", "timeline"]
 

@@ -7,36 +7,36 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import ASYNCHRONOUS, on_demand
-from replicax._types import ReduceOp
-from replicax.collectives._cross_device_ops import (
+from replicax._src.base.lazy import ASYNCHRONOUS, on_demand
+from replicax._src.base.types import ReduceOp
+from replicax._src.collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax.collectives._options import RunOptions
-from replicax.context._current import (
+from replicax._src.collectives.options import RunOptions
+from replicax._src.context.current import (
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from replicax.context._replica import ReplicaContext
-from replicax.strategy._distributing import ValueContext
-from replicax.strategy._extended import StrategyExtended
-from replicax.strategy._strategies import MirroredStrategy, OneDeviceStrategy, Strategy
-from replicax.values._per_replica import DistributedValues, Mirrored, PerReplica
-from replicax.values._structures import PerReplicaSpec
+from replicax._src.context.replica import ReplicaContext
+from replicax._src.strategy.distribute_methods import ValueContext
+from replicax._src.strategy.extended import StrategyExtended
+from replicax._src.strategy.strategies import MirroredStrategy, OneDeviceStrategy, Strategy
+from replicax._src.values.per_replica import DistributedValues, Mirrored, PerReplica
+from replicax._src.values.structures import PerReplicaSpec
 
 if TYPE_CHECKING:
-    from replicax.compat.v1._strategies import InputIterator
+    from replicax._src.input.distributed_dataset import DistributedDataset, DistributedIterator
+    from replicax._src.input.options import InputContext, InputOptions, InputReplicationMode
+    from replicax._src.strategy.multi_worker import MultiWorkerMirroredStrategy
+    from replicax._src.strategy.tpu import TPUStrategy
+    from replicax._src.strategy.v1 import InputIterator
     from replicax.distribute import cluster_resolver, experimental
-    from replicax.input._distributed import DistributedDataset, DistributedIterator
-    from replicax.input._options import InputContext, InputOptions, InputReplicationMode
-    from replicax.strategy._multi_worker import MultiWorkerMirroredStrategy
-    from replicax.strategy._tpu import TPUStrategy
 
 __all__ = [
     "CrossDeviceOps",
@@ -75,14 +75,14 @@ __all__ = [
 __dir__ = __all__.copy
 
 _HOMES = {
-    "DistributedDataset": "replicax.input._distributed",
-    "DistributedIterator": "replicax.input._distributed",
-    "InputContext": "replicax.input._options",
-    "InputIterator": "replicax.compat.v1._strategies",
-    "InputOptions": "replicax.input._options",
-    "InputReplicationMode": "replicax.input._options",
-    "MultiWorkerMirroredStrategy": "replicax.strategy._multi_worker",
-    "TPUStrategy": "replicax.strategy._tpu",
+    "DistributedDataset": "replicax._src.input.distributed_dataset",
+    "DistributedIterator": "replicax._src.input.distributed_dataset",
+    "InputContext": "replicax._src.input.options",
+    "InputIterator": "replicax._src.strategy.v1",
+    "InputOptions": "replicax._src.input.options",
+    "InputReplicationMode": "replicax._src.input.options",
+    "MultiWorkerMirroredStrategy": "replicax._src.strategy.multi_worker",
+    "TPUStrategy": "replicax._src.strategy.tpu",
     "cluster_resolver": "replicax.distribute.cluster_resolver",
     "experimental": "replicax.distribute.experimental",
 }

@@ -5,7 +5,7 @@ Example:
     True
 """
 
-from replicax._errors import (
+from replicax._src.base.errors import (
     CheckpointError,
     DivergenceError,
     PerReplicaError,
@@ -16,8 +16,7 @@ from replicax._errors import (
     TracingError,
     VariableError,
 )
-from replicax.cluster._checks import ClusterError, RollCallError, WorkerLostError
-from replicax.data._errors import (
+from replicax._src.base.tf_errors import (
     AlreadyExistsError,
     DataLossError,
     FailedPreconditionError,
@@ -28,6 +27,7 @@ from replicax.data._errors import (
     StructureError,
     UnimplementedError,
 )
+from replicax._src.cluster.checks import ClusterError, RollCallError, WorkerLostError
 
 __all__ = [
     "AlreadyExistsError",

@@ -6,7 +6,7 @@ libraries.
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
+from replicax._src.base.lazy import on_demand
 
 if TYPE_CHECKING:
     from replicax.integrations import ray

@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.data._records._csv import decode_csv
-from replicax.data._records._examples import Example, Feature, Features, serialize_example
-from replicax.data._records._features import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.data.records.csv import decode_csv
+from replicax._src.data.records.examples import Example, Feature, Features, serialize_example
+from replicax._src.data.records.features import (
     FixedLenFeature,
     FixedLenSequenceFeature,
     RaggedFeature,
@@ -13,17 +13,17 @@ from replicax.data._records._features import (
     SparseTensor,
     VarLenFeature,
 )
-from replicax.data._records._file import matching_files, read_file, write_file
-from replicax.data._records._images import decode_image, decode_jpeg, decode_png
-from replicax.data._records._messages import BytesList, FloatList, Int64List
-from replicax.data._records._parse import (
+from replicax._src.data.records.file_io import matching_files, read_file, write_file
+from replicax._src.data.records.images import decode_image, decode_jpeg, decode_png
+from replicax._src.data.records.messages import BytesList, FloatList, Int64List
+from replicax._src.data.records.parse import (
     parse_example,
     parse_sequence_example,
     parse_single_example,
     parse_single_sequence_example,
 )
-from replicax.data._records._tensors import decode_raw, parse_tensor, serialize_tensor
-from replicax.data._records._writer import TFRecordOptions, TFRecordWriter
+from replicax._src.data.records.tensor_proto import decode_raw, parse_tensor, serialize_tensor
+from replicax._src.data.records.writer import TFRecordOptions, TFRecordWriter
 from replicax.io import gfile
 
 __all__ = [

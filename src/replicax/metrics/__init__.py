@@ -7,7 +7,7 @@ Example:
     2.0
 """
 
-from replicax.metrics._compared import (
+from replicax._src.metrics.compared import (
     Accuracy,
     BinaryAccuracy,
     BinaryCrossentropy,
@@ -21,7 +21,7 @@ from replicax.metrics._compared import (
     SparseTopKCategoricalAccuracy,
     TopKCategoricalAccuracy,
 )
-from replicax.metrics._metric import Mean, Metric, Sum
+from replicax._src.metrics.metric import Mean, Metric, Sum
 
 __all__ = [
     "Accuracy",

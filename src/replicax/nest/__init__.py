@@ -5,7 +5,7 @@ Example:
     [1, 2]
 """
 
-from replicax.values._structures import flatten, is_nested, map_structure, pack_sequence_as
+from replicax._src.values.structures import flatten, is_nested, map_structure, pack_sequence_as
 
 __all__ = ["flatten", "is_nested", "map_structure", "pack_sequence_as"]
 

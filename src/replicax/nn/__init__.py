@@ -7,12 +7,12 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.nn._loss import compute_average_loss, scale_regularization_loss
+from replicax._src.base.lazy import on_demand
+from replicax._src.nn.loss import compute_average_loss, scale_regularization_loss
 
 __all__ = ["compute_average_loss", "scale_regularization_loss"]
 
 __dir__ = __all__.copy
 
 if not TYPE_CHECKING:
-    __getattr__ = on_demand(__name__, {}, adviser="replicax.cli._port_rules")
+    __getattr__ = on_demand(__name__, {}, adviser="replicax._src.port.rules")

@@ -8,15 +8,14 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.random import experimental
-from replicax.random._generator import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.random.generator import (
     Generator,
     create_rng_state,
     get_global_generator,
     set_global_generator,
 )
-from replicax.random._random import (
+from replicax._src.random.random import (
     categorical,
     gamma,
     normal,
@@ -26,7 +25,7 @@ from replicax.random._random import (
     truncated_normal,
     uniform,
 )
-from replicax.random._stateless import (
+from replicax._src.random.stateless import (
     Algorithm,
     fold_in,
     split,
@@ -39,6 +38,7 @@ from replicax.random._stateless import (
     stateless_truncated_normal,
     stateless_uniform,
 )
+from replicax.random import experimental
 
 __all__ = [
     "Algorithm",

@@ -7,8 +7,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.train._options import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.train.options import (
     CLASSIFY_INPUTS,
     CLASSIFY_METHOD_NAME,
     CLASSIFY_OUTPUT_CLASSES,
@@ -26,8 +26,8 @@ from replicax.train._options import (
     LoadOptions,
     SaveOptions,
 )
-from replicax.train._saved_model import DEFAULT as DEFAULT_SERVING_SIGNATURE_DEF_KEY
-from replicax.train._saved_model import contains_saved_model, load, save
+from replicax._src.train.saved_model import DEFAULT as DEFAULT_SERVING_SIGNATURE_DEF_KEY
+from replicax._src.train.saved_model import contains_saved_model, load, save
 
 __all__ = [
     "CLASSIFY_INPUTS",

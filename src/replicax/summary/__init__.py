@@ -10,9 +10,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.summary import experimental
-from replicax.summary._summary import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.summary.summary import (
     flush,
     histogram,
     image,
@@ -21,7 +20,8 @@ from replicax.summary._summary import (
     should_record_summaries,
     text,
 )
-from replicax.summary._writer import SummaryWriter, create_file_writer, create_noop_writer
+from replicax._src.summary.writer import SummaryWriter, create_file_writer, create_noop_writer
+from replicax.summary import experimental
 
 __all__ = [
     "SummaryWriter",

@@ -6,7 +6,7 @@ Example:
     2
 """
 
-from replicax.testing._processes import Fault, InjectedFaultError, fault_point, run_in_processes
+from replicax._src.testing.processes import Fault, InjectedFaultError, fault_point, run_in_processes
 
 __all__ = ["Fault", "InjectedFaultError", "fault_point", "run_in_processes"]
 

@@ -7,10 +7,10 @@ Example:
     2
 """
 
-from replicax.ahead._preflight import preflight, preflight_sweep
-from replicax.ahead._report import PreflightReport, Sweep
-from replicax.collectives._options import XLAOptions
-from replicax.state._declaration import LayoutMap, planning
+from replicax._src.collectives.options import XLAOptions
+from replicax._src.preflight.preflight import preflight, preflight_sweep
+from replicax._src.preflight.report import PreflightReport, Sweep
+from replicax._src.state.declaration import LayoutMap, planning
 from replicax.tpu import experimental
 
 __all__ = [

@@ -7,9 +7,9 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.cluster._spec import ClusterSpec
-from replicax.data._records._examples import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.cluster.spec import ClusterSpec
+from replicax._src.data.records.examples import (
     Example,
     Feature,
     FeatureList,
@@ -17,14 +17,13 @@ from replicax.data._records._examples import (
     Features,
     SequenceExample,
 )
-from replicax.data._records._messages import BytesList, FloatList, Int64List
-from replicax.train import experimental
-from replicax.train._checkpoint import Checkpoint
-from replicax.train._manager import CheckpointManager
-from replicax.train._options import CheckpointOptions
-from replicax.train._preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
-from replicax.train._progress import ProgressBar, progress
-from replicax.train._reader import (
+from replicax._src.data.records.messages import BytesList, FloatList, Int64List
+from replicax._src.train.checkpoint import Checkpoint
+from replicax._src.train.manager import CheckpointManager
+from replicax._src.train.options import CheckpointOptions
+from replicax._src.train.preemption import PreemptionCheckpointHandler, Resumable, TerminationConfig
+from replicax._src.train.progress import ProgressBar, progress
+from replicax._src.train.reader import (
     CheckpointReader,
     checkpoints_iterator,
     get_checkpoint_state,
@@ -33,6 +32,7 @@ from replicax.train._reader import (
     load_checkpoint,
     load_variable,
 )
+from replicax.train import experimental
 
 __all__ = [
     "BytesList",

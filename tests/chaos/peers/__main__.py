@@ -19,7 +19,7 @@ import uuid
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from replicax.workers._wire import free_ports
+from replicax._src.workers.wire import free_ports
 from tests.multi_process.gang import ROOT, left_behind
 from tests.multi_process.hosts import LOOPBACK, can_make_hosts, two_hosts
 

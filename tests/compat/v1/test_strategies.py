@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import replicax as rx
-from replicax.compat.v1 import _strategies
+from replicax._src.strategy import v1 as _strategies
 from tests.replicas import components, context, replica_id
 
 V1 = rx.compat.v1.distribute

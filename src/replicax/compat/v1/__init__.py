@@ -5,9 +5,9 @@ Example:
     True
 """
 
-from replicax._basics import enable_eager_execution
+from replicax._src.base.ops import enable_eager_execution
+from replicax._src.strategy.v1 import ConfigProto, TensorInfo
 from replicax.compat.v1 import distribute
-from replicax.compat.v1._strategies import ConfigProto, TensorInfo
 
 __all__ = ["ConfigProto", "TensorInfo", "distribute", "enable_eager_execution"]
 

@@ -7,12 +7,12 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.functions._modes import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.functions.modes import (
     enable_tensor_float_32_execution,
     tensor_float_32_execution_enabled,
 )
-from replicax.topology._config import (
+from replicax._src.topology.config import (
     LogicalDeviceConfiguration,
     get_device_details,
     get_logical_device_configuration,

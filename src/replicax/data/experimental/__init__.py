@@ -2,9 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.data._ahead import Optional
-from replicax.data._applied import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.data.csv_dataset import CsvDataset, make_csv_dataset
+from replicax._src.data.experimental_functions import (
+    Reducer,
+    TFRecordWriter,
+    assert_cardinality,
+    at,
+    cardinality,
+    from_list,
+    group_by_reducer,
+    pad_to_cardinality,
+)
+from replicax._src.data.legacy_transformations import (
     Counter,
     choose_from_datasets,
     dense_to_ragged_batch,
@@ -26,20 +36,10 @@ from replicax.data._applied import (
     unbatch,
     unique,
 )
-from replicax.data._csv_dataset import CsvDataset, make_csv_dataset
-from replicax.data._experimental import (
-    Reducer,
-    TFRecordWriter,
-    assert_cardinality,
-    at,
-    cardinality,
-    from_list,
-    group_by_reducer,
-    pad_to_cardinality,
-)
-from replicax.data._node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from replicax.data._nodes._select import SHARD_HINT
-from replicax.data._options import (
+from replicax._src.data.node import AUTOTUNE, INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax._src.data.nodes.select import SHARD_HINT
+from replicax._src.data.optional import Optional
+from replicax._src.data.options import (
     AutoShardPolicy,
     AutotuneAlgorithm,
     AutotuneOptions,
@@ -49,7 +49,7 @@ from replicax.data._options import (
     ServiceOptions,
     ThreadingOptions,
 )
-from replicax.data._parsed_dataset import make_batched_features_dataset, parse_example_dataset
+from replicax._src.data.parsed_dataset import make_batched_features_dataset, parse_example_dataset
 
 __all__ = [
     "AUTOTUNE",

@@ -8,15 +8,15 @@ Example:
     2
 """
 
-from replicax.cluster._clouds import (
+from replicax._src.cluster.clouds import (
     GCEClusterResolver,
     KubernetesClusterResolver,
     KubernetesExecutableLocation,
 )
-from replicax.cluster._resolver import ClusterResolver, SimpleClusterResolver, UnionResolver
-from replicax.cluster._slurm import SlurmClusterResolver
-from replicax.cluster._tf_config import TFConfigClusterResolver
-from replicax.topology._system import TPUClusterResolver
+from replicax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver, UnionResolver
+from replicax._src.cluster.slurm import SlurmClusterResolver
+from replicax._src.cluster.tf_config import TFConfigClusterResolver
+from replicax._src.topology.tpu_system import TPUClusterResolver
 
 UnionClusterResolver = UnionResolver
 

@@ -7,18 +7,18 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import ASYNCHRONOUS, on_demand
-from replicax.collectives._options import (
+from replicax._src.base.lazy import ASYNCHRONOUS, on_demand
+from replicax._src.collectives.options import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
 )
-from replicax.strategy._distributing import ValueContext
-from replicax.strategy._multi_worker import ExperimentalMultiWorkerMirroredStrategy
-from replicax.strategy._tpu import ExperimentalTPUStrategy
+from replicax._src.strategy.distribute_methods import ValueContext
+from replicax._src.strategy.multi_worker import ExperimentalMultiWorkerMirroredStrategy
+from replicax._src.strategy.tpu import ExperimentalTPUStrategy
 
 if TYPE_CHECKING:
-    from replicax.train._preemption import PreemptionCheckpointHandler, TerminationConfig
+    from replicax._src.train.preemption import PreemptionCheckpointHandler, TerminationConfig
 
 CollectiveCommunication = CommunicationImplementation
 MultiWorkerMirroredStrategy = ExperimentalMultiWorkerMirroredStrategy
@@ -39,8 +39,8 @@ __all__ = [
 __dir__ = __all__.copy
 
 _HOMES = {
-    "PreemptionCheckpointHandler": "replicax.train._preemption",
-    "TerminationConfig": "replicax.train._preemption",
+    "PreemptionCheckpointHandler": "replicax._src.train.preemption",
+    "TerminationConfig": "replicax._src.train.preemption",
 }
 
 if not TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """The Ray Train backend, which connects Ray's workers to a replicax cluster."""
 
-from replicax.integrations._ray import Config
+from replicax._src.integrations.ray import Config
 
 __all__ = ["Config"]
 __dir__ = __all__.copy

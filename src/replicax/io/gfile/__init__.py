@@ -5,8 +5,8 @@ Example:
     False
 """
 
-from replicax.data._records._file import GFile
-from replicax.data._records._gfile import (
+from replicax._src.data.records.file_io import GFile
+from replicax._src.data.records.gfile import (
     FileStatistics,
     copy,
     exists,

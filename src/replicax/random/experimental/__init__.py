@@ -7,14 +7,14 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.random._generator import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.random.generator import (
     Generator,
     create_rng_state,
     get_global_generator,
     set_global_generator,
 )
-from replicax.random._stateless import Algorithm, fold_in, split, stateless_shuffle
+from replicax._src.random.stateless import Algorithm, fold_in, split, stateless_shuffle
 
 stateless_fold_in = fold_in
 stateless_split = split

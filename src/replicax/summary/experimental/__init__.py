@@ -7,8 +7,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.summary._writer import get_step, set_step
+from replicax._src.base.lazy import on_demand
+from replicax._src.summary.writer import get_step, set_step
 
 __all__ = ["get_step", "set_step"]
 

@@ -10,15 +10,15 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.topology._device_assignment import DeviceAssignment, DeviceOrderMode
-from replicax.topology._system import (
+from replicax._src.base.lazy import on_demand
+from replicax._src.topology.device_assignment import DeviceAssignment, DeviceOrderMode
+from replicax._src.topology.tpu_system import (
     HardwareFeature,
     TPUSystemMetadata,
     initialize_tpu_system,
     shutdown_tpu_system,
 )
-from replicax.topology._tpu_topology import TPUTopology as Topology
+from replicax._src.topology.tpu_topology import TPUTopology as Topology
 
 __all__ = [
     "DeviceAssignment",

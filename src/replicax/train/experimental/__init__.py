@@ -7,8 +7,8 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import on_demand
-from replicax.train._object_graph import PythonState
+from replicax._src.base.lazy import on_demand
+from replicax._src.train.object_graph import PythonState
 
 __all__ = ["PythonState"]
 

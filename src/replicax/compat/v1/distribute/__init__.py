@@ -8,27 +8,27 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import ASYNCHRONOUS, on_demand
-from replicax._types import ReduceOp
-from replicax.collectives._cross_device_ops import (
+from replicax._src.base.lazy import ASYNCHRONOUS, on_demand
+from replicax._src.base.types import ReduceOp
+from replicax._src.collectives.cross_device_ops import (
     CrossDeviceOps,
     HierarchicalCopyAllReduce,
     NcclAllReduce,
     ReductionToOneDevice,
 )
-from replicax.collectives._options import RunOptions
-from replicax.compat.v1._strategies import MirroredStrategy, OneDeviceStrategy, Strategy
-from replicax.compat.v1.distribute import experimental
-from replicax.context._current import (
+from replicax._src.collectives.options import RunOptions
+from replicax._src.context.current import (
     experimental_set_strategy,
     get_replica_context,
     get_strategy,
     has_strategy,
     in_cross_replica_context,
 )
-from replicax.context._replica import ReplicaContext
-from replicax.input._options import InputContext, InputReplicationMode
-from replicax.strategy._extended import StrategyExtended
+from replicax._src.context.replica import ReplicaContext
+from replicax._src.input.options import InputContext, InputReplicationMode
+from replicax._src.strategy.extended import StrategyExtended
+from replicax._src.strategy.v1 import MirroredStrategy, OneDeviceStrategy, Strategy
+from replicax.compat.v1.distribute import experimental
 
 if TYPE_CHECKING:
     from replicax.distribute import cluster_resolver

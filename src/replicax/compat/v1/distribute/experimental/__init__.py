@@ -8,13 +8,13 @@ Example:
 
 from typing import TYPE_CHECKING
 
-from replicax._lazy import ASYNCHRONOUS, on_demand
-from replicax.collectives._options import (
+from replicax._src.base.lazy import ASYNCHRONOUS, on_demand
+from replicax._src.collectives.options import (
     CollectiveHints,
     CommunicationImplementation,
     CommunicationOptions,
 )
-from replicax.compat.v1._strategies import MultiWorkerMirroredStrategy, TPUStrategy
+from replicax._src.strategy.v1 import MultiWorkerMirroredStrategy, TPUStrategy
 
 CollectiveCommunication = CommunicationImplementation
 

@@ -1,0 +1,1 @@
+"""The implementation of replicax. Nothing here is public; `replicax` exports the public names."""

@@ -1,0 +1,1 @@
+"""The lowest layer: errors, lazy imports, threads, array functions and type specs."""

@@ -1,0 +1,422 @@
+"""The worker processes of a launcher, and their output.
+
+`Gang` starts, watches and ends the workers. The other classes copy their output to the terminal,
+prefixed with the worker's name, and to log files. A failing terminal or disk must not stop the
+workers: output that cannot be written is dropped, with one warning. An incomplete line, such as a
+progress bar, is shown after a short delay.
+"""
+
+import contextlib
+import ctypes
+import itertools
+import os
+import re
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from replicax._src.workers import leases as _leases
+from replicax._src.workers import sessions
+from replicax._src.workers.sessions import Guard
+
+_NOISE = re.compile(r"\[Gloo\] Rank \d+ is connected")
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+# ANSI escape sequences (colours, cursor movements, titles), and the start of an incomplete one.
+_ESCAPES = re.compile(
+    rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[PX^_][^\x1b]*\x1b\\"
+    rb"|[ -/]*[0-Z\\^-~])"
+)
+_OPEN_ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*|[ -/]*|\][^\x07\x1b]{0,99})\Z")
+_SOON = 0.2  # seconds after which an incomplete line is shown
+_LONGEST = 65_536  # bytes of an incomplete line that are buffered
+
+
+class Console:
+    """An output stream that several workers share, line by line."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out: IO[str] | None = out
+        self._lock = threading.Lock()
+        self._unfinished = ""  # the prefix of the worker whose line is not finished
+        self.is_terminal = out.isatty()
+
+    def write(self, prefix: str, text: str) -> None:
+        """Write a piece of a worker's output that is at most one line."""
+        with self._lock:
+            begin = "" if self._unfinished == prefix else prefix
+            if self._unfinished and begin:
+                begin = "\n" + begin
+            self._unfinished = "" if text.endswith(("\n", "\r")) else prefix
+            self._put(begin + text)
+
+    def finish(self) -> None:
+        """End an unfinished line."""
+        with self._lock:
+            if self._unfinished:
+                self._unfinished = ""
+                self._put("\n")
+
+    def _put(self, text: str) -> None:
+        """Write and flush; on failure drop this and all later output."""
+        if self._out is None:
+            return
+        try:
+            self._out.write(text)
+            self._out.flush()
+        except (OSError, ValueError) as error:
+            # Redirect the stream, so that flushing its buffer at exit does not fail again.
+            with contextlib.suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self._out.fileno())
+            self._out = None
+            _warn(f"the output of the workers can no longer be shown: {error}. They continue.")
+
+
+class Log:
+    """A log file of one worker's output with timestamps, readable by this user only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file: IO[bytes] | None = None
+        self._is_at_start = True
+        if path is not None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+            descriptor = os.open(path, flags, 0o600)
+            os.fchmod(descriptor, 0o600)
+            self._file = os.fdopen(descriptor, "wb", buffering=0)
+
+    def write(self, data: bytes) -> None:
+        """Append to the file."""
+        try:
+            if self._file is not None:
+                self._file.write(self._stamped(data))
+        except OSError as error:
+            self.close()
+            _warn(f"{self._path} can no longer be written: {error.strerror}. Its worker continues.")
+
+    def _stamped(self, data: bytes) -> bytes:
+        """Prepend the time to ``data``, unless it continues a line."""
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S%z ").encode() if self._is_at_start else b""
+        self._is_at_start = data.endswith((b"\n", b"\r"))
+        return stamp + data
+
+    def close(self) -> None:
+        """Close the file; later output is dropped."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+class OutputSplitter:
+    """Splits the output of one worker into pieces of lines, for the console and its log."""
+
+    def __init__(
+        self, console: Console, prefix: str, log: Log, note: Callable[[str], None]
+    ) -> None:
+        self._console = console
+        self._prefix = prefix
+        self._log = log
+        self._note = note
+        self._buffer: list[bytes] = []  # the part of an incomplete line that is not shown yet
+        self._size = 0
+        self._since = 0.0
+        self._line = ""  # the part of that line that is shown
+
+    def feed(self, data: bytes) -> None:
+        """Add output, and show the lines that ``data`` completes."""
+        if not self._size:
+            self._since = time.monotonic()
+        self._buffer.append(data)
+        self._size += len(data)
+        if b"\n" in data or b"\r" in data:
+            text, self._buffer, self._size = b"".join(self._buffer), [], 0
+            ends = [line.end() for line in _LINE.finditer(text)]
+            for begin, end in itertools.pairwise([0, *ends]):
+                self._show(text[begin:end])
+            if rest := text[ends[-1] :]:
+                self.feed(rest)
+        elif self._size > _LONGEST:
+            self.flush()
+
+    def flush(self, *, final: bool = False) -> None:
+        """Show the buffered part of an incomplete line, but not a part of an escape sequence."""
+        rest, self._buffer, self._size = b"".join(self._buffer), [], 0
+        incomplete = None if final else _OPEN_ESCAPE.search(rest)
+        if incomplete:
+            rest = rest[: incomplete.start()]
+            self.feed(incomplete[0])
+        if rest:
+            self._show(rest)
+
+    def patience(self) -> float | None:
+        """Return the seconds until the buffered output must be shown; None if there is none."""
+        return max(0.0, self._since + _SOON - time.monotonic()) if self._size else None
+
+    def _show(self, piece: bytes) -> None:
+        """Write a piece of a line to the log and the console, without noise."""
+        plain = _ESCAPES.sub(b"", piece) if b"\x1b" in piece else piece
+        self._log.write(plain)
+        text = plain.decode(errors="replace")
+        line, self._line = (self._line + text)[:_LONGEST], ""
+        if not text.endswith(("\n", "\r")):
+            self._line = line
+        elif line.strip():
+            self._note(line.rstrip())
+        if line.strip() and not _NOISE.search(line):
+            shown = piece.decode(errors="replace") if self._console.is_terminal else text
+            self._console.write(self._prefix, shown)
+
+
+def pump(stream: IO[bytes], splitter: OutputSplitter, log: Log) -> None:
+    """Copy a worker's output to the console and its log until the stream ends."""
+    with stream, contextlib.closing(log), selectors.DefaultSelector() as selector:
+        selector.register(stream, selectors.EVENT_READ)
+        while True:
+            if not selector.select(splitter.patience()):
+                splitter.flush()
+            elif data := os.read(stream.fileno(), _LONGEST):
+                splitter.feed(data)
+            else:
+                break
+        splitter.flush(final=True)
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"replicax launch: {text}\n")
+        sys.stderr.flush()
+
+
+_MAX_LINES = 200
+_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_POLL = 0.05
+_DYING = 10.0  # seconds to wait for a killed process; one in uninterruptible I/O never ends
+_BLAMED = re.compile(r"WorkerLostError: Worker (\d+) \(")
+
+
+@dataclass(frozen=True)
+class GangPlan:
+    """The command and environment of one worker."""
+
+    index: int
+    address: str
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(eq=False)
+class Worker:
+    """A worker that was started.
+
+    Attributes:
+        plan: Its command and environment.
+        process: Its process, a session leader.
+        lines: Its last lines of output.
+        ended: When the launcher noticed its end.
+        kill_reason: Why the launcher killed it; "" if it did not.
+    """
+
+    plan: GangPlan
+    process: subprocess.Popen[bytes]
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_LINES))
+    ended: float | None = None
+    kill_reason: str = ""
+
+    @property
+    def code(self) -> int:
+        """The exit code as a shell reports it: 128 plus the signal for a killed process."""
+        code = self.process.returncode
+        code = -signal.SIGKILL if code is None else code  # killed, but still in uninterruptible I/O
+        return 128 - code if code < 0 else code
+
+    @property
+    def blames(self) -> str:
+        """The error line that blames another worker for this one's failure; "" if there is none."""
+        last = list(self.lines)[-5:]
+        return next((line for line in last if "WorkerLostError" in line), "")
+
+    @property
+    def blamed(self) -> int | None:
+        """The index of the worker that it blames, or None."""
+        found = _BLAMED.search(self.blames)
+        return int(found[1]) if found else None
+
+    def story(self) -> str:
+        """Return a one-line description of its end."""
+        code = self.process.returncode
+        how = self.kill_reason or (
+            f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        )
+        return f"worker {self.plan.index} ({self.plan.address}, pid {self.process.pid}) {how}"
+
+
+class Gang:
+    """Workers that start and end together.
+
+    Args:
+        plans: The command and environment of each.
+        logs: The log of each.
+        guard: The guard that ends them if the launcher is killed.
+        on_exit: Called with a description of each worker that exits.
+        leases: The folder in which workers request time to save; see `workers.leases`.
+    """
+
+    def __init__(
+        self,
+        plans: Sequence[GangPlan],
+        logs: Sequence[Log],
+        guard: Guard,
+        on_exit: Callable[[str], None] = lambda story: None,
+        leases: Path | None = None,
+    ) -> None:
+        self._leases = leases
+        self._waited_for: set[int] = set()
+        self._guard = guard
+        self._on_exit = on_exit
+        self._console = Console(sys.stdout)
+        self._pumps: list[threading.Thread] = []
+        self.workers: list[Worker] = []
+        try:
+            for plan, log in zip(plans, logs, strict=True):
+                self._start(plan, log)
+        except BaseException:
+            self.end(0.0)
+            raise
+
+    def wait(self, grace: float) -> Worker | None:
+        """Wait for all workers; after a failure, kill the others when the grace period is over.
+
+        Returns:
+            The worker that failed first and caused the other failures, or None.
+        """
+        deadline: float | None = None
+        while self._running():
+            now = time.monotonic()
+            if deadline is None and any(w.process.poll() for w in self.workers):
+                deadline = now + grace
+            if deadline is not None:
+                self._end_stopped()
+                if now > deadline and not self._is_saving(grace):
+                    break
+            time.sleep(_POLL)
+        self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
+        failed = [w for w in self.workers if w.process.returncode != 0]
+        return min(failed, key=lambda w: (bool(w.kill_reason or w.blames), w.ended), default=None)
+
+    def end(self, grace: float, number: int = signal.SIGTERM) -> None:
+        """Send a signal to all running workers, and kill them after ``grace`` seconds."""
+        if grace:
+            sessions.send(number, [w.process.pid for w in self._running()])
+            deadline = time.monotonic() + grace
+            while self._running() and (time.monotonic() < deadline or self._is_saving(grace)):
+                time.sleep(_POLL)
+        self._kill(f"had not ended after {grace:g} s, and was killed by the launcher")
+
+    def notify(self, number: int) -> None:
+        """Send a signal to the workers, but not to their helpers, which it would end."""
+        for worker in self.workers:
+            if worker.process.returncode is None:
+                worker.process.send_signal(number)
+
+    def _start(self, plan: GangPlan, log: Log) -> None:
+        """Start a worker in its own session, and a thread that copies its output."""
+        process = subprocess.Popen(
+            plan.command,
+            env=plan.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches the worker through the launcher only, once
+            preexec_fn=_end_with_launcher,
+        )
+        self._guard.watch(process.pid)
+        worker = Worker(plan, process)
+        self.workers.append(worker)
+        assert process.stdout is not None
+        splitter = OutputSplitter(
+            self._console, f"[worker {plan.index}] ", log, worker.lines.append
+        )
+        thread = threading.Thread(target=pump, args=(process.stdout, splitter, log), daemon=True)
+        self._pumps.append(thread)
+        thread.start()
+
+    def _running(self) -> list[Worker]:
+        """Return the running workers; end the helpers of those that have exited."""
+        for worker in self.workers:
+            if worker.ended is None and worker.process.poll() is not None:
+                worker.ended = time.monotonic()
+                self._finish(worker)
+                self._on_exit(worker.story())
+        return [w for w in self.workers if w.ended is None]
+
+    def _is_saving(self, grace: float) -> bool:
+        """Whether a worker has a lease beyond the grace period; log that once for each."""
+        leases = {w: _leases.find(self._leases, w.process.pid) for w in self._running()}
+        active = {w: lease for w, lease in leases.items() if lease is not None and lease.left > 0}
+        for worker, lease in active.items():
+            if worker.plan.index not in self._waited_for:
+                self._waited_for.add(worker.plan.index)
+                _warn(
+                    f"--grace {grace:g} is over, but worker {worker.plan.index} is {lease.what}:"
+                    f" waiting for it, {lease.left:.0f} s at most (the grace period of its"
+                    " Resumable)."
+                )
+        return bool(active)
+
+    def _end_stopped(self) -> None:
+        """Kill workers that are stopped (SIGSTOP), which would never end."""
+        for worker in self._running():
+            if sessions.is_stopped(worker.process.pid):
+                self._kill_one(worker, "was stopped, and killed by the launcher")
+
+    def _kill(self, why: str) -> None:
+        for worker in self._running():
+            self._kill_one(worker, why)
+        for thread in self._pumps:
+            thread.join(timeout=2.0)
+        self._console.finish()
+
+    def _kill_one(self, worker: Worker, why: str) -> None:
+        """Kill a worker's session, and note why."""
+        if lease := _leases.find(self._leases, worker.process.pid):
+            why += f" while it was {lease.what}; `Resumable(grace=...)` gives it more seconds"
+        worker.kill_reason = why
+        sessions.send(signal.SIGKILL, [worker.process.pid])
+        try:
+            worker.process.wait(_DYING)
+        except subprocess.TimeoutExpired:
+            worker.kill_reason += (
+                f"; {_DYING:g} s later it is still there, as it hangs in a call of the system: look"
+                " at its disks"
+            )
+        worker.ended = time.monotonic()
+        self._finish(worker)
+
+    def _finish(self, worker: Worker) -> None:
+        """Kill the helpers that a worker left behind."""
+        sessions.send(signal.SIGKILL, [worker.process.pid])
+        self._guard.forget(worker.process.pid)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _end_with_launcher() -> None:
+    """Make Linux send SIGTERM to this worker if the launcher dies, even if the guard does too."""
+    if _libc is not None:
+        _libc.prctl(_DIE_WITH_PARENT, signal.SIGTERM)
+
+
+_libc = ctypes.CDLL(None) if sys.platform == "linux" else None

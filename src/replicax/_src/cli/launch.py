@@ -1,0 +1,515 @@
+"""``replicax launch --workers 4 train.py``: start and supervise the workers of a cluster."""
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from replicax._src.cli import ssh
+from replicax._src.cli.council_seat import CouncilSeat
+from replicax._src.cli.gang import Gang, GangPlan, Log, Worker
+from replicax._src.cli.report import Reporter
+from replicax._src.cluster.checks import ClusterError, parse_address
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.workers import leases, run_registry
+from replicax._src.workers.join import HubProcess, hub_options
+from replicax._src.workers.run_registry import FOLDER, TOKEN_FILE
+from replicax._src.workers.sessions import Guard
+from replicax._src.workers.settings import (
+    HUB_VARIABLE,
+    METRICS_VARIABLE,
+    TOKEN_FILE_VARIABLE,
+    Settings,
+    read_token,
+)
+from replicax._src.workers.wire import free_ports
+
+_SHOWN = 20
+_SHOWN_VARIABLES = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "CUDA_VISIBLE_DEVICES",
+    "REPLICAX_CPU_DEVICES",
+)
+_QUICK_FAILURE = 3.0  # seconds; failures faster than this increase the pause before a restart
+_LONGEST_PAUSE = 30.0
+_OTHER_HOSTS = 60.0  # seconds for the workers of other hosts to learn of a failure
+_LOOPBACK = "127.0.0.1"
+_PROGRAMS = "JAX_COMPILATION_CACHE_DIR"
+_GPUS = "CUDA_VISIBLE_DEVICES"
+# glibc returns blocks of more than 32 MiB to the kernel and maps new ones every time. This tunable
+# makes it request huge pages where available, with 500 times fewer page faults. Versions before
+# 2.35 ignore it.
+WORKERS_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if sys.platform == "linux" else {}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of this subcommand."""
+    add = parser.add_argument
+    add("--workers", type=int, required=True, metavar="N", help="number of workers on all hosts")
+    add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each worker")
+    add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an equal share")
+    add(
+        "--max-restarts", type=int, default=0, metavar="R", help="restart all workers up to R times"
+    )
+    add("--hosts", metavar="H1,H2", help="the machines; run this command on each of them")
+    add("--host-index", type=int, default=0, metavar="I", help="the index of this host, from 0")
+    add("--ssh", action="store_true", help="run this command on all --hosts over ssh")
+    add("--remote", action="store_true", help=argparse.SUPPRESS)  # added by --ssh, on each host
+    add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
+    add("--token-file", type=Path, metavar="F", help="the run's shared secret; needed with --hosts")
+    add("--metrics-port", type=int, metavar="P", help="serve Prometheus metrics at this port")
+    add("--log-dir", type=Path, metavar="DIR", help="write the output of each worker there")
+    add(
+        "--grace", type=float, default=15.0, metavar="S", help="seconds to exit before being killed"
+    )
+    add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
+    add("--report", type=Path, metavar="FILE", help="at the end, write an HTML report of the run")
+    add("--dry-run", action="store_true", help="show the commands without running them")
+    add("-m", action="store_true", dest="is_module", help="the program is a module")
+    add("program", help="the training program")
+    add("arguments", nargs=argparse.REMAINDER, help="the program's arguments")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Launch the workers, and restart them up to ``--max-restarts`` times.
+
+    Returns:
+        The exit code of the worker that failed first, or 0; 128 plus the signal that ended the
+        launcher.
+    """
+    _check(options)
+    if options.dry_run and options.ssh and not options.remote:
+        sys.stdout.writelines(f"{shlex.join(c)}\n" for c in ssh.remote_commands(options))
+        return 0
+    if options.dry_run:
+        _show(_plans(options, 0, Path("TOKEN")))
+        return 0
+    try:
+        options.warning = _Warning()
+        if options.ssh and not options.remote:
+            with _signals_as_interrupts(options.warning):
+                return ssh.launch(options, _configured_token(options))
+        with _signals_as_interrupts(options.warning), _guarded(options.grace) as (guard, folder):
+            options.token = _token(options)
+            with _reported(options) as reporter:
+                return _attempts(options, guard, folder, reporter)
+    except KeyboardInterrupt as interrupt:
+        return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
+
+
+@contextmanager
+def _guarded(grace: float) -> Iterator[tuple[Guard, Path]]:
+    """Yield a guard and a run folder; however the launcher ends, workers and folder do too."""
+    guard = Guard(grace)
+    try:
+        # Register the folder before it exists, so that it is removed in any case.
+        folder = run_registry.temporary_folder() / f"{FOLDER}{secrets.token_hex(8)}"
+        guard.remove_later(folder)
+        yield guard, folder
+    finally:
+        guard.end()
+
+
+@contextmanager
+def _reported(options: argparse.Namespace) -> Iterator[Reporter | None]:
+    """Yield a reporter, if requested; the page is written however the run ends."""
+    if options.report is None:
+        yield None
+        return
+    reporter = Reporter(options.report, options.program)
+    try:
+        reporter.write()  # fail now, not at the end, if the path is not writable
+    except OSError as error:
+        raise ClusterError(
+            f"--report {options.report} cannot be written: {error.strerror}. Give a file in a"
+            " folder that exists and is yours."
+        ) from error
+    try:
+        yield reporter
+    finally:
+        with contextlib.suppress(OSError):
+            reporter.write()
+            _say(f"wrote {options.report}")
+
+
+def _attempts(
+    options: argparse.Namespace, guard: Guard, folder: Path, reporter: Reporter | None
+) -> int:
+    """Run the workers until they succeed, or no restart is left."""
+    failures, attempt = 0, 0  # failures: how many in a row were quick
+    while True:
+        began = time.monotonic()
+        options.may_restart = attempt < options.max_restarts
+        code = _attempt(options, attempt, guard, folder, reporter)
+        if code == 0 or not options.may_restart:
+            return code
+        attempt += 1
+        failures = failures + 1 if time.monotonic() - began < _QUICK_FAILURE else 0
+        pause = min(_LONGEST_PAUSE, 2.0 ** (failures - 1) - 1) if failures else 0.0
+        after = f" in {pause:g} s" if pause else ""
+        _say(f"starting all workers again{after} (restart {attempt} of {options.max_restarts})")
+        time.sleep(pause)
+
+
+def _attempt(
+    options: argparse.Namespace, attempt: int, guard: Guard, folder: Path, reporter: Reporter | None
+) -> int:
+    """Run the workers once; return the exit code."""
+    run_registry.write_token(options.token, folder)
+    plans = _plans(options, attempt, folder / TOKEN_FILE)
+    logs = _logs(options.log_dir, plans, attempt)
+    is_first = options.host_index == 0 and options.workers > 1
+    hub = _start_hub(plans[0], _hosts(options)) if is_first else None
+    address = plans[0].environment[HUB_VARIABLE]
+    run_registry.note(folder, address, options.program, run_registry.BY_LAUNCHER, os.getpid())
+    if reporter is not None:
+        reporter.begin(address, (folder / TOKEN_FILE).read_text())
+    code, story, is_over = 0, "", False
+    seat = _seat(options, address)
+    try:
+        gang = Gang(plans, logs, guard, _exit_reporter(hub, seat), folder)
+        try:
+            options.warning.pass_on(gang)
+            _require_hub(hub, gang, plans[0])
+            culprit = gang.wait(options.grace)
+        except KeyboardInterrupt as interrupt:
+            _end(gang, options.grace, interrupt)
+            options.may_restart = False
+            _agree(seat, options, 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT))
+            _wait_for_others(hub, options, has_failed=True)  # other hosts need the hub to save
+            raise
+        if culprit:
+            code, story = culprit.code, _story(culprit, gang.workers)
+        story += _agree(seat, options, code)
+        _wait_for_others(hub, options, has_failed=culprit is not None)
+        is_over = True
+    finally:
+        for part in (seat, hub):
+            if part is not None:
+                part.end()
+        if reporter is not None:
+            reporter.end(code if is_over else None, story)
+    if story:
+        _say(story)
+    return code
+
+
+def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
+    """Join the agreement among the launchers, if there are several hosts."""
+    several = len(_hosts(options)) > 1
+    return CouncilSeat(address, options.token, options.host_index) if several else None
+
+
+def _exit_reporter(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
+    """Return a callback that reports a worker's exit to the hub, on this host or another."""
+    if hub is not None:
+        return hub.report_exit
+    return seat.report_exit if seat is not None else lambda story: None
+
+
+def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> str:
+    """Agree with the other launchers on whether to restart; return a message to print."""
+    options.may_restart = bool(code and options.may_restart and not options.warning.number)
+    if seat is None:
+        return ""
+    would = options.may_restart
+    why = seat.decide(code, again=would)
+    options.may_restart = not why
+    return f"\nNot starting the workers again: {why}." if would and why else ""
+
+
+def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
+    """End the workers after an interrupt; a second interrupt kills them."""
+    _say("ending all workers; a second signal ends them at once")
+    try:
+        gang.end(grace, interrupt.args[0] if interrupt.args else signal.SIGINT)
+    except KeyboardInterrupt:
+        gang.end(0.0)
+    for worker in gang.workers:
+        if worker.kill_reason:
+            _say(f"{worker.story()}.")
+
+
+def _wait_for_others(
+    hub: HubProcess | None, options: argparse.Namespace, *, has_failed: bool
+) -> None:
+    """Keep the hub running for the workers of other hosts."""
+    if hub is not None and options.hosts:
+        hub.wait(_OTHER_HOSTS if has_failed else None)
+
+
+def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]:
+    """Open a log for each worker; the logs of earlier attempts are kept."""
+    if folder is None:
+        return [Log(None)] * len(plans)
+    suffix = f".restart-{attempt}" if attempt else ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return [Log(folder / f"worker-{plan.index}{suffix}.log") for plan in plans]
+    except OSError as error:
+        raise ClusterError(
+            f"--log-dir {folder} cannot be written to: {error.strerror}. Give a folder of your own,"
+            " or one that does not exist yet."
+        ) from error
+
+
+def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
+    """Return the command and environment of each worker of this host."""
+    addresses = _addresses(options)
+    each = options.workers // len(_hosts(options))
+    indices = range(options.host_index * each, (options.host_index + 1) * each)
+    module = ["-m"] if options.is_module else []
+    program = [*module, options.program, *options.arguments, *options.rest]
+    common = {
+        **WORKERS_MEMORY,
+        **os.environ,
+        **dict(pair.split("=", 1) for pair in options.env),
+        HUB_VARIABLE: addresses[0],
+        TOKEN_FILE_VARIABLE: str(token),
+        "REPLICAX_RESTART": str(attempt),
+        leases.VARIABLE: str(token.parent),
+        "PYTHONUNBUFFERED": "1",
+    }
+    common.pop("REPLICAX_TOKEN", None)
+    if options.max_restarts and not options.hosts and _PROGRAMS not in common:
+        # Reuse compiled programs after a restart. Not on several hosts: their caches would differ,
+        # and workers that must compile together would not all do so.
+        common[_PROGRAMS] = str(token.parent / "compiled")
+        common.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    if options.metrics_port is not None:
+        common[METRICS_VARIABLE] = str(options.metrics_port)
+    if options.devices_per_worker:
+        common["REPLICAX_CPU_DEVICES"] = str(options.devices_per_worker)
+    return [
+        GangPlan(
+            index,
+            addresses[index],
+            (sys.executable, *program),
+            {
+                **common,
+                "TF_CONFIG": _tf_config(addresses, index),
+                **_ranks(index, local, options.workers, each),
+                **_gpus(options.gpus_per_worker, local, common),
+            },
+        )
+        for local, index in enumerate(indices)
+    ]
+
+
+def _ranks(index: int, local: int, workers: int, local_workers: int) -> dict[str, str]:
+    """Return the variables of PyTorch's launchers, which many programs and tools read."""
+    return {
+        "RANK": str(index),
+        "LOCAL_RANK": str(local),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(local_workers),
+    }
+
+
+def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, str]:
+    """Return the variable that shows a worker its own GPUs only, if ``count`` is given."""
+    if count is None:
+        return {}
+    shown = common.get(_GPUS)
+    known = [name.strip() for name in shown.split(",") if name.strip()] if shown else None
+    mine = range(local * count, (local + 1) * count)
+    if known is not None and mine.stop > len(known):
+        raise ClusterError(
+            f"--gpus-per-worker {count} gives worker {local} of this machine the GPUs {mine.start}"
+            f" to {mine.stop - 1}, but {_GPUS}={shown} shows {len(known)}. Start fewer workers,"
+            " give each fewer GPUs, or show more."
+        )
+    return {_GPUS: ",".join(known[i] if known is not None else str(i) for i in mine)}
+
+
+def _hosts(options: argparse.Namespace) -> list[str]:
+    hosts: list[str] = options.hosts.split(",") if options.hosts else [_LOOPBACK]
+    hosts = [host.rpartition("@")[2] for host in hosts]  # --ssh takes user@host
+    return [f"[{h}]" if ":" in h and not h.startswith("[") else h for h in hosts]
+
+
+def _addresses(options: argparse.Namespace) -> list[str]:
+    if options.port is None:
+        return [f"{_LOOPBACK}:{port}" for port in free_ports(options.workers)]
+    hosts = _hosts(options)
+    each = options.workers // len(hosts)
+    return [f"{host}:{options.port + i}" for host in hosts for i in range(each)]
+
+
+def _tf_config(addresses: list[str], index: int) -> str:
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": addresses}, "task": task})
+
+
+def _configured_token(options: argparse.Namespace) -> str | None:
+    """Return the user's token, or None; warn if others can read its file."""
+    environment = dict(os.environ)
+    if options.token_file:
+        environment = {TOKEN_FILE_VARIABLE: str(options.token_file)}
+    token = read_token(environment)
+    if (path := environment.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
+        _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
+    return token
+
+
+def _token(options: argparse.Namespace) -> str:
+    """Return the token of this run: a configured one, or a new one."""
+    token = ssh.read_starter_token() if options.remote else _configured_token(options)
+    if token is None and options.hosts:
+        raise ClusterError(
+            "The launchers of several machines need a shared secret, so that no one else can join"
+            " or end the run. Make one, with `python -c 'import secrets;"
+            " print(secrets.token_hex())' > token`, copy it to each machine (`chmod 600 token`),"
+            " and add `--token-file token`; or set REPLICAX_TOKEN there; or let `--ssh` start all."
+        )
+    return token or secrets.token_hex(32)
+
+
+def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
+    """Start the hub with the settings in the first worker's environment."""
+    config = json.loads(plan.environment["TF_CONFIG"])
+    facts = ClusterFacts.of_processes(
+        0, tuple(config["cluster"]["worker"]), coordinator=plan.address, source="replicax launch"
+    )
+    settings = Settings.read(facts, plan.environment)
+    hub = hub_options(facts, settings, plan.address, "the launcher")
+    try:
+        return HubProcess(replace(hub, hosts=tuple(hosts) if len(hosts) > 1 else ()))
+    except OSError as error:
+        raise _no_hub(plan, error.strerror or str(error)) from error
+
+
+def _require_hub(hub: HubProcess | None, gang: Gang, plan: GangPlan) -> None:
+    """Check that the hub is up. Call after launching the workers, which start concurrently."""
+    if hub is not None and (fault := hub.fault()):
+        gang.end(0.0)
+        raise _no_hub(plan, fault)
+
+
+def _no_hub(plan: GangPlan, fault: str) -> ClusterError:
+    return ClusterError(
+        f"The launcher cannot listen at {plan.address}: {fault}. Choose another --port, or check"
+        " that the first of --hosts is this machine."
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise for options that are invalid or contradict each other."""
+    hosts = _hosts(options)
+    faults = {
+        "--workers must be at least 1": options.workers < 1,
+        f"--workers {options.workers} cannot be divided evenly over {len(hosts)} hosts": (
+            options.workers % len(hosts) != 0
+        ),
+        "--ssh needs --hosts, and --host-index must not be given with it": options.ssh
+        and (not options.hosts or (bool(options.host_index) and not options.remote)),
+        "--hosts needs --port, the same on all hosts": bool(options.hosts) and options.port is None,
+        f"--host-index {options.host_index} is not one of 0 to {len(hosts) - 1}": (
+            not 0 <= options.host_index < len(hosts)
+        ),
+        "--env takes NAME=VALUE": any("=" not in pair for pair in options.env),
+        "--max-restarts and --grace cannot be negative": (
+            options.max_restarts < 0 or options.grace < 0
+        ),
+        "--devices-per-worker must be at least 1": (
+            options.devices_per_worker is not None and options.devices_per_worker < 1
+        ),
+        "--gpus-per-worker must be at least 1": (
+            options.gpus_per_worker is not None and options.gpus_per_worker < 1
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise ClusterError(f"{fault}.")
+    for index, address in enumerate(_addresses(options) if options.port is not None else ()):
+        parse_address(address, f"By --port and --hosts, worker {index}")
+
+
+def _show(plans: list[GangPlan]) -> None:
+    for plan in plans:
+        variables = {
+            name: plan.environment[name]
+            for name in ("TF_CONFIG", *_SHOWN_VARIABLES, HUB_VARIABLE, *WORKERS_MEMORY)
+            if name in plan.environment
+        }
+        words = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        sys.stdout.write(f"[worker {plan.index}] {' '.join(words)} {shlex.join(plan.command)}\n")
+
+
+def _story(first: Worker, workers: list[Worker]) -> str:
+    """Describe which worker failed first, with its last output, and how the others ended."""
+    blamed = next((w for w in workers if w.plan.index == first.blamed and w.kill_reason), None)
+    culprit = blamed or first
+    last = list(culprit.lines)[-_SHOWN:]
+    if blamed:
+        lines = [f"{blamed.story()}.", f"{first.story().capitalize()}:", f"    {first.blames}"]
+    elif first.blames:
+        lines = [f"no worker of this machine failed by itself. {first.story().capitalize()}:"]
+        lines += [f"    {first.blames}"]
+    else:
+        lines = [f"{first.story()}; it is the first that failed."]
+        lines += ["Its last lines:" if last else "It wrote nothing."]
+        lines += [f"    {line}" for line in last]
+    others = [w for w in workers if w not in (culprit, first) and w.code]
+    lines += [f"Then {w.story()}." for w in others]
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"replicax launch: {text}\n")
+    sys.stderr.flush()
+
+
+class _Warning:
+    """A handler that forwards SIGUSR1 or SIGUSR2, Slurm's advance warning, to the workers.
+
+    Workers that save exit afterwards, and the launcher does not restart them.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._gang: Gang | None = None
+
+    def pass_on(self, gang: Gang) -> None:
+        """Forward the signal to the workers of ``gang``, at once if it has arrived already."""
+        self._gang = gang
+        if self.number:
+            gang.notify(self.number)
+
+    def __call__(self, number: int, _: FrameType | None) -> None:
+        """Handle the signal."""
+        self.number = number
+        if self._gang is not None:
+            self._gang.notify(number)
+
+
+@contextmanager
+def _signals_as_interrupts(warning: _Warning) -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C, with the signal's number as the argument."""
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        raise KeyboardInterrupt(number)
+
+    warnings = (signal.SIGUSR1, signal.SIGUSR2)
+    ends = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {n: signal.getsignal(n) for n in (*ends, *warnings)}
+    for number, handler in before.items():
+        if handler is not signal.SIG_IGN:  # `nohup` ignores SIGHUP
+            signal.signal(number, warning if number in warnings else interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

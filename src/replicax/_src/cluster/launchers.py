@@ -1,0 +1,624 @@
+"""Detection of the cluster that a launcher or scheduler describes in environment variables.
+
+Every launcher has a function that reads its variables. It returns None if the launcher did not
+start this process, or started only this one, and raises `ClusterError` if the variables are
+incomplete or contradict each other. `detect` tries the launchers in order, beginning with the ones
+that run inside another launcher's job: for ``mpirun`` in a Slurm step, MPI describes the workers.
+"""
+
+import importlib
+import json
+import os
+import re
+import secrets
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from replicax._src.cluster.checks import ClusterError, parse_address, port_of_job, show, to_index
+from replicax._src.cluster.slurm import expand_counts, expand_hosts, slurm_job
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.compat import jax
+
+Env = Mapping[str, str]
+
+# Google's firewall opens 8476 between the hosts of a slice (JAX issue 35905). Lists of processes
+# often assign 8476 and the next ports to libtpu; there, use the port that JAX itself would use.
+_TPU_PORTS = {"TPU_PROCESS_ADDRESSES": 8482, "TPU_WORKER_HOSTNAMES": 8476}
+_LOOPBACK = "127.0.0.1"
+_ADDRESS = "JAX_COORDINATOR_ADDRESS"
+
+
+def detect(*, ask: bool = True) -> ClusterFacts | None:
+    """Return the cluster that the environment describes, or None if this process is alone.
+
+    Args:
+        ask: Whether to query cloud servers too, which may take a while.
+
+    Raises:
+        ClusterError: If the variables of a launcher are incomplete or contradict each other, or
+            show that this process is one of several without an address at which they could meet.
+
+    Example:
+        >>> import os
+        >>> from replicax._src.cluster.launchers import detect
+        >>> os.environ.update(
+        ...     COORDINATOR_ADDRESS="mnist-worker-0", COORDINATOR_PORT="6666",
+        ...     NUM_PROCESSES="2", PROCESS_ID="1",
+        ... )
+        >>> detect().addresses
+        ('mnist-worker-0:6666', 'mnist-worker-1:6666')
+        >>> for name in ("COORDINATOR_ADDRESS", "COORDINATOR_PORT", "NUM_PROCESSES", "PROCESS_ID"):
+        ...     del os.environ[name]
+    """
+    env = os.environ
+    if own := _replicax(env):
+        return own
+    if _ADDRESS not in env:
+        return _launched(env, ask=ask)
+    if "JAX_NUM_PROCESSES" in env or "JAX_PROCESS_ID" in env:
+        return _jax_variables(env, "JAX_", "JAX")
+    # As in JAX, an address without a number of processes only replaces a launcher's coordinator.
+    coordinator = _coordinator(env, "JAX_")
+    launched = _launched(env, ask=ask)
+    if launched is None:
+        return _jax_variables(env, "JAX_", "JAX")
+    addresses = (coordinator, *launched.addresses[1:])
+    # The address identifies the run; the launcher's job id may differ between hosts.
+    return replace(launched, coordinator=coordinator, addresses=addresses, job="")
+
+
+def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
+    for read in (*_LAUNCHERS, *_SERVERS) if ask else _LAUNCHERS:
+        if facts := read(env):
+            return facts
+    if signs := list(_multi_process_signs(env)):
+        raise ClusterError(
+            f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
+            f" they meet, so each of them would train its own model. {WRITE_INSTEAD}"
+        )
+    return None
+
+
+WRITE_INSTEAD = (
+    "Set JAX_COORDINATOR_ADDRESS=host:port (of the first process), JAX_NUM_PROCESSES and"
+    " JAX_PROCESS_ID for each process; or set TF_CONFIG; or pass a cluster_resolver. To train in"
+    " this process alone, write MultiWorkerMirroredStrategy(alone=True), or set REPLICAX_ALONE=1."
+)
+
+
+def rank_cluster(  # noqa: PLR0913 - the parts of a cluster
+    count: int, index: int, *, host: str, port: int, source: str, job: str, local: str | None = None
+) -> ClusterFacts:
+    """Return a cluster of equal processes, given the address of the first.
+
+    Args:
+        count: The number of processes.
+        index: The rank of this one.
+        host: The host of rank 0.
+        port: The port at which rank 0 listens.
+        source: The launcher, for messages.
+        job: The id of the run; see `ClusterFacts`.
+        local: The number of processes on this machine, as the launcher's variable gives it.
+    """
+    coordinator = f"[{host}]:{port}" if ":" in host and host[0] != "[" else f"{host}:{port}"
+    parse_address(coordinator, f"The first process of {source}")
+    return ClusterFacts.of_processes(
+        index,
+        (coordinator, *[None] * (count - 1)),
+        coordinator=coordinator,
+        source=source,
+        job=job,
+        local_workers=int(local) if local and local.isdecimal() else 0,
+    )
+
+
+# Launchers that name the coordinator.
+
+
+def _replicax(env: Env) -> ClusterFacts | None:
+    """Read the variables of ``replicax launch``, for programs that removed its TF_CONFIG.
+
+    It sets PyTorch's ranks too. The address of its hub distinguishes them from the ranks of a
+    torchrun that may have started it.
+    """
+    if "REPLICAX_HUB" not in env or env.get("WORLD_SIZE", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
+    host, port = env["REPLICAX_HUB"].rsplit(":", 1)
+    return rank_cluster(
+        count,
+        index,
+        host=host,
+        port=to_index(port, "The port of REPLICAX_HUB"),
+        source="replicax launch",
+        job="",
+        local=env.get("LOCAL_WORLD_SIZE"),
+    )
+
+
+def _kubeflow(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Kubeflow JAXJob."""
+    return _jax_variables(env, "", "Kubeflow JAXJob") if "COORDINATOR_ADDRESS" in env else None
+
+
+def _jax_variables(env: Env, prefix: str, source: str) -> ClusterFacts:
+    """Read ``NUM_PROCESSES`` and ``PROCESS_ID`` with the given prefix, and guess the addresses."""
+    count, index = _count_and_index(env, f"{prefix}NUM_PROCESSES", f"{prefix}PROCESS_ID")
+    coordinator = _coordinator(env, prefix)
+    host, port = coordinator.rsplit(":", 1)
+    # A JAXJob names its pods, and their services, <job>-worker-<index>; Kubeflow Trainer's TrainJob
+    # names them <job>-node-0-<index>.<job>.
+    pattern = re.fullmatch(r"(.*-(?:worker|node-0)-)0((?:\..*)?)", host)
+    addresses = tuple(
+        coordinator if i == 0 else f"{pattern[1]}{i}{pattern[2]}:{port}" if pattern else None
+        for i in range(count)
+    )
+    return ClusterFacts.of_processes(index, addresses, coordinator=coordinator, source=source)
+
+
+def _coordinator(env: Env, prefix: str) -> str:
+    """Return the coordinator's ``host:port``, from one or two variables."""
+    name = f"{prefix}COORDINATOR_ADDRESS"
+    address, port = env[name], env.get(f"{prefix}COORDINATOR_PORT")
+    if re.search(r"[^:\]]:[0-9]+$|\]:[0-9]+$", address):
+        given = address
+        if port is not None and not address.endswith(f":{port}"):
+            raise ClusterError(
+                f"{name} is {show(address)}, but {prefix}COORDINATOR_PORT is {show(port)};"
+                " write the port in one of them only."
+            )
+    elif port is None:
+        raise ClusterError(
+            f"{name} is {show(address)} without a port; set {prefix}COORDINATOR_PORT, such as 6666."
+        )
+    else:
+        given = f"{address}:{port}"
+    parse_address(given, name)
+    return given
+
+
+def _torchrun(env: Env) -> ClusterFacts | None:
+    """Read the variables of PyTorch's ``env://``, which ``torchrun`` and PyTorchJob set."""
+    if "WORLD_SIZE" not in env or env["WORLD_SIZE"] == "1":
+        return None
+    count, index = _count_and_index(env, "WORLD_SIZE", "RANK")
+    host = _required(env, "MASTER_ADDR", "the address of the process with RANK 0")
+    port = to_index(_required(env, "MASTER_PORT", "a port of that process"), "MASTER_PORT")
+    job = f"{env.get('TORCHELASTIC_RUN_ID', '')} {host} {port}"
+    if "TORCHELASTIC_RUN_ID" in env:
+        port = _choose_port(env, job)  # torchrun itself listens at MASTER_PORT
+    job += env.get("TORCHELASTIC_RESTART_COUNT", "")
+    return rank_cluster(
+        count,
+        index,
+        host=host,
+        port=port,
+        source="torchrun",
+        job=job,
+        local=env.get("LOCAL_WORLD_SIZE"),
+    )
+
+
+# Launchers of MPI programs.
+
+
+def _open_mpi(env: Env) -> ClusterFacts | None:
+    return _mpi(
+        env,
+        "Open MPI",
+        ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("OMPI_MCA_orte_hnp_uri", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+    )
+
+
+def _mvapich(env: Env) -> ClusterFacts | None:
+    names = ("MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_SIZE")
+    return _mpi(env, "MVAPICH", names, ("MPIRUN_ID",))
+
+
+def _hydra(env: Env) -> ClusterFacts | None:
+    """Read the variables of MPICH and Intel MPI; Slurm sets PMI_SIZE, but not MPI_LOCALNRANKS."""
+    if "MPI_LOCALNRANKS" not in env:
+        return None
+    return _mpi(env, "MPICH", ("PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS"), ())
+
+
+def _mpi(
+    env: Env, source: str, names: tuple[str, str, str], jobs: Sequence[str]
+) -> ClusterFacts | None:
+    """Read the variables ``names`` (size, rank, local size) of an MPI launcher."""
+    size, rank, local_size = names
+    if size not in env:
+        return None
+    count, index = _count_and_index(env, size, rank)
+    if count == 1:
+        return None
+    job = next((env[name] for name in jobs if name in env), "") or _local_launcher()
+    if _ADDRESS in env:
+        host = _LOOPBACK  # unused: `detect` replaces it by the address in JAX_COORDINATOR_ADDRESS
+    elif env.get(local_size) == str(count):
+        host = _LOOPBACK
+    else:
+        host = _launcher_host(env, source, rank)
+    port, local = _choose_port(env, job), env.get(local_size)
+    return rank_cluster(count, index, host=host, port=port, source=source, job=job, local=local)
+
+
+def _local_launcher() -> str:
+    """Return an id of the MPI process that started the ranks of this machine.
+
+    MPICH puts no job id into the environment, but its ranks on a machine have a common ancestor.
+    """
+    pid = os.getppid()
+    for _ in range(64):
+        try:
+            name, _, rest = Path(f"/proc/{pid}/stat").read_text().rpartition(")")
+        except OSError:
+            break
+        if re.search(r"\((hydra|pmi_proxy|mpi)", name):
+            return f"process {pid}"
+        pid = int(rest.split()[1])
+    return f"process {os.getppid()}"
+
+
+def _launcher_host(env: Env, source: str, rank: str) -> str:
+    """Return the host of ``mpirun``, which rank 0 shares by default."""
+    uri = env.get("OMPI_MCA_orte_hnp_uri", "")
+    match = re.search(r"tcp6?://(\[)?([^,:\]]+(?(1)[^,\]]*))", uri)
+    if match is None:
+        raise ClusterError(
+            f"{source} started this process ({rank}={env[rank]}) on several machines, and does not"
+            " say where its first process is. Export JAX_COORDINATOR_ADDRESS=host:port, with the"
+            " host of rank 0 and a free port of it, to all of them."
+        )
+    return match[2]
+
+
+# Schedulers and clouds.
+
+
+def _slurm(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Slurm job step."""
+    needed = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST")
+    if any(name not in env for name in needed):
+        return None  # a login shell or a batch script, not a step
+    count, index = _count_and_index(env, "SLURM_STEP_NUM_TASKS", "SLURM_PROCID")
+    if count == 1:
+        return None
+    hosts = expand_hosts(env["SLURM_STEP_NODELIST"])
+    tasks = expand_counts(env.get("SLURM_STEP_TASKS_PER_NODE", f"1(x{count})"))
+    if len(hosts) != len(tasks) or sum(tasks) != count:
+        raise ClusterError(
+            f"Slurm's step has {count} tasks, but {len(hosts)} hosts with {tasks} tasks:"
+            " SLURM_STEP_NUM_TASKS, SLURM_STEP_NODELIST and SLURM_STEP_TASKS_PER_NODE"
+            " contradict each other."
+        )
+    job = slurm_job(env)
+    port = _choose_port(env, job)
+    # Ranks follow Slurm's order of hosts, which is why rank 0 is on the first.
+    addresses: list[str | None] = [
+        f"{host}:{port + local}"
+        for host, number in zip(hosts, tasks, strict=True)
+        for local in range(number)
+    ]
+    if not env.get("SLURM_DISTRIBUTION", "block").startswith("block"):
+        # Only "block" places consecutive ranks on one host; rank 0 is always on the first host.
+        addresses[1:] = [None] * (count - 1)
+    node = to_index(env.get("SLURM_NODEID", ""), "SLURM_NODEID") if "SLURM_NODEID" in env else None
+    return ClusterFacts.of_processes(
+        index,
+        tuple(addresses),
+        coordinator=f"{hosts[0]}:{port}",
+        source="Slurm",
+        job=job,
+        local_workers=tasks[node] if node is not None and node < len(tasks) else 0,
+    )
+
+
+def _sky_pilot(env: Env) -> ClusterFacts | None:
+    """Read the variables of a SkyPilot task."""
+    if env.get("SKYPILOT_NUM_NODES", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_RANK")
+    hosts = _required(env, "SKYPILOT_NODE_IPS", "the addresses of all nodes, a line each").split()
+    return _one_per_host(env, hosts, count, index, "SkyPilot", env.get("SKYPILOT_TASK_ID", ""))
+
+
+def _sage_maker(env: Env) -> ClusterFacts | None:
+    """Read the variables of a SageMaker training job."""
+    if "SM_HOSTS" not in env:
+        return None
+    hosts = _json(env, "SM_HOSTS")
+    if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
+        raise ClusterError(f"SM_HOSTS is {show(hosts)}; it must be a JSON list of host names.")
+    if len(hosts) == 1:
+        return None
+    mine = _required(env, "SM_CURRENT_HOST", "the name of this host")
+    if mine not in hosts:
+        raise ClusterError(f"SM_CURRENT_HOST is {show(mine)}, which is not in {show(hosts)}.")
+    job = env.get("TRAINING_JOB_NAME", "")
+    return _one_per_host(env, hosts, len(hosts), hosts.index(mine), "SageMaker", job)
+
+
+def _vertex(env: Env) -> ClusterFacts | None:
+    """Read Vertex AI's CLUSTER_SPEC: the first pool has the chief, the second the workers."""
+    if "CLUSTER_SPEC" not in env:
+        return None
+    spec = _json(env, "CLUSTER_SPEC")
+    try:
+        pools, task = spec["cluster"], spec["task"]
+        training = ("workerpool0", "workerpool1")  # other pools hold servers and evaluators
+        places = [(pool, i) for pool in training for i in range(len(pools.get(pool, ())))]
+        addresses = tuple(pools[pool][i] for pool, i in places)
+        mine = (task["type"], int(task["index"]))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ClusterError(
+            f"CLUSTER_SPEC is {show(spec)}; it must have 'cluster', with a list of addresses for"
+            " each pool, and 'task' with 'type' and 'index'."
+        ) from None
+    if mine not in places:
+        raise ClusterError(
+            f"CLUSTER_SPEC makes this process task {mine[1]} of {show(mine[0])}, and the processes"
+            f" that train are {show([f'{pool} {i}' for pool, i in places])}. Do not start a"
+            " multi-worker strategy in it."
+        )
+    if len(addresses) == 1:
+        return None
+    for address in addresses:
+        parse_address(address, "CLUSTER_SPEC")
+    return ClusterFacts.of_processes(
+        places.index(mine), addresses, coordinator=addresses[0], source="Vertex AI"
+    )
+
+
+def _aws_batch(env: Env) -> ClusterFacts | None:
+    """Read the variables of a multi-node AWS Batch job."""
+    if env.get("AWS_BATCH_JOB_NUM_NODES", "1") == "1":
+        return None
+    count, index = _count_and_index(env, "AWS_BATCH_JOB_NUM_NODES", "AWS_BATCH_JOB_NODE_INDEX")
+    main = env.get("AWS_BATCH_JOB_MAIN_NODE_INDEX", "0")
+    if main != "0":
+        raise ClusterError(
+            f"AWS_BATCH_JOB_MAIN_NODE_INDEX is {main}, and worker 0 must be the main node: make"
+            f" node 0 the main node of the job. {WRITE_INSTEAD}"
+        )
+    name = "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"
+    # Batch does not set it on the main node itself.
+    host = env.get(name) or (_own_address() if index == 0 else "")
+    if not host:
+        _required(env, name, "the address of the main node")
+    job = env.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
+    port = _choose_port(env, job)
+    return rank_cluster(count, index, host=host, port=port, source="AWS Batch", job=job)
+
+
+def _own_address() -> str:
+    """Return the address of this machine on its default route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: for UDP, this only selects a route
+            return str(probe.getsockname()[0])
+        except OSError:
+            return socket.gethostname()
+
+
+def _tpu_slice(env: Env) -> ClusterFacts | None:
+    """Read the variables of a Cloud TPU host."""
+    name = next((n for n in _TPU_PORTS if n in env), "")
+    # A port in the list is libtpu's.
+    hosts = [re.sub(r":[0-9]+$", "", host.strip()) for host in env.get(name, "").split(",")]
+    slices = to_index(env.get("MEGASCALE_NUM_SLICES") or "1", "MEGASCALE_NUM_SLICES")
+    if len(hosts) * slices < 2 or not name:
+        return None
+    index = to_index(_required(env, "TPU_WORKER_ID", "this host's index"), "TPU_WORKER_ID")
+    if index >= len(hosts):
+        raise ClusterError(
+            f"TPU_WORKER_ID is {index}, but {name} lists {len(hosts)} hosts: {show(hosts)}."
+        )
+    port = _configured_port(env) or _TPU_PORTS[name]
+    if slices > 1:
+        return _tpu_slices(env, slices, len(hosts), index, port)
+    # The processes of one host get consecutive ports.
+    addresses = tuple(f"{host}:{port + hosts[:i].count(host)}" for i, host in enumerate(hosts))
+    for i, address in enumerate(addresses):
+        parse_address(address, f"{name}[{i}]")
+    return ClusterFacts.of_processes(index, addresses, coordinator=addresses[0], source="Cloud TPU")
+
+
+def _tpu_slices(env: Env, slices: int, hosts: int, index: int, port: int) -> ClusterFacts:
+    """Read the variables of several slices; as in JAX, the hosts of the first slice come first."""
+    name = "MEGASCALE_COORDINATOR_ADDRESS"
+    host = re.sub(r":[0-9]+$", "", _required(env, name, "the first host of the first slice"))
+    number = _required(env, "MEGASCALE_SLICE_ID", "the number of this host's slice")
+    slice_id = to_index(number, "MEGASCALE_SLICE_ID")
+    if slice_id >= slices:
+        raise ClusterError(
+            f"MEGASCALE_SLICE_ID is {slice_id}, but MEGASCALE_NUM_SLICES is {slices}."
+        )
+    rank = slice_id * hosts + index
+    return rank_cluster(slices * hosts, rank, host=host, port=port, source="Cloud TPU", job="")
+
+
+def _ray_train(_: Env) -> ClusterFacts | None:
+    """Return the cluster of a Ray Train run, whose workers agree on an address through Ray."""
+    count = _ray_workers()
+    return _ray_cluster(count) if count > 1 else None
+
+
+@cache  # later strategies of a process are in the same cluster
+def _ray_cluster(count: int) -> ClusterFacts:
+    """Agree on the address of rank 0 with the other workers of the Ray Train run."""
+    collective: Any = importlib.import_module("ray.train.collective")
+    context = sys.modules["ray.train"].get_context()
+    host, index = _own_address(), context.get_world_rank()
+    with socket.socket() as free:
+        free.bind((host, 0))
+        chosen = (host, free.getsockname()[1], secrets.token_hex(16))
+    host, port, job = collective.broadcast_from_rank_zero(chosen)
+    local = str(context.get_local_world_size())
+    return rank_cluster(
+        count, index, host=host, port=port, source="Ray Train", job=job, local=local
+    )
+
+
+def _jax_cluster(_: Env) -> ClusterFacts | None:
+    """Ask JAX's detection, which queries GCE for TPU pods, and Kubernetes for Jobs and JobSets."""
+    try:
+        found = jax.detected_cluster()
+    except Exception as error:
+        raise ClusterError(
+            f"JAX found a cluster, but not its processes: {error} {WRITE_INSTEAD}"
+        ) from error
+    if found is None or found.count == 1:
+        return None
+    host, port = found.coordinator.rsplit(":", 1)
+    return rank_cluster(
+        found.count, found.index, host=host, port=int(port), source=found.source, job=""
+    )
+
+
+_LAUNCHERS: tuple[Callable[[Env], ClusterFacts | None], ...] = (
+    _kubeflow,
+    _torchrun,
+    _open_mpi,
+    _mvapich,
+    _hydra,
+    _slurm,
+    _sky_pilot,
+    _sage_maker,
+    _vertex,
+    _aws_batch,
+    _tpu_slice,
+)
+
+_SERVERS = (_ray_train, _jax_cluster)
+
+
+# Signs of several processes that cannot find each other.
+
+
+def _multi_process_signs(env: Env) -> Iterator[str]:
+    """Yield descriptions of variables that show that this process is one of several."""
+    for name in _COUNTS:
+        if (count := env.get(name, "1").strip()).isdecimal() and int(count) > 1:
+            yield f"{name}={count}"
+    yield from (f"{name}={env[name]}" for name in _RANKS if name in env)
+    if "SLURM_STEP_NUM_TASKS" not in env:
+        for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
+            if env.get(name, "1") != "1":
+                yield f"{name}={env[name]} outside of a job step: start the program with srun"
+    yield from _lists_of_hosts(env)
+    if (workers := _ray_workers()) > 1:
+        yield f"Ray Train has {workers} workers"
+
+
+_COUNTS = (
+    "PMI_SIZE",
+    "JSM_NAMESPACE_SIZE",
+    "FLUX_JOB_SIZE",
+    "HOROVOD_SIZE",
+    "MEGASCALE_NUM_SLICES",
+    "PALS_SIZE",
+    "ALPS_APP_PE_COUNT",
+)
+# Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts, without a count of
+# the processes.
+_RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
+
+
+def _lists_of_hosts(env: Env) -> Iterator[str]:
+    lists = {
+        "PBS_NODEFILE": _lines(env.get("PBS_NODEFILE")),
+        "LSB_MCPU_HOSTS": env.get("LSB_MCPU_HOSTS", "").split()[::2],  # host, slots, host, ...
+    }
+    for name, hosts in lists.items():
+        if len(set(hosts)) > 1:
+            yield f"{name} lists {len(set(hosts))} hosts"
+
+
+def _lines(path: str | None) -> list[str]:
+    try:
+        return Path(path).read_text().split() if path else []
+    except OSError:
+        return []
+
+
+def _ray_workers() -> int:
+    """Return the number of workers in this process's Ray Train run; 0 outside of one."""
+    train = sys.modules.get("ray.train")
+    if train is None:
+        return 0
+    try:
+        return int(train.get_context().get_world_size())
+    except Exception:
+        return 0  # Ray is imported, but this process is not one of its training workers
+
+
+# Helpers.
+
+
+def _one_per_host(  # noqa: PLR0913 - the parts of a cluster
+    env: Env, hosts: Sequence[str], count: int, index: int, source: str, job: str
+) -> ClusterFacts:
+    """Return a cluster with one process on each host."""
+    if len(hosts) != count:
+        raise ClusterError(f"{source} starts {count} processes, but lists {show(hosts)}.")
+    port = _choose_port(env, job)
+    addresses = tuple(f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host in hosts)
+    for address in addresses:
+        parse_address(address, source)
+    return ClusterFacts.of_processes(
+        index, addresses, coordinator=addresses[0], source=source, job=job
+    )
+
+
+def _count_and_index(env: Env, count_name: str, index_name: str) -> tuple[int, int]:
+    """Return the number of processes and this one's index; validate both."""
+    missing = [name for name in (count_name, index_name) if name not in env]
+    if missing:
+        raise ClusterError(
+            f"{' and '.join(missing)} not set, though the other variables of this launcher"
+            f" are; set {count_name} to the number of processes and {index_name} to this one's."
+        )
+    count, index = to_index(env[count_name], count_name), to_index(env[index_name], index_name)
+    if not 0 <= index < count:
+        raise ClusterError(
+            f"{index_name} is {index} and {count_name} is {count};"
+            f" with {count} processes the indices go from 0 to {count - 1}."
+        )
+    return count, index
+
+
+def _required(env: Env, name: str, meaning: str) -> str:
+    """Return a variable's value; raise ClusterError, naming its ``meaning``, if it is not set."""
+    if value := env.get(name, "").strip():
+        return value
+    raise ClusterError(
+        f"{name} is not set, though the other variables of this launcher are; set it to {meaning}."
+    )
+
+
+def _json(env: Env, name: str) -> Any:
+    try:
+        return json.loads(env[name])
+    except ValueError as error:
+        raise ClusterError(f"{name} is not JSON: {show(env[name])} ({error}).") from None
+
+
+def _choose_port(env: Env, job: str) -> int:
+    """Return the configured port, or one derived from the job's id."""
+    return _configured_port(env) or port_of_job(job)
+
+
+def _configured_port(env: Env) -> int | None:
+    name = "JAX_COORDINATOR_PORT"
+    if name not in env:
+        return None
+    port = to_index(env[name], name)
+    parse_address(f"localhost:{port}", name)  # validates the range
+    return port

@@ -1,0 +1,1 @@
+"""The tf.data programming model over a NumPy engine."""

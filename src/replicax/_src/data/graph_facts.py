@@ -1,0 +1,310 @@
+"""Static analysis of dataset graphs, in two parts.
+
+- Inference of the specs that user functions return: by tracing, or else from one real element.
+- `fingerprint_of`: a hash of a graph; equal fingerprints mean equal elements.
+"""
+
+import hashlib
+import itertools
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from functools import partial
+from types import CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+
+from replicax._src.base.origin import is_library
+from replicax._src.base.tf_errors import InvalidArgumentError
+from replicax._src.base.types import TensorSpec, TypeSpec
+from replicax._src.data.deep_pipelines import needs_stack, on_new_stack
+from replicax._src.data.leaves import DatasetSpec, leaf_spec, to_leaf
+from replicax._src.data.node import Node
+from replicax._src.data.seeds import Run, Seeds
+from replicax._src.data.structure import Structure, flatten, map_leaves
+from replicax._src.data.tracing import TraceOutcome, Verdict, traced
+from replicax._src.data.user_functions import ElementFunction
+
+
+class Known:
+    """A lazily computed property of a node: the spec of its elements, or its nested graph.
+
+    Args:
+        value: A spec that the user declared, if any.
+    """
+
+    def __init__(self, value: Any = None) -> None:
+        self.value = value
+        self._is_declared = value is not None
+        self._traced = None if value is None else TraceOutcome(Verdict.PROVED, value)
+
+    def elsewhere(self) -> "Known":
+        """Return the value for the same node over another input: itself only if declared."""
+        return self if self._is_declared else Known()
+
+    def get(self, learn: Callable[[], Any]) -> Any:
+        """Return the value, computed with `learn` at the first call."""
+        if self.value is None:
+            self.value = learn()
+        return self.value
+
+    def traced(self, attempt: Callable[[], TraceOutcome]) -> TraceOutcome:
+        """Return the outcome of a trace, computed with `attempt` at the first call."""
+        if self._traced is None:
+            self._traced = attempt()
+        return self._traced
+
+
+class NoElementError(InvalidArgumentError):
+    """Raised if a spec can only be inferred from an element and the dataset is empty."""
+
+
+def first_element(node: Node, verb: str) -> tuple[Structure, list[Any]]:
+    """Return the structure and leaves of the first element, in the order before any shuffle.
+
+    Raises:
+        NoElementError: If the dataset is empty; the message names the transformation `verb`.
+    """
+    stream = node.peeked.open(Run())
+    try:
+        block = stream.pull(1)
+    finally:
+        stream.close()
+    if block is None:
+        raise NoElementError(
+            f"What the function given to {verb}() returns shows only when it is called, and the"
+            " dataset has no element to call it on, so that its element_spec is unknown."
+        )
+    return block.structure, list(block.rows()[0])
+
+
+def traced_on(node: Node, function: ElementFunction) -> TraceOutcome:
+    """Trace `function` on the elements of `node`, if their spec is certain."""
+    if not node.is_spec_sure:
+        return TraceOutcome(Verdict.UNPROVED)
+    if not function.vectorize:
+        return traced(function.function, node.element_spec, is_tuple=True)
+    stacked = map_leaves(_with_axis, node.element_spec)
+    outcome = traced(function.function, stacked, is_tuple=True)
+    if outcome.verdict is not Verdict.PROVED:
+        return outcome
+    leaves = flatten(outcome.result)[1]
+    if any(not isinstance(leaf, TensorSpec) or not leaf.shape for leaf in leaves):
+        return TraceOutcome(Verdict.UNPROVED)
+    return TraceOutcome(
+        Verdict.PROVED,
+        map_leaves(lambda leaf: TensorSpec(leaf.shape[1:], leaf.dtype), outcome.result),
+    )
+
+
+def _with_axis(spec: Any) -> Any:
+    """Return the spec of a block of elements of `spec`: a leading axis of unknown size."""
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
+        return spec
+    return TensorSpec((None, *spec.shape), spec.dtype)
+
+
+def mapped_spec(node: Node, function: ElementFunction, outcome: TraceOutcome) -> Any:
+    """Return the spec of the results: that of the trace, or of a call on the first element."""
+    if outcome.verdict is Verdict.PROVED:
+        return outcome.result
+    structure, leaves = first_element(node, function.name)
+    leaf_specs = structure.leaves_of(node.element_spec)
+    if function.vectorize:
+        leaves = [np.asarray(leaf)[None] for leaf in leaves]
+    nesting, results = flatten(function.call(structure.unflatten(leaves), 0))
+    input_specs = {id(leaf): spec for leaf, spec in zip(leaves, leaf_specs, strict=True)}
+    is_open = outcome.verdict is Verdict.VALUE or has_open_axis(node.element_spec)
+    specs: list[Any] = []
+    for result in results:
+        found = leaf_spec(to_leaf(np.asarray(result)[0] if function.vectorize else result))
+        # A leaf that the function returns unchanged keeps its spec; other sizes may vary.
+        specs.append(input_specs.get(id(result), opened(found)) if is_open else found)
+    return nesting.unflatten(specs)
+
+
+def opened(spec: Any) -> Any:
+    """Return `spec` with every size unknown: other elements may differ in size."""
+    if isinstance(spec, DatasetSpec):
+        return DatasetSpec(map_leaves(opened, spec.element_spec))
+    if not isinstance(spec, TensorSpec) or spec.shape is None:
+        return spec
+    return TensorSpec((None,) * len(spec.shape), spec.dtype)
+
+
+def first_spec(node: Node) -> Any:
+    """Return the spec of the first element only, in the order before any shuffle."""
+    structure, leaves = first_element(node, "map")
+    return structure.unflatten([leaf_spec(leaf) for leaf in leaves])
+
+
+def has_open_axis(spec: Any) -> bool:
+    """Whether elements of this spec may differ in size, such as a partial last batch."""
+    return any(
+        isinstance(leaf, TensorSpec) and (leaf.shape is None or None in leaf.shape)
+        for leaf in flatten(spec)[1]
+    )
+
+
+_serial = itertools.count()
+_tokens: dict[int, tuple[weakref.ref[Any], str]] = {}  # by identity: equal objects may differ
+_pinned: list[Any] = []  # objects without weak references, kept alive so their ids stay unique
+_COMPOSITE = (MethodType, partial, Node, ElementFunction, Seeds)
+# Fields of nodes that are caches or describe the elements rather than determine them.
+_IGNORED_FIELDS = frozenset({"known_spec", "known_inner", "memory", "last", "wrap", "declared"})
+
+
+def fingerprint_of(node: Node) -> np.uint64:
+    """Return a hash that two graphs share only if they produce the same elements.
+
+    Values are hashed by value, functions by their code and the objects they reference. Any other
+    object is hashed by identity, so a different object or process gives a different hash.
+    """
+    digest = hashlib.sha256()
+    _GraphHasher(digest).add(node)
+    return np.uint64(int.from_bytes(digest.digest()[:8], "little"))
+
+
+class _GraphHasher:
+    """Feeds a graph of Python objects, which may have cycles, into a hash."""
+
+    def __init__(self, digest: Any) -> None:
+        self._digest = digest
+        self._visited: dict[int, int] = {}
+        self._alive: list[Any] = []  # keeps visited objects alive, so ids are not reused
+
+    def add(self, value: Any) -> None:
+        """Hash `value` and everything it contains."""
+        self._update(type(value).__qualname__)
+        if value is None or isinstance(value, (bool, int, float, complex, str, bytes, np.dtype)):
+            self._update(repr(value))
+        elif isinstance(value, (np.ndarray, np.generic)):
+            self._add_array(np.asarray(value))
+        elif id(value) in self._visited:
+            self._update(f"seen {self._visited[id(value)]}")
+        else:
+            self._visited[id(value)] = len(self._visited)
+            self._alive.append(value)
+            if isinstance(value, Node) and needs_stack(value):
+                on_new_stack(partial(self._add_parts, value))
+            else:
+                self._add_parts(value)
+
+    def _add_parts(self, value: Any) -> None:  # noqa: C901 - one case for each kind of value
+        if isinstance(value, (tuple, list)):
+            self._add_all(value)
+        elif isinstance(value, (set, frozenset)):
+            self._add_all(sorted(value, key=repr))
+        elif isinstance(value, dict):
+            self._add_all(part for pair in value.items() for part in pair)
+        elif name := _installed_name(value):
+            self._update(name)
+        elif isinstance(value, FunctionType):
+            self._add_function(value)
+        elif isinstance(value, CodeType):
+            self._add_all((value.co_code, value.co_names, value.co_consts, value.co_varnames))
+        elif isinstance(value, _COMPOSITE) or isinstance(getattr(value, "node", None), Node):
+            self._add_all(_parts_of(value))
+        elif isinstance(value, TypeSpec):
+            self._update(repr(value))
+        elif isinstance(value, (type, ModuleType)):
+            self._update(f"{getattr(value, '__module__', '')}.{value.__name__}")
+        elif is_dataclass(value):
+            self._add_all(getattr(value, field.name) for field in fields(value))
+        else:
+            self._update(_token(value))
+
+    def _add_all(self, parts: Any) -> None:
+        count = 0
+        for part in parts:
+            self.add(part)
+            count += 1
+        self._update(f"{count} parts")
+
+    def _add_array(self, array: np.ndarray[Any, Any]) -> None:
+        self._update(f"{array.dtype} {array.shape}")
+        if array.dtype == object:
+            self._add_all(array.reshape(-1).tolist())
+        else:
+            self._digest.update(np.ascontiguousarray(array).tobytes())
+
+    def _add_function(self, function: FunctionType) -> None:
+        scope = function.__globals__
+        names = [name for name in _all_names(function.__code__) if name in scope]
+        self._add_all((function.__code__, function.__defaults__, function.__kwdefaults__))
+        cells = function.__closure__ or ()
+        self._add_all(cell.cell_contents for cell in cells if _is_filled(cell))
+        self._add_all(scope[name] for name in names)
+
+    def _update(self, text: str) -> None:
+        data = text.encode()
+        # The length prefix makes the encoding of a sequence of texts unambiguous.
+        self._digest.update(len(data).to_bytes(8, "little") + data)
+
+
+def _parts_of(value: Any) -> tuple[Any, ...]:
+    """Return the parts that determine the behaviour of a `_COMPOSITE` object or a dataset."""
+    if isinstance(value, MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, ElementFunction):
+        return value.name, value.function, value.vectorize
+    if isinstance(value, Seeds):
+        return ("free" if value.is_free else value.seed), value.global_seed, value.reshuffle
+    if not isinstance(value, Node):
+        return (value.node,)
+    if not is_dataclass(value):
+        return (_token(value),)
+    parts = (getattr(value, f.name) for f in fields(value) if f.name not in _IGNORED_FIELDS)
+    return tuple(vars(part) if type(part).__name__ == "ArraySource" else part for part in parts)
+
+
+def _all_names(code: CodeType) -> list[str]:
+    inside = (_all_names(part) for part in code.co_consts if isinstance(part, CodeType))
+    return sorted({*code.co_names, *(name for names in inside for name in names)})
+
+
+def _installed_name(value: Any) -> str:
+    """Return the qualified name and version of a library function; "" for user code."""
+    home = sys.modules.get(str(getattr(value, "__module__", None)))
+    file = getattr(home, "__file__", None) or ""
+    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", "")
+    if home is None or home is sys.modules.get("__main__") or not callable(value):
+        return ""
+    if file and not is_library(file):
+        return ""
+    found: Any = home
+    for part in str(name).split("."):
+        found = getattr(found, part, None)
+    version = getattr(sys.modules.get(home.__name__.partition(".")[0]), "__version__", "")
+    return f"{home.__name__}.{name} {version}" if found is value else ""
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return False
+    return True
+
+
+def _token(value: Any) -> str:
+    """Return a name unique to this object across processes."""
+    known = _tokens.get(id(value))
+    if known is not None and known[0]() is value:
+        return known[1]
+    try:
+        reference = weakref.ref(value)
+    except TypeError:
+        _pinned.append(value)
+        return f"{_PROCESS} at {id(value)}"
+    token = f"{_PROCESS} {next(_serial)}"
+    _tokens[id(value)] = reference, token
+    weakref.finalize(value, _tokens.pop, id(value), None)
+    return token
+
+
+_PROCESS = hashlib.sha256(np.random.default_rng().bytes(32)).hexdigest()

@@ -1,0 +1,1 @@
+"""Placement of variables and timelines of training steps."""

@@ -1,0 +1,148 @@
+"""Validation of user paths: local file names, URLs that fsspec can open, or an error.
+
+Every path that a user passes to replicax goes through `user_path` or `local_path`.
+"""
+
+import importlib
+import os
+import re
+from typing import Any
+
+from replicax._src.base.tf_errors import InvalidArgumentError, UnimplementedError
+
+# A URL, also with the single slash that `pathlib` leaves, or a chain such as `simplecache::s3:`.
+_URL = re.compile(r"((?:[A-Za-z][A-Za-z0-9+.-]*::)*)([A-Za-z][A-Za-z0-9+.-]+):(/+)")
+_CHAIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*::")
+# Schemes followed by a bucket: with a single slash, the missing second one can be restored.
+_BUCKETS = {"abfs", "abfss", "az", "gcs", "gs", "memory", "oci", "oss", "r2", "s3", "s3a"}
+_EXTRAS = {"gs": "gs", "gcs": "gs", "s3": "s3", "s3a": "s3"}
+_QUERIED = {"http", "https"}  # schemes whose URLs may have a query
+
+
+def user_path(path: Any) -> str:
+    """Return a user's path as text: the name of a local file, or a URL that fsspec can open.
+
+    Args:
+        path: A str, bytes or path-like object. ``file:///tmp/x`` becomes ``/tmp/x``; the second
+            slash that `pathlib` removes from a URL is restored.
+
+    Raises:
+        UnimplementedError: No file system has that scheme. Treated as a local name, it would create
+            a folder called ``gs:`` on this machine only.
+        ModuleNotFoundError: The package of that file system is not installed.
+        InvalidArgumentError: The URL contains a password or a signature.
+
+    Example:
+        >>> from replicax._src.files.paths import user_path
+        >>> user_path("file:///tmp/x"), user_path("runs/7"), user_path("memory:/a/b")
+        ('/tmp/x', 'runs/7', 'memory://a/b')
+    """
+    text = os.fsdecode(path)
+    found = _URL.match(text)
+    if found is None:
+        if _CHAIN.match(text):
+            raise _refused(text, text.split(":")[0], "is a chain of file systems")
+        return text
+    chain, scheme, slashes = found[1], found[2].lower(), found[3]
+    rest = text[found.end() :]
+    if text.startswith("file:///"):
+        return text.removeprefix("file://")
+    _refuse_secrets(scheme, rest)
+    if chain:
+        raise _refused(text, chain.split(":")[0], "is a chain of file systems")
+    if scheme in ("file", "local"):
+        raise _refused(text, scheme, "is not of the form 'file:///path'")
+    _check_installed(text, scheme)
+    if len(slashes) == 1:
+        if scheme not in _BUCKETS:
+            raise _refused(text, scheme, "has one slash after the scheme (pathlib removes one)")
+        slashes = "//"
+    return f"{scheme}:{slashes}{rest}"
+
+
+def local_path(path: Any) -> str:
+    """Return a user's path as the name of a local file, where URLs are not supported.
+
+    Raises:
+        UnimplementedError: It is a URL.
+
+    Example:
+        >>> from replicax._src.files.paths import local_path
+        >>> local_path("file:///tmp/x"), local_path("runs/7")
+        ('/tmp/x', 'runs/7')
+    """
+    text = os.fsdecode(path)
+    found = _URL.match(text)
+    if found is not None and not text.startswith("file:///"):
+        _refuse_secrets(found[2].lower(), text[found.end() :])
+        raise _refused(text, found[2], "is a URL, and this function takes local files only")
+    return text.removeprefix("file://") if found is not None else text
+
+
+def is_url(path: str) -> bool:
+    """Whether a path that `user_path` returned is a URL."""
+    return "://" in path and _URL.match(path) is not None
+
+
+def parent(path: str) -> str:
+    """Return the folder that contains a path; the bucket or host of a URL is its own parent."""
+    if not is_url(path):
+        return os.path.dirname(path)
+    scheme, _, rest = path.partition("://")
+    above = rest.rstrip("/").rpartition("/")[0]
+    return f"{scheme}://{above}" if above else path
+
+
+def absolute(path: str) -> str:
+    """Return the absolute path; a URL unchanged, without trailing slashes."""
+    return path.rstrip("/") if is_url(path) else os.path.abspath(path)
+
+
+def _check_installed(text: str, scheme: str) -> None:
+    """Raise if fsspec, or the package that it needs for `scheme`, is not installed."""
+    extra = _EXTRAS.get(scheme)
+    try:
+        fsspec = importlib.import_module("fsspec")
+    except ModuleNotFoundError as error:
+        package = f"replicax[{extra}]" if extra else "fsspec"
+        raise ModuleNotFoundError(
+            f"{text!r} is in the file system {scheme!r}, which needs fsspec:"
+            f" `pip install '{package}'`.",
+            name=error.name,
+        ) from None
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError:
+        raise _refused(text, scheme, "names a file system that fsspec does not know") from None
+    except ImportError as error:
+        hint = f"`pip install 'replicax[{extra}]'`" if extra else f"fsspec says: {error}"
+        raise ModuleNotFoundError(
+            f"{text!r} is in the file system {scheme!r}, whose package is not installed: {hint}.",
+            name=getattr(error.__cause__, "name", None),
+        ) from None
+
+
+def _refuse_secrets(scheme: str, rest: str) -> None:
+    """Raise if a URL contains credentials: paths appear in messages, logs and manifests."""
+    user, at, _ = rest.partition("/")[0].rpartition("@")
+    if at and ":" in user:
+        raise InvalidArgumentError(
+            f"A URL of {scheme!r} contains a password (not shown). Paths are written to logs; give"
+            " credentials to the file system's own library instead, by its environment variables,"
+            " its configuration files or fsspec's configuration."
+        )
+    if scheme in _QUERIED and "?" in rest:
+        raise InvalidArgumentError(
+            f"A URL of {scheme!r} has a query, which may contain a signature (not shown). Paths"
+            " are written to logs. Use the scheme of the store, such as gs:// or s3://, or download"
+            " the file first."
+        )
+
+
+def _refused(text: str, scheme: str, why: str) -> UnimplementedError:
+    return UnimplementedError(
+        f"{text!r} {why}; replicax does not read or write it. It takes local paths, file:///path,"
+        " and URLs of one file system of fsspec, such as gs://bucket/run or s3://bucket/run. Else"
+        " mount the file system, or copy the files. For a local folder that is really called"
+        f" {scheme + ':'!r}, write ./{scheme}:/..."
+    )

@@ -1,0 +1,253 @@
+"""Build a distributed dataset from a dataset, or from a function that returns one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from threading import Event
+from typing import Any
+
+import jax
+import numpy as np
+
+from replicax._src.base.types import TensorSpec
+from replicax._src.data.dataset import Dataset
+from replicax._src.data.node import INFINITE_CARDINALITY
+from replicax._src.data.optional import Failed
+from replicax._src.input.autoshard import WorkerPart, shard
+from replicax._src.input.distributed_dataset import DistributedDataset, Pipeline, distributed_spec
+from replicax._src.input.feed import Feed
+from replicax._src.input.options import InputContext, InputOptions, InputReplicationMode
+from replicax._src.input.sources import CoordinatedReading, DatasetSource, InputSource, source_of
+from replicax._src.input.split import (
+    Share,
+    Step,
+    catch_failures,
+    deal,
+    skip_items,
+    split_batches,
+    split_stream,
+    whole_elements,
+)
+from replicax._src.topology.mesh import Topology
+
+_log = logging.getLogger("replicax")
+_has_warned = False
+
+
+def distribute_dataset(
+    dataset: Any, options: InputOptions | None, topology: Topology, *, in_order: bool = False
+) -> DistributedDataset:
+    """Return a distributed dataset that splits each global batch over the replicas.
+
+    Args:
+        dataset: An `rx.data.Dataset`, or a dataset or iterable of another library.
+        options: How batches are transferred to the devices.
+        topology: The devices of the replicas.
+        in_order: Whether replica i gets the i-th chunk of a batch that all workers read; otherwise
+            workers take chunks in turn, as in TensorFlow.
+
+    Raises:
+        NotImplementedError: If `options` ask for one dataset per replica, which needs a function.
+    """
+    options = options or InputOptions()
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
+            " function that makes them: use `strategy.distribute_datasets_from_function`."
+        )
+    share = Share.of(topology, in_order=in_order)
+    _warn_if_array_looks_like_batch(dataset, share)
+    feed = Feed(topology, share.total > 1, bool(options.experimental_fetch_to_device))
+    source = source_of(dataset)
+    part: WorkerPart | None = None
+    if isinstance(source, DatasetSource):
+        policy = source.dataset.options().experimental_distribute.auto_shard_policy
+        part = shard(source.dataset.node, policy, share)
+        source = DatasetSource(Dataset(part.node), source.dataset, feed.buffers.new)
+    shared = part is None or part.every_worker_reads_all
+    reading = CoordinatedReading(share, source, shared)
+    steps = _StepFactory(reading, part.batch_size if part else None)
+
+    def spec() -> Any:
+        local = source.element_spec
+        leading = _leading_size(local, share, source.cardinality)
+        return distributed_spec(local, feed, leading=leading)
+
+    depth = len(topology.own) * options.experimental_per_replica_buffer_size
+    count = source.cardinality if shared or share.workers == 1 else reading.cardinality
+    parts = (1 if shared else share.workers, 1)
+    return DistributedDataset(
+        Pipeline(steps, feed, spec, count, depth, parts, reading.wait_context)
+    )
+
+
+@dataclass(frozen=True)
+class _StepFactory:
+    """Creates the steps of one pass over a dataset of global batches.
+
+    Attributes:
+        reading: This worker's source, and its coordination with the other workers.
+        size: The batch size by which to split the stream; None to split each batch separately.
+    """
+
+    reading: CoordinatedReading
+    size: int | None
+
+    def __call__(self, state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
+        reading, share = self.reading, self.reading.share
+        if share.total == 1:
+            elements, begin_state = reading.open(state, skip)
+            return whole_elements(elements), begin_state
+        if self.size is None and reading.shared:
+            elements, begin_state = reading.open(state, skip)
+            return reading.align(split_batches(elements, share), stop), begin_state
+        # A step is not a whole number of elements here, so skip steps instead of elements.
+        elements, begin_state = reading.open(state)
+        if self.size is None:
+            chunks = split_batches(elements, share, shared=False)
+        else:
+            chunks = split_stream(elements, share, self.size, reading.empty_batch)
+        return reading.align(skip_items(chunks, skip), stop), begin_state
+
+
+def distribute_from_function(
+    dataset_fn: Callable[[InputContext], Any],
+    options: InputOptions | None,
+    topology: Topology,
+    *,
+    drop_partial: bool = False,
+) -> DistributedDataset:
+    """Return a distributed dataset of the per-replica batches of a function's datasets.
+
+    Args:
+        dataset_fn: Takes an `InputContext`, returns the dataset of one worker or replica.
+        options: How batches are transferred to the devices.
+        topology: The devices of the replicas.
+        drop_partial: Whether to drop a last step that has no element for some replica; otherwise
+            those replicas get empty batches.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    options = options or InputOptions()
+    _check(options, topology)
+    share = Share.of(topology)
+    replicas, total = share.replicas, share.total
+    feed = Feed(topology, total > 1, bool(options.experimental_fetch_to_device))
+    if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
+        sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
+    else:
+        sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
+    reading = CoordinatedReading(share, sources[0], shared=False, drop=drop_partial)
+    alone = share.workers == 1
+
+    def steps(state: Any, skip: int, stop: Event) -> tuple[Iterator[Step], Any]:
+        if len(sources) == 1:
+            most = sources[0].cardinality  # the last step may have had fewer elements
+            count = skip * replicas if most < 0 else min(skip * replicas, most)
+            elements, begin_state = sources[0].open(state, count)
+
+            def drop() -> bool:
+                return drop_partial or (alone and _is_static(sources[0]))
+
+            return reading.align(deal(elements, replicas, drop=drop), stop), begin_state
+        passes = [
+            s.open(st, skip) for s, st in zip(sources, state or [None] * replicas, strict=True)
+        ]
+        return reading.align(_zip_sources([e for e, _ in passes]), stop), [s for _, s in passes]
+
+    def spec() -> Any:
+        leading = True if alone or sources[0].cardinality == INFINITE_CARDINALITY else None
+        return distributed_spec(sources[0].element_spec, feed, leading=leading)
+
+    count = sources[0].cardinality
+    cardinality = count if count < 0 or len(sources) > 1 else -(-count // replicas)
+    cardinality = cardinality if alone else reading.cardinality
+    depth = replicas * options.experimental_per_replica_buffer_size
+    parts = (share.workers, replicas) if len(sources) == 1 else (total, 1)
+    return DistributedDataset(
+        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.wait_context)
+    )
+
+
+def numpy_dataset(numpy_input: Any) -> Dataset:
+    """Return a dataset of the slices of arrays; a list of arrays is stacked first."""
+    stacked = jax.tree.map(
+        lambda x: np.stack(x) if isinstance(x, list) else np.array(x),
+        numpy_input,
+        is_leaf=lambda x: isinstance(x, list),
+    )
+    return Dataset.from_tensor_slices(stacked)
+
+
+def _warn_if_array_looks_like_batch(dataset: Any, share: Share) -> None:
+    """Warn once that each row is one batch, if an array has a first axis that replicas divide."""
+    global _has_warned
+    if _has_warned or share.total == 1 or not isinstance(dataset, np.ndarray | Mapping | tuple):
+        return
+    for array in jax.tree.leaves(dataset):
+        if np.ndim(array) and len(array) and not len(array) % share.total:
+            _has_warned = True
+            _log.warning(
+                "`experimental_distribute_dataset` was given an array of shape %s, which is cut row"
+                " by row: each row is a batch of its own, divided over the %d replicas. If the"
+                " whole array is one batch, pass `rx.data.Dataset.from_tensors(array)`; if its rows"
+                " are examples, `rx.data.Dataset.from_tensor_slices(array).batch(n)`. (Shown"
+                " once.)",
+                np.shape(array),
+                share.total,
+            )
+            return
+
+
+def _zip_sources(streams: list[Iterator[Any]]) -> Iterator[Step]:
+    """Yield steps of one element from each stream; a step fails if any of its elements does."""
+    for parts in zip(*map(catch_failures, streams), strict=False):
+        failed = [part for part in parts if isinstance(part, Failed)]
+        yield from failed[:1] or deal(parts, len(parts), drop=lambda: False)
+
+
+def _leading_size(spec: Any, share: Share, cardinality: int) -> int | bool | None:
+    """Return the first axis of each part: its size, True if as in `spec`, None if it varies."""
+    if share.total == 1:
+        return True
+    if share.workers > 1 and cardinality != INFINITE_CARDINALITY:
+        return None  # a worker may run out of data before the others
+    first = {s.shape[0] for s in _leaves(spec) if s.shape}
+    if len(first) != 1 or None in first:
+        return None
+    size, rest = divmod(int(next(iter(first))), share.total)
+    return None if rest else size
+
+
+def _is_static(source: InputSource) -> bool:
+    """Whether all sizes of the elements of `source` are known."""
+    if not isinstance(source, DatasetSource):
+        return False
+    specs = _leaves(source.element_spec)
+    return all(s.shape is not None and None not in s.shape for s in specs)
+
+
+def _leaves(spec: Any) -> list[TensorSpec]:
+    leaves = jax.tree.leaves(spec, is_leaf=lambda x: isinstance(x, TensorSpec))
+    return [s for s in leaves if isinstance(s, TensorSpec)]
+
+
+def _check(options: InputOptions, topology: Topology) -> None:
+    """Raise if `options` contradict each other or do not fit the topology."""
+    per_replica = options.experimental_replication_mode is InputReplicationMode.PER_REPLICA
+    if options.experimental_place_dataset_on_device and (
+        not per_replica or options.experimental_fetch_to_device
+    ):
+        raise ValueError(
+            "experimental_place_dataset_on_device needs InputReplicationMode.PER_REPLICA and"
+            " experimental_fetch_to_device=False: elements that are made on the device need not be"
+            " fetched to it."
+        )
+    if per_replica and topology.num_replicas == 1:
+        raise NotImplementedError(
+            "InputReplicationMode.PER_REPLICA needs a strategy with several replicas; with one,"
+            " PER_WORKER is the same."
+        )

@@ -1,0 +1,345 @@
+"""The distributed datasets that strategies return, and their iterators."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property, partial, reduce
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, overload
+
+import jax
+
+from replicax._src.base.ops import NamedFields, Numbers, T_co
+from replicax._src.base.rendering import Sheet
+from replicax._src.base.tf_errors import EndOfSequenceError, InvalidArgumentError
+from replicax._src.base.threads import held
+from replicax._src.base.types import TensorSpec
+from replicax._src.context.current import current
+from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
+from replicax._src.data.optional import Ahead, Failed, around, as_state, counted, is_plain
+from replicax._src.input.feed import Feed, Prefetch
+from replicax._src.input.split import Step, skip_items
+from replicax._src.topology.devices import shown_devices
+from replicax._src.topology.mesh import Topology
+from replicax._src.values.per_replica import PerReplica, SomeArray
+from replicax._src.values.structures import PerReplicaSpec
+from replicax._src.workers.watchdog import load
+
+_STATE_VERSION = 3
+K = TypeVar("K")
+V = TypeVar("V")
+INPUT_MARK = "replicax.input"  # the name of a wait for an element in JAX profiler traces
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The input pipeline of one worker, from a dataset to the devices.
+
+    Attributes:
+        steps: Starts a pass on the host. Takes the state of an earlier pass or None, the number of
+            steps to skip, and an event that is set when the steps are no longer needed; returns
+            the steps and the state of the pass.
+        feed: Puts a step on the devices.
+        spec: Returns the spec of a step; evaluated lazily because it may read the first element.
+        cardinality: The number of steps, or a negative constant of `rx.data`.
+        depth: The number of steps to prefetch.
+        parts: The number of pipelines of all workers, and the number of elements that each
+            contributes to a step. A saved position is valid only for the same numbers.
+        wait_context: Returns a context for waiting for a step that workers must agree on.
+    """
+
+    steps: Callable[[Any, int, threading.Event], tuple[Iterator[Step], Any]]
+    feed: Feed
+    spec: Callable[[], Any]
+    cardinality: int
+    depth: int
+    parts: tuple[int, int]
+    wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    @cached_property
+    def element_spec(self) -> Any:
+        """The spec of a step."""
+        return self.spec()
+
+
+class DistributedDataset(Generic[T_co]):
+    """A dataset whose elements are distributed over the replicas of a strategy.
+
+    Returned by `Strategy.experimental_distribute_dataset` and
+    `Strategy.distribute_datasets_from_function`. It can be iterated several times but not
+    transformed: transform the dataset before distributing it.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.data.Dataset.range(4).batch(4)
+        >>> for batch in strategy.experimental_distribute_dataset(dataset):
+        ...     print(batch)
+        PerReplica:{
+          0: Array([0, 1], dtype=int32),
+          1: Array([2, 3], dtype=int32)
+        }
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+
+    def __iter__(self) -> DistributedIterator[T_co]:
+        if not is_plain():
+            around.loop()
+        return DistributedIterator(self._pipeline)
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of an element, in the form that `rx.function` accepts as ``input_signature``."""
+        return self._pipeline.element_spec
+
+    def reduce(self, initial_state: Any, reduce_func: Callable[[Any, Any], Any]) -> Any:
+        """Fold all elements of one pass into one value.
+
+        Args:
+            initial_state: The initial value.
+            reduce_func: Takes the current value and an element; returns the next value.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> dataset = rx.data.Dataset.range(6).batch(2)
+            >>> numbers = strategy.experimental_distribute_dataset(dataset)
+            >>> int(numbers.reduce(0, lambda n, x: n + strategy.reduce("SUM", x, axis=0)))
+            15
+        """
+        return reduce(reduce_func, self, initial_state)
+
+    @property
+    def cardinality(self) -> int:
+        """The number of steps, or a negative constant of `rx.data`."""
+        return self._pipeline.cardinality
+
+    def __repr__(self) -> str:
+        properties = dict(self._properties())
+        return f"<DistributedDataset of {properties['steps']} steps, {properties['replicas']}>"
+
+    def _repr_html_(self) -> str:
+        return Sheet("DistributedDataset", self._properties()).to_html()
+
+    def _properties(self) -> tuple[tuple[str, str], ...]:
+        """Return labelled properties for `repr`, without reading any data."""
+        pipeline, topology = self._pipeline, self._pipeline.feed.topology
+        count, local = topology.num_replicas, len(topology.own)
+        here = "" if local == count else f", {local} of them in this process"
+        unknown = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "an unknown number of"}
+        properties = [
+            ("steps", unknown.get(pipeline.cardinality, f"{pipeline.cardinality:,}")),
+            ("replicas", f"{count} replica{'s' if count > 1 else ''}{here}"),
+            ("devices", shown_devices(topology.leads, kind=topology.kind)),
+            ("made ready ahead", f"{pipeline.depth} steps"),
+        ]
+        known = vars(pipeline).get("element_spec")
+        return (*properties, *((("elements", str(known)),) if known is not None else ()))
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if not name.startswith("_"):
+                raise AttributeError(
+                    f"A distributed dataset has no {name!r}: it can only be iterated. Transform the"
+                    " dataset first, and distribute the result."
+                )
+            raise AttributeError(name)
+
+
+class DistributedIterator(Ahead, Generic[T_co]):
+    """One pass over a distributed dataset.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> dataset = rx.data.Dataset.range(4).batch(2)
+        >>> iterator = iter(strategy.experimental_distribute_dataset(dataset))
+        >>> [x.tolist() for x in strategy.experimental_local_results(next(iterator))]
+        [[0], [1]]
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        Ahead.__init__(self)
+        self._pipeline = pipeline
+        self._state: Any = None
+        self._elements: Prefetch = self._open(None)
+
+    @property
+    def element_spec(self) -> Any:
+        """The spec of an element."""
+        return self._pipeline.element_spec
+
+    @property
+    def topology(self) -> Topology:
+        """The topology whose devices hold the elements."""
+        return self._pipeline.feed.topology
+
+    def __iter__(self) -> DistributedIterator[T_co]:
+        if not is_plain():
+            around.loop()
+        return self
+
+    @overload
+    def __next__(self: DistributedIterator[NamedFields]) -> Any: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Numbers]) -> SomeArray: ...
+
+    @overload
+    def __next__(
+        self: DistributedIterator[tuple[Numbers, Numbers]],
+    ) -> tuple[SomeArray, SomeArray]: ...
+
+    @overload
+    def __next__(
+        self: DistributedIterator[tuple[Numbers, Numbers, Numbers]],
+    ) -> tuple[SomeArray, SomeArray, SomeArray]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Mapping[K, Numbers]]) -> dict[K, SomeArray]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[PerReplica[V]]) -> PerReplica[V]: ...
+
+    @overload
+    def __next__(self: DistributedIterator[Any]) -> Any: ...
+
+    def __next__(self) -> Any:
+        self.admit()
+        return self.take() if is_plain() else around.take(self)
+
+    @property
+    def origin(self) -> Pipeline:
+        """The pipeline of the dataset: iterators of one dataset share compiled functions."""
+        return self._pipeline
+
+    def admit(self) -> None:
+        """Check that elements may be taken here.
+
+        Raises:
+            ValueError: If called inside a replica function.
+        """
+        frame = current()
+        if frame.replica is not None or frame.body is not None:
+            raise ValueError(
+                "next(iterator) was called inside a replica function, where every replica would"
+                " take a batch of all replicas. Call it outside, and pass the batch to"
+                " `strategy.run(fn, args=(next(iterator),))`."
+            )
+
+    def save_state(self) -> dict[str, Any]:
+        """Return the position of this iterator as a small, JSON-serializable dict.
+
+        Under the DATA policy, it can be restored with a different number of workers or replicas.
+        """
+        with self.lock:
+            return {
+                "version": _STATE_VERSION,
+                "steps": self._position,
+                "errors": self._errors,
+                "parts": list(self._pipeline.parts),
+                "source": self._state,
+            }
+
+    def restore_state(self, state: dict[str, Any]) -> None:
+        """Move to the position that `save_state` returned, possibly in another process.
+
+        Raises:
+            ValueError: If the state does not belong to an iterator like this one.
+        """
+        saved = as_state(state)
+        is_same_kind = _same_kind(saved.get("source"), self._state)
+        if saved.get("version") != _STATE_VERSION or not is_same_kind:
+            raise InvalidArgumentError(
+                f"This is no state of a distributed iterator like this one: {state!r:.200}. Pass"
+                f" what its `save_state()` returned, of version {_STATE_VERSION}, or begin a new"
+                " pass with `iter(dataset)`."
+            )
+        here = list(self._pipeline.parts)
+        if saved.get("parts") != here:
+            raise InvalidArgumentError(
+                f"{_parts_text(saved.get('parts'))} where this state was saved, and"
+                f" {_parts_text(here)} here: after as many steps other elements are left. Restore"
+                " it with as many workers and replicas; batches that all workers read and divide"
+                " (AutoShardPolicy.DATA with `experimental_distribute_dataset`) go on with any"
+                " number of them."
+            )
+        steps, errors = counted(state, "steps", "errors")
+        with self.lock:
+            elements = self._open(state.get("source"), steps, errors)
+            self.close()
+            self._position, self._errors, self._elements = steps, errors, elements
+
+    def close(self) -> None:
+        """End the pass and its thread; a thread that waits for an element sees the end."""
+        self._elements.close()
+        self._peeked.clear()
+
+    def take(self) -> Any:
+        """Return the next element, outside of traced code; an interrupted call does not lose it."""
+        with self.lock:
+            if not self._peeked:
+                self._look()
+            with held:
+                return Ahead.take(self)
+
+    def _look(self) -> None:
+        with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.wait_context():
+            if not self._elements.move_to(self._peeked):
+                raise EndOfSequenceError(self._end())
+
+    def _end(self) -> str:
+        return (
+            f"End of sequence: the distributed dataset has given all its {self._position} elements."
+            " Start again with `iter(dataset)`."
+        )
+
+    def _open(self, state: Any, skip: int = 0, errors: int = 0) -> Prefetch:
+        stop = threading.Event()
+        steps, self._state = self._pipeline.steps(state, 0 if errors else skip, stop)
+        if errors:  # failed steps are not counted in `skip`: produce all steps again to find them
+            skip_items(steps, skip + errors)
+        put = partial(_put, self._pipeline.feed)
+        return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
+
+
+def _same_kind(left: Any, right: Any) -> bool:
+    """Whether two source states have the same type, element by element for lists."""
+    if isinstance(right, list):
+        is_list = isinstance(left, list) and len(left) == len(right)
+        return is_list and all(map(_same_kind, left, right))
+    return isinstance(left, type(right))
+
+
+def _parts_text(parts: Any) -> str:
+    match parts:
+        case [int(pipelines), int(elements)]:
+            return f"{pipelines} pipeline(s) gave {elements} element(s) of each for a step"
+    return f"an unknown number of pipelines ({parts!r:.50}) gave the elements of a step"
+
+
+def _put(feed: Feed, step: Step) -> Any:
+    return step if isinstance(step, Failed) else feed(step)
+
+
+def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> Any:
+    """Return the spec of a distributed element.
+
+    Args:
+        spec: The spec of the dataset's elements.
+        feed: The transfer of its elements to the devices.
+        leading: The size of the first axis of each replica's part; True for the size in `spec`.
+    """
+
+    def leaf_spec(s: Any) -> Any:
+        if not isinstance(s, TensorSpec):
+            return s
+        shape = s.shape if leading is True or not s.shape else (leading, *s.shape[1:])
+        known = s.dtype.kind in "biufc"
+        dtype = jax.dtypes.canonicalize_dtype(s.dtype) if known else s.dtype
+        local = TensorSpec(shape, dtype)
+        return PerReplicaSpec(*[local] * len(feed.topology.own)) if feed.wraps else local
+
+    return jax.tree.map(leaf_spec, spec, is_leaf=lambda x: isinstance(x, TensorSpec))

@@ -1,0 +1,358 @@
+"""`fit`, `evaluate` and `predict` of Keras models created in a scope, on all replicas.
+
+The step that Keras would compile with `jax.jit` is compiled by `rx.function`, with batches sharded
+over the replicas: XLA partitions the work, and the results are those of one device. A batch whose
+rows do not divide evenly is replicated, and computed in full by every replica. Weights stay in
+their variables throughout, where callbacks see them.
+"""
+
+import inspect
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+import numpy as np
+from keras import Model, tree
+
+from replicax._src.base.errors import ScopeError
+from replicax._src.context.current import current, entered, get_strategy, is_default
+from replicax._src.functions.function import function
+from replicax._src.input.distributed_dataset import DistributedDataset
+from replicax._src.integrations import keras_private as private
+from replicax._src.integrations.keras_data import DatasetAdapter, adapted, placed, whole
+from replicax._src.integrations.keras_models import home_of
+from replicax._src.state.variables import variable_of
+from replicax._src.workers import group as _group
+
+# Entering the scope.
+
+_running: ContextVar[str] = ContextVar("replicax_keras_method", default="")
+_STEPS = {
+    "fit": "train_step",
+    "train_on_batch": "train_step",
+    "evaluate": "test_step",
+    "test_on_batch": "test_step",
+}
+
+
+def _entering(name: str) -> Callable[[Any], Any]:
+    """Run a method of a model in the model's scope, because it creates slots and metrics.
+
+    The wrapped method raises `ScopeError` in the scope of another strategy.
+    """
+
+    def make(original: Any) -> Any:
+        signature = inspect.signature(original)
+
+        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+            home, here = home_of(self), get_strategy()
+            if not is_default(here) and home is not here:
+                raise ScopeError(_wrong_scope(self, name, home, here))
+            if home is None:
+                return original(self, *args, **kwargs)
+            bound = signature.bind(self, *args, **kwargs)
+            if "verbose" in signature.parameters and not home.is_chief:
+                _silence(bound)
+            with home.scope():
+                _check_parts(self, home, bound.arguments)
+                if name == "fit":
+                    _agree_on_order(home)
+                if name == "predict" and isinstance(bound.arguments.get("x"), DistributedDataset):
+                    _put_in_order(bound, home)
+                token = _running.set(name)
+                try:
+                    return original(*bound.args, **bound.kwargs)
+                finally:
+                    _running.reset(token)
+
+        return method
+
+    return make
+
+
+def _silence(bound: inspect.BoundArguments) -> None:
+    """Disable the progress bar, which only the first worker shows."""
+    if bound.arguments.get("verbose", "auto") in ("auto", 1):
+        bound.arguments["verbose"] = 0
+
+
+def _put_in_order(bound: inspect.BoundArguments, home: Any) -> None:
+    """Make `predict` return rows in the order they had before they were distributed to workers."""
+    if not home.topology.is_whole and len(home.topology.own) > 1:
+        bound.arguments["x"] = DatasetAdapter(bound.arguments["x"], home, was_dealt=True)
+
+
+def _agree_on_order(strategy: Any) -> None:
+    """Seed NumPy alike on all workers, because Keras shuffles rows with NumPy's global state."""
+    if not strategy.topology.is_whole:
+        seeds = _group.required().agree("the order of rows", int(np.random.randint(2**31)))
+        np.random.seed(seeds[0])
+
+
+def _wrong_scope(model: Any, name: str, home: Any, here: Any) -> str:
+    made = "outside of every scope" if home is None else f"in that of another, {home}"
+    return (
+        f"`{name}` of model {model.name!r} was called in the scope of {here}, but the model was"
+        f" made {made}. Make the model, and compile it, in the scope that it is trained in:\n"
+        "    with strategy.scope():\n        model = ...\n        model.compile(...)"
+    )
+
+
+def _check_parts(model: Any, home: Any, bound: dict[str, Any]) -> None:
+    """Raise `ScopeError` if an optimizer, metric or variable does not belong to ``home``.
+
+    This reads the attributes in which Keras tracks them. Properties such as `metrics` may be
+    overridden by the user, and name parts that `compile` or `build` create later.
+    """
+    optimizer = bound.get("optimizer", vars(model).get("optimizer"))
+    metrics = tree.flatten([bound.get("metrics"), bound.get("weighted_metrics")])
+    parts = [("optimizer", optimizer), *(("metric", metric) for metric in metrics)]
+    layers = [model]
+    seen = {id(model)}
+    for layer in layers:
+        tracked = vars(layer)
+        parts += (("metric", metric) for metric in tracked.get("_metrics", ()))
+        for v in _variables_of_layer(tracked):
+            _check_part(v, home, f"Variable {v.path!r} of model {model.name!r}")
+        new = [other for other in tracked.get("_layers", ()) if id(other) not in seen]
+        seen.update(map(id, new))
+        layers += new
+    for kind, part in parts:
+        name = f"The {kind} {getattr(part, 'name', part)!r} of model {model.name!r}"
+        for v in _variables_of(part):
+            _check_part(v, home, name)
+
+
+def _variables_of_layer(tracked: dict[str, Any]) -> list[Any]:
+    weights = tracked.get("_trainable_variables", ())
+    seeds = (seed.state for seed in tracked.get("_seed_generators", ()))
+    return [*weights, *tracked.get("_non_trainable_variables", ()), *seeds]
+
+
+def _variables_of(part: Any) -> list[Any]:
+    """Return the variables of an optimizer or a metric, including a wrapped one's."""
+    tracked = getattr(part, "__dict__", {})
+    inner = [tracked.get("inner_optimizer"), *tracked.get("_metrics", ())]
+    wrapped = [v for other in inner if other is not None for v in _variables_of(other)]
+    return [*tracked.get("_variables", ()), *wrapped]
+
+
+def _check_part(v: Any, home: Any, what: str) -> None:
+    has_value = "_rx" in v.__dict__ or v.__dict__.get("_value") is not None
+    backing = variable_of(v) if has_value else None
+    if backing is not None and backing.distribute_strategy is not home:
+        raise ScopeError(
+            f"{what} was made in another scope than the model, which belongs to {home}. Make it in"
+            " `with strategy.scope():` too, or pass it to `compile` by name (`optimizer='adam'`,"
+            " `metrics=['accuracy']`)."
+        )
+
+
+# The steps.
+
+
+def _stateless(original: Any) -> Any:
+    """Return empty state: it stays in the variables, and is not passed through the step."""
+
+    def get_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if home_of(self) is None:
+            return original(self, *args, **kwargs)
+        arguments = inspect.signature(original).bind(self, *args, **kwargs).arguments
+        return tuple(
+            []
+            for name, wanted in arguments.items()
+            if name.endswith("_variables") and wanted and not name.startswith("purge")
+        )
+
+    return get_state
+
+
+_GROUPS = {
+    "train": ("trainable_variables", "non_trainable_variables", "optimizer", "metrics_variables"),
+    "test": ("trainable_variables", "non_trainable_variables", "metrics_variables"),
+    "predict": ("trainable_variables", "non_trainable_variables"),
+}
+
+
+def _making(kind: str) -> Callable[[Any], Any]:
+    """Compile the train, test or predict function of a model with `rx.function`."""
+    attribute = f"{kind}_function"
+
+    def make(original: Any) -> Any:
+        def make_function(self: Any, force: bool = False) -> None:  # noqa: FBT001, FBT002
+            home = home_of(self)
+            if home is None or (getattr(self, attribute) is not None and not force):
+                original(self, force)
+                return
+            topology = home.topology
+            run, place = _step(self, kind), placed
+            if self.jit_compile and not self.run_eagerly:
+                run = function(run, reduce_retracing=True)
+            elif not topology.is_whole:
+                place = whole
+
+            def one(state: Any, data: Any) -> tuple[Any, Any]:
+                return run(place(data, topology)), state
+
+            joins = kind == "predict"
+            setattr(self, attribute, self._make_function(one, concatenate_outputs=joins))
+
+        return make_function
+
+    return make
+
+
+def _step(model: Any, kind: str) -> Callable[[Any], Any]:
+    """Return a function of a batch that runs one step of ``model`` on its variables."""
+    method = getattr(model, f"{kind}_step")
+    is_called = _takes_data_alone(method)
+
+    def step(data: Any) -> Any:
+        if (level := current().level) is not None:  # even if the model has no variables
+            level.uses(home_of(model).topology, f"model {model.name!r}")
+        if not is_called:
+            return _stateless_step(model, kind, method, data)
+        outputs = method(data)
+        if not model.built and type(model).build is Model.build:
+            # The step has built the layers by calling them, but did not call the model itself.
+            # Keras does not save the weights of a model that is not marked as built.
+            model.built = True
+        return outputs
+
+    step.__name__ = step.__qualname__ = f"{kind}_step"
+    return step
+
+
+def _takes_data_alone(step: Callable[..., Any]) -> bool:
+    """Whether a step has TensorFlow's signature ``step(data)``, and so updates variables itself."""
+    known = inspect.signature(step).parameters.values()
+    by_place = [p for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p for p in by_place if p.default is p.empty]
+    return len(needed) == 1 and all(p.name != "data" for p in by_place[1:])
+
+
+def _taking_data_alone(kind: str) -> Callable[[Any], Any]:
+    """Let a user's step with TensorFlow's signature call ``super().train_step(data)``."""
+
+    def make(original: Any) -> Any:
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if home_of(self) is None or len(args) + len(kwargs) != 1:
+                return original(self, *args, **kwargs)
+            return _stateless_step(self, kind, partial(original, self), *args, **kwargs)
+
+        return step
+
+    return make
+
+
+def _without_call(original: Any) -> Any:
+    """Do not build the model before a step with TensorFlow's signature, whose first call does.
+
+    Keras would build the model by calling it on the data. Such a step may call it on something
+    else, and some models, such as a GAN, cannot be called.
+    """
+
+    def symbolic_build(self: Any, *args: Any, **kwargs: Any) -> None:
+        step = _STEPS.get(_running.get(), "")
+        builds = step and _takes_data_alone(getattr(self, step))
+        if home_of(self) is None or not (builds or type(self).call is Model.call):
+            original(self, *args, **kwargs)
+
+    return symbolic_build
+
+
+def _stateless_step(model: Any, kind: str, step: Callable[..., Any], data: Any) -> Any:
+    """Run Keras's stateless step: read the variables, compute, and assign changed values."""
+    groups = [
+        model.optimizer.variables if name == "optimizer" else getattr(model, name)
+        for name in _GROUPS[kind]
+    ]
+    old = tuple([v.value for v in group] for group in groups)
+    outputs, new = step(old, data)
+    if kind == "predict":  # it returns only the non-trainable variables
+        new = (old[0], new)
+    for group, before, after in zip(groups, old, new, strict=True):
+        for v, a, b in zip(group, before, after, strict=True):
+            if a is not b:
+                v.assign(b)
+    return outputs
+
+
+def _unplaced_batches(original: Any) -> Any:
+    """Do not place batches on devices while iterating: the step does."""
+
+    def get_iterator(self: Any) -> Any:
+        if get_strategy().topology is None:
+            return original(self)
+        return self.data_adapter.get_jax_iterator()
+
+    return get_iterator
+
+
+def _not_placed(original: Any) -> Any:
+    """Do not place data by keras.distribution in a scope."""
+
+    def distribute_data(data: Any, layouts: Any = None) -> Any:
+        return original(data, layouts) if get_strategy().topology is None else data
+
+    return distribute_data
+
+
+# Callbacks.
+
+
+def _on_chief(original: Any) -> Any:
+    """Run a callback's method that writes files on the first worker only."""
+
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        home = home_of(self.model)
+        if home is None or home.is_chief:
+            # Leave the scope: when Keras saves, it creates a temporary optimizer. In the scope,
+            # creating its variables would be a collective, in which the others do not take part.
+            with entered(strategy=None):
+                original(self, *args, **kwargs)
+
+    return method
+
+
+def _tensorboard_on_chief(original: Any) -> Any:
+    """Write TensorBoard logs on the first worker only."""
+
+    def set_model(self: Any, model: Any) -> None:
+        home = home_of(model)
+        if home is None or home.is_chief:
+            original(self, model)
+            return
+        self.write_graph, self.embeddings_freq, self._should_trace = False, 0, False
+        original(self, model)
+        self._writers = dict.fromkeys(("train", "val"), self.summary.create_noop_writer())
+
+    return set_model
+
+
+REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
+    (private.COMPILE, _entering("compile")),
+    (private.FIT, _entering("fit")),
+    (private.EVALUATE, _entering("evaluate")),
+    (private.PREDICT, _entering("predict")),
+    (private.TRAIN_ON_BATCH, _entering("train_on_batch")),
+    (private.TEST_ON_BATCH, _entering("test_on_batch")),
+    (private.PREDICT_ON_BATCH, _entering("predict_on_batch")),
+    (private.GET_STATE, _stateless),
+    (private.TRAIN_STEP, _taking_data_alone("train")),
+    (private.TEST_STEP, _taking_data_alone("test")),
+    (private.PREDICT_STEP, _taking_data_alone("predict")),
+    (private.SYMBOLIC_BUILD, _without_call),
+    (private.EPOCH_BATCHES, _unplaced_batches),
+    (private.DISTRIBUTE_DATA, _not_placed),
+    (private.MAKE_TRAIN_FUNCTION, _making("train")),
+    (private.MAKE_TEST_FUNCTION, _making("test")),
+    (private.MAKE_PREDICT_FUNCTION, _making("predict")),
+    (private.GET_DATA_ADAPTER, adapted),
+    (private.SAVE_CHECKPOINT, _on_chief),
+    (private.SET_BOARD_MODEL, _tensorboard_on_chief),
+    (private.CSV_BEGIN, _on_chief),
+    (private.CSV_EPOCH, _on_chief),
+    (private.CSV_END, _on_chief),
+)

@@ -1,0 +1,1 @@
+"""Losses averaged over the global batch."""

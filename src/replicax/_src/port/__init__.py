@@ -1,0 +1,1 @@
+"""The rewriter behind ``replicax port``: TensorFlow programs to replicax programs."""

@@ -1,0 +1,1 @@
+"""Random arrays: stateful, from generators, and stateless."""

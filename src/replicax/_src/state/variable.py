@@ -1,0 +1,421 @@
+"""`Variable`: mutable state that outlives the functions that read and write it."""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self, final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import ShapedArray
+
+from replicax._src.base.errors import VariableError
+from replicax._src.base.ops import stands_for
+from replicax._src.base.rendering import format_components
+from replicax._src.base.types import VariableAggregation, VariableSynchronization
+from replicax._src.collectives.consistency import identify
+from replicax._src.compat.jax import accept_as_array, concrete
+from replicax._src.context.current import current, get_strategy
+from replicax._src.state.cell import Cell, format_value
+from replicax._src.state.declaration import (
+    check_declaration,
+    check_dtype,
+    is_key,
+    is_planned,
+    layout_of,
+)
+from replicax._src.state.hooks import CreatedOnce, births, duplicate, initial_array
+from replicax._src.state.levels import TraceLevel, level
+from replicax._src.state.placement import Placed
+from replicax._src.state.policy import (
+    ComponentPolicy,
+    MirroredPolicy,
+    OnReadPolicy,
+    PlainPolicy,
+    Policy,
+)
+from replicax._src.state.scatter import SparseUpdates
+from replicax._src.state.update import Update
+from replicax._src.topology.devices import device_name
+from replicax._src.topology.mesh import Topology
+from replicax._src.values.per_replica import Distributed, DistributedValues, InBody, PerReplica
+from replicax._src.values.placement import has_strong_dtype, is_traced, private
+from replicax._src.values.replica_functions import broadcast_from_first
+from replicax._src.values.sharded import SPEC, is_cut
+
+live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Variable(SparseUpdates, metaclass=CreatedOnce):
+    """Mutable state that outlives the functions that read and write it.
+
+    Created in the scope of a strategy it has one copy on each replica's device, kept equal
+    (synchronization ON_WRITE, the default) or combined when it is read (ON_READ).
+
+    Args:
+        initial_value: An array, a number, or a function without arguments that makes one.
+        trainable: Whether an optimizer should change it; by default True, except with
+            synchronization ON_READ.
+        name: For messages and printing.
+        dtype: The dtype to convert the initial value to.
+        constraint: A function that optimizers apply to the value after an update.
+        synchronization: When the copies are made equal.
+        aggregation: How the values of several replicas are combined.
+        shape: The shape, if it is to be checked against the initial value.
+
+    Raises:
+        ValueError: If the declaration contradicts itself.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> with strategy.scope():
+        ...     v = rx.Variable(1.0)
+        >>> v
+        MirroredVariable:{
+          0: <rx.Variable 'Variable:0' shape=() dtype=float32, numpy=1.0>,
+          1: <rx.Variable 'Variable/replica_1:0' shape=() dtype=float32, numpy=1.0>
+        }
+        >>> v.assign_add(2.0).numpy()
+        array(3., dtype=float32)
+    """
+
+    # Whether this object was returned by an assignment in a replica: a run then returns each
+    # replica's value of it.
+    is_written = False
+
+    def __init__(
+        self,
+        initial_value: Any = None,
+        trainable: bool | None = None,
+        name: str | None = None,
+        dtype: Any = None,
+        constraint: Callable[[Any], Any] | None = None,
+        synchronization: VariableSynchronization = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+        shape: Any = None,
+    ) -> None:
+        _register_with_jax()
+        strategy = get_strategy()
+        topology: Topology | None = strategy.topology
+        on_read = synchronization is VariableSynchronization.ON_READ
+        self._name = name or "Variable"
+        self._trainable = (not on_read) if trainable is None else bool(trainable)
+        self._synchronization = synchronization
+        self._aggregation = aggregation
+        self._strategy = strategy
+        self._whole: Variable = self
+        self._components: tuple[Variable, ...] | None = None
+        self.constraint = constraint
+        value, traced = initial_array(initial_value, dtype, self._name)
+        check_declaration(self, self._name, value, shape, distributed=topology is not None)
+        several = topology is not None and topology.num_replicas > 1
+        if several and synchronization is VariableSynchronization.AUTO:
+            self._synchronization = VariableSynchronization.ON_WRITE
+        with concrete():
+            stacks = on_read and several
+            if topology is not None and traced is None and not is_planned(value):
+                value = broadcast_from_first(value, topology, f"variable {self._name!r}")
+            spec = SPEC
+            if not several or on_read or not is_cut(value, strategy.variable_policy):
+                spec = layout_of(value, self._name, topology, per_replica=stacks)
+            cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
+        cell.trainable = self._trainable
+        self._policy: Policy = policy_for(cell, strategy, aggregation, several=several)
+        if topology is not None and strategy.wraps_single:
+            object.__setattr__(self, "__class__", DistributedVariable)
+        live_variables.add(self)
+        where = level()
+        if traced is not None and isinstance(where, TraceLevel):
+            where.created.append((self, traced))
+        log = births.get()
+        if log is not None:
+            log.append(self)
+
+    # Properties.
+
+    @property
+    def name(self) -> str:
+        """The name, with TensorFlow's output number."""
+        policy = self._policy
+        replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
+        return f"{self._name}/replica_{replica}:0" if replica else f"{self._name}:0"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape."""
+        return self._policy.cell.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype of its entries."""
+        return self._policy.cell.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of entries."""
+        return int(np.prod(self.shape))
+
+    @property
+    def trainable(self) -> bool:
+        """Whether an optimizer should change it."""
+        return self._trainable
+
+    @property
+    def synchronization(self) -> VariableSynchronization:
+        """When its copies are made equal."""
+        return self._synchronization
+
+    @property
+    def aggregation(self) -> VariableAggregation:
+        """How the values of several replicas are combined."""
+        return self._aggregation
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """The strategy in whose scope it was created."""
+        return self._strategy
+
+    @property
+    def topology(self) -> Topology | None:
+        """The devices that hold its copies; None for a plain variable."""
+        return self._policy.cell.topology
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds it, or its first copy."""
+        policy, cell = self._policy, self._policy.cell
+        replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
+        if cell.topology is not None:
+            return cell.topology.name_of(cell.topology.leads[replica])
+        return device_name(next(iter(cell.array().devices())))
+
+    @property
+    def cell(self) -> Cell:
+        """The storage of its value; for code that lifts state into compiled functions."""
+        return self._policy.cell
+
+    def ref(self) -> Variable:
+        """Return a dictionary key; variables are hashable and are their own keys here."""
+        return self
+
+    # Reading.
+
+    def value(self) -> jax.Array:
+        """Return the value in the current context."""
+        return self._policy.read()
+
+    def read_value(self) -> jax.Array:
+        """Return the value in the current context."""
+        return self._policy.read()
+
+    def numpy(self) -> np.ndarray:
+        """Return the value as a NumPy array."""
+        return np.asarray(self._policy.read())
+
+    def __jax_array__(self) -> jax.Array:
+        return self._policy.read()
+
+    def __array__(  # type: ignore[override]
+        self, dtype: Any = None, copy: bool | None = None
+    ) -> np.ndarray:
+        return np.array(self._policy.read(), dtype=dtype, copy=copy)
+
+    # Writing.
+
+    def assign(
+        self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
+        """Replace the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign(5.0).read_value())
+            5.0
+        """
+        dtype = self.dtype
+        kept = lambda x: has_strong_dtype(x, dtype) or is_key(x)  # noqa: E731
+        replaced = lambda _, x: x if kept(x) else jnp.asarray(private(x), dtype)  # noqa: E731
+        checked = self._checked(value, "assign")
+        self._policy.update((checked,), Update("assign", "replace", replaced))
+        return self._after_write()
+
+    def assign_add(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
+        """Add to the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign_add(5.0).read_value())
+            6.0
+        """
+        return self._add(delta, operator.add, "assign_add")
+
+    def assign_sub(
+        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+    ) -> Variable:
+        """Subtract from the value.
+
+        Example:
+            >>> float(rx.Variable(1.0).assign_sub(5.0).read_value())
+            -4.0
+        """
+        return self._add(delta, operator.sub, "assign_sub")
+
+    def _add(self, delta: Any, op: Callable[[Any, Any], Any], verb: str) -> Variable:
+        dtype = self.dtype
+        add = Update(verb, "add", lambda old, d: op(old, private(d)).astype(dtype))
+        self._policy.update((self._checked(delta, verb),), add)
+        return self._after_write()
+
+    def _after_write(self) -> Self:
+        """Return `self`; in a replica, a view of it that a run reads as the replica's value."""
+        replica = current().replica
+        if replica is None or replica.num_replicas_in_sync == 1 or self.is_written:
+            return self
+        written = object.__new__(type(self))
+        vars(written).update(vars(self), is_written=True)
+        return written
+
+    def _checked(self, value: Any, verb: str) -> Any:
+        """Convert a value to the variable's dtype; raise if its dtype or shape does not fit."""
+        if isinstance(value, Distributed) and current().replica is not None:
+            value = value.component
+        if isinstance(value, PerReplica):
+            for part in _components(value):
+                self._check_array(jnp.asarray(part), verb, exact=True)
+            return value
+        if isinstance(value, Variable):
+            value = value.read_value()
+        if isinstance(value, bool | int | float | complex) and self.shape == ():
+            # Keeps its Python type: equal numbers on all replicas then need no aggregation.
+            check_dtype(self, np.asarray(value), verb, exact=False)
+            return value
+        exact = isinstance(value, jax.Array | np.ndarray | np.generic)
+        array: Any = value if is_traced(value) else jnp.asarray(private(value))
+        self._check_array(array, verb, exact=exact)
+        done = has_strong_dtype(array, self.dtype) or is_key(array)
+        return array if done else array.astype(self.dtype)
+
+    def _check_array(self, array: jax.Array, verb: str, *, exact: bool) -> None:
+        check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))
+        if tuple(array.shape) != self.shape:
+            raise ValueError(
+                f"{verb} of a value of shape {tuple(array.shape)} to variable {self.name!r} of"
+                f" shape {self.shape}: the shapes must be equal. Use `jnp.broadcast_to(value,"
+                f" {self.shape})` to repeat it."
+            )
+
+    # Copies.
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        """Each replica's copy, as a variable; the variable itself if it is not distributed."""
+        return (self,)
+
+    @property
+    def whole(self) -> Variable:
+        """The variable of which this is a copy; itself if it is not a copy."""
+        return self._whole
+
+    def __repr__(self) -> str:
+        return self._row()
+
+    def _repr_html_(self) -> str:
+        placed = Placed.of_cell(self.cell, self.name)
+        return placed.sheet("SyncOnReadVariable" if self.cell.per_replica else "Variable").to_html()
+
+    def _head(self) -> str:
+        return f"<rx.Variable '{self.name}' shape={self.shape} dtype={self.dtype.name}"
+
+    def _row(self) -> str:
+        value = self._policy.read()
+        return self._head() + (">" if is_traced(value) else f", numpy={format_value(value)}>")
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __copy__(self) -> Variable:
+        raise VariableError(f"copy.copy of {self.name!r} would share its value: use copy.deepcopy.")
+
+    def __deepcopy__(self, memo: Any) -> Variable:
+        copied: Variable = duplicate(self)
+        live_variables.add(copied)
+        return copied
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            # Methods of arrays (sum, reshape, T, at, ...) act on the value; private names never do.
+            if name.startswith("_") or not hasattr(jax.Array, name):
+                raise AttributeError(f"'Variable' object has no attribute {name!r}")
+            return getattr(self._policy.read(), name)
+
+
+@final
+class DistributedVariable(Variable, DistributedValues[Variable]):
+    """A variable with a copy for each replica of a strategy; calling `Variable` creates it.
+
+    For one device and for the default strategy, TensorFlow's variables are not distributed values,
+    and neither are ours: they are plain `Variable` objects.
+    """
+
+    @property
+    def values(self) -> tuple[Variable, ...]:
+        """The copies of this process's replicas, as variables."""
+        return self.components
+
+    @property
+    def components(self) -> tuple[Variable, ...]:
+        """Each replica's copy, as a variable."""
+        if self._components is None:
+            own = self._strategy.devices_or_default.own
+            self._components = tuple(_component(self, i) for i in range(len(own)))
+        return self._components
+
+    def __repr__(self) -> str:
+        if self.cell.sharded:  # reading the value may need a collective
+            return f"{self._head()}, in {self.cell.topology.num_replicas} parts>"  # type: ignore[union-attr]
+        kind = "SyncOnReadVariable" if self._policy.cell.per_replica else "MirroredVariable"
+        return format_components(kind, [c._row() for c in self.components])  # noqa: SLF001
+
+
+def policy_for(
+    cell: Cell, strategy: Any, aggregation: VariableAggregation, *, several: bool
+) -> Policy:
+    """Return the policy of a variable for one replica, or for several."""
+    if not several:
+        return PlainPolicy(cell)
+    kind = OnReadPolicy if cell.per_replica else MirroredPolicy
+    return kind(cell, strategy, aggregation)
+
+
+def _component(whole: Variable, replica: int) -> Variable:
+    part: Variable = object.__new__(Variable)
+    vars(part).update(vars(whole))
+    if not isinstance(whole._policy, PlainPolicy):  # noqa: SLF001 - else the only copy
+        part._policy = ComponentPolicy(whole.cell, replica)  # noqa: SLF001
+    part._whole = whole  # noqa: SLF001
+    return part
+
+
+def _components(value: PerReplica) -> tuple[Any, ...]:
+    # In compiled code the other pieces need a collective; they have the same shape and dtype.
+    return (value.form.piece,) if isinstance(value.form, InBody) else value.values
+
+
+stands_for(Variable, lambda variable: variable.read_value())
+identify(Variable, lambda variable: variable._policy)  # noqa: SLF001 - of what a write returns too
+
+
+@cache
+def _register_with_jax() -> None:  # on first use: probing JAX for support slows the import
+    for kind in (Variable, DistributedVariable):
+        accept_as_array(kind, lambda v: ShapedArray(v.shape, v.dtype), lambda v: v.read_value())

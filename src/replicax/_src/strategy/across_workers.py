@@ -1,0 +1,33 @@
+"""AcrossWorkers: a strategy that spans several workers can leave them."""
+
+import sys
+
+from replicax._src.strategy.base import StrategyBase
+from replicax._src.workers import group as _group
+
+
+class AcrossWorkers(StrategyBase):
+    """A strategy whose replicas may be on several workers."""
+
+    def leave(self, error: BaseException | None = None) -> None:
+        """Notify the other workers that this one leaves the run.
+
+        A worker that exits does this automatically. Call it if an error is caught and the process
+        keeps running, as in a Ray actor or a notebook: otherwise the others wait for a minute until
+        they declare this worker lost. Variables can still be read afterwards, but every collective
+        of this process raises an error. With a single worker it does nothing.
+
+        Args:
+            error: Why this worker cannot go on; by default the exception that is being handled.
+                The others raise a `WorkerLostError` with its text.
+
+        Example:
+            >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()
+            >>> try:
+            ...     total = strategy.reduce("SUM", strategy.run(lambda: 1.0), axis=None)
+            ... finally:
+            ...     strategy.leave()
+        """
+        topology, group = self.topology, _group.current()
+        if group is not None and topology is not None and not topology.is_whole:
+            group.depart(error or sys.exc_info()[1])

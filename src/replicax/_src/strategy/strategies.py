@@ -1,0 +1,213 @@
+"""The strategies of one process: Strategy, MirroredStrategy, OneDeviceStrategy and the default."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final, overload
+
+import jax
+
+from replicax._src.base.lazy import LazyModule, LeavesOut
+from replicax._src.base.types import ReduceOp
+from replicax._src.cluster.detection import others
+from replicax._src.collectives.cross_device_ops import CrossDeviceOps
+from replicax._src.context.current import set_default
+from replicax._src.strategy.base import StrategyBase
+from replicax._src.topology.mesh import Topology
+from replicax._src.values.per_replica import AnyArray
+from replicax._src.values.reduce import Axis
+from replicax._src.workers.group import current
+
+if TYPE_CHECKING:
+    from replicax._src.data.dataset import Dataset
+    from replicax._src.input import distribute
+else:
+    distribute = LazyModule("replicax._src.input.distribute")
+
+
+_log = logging.getLogger("replicax")
+
+_T = TypeVar("_T")
+_Op = ReduceOp | str
+_Two = tuple[_T, _T]
+_Three = tuple[_T, _T, _T]
+
+
+class Strategy(StrategyBase, LeavesOut):
+    """A way to distribute computation over devices and machines.
+
+    Use one of its subclasses: `MirroredStrategy`, `OneDeviceStrategy`, ...
+
+    Example:
+        >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
+        True
+    """
+
+    left_out: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(
+            ("experimental_run", "group", "make_dataset_iterator", "make_input_fn_iterator"),
+            "It is a verb of TensorFlow 1: use `strategy.run` and"
+            " `strategy.experimental_distribute_dataset`, or a strategy of"
+            " `rx.compat.v1.distribute`.",
+        ),
+        "colocate_vars_with": "Use `strategy.extended.colocate_vars_with(variable)`.",
+        "configure": "Pass the cluster to the strategy: `cluster_resolver=...`.",
+        "unwrap": "Use `strategy.experimental_local_results(value)`.",
+    }
+
+    @overload
+    def reduce(self, reduce_op: _Op, value: AnyArray, axis: Axis) -> jax.Array: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: _Two[AnyArray], axis: Axis
+    ) -> _Two[jax.Array]: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: _Three[AnyArray], axis: Axis
+    ) -> _Three[jax.Array]: ...
+
+    @overload
+    def reduce(
+        self, reduce_op: ReduceOp | str, value: Mapping[str, AnyArray], axis: Axis
+    ) -> dict[str, jax.Array]: ...
+
+    @overload
+    def reduce(self, reduce_op: _Op, value: Any, axis: Axis) -> Any: ...
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+        """Reduce a per-replica value to one value.
+
+        Args:
+            reduce_op: SUM or MEAN, as an enum member or a string.
+            value: A result of `run`.
+            axis: Also reduce over this axis of each replica's value; None for no axis. A mean
+                over an axis divides by the total number of entries of all replicas.
+
+        Returns:
+            One value of the same structure, on the current device.
+
+        Raises:
+            RuntimeError: Inside a replica function.
+            ValueError: If the op or the axis does not exist, or shapes differ without an axis.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> per_replica = rx.distribute.PerReplica([jnp.arange(4.0), jnp.arange(4.0, 6.0)])
+            >>> float(strategy.reduce("MEAN", per_replica, axis=0))
+            2.5
+        """
+        return self.reduce_value(reduce_op, value, axis)
+
+    def experimental_make_numpy_dataset(self, numpy_input: Any) -> Dataset:
+        """Return a dataset of the slices of arrays.
+
+        Args:
+            numpy_input: An array, or a structure of arrays; a list of arrays is stacked into one.
+
+        Example:
+            >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+            >>> len(strategy.experimental_make_numpy_dataset(np.ones(10)))
+            10
+        """
+        return distribute.numpy_dataset(numpy_input)
+
+
+@final
+class MirroredStrategy(Strategy):
+    """Synchronous training on several devices of one machine.
+
+    Each variable has a copy on every device, and the copies are kept equal; or, sharded, each
+    device holds a shard of it.
+
+    Args:
+        devices: Their names, such as ``["GPU:0", "GPU:1"]``; all GPUs by default, else all CPU
+            devices. To try several without hardware, set the environment variable
+            ``REPLICAX_CPU_DEVICES=4``.
+        cross_device_ops: How to combine values; `NcclAllReduce` by default.
+        variable_policy: ``"mirrored"``, or ``"sharded"``: every variable of more than 16 KiB, of
+            the model and of its optimizer, is sharded evenly over the devices. Reading it is an
+            all-gather; gradients are reduce-scattered. Programs and their results do not change,
+            while the memory of the state is divided by the number of devices.
+
+    Raises:
+        ValueError: If a device does not exist, is named twice, or is of another platform; or if
+            there is no such policy.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> strategy.num_replicas_in_sync
+        2
+        >>> sharded = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], variable_policy="sharded")
+        >>> with sharded.scope():
+        ...     v = rx.Variable(jnp.zeros((256, 256)))
+        >>> [part.data.shape for part in v.cell.array().addressable_shards]
+        [(128, 256), (128, 256)]
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str | jax.Device] | None = None,
+        cross_device_ops: CrossDeviceOps | None = None,
+        variable_policy: str = "mirrored",
+    ) -> None:
+        _warn_of_others()
+        super().__init__(Topology.local(devices), cross_device_ops, variable_policy)
+
+
+@cache
+def _warn_of_others() -> None:
+    """Warn once if the environment shows other workers that this strategy does not use."""
+    if current() is None and (found := others()):
+        _log.warning(
+            "MirroredStrategy trains on the devices of this process only: every process that makes"
+            " one trains a separate model. For one model on all of them use"
+            " MultiWorkerMirroredStrategy. %s",
+            found,
+        )
+
+
+@final
+class OneDeviceStrategy(Strategy):
+    """All variables and all computation on one device; useful to test a program.
+
+    Args:
+        device: Its name, such as ``"GPU:0"``.
+
+    Example:
+        >>> strategy = rx.distribute.OneDeviceStrategy("CPU:0")
+        >>> float(strategy.run(lambda x: x * 2, args=(jnp.float32(3),)))
+        6.0
+    """
+
+    def __init__(self, device: str | jax.Device) -> None:
+        super().__init__(Topology.local([device]))
+
+    @property
+    def wraps_single(self) -> bool:
+        """False: the values of its only replica are plain."""
+        return False
+
+    def _configured(self, config_proto: Any) -> Any:
+        return copy.deepcopy(config_proto)
+
+
+@final
+class DefaultStrategy(Strategy):
+    """One replica, wherever JAX computes; `get_strategy` returns it outside of any scope."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def _configured(self, config_proto: Any) -> Any:
+        return copy.deepcopy(config_proto)
+
+    def __repr__(self) -> str:
+        return "<the default strategy>"
+
+
+set_default(DefaultStrategy())

@@ -1,0 +1,1 @@
+"""Run one function in several processes that form a cluster."""

@@ -1,0 +1,1 @@
+"""Checkpoints, saved models, preemption and progress."""

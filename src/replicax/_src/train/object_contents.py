@@ -1,0 +1,286 @@
+"""Enumeration of an object's children: attributes and items, with and without a stable name.
+
+A checkpoint stores a value under the names that lead to it, so a child needs a name that is the
+same in the next run: an attribute, a str or int key, or an index in a sequence. Children without
+such a name are listed too, because a variable among them must not be lost silently. Python's
+garbage collector finds them: it enumerates the references of any object.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+import weakref
+from collections import deque
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from replicax._src.base.origin import is_library
+from replicax._src.state.variable import Variable
+
+# Attributes in which libraries keep bookkeeping; the objects are reachable in other ways.
+_BOOKKEEPING = frozenset(
+    {"_tracker", "_inbound_nodes", "_outbound_nodes", "_parent_path", "_obj_type"}
+)
+# The attributes of `rx.Variable`; all others on a variable are the user's.
+OF_VARIABLES = frozenset(
+    {
+        "_name",
+        "_trainable",
+        "_synchronization",
+        "_aggregation",
+        "_strategy",
+        "_whole",
+        "_components",
+        "_policy",
+        "constraint",
+        "is_written",
+    }
+)
+_LIBRARIES = ("keras", "flax", "jax", "jaxlib", "numpy", "replicax")
+_EXACT_VALUES = frozenset({str, bytes, bool, int, float, complex, type(None)})
+_VALUES = (str, bytes, bytearray, int, float, complex, np.generic)
+# Code and weak references, none of which own state to save. Generators and frames are not listed:
+# their local variables may be state.
+_CODE = (
+    type,
+    property,
+    classmethod,
+    staticmethod,
+    types.ModuleType,
+    types.FunctionType,
+    types.MethodType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.CodeType,
+    types.FrameType,
+    types.TracebackType,
+    weakref.ReferenceType,
+)
+_SEQUENCES = (list, tuple, deque)
+_BARE = frozenset({dict, list, tuple, set, frozenset, deque})
+_MISSING = object()
+
+
+class Unnamed(NamedTuple):
+    """A child without a stable name.
+
+    Attributes:
+        label: The child's label in error messages, appended to that of its parent.
+        why: Why it has no name, and what to write instead.
+        value: The child.
+    """
+
+    label: str
+    why: str
+    value: Any
+
+
+class Contents(NamedTuple):
+    """The children of an object.
+
+    Attributes:
+        named: The children with a stable name, by name.
+        unnamed: All others.
+    """
+
+    named: Mapping[str, Any]
+    unnamed: list[Unnamed]
+
+
+_EMPTY = Contents({}, [])
+
+
+class _Kind(NamedTuple):
+    """How to enumerate the attributes of a class's instances."""
+
+    slots: tuple[str, ...]
+    skipped: frozenset[str]
+    has_attributes: bool  # False if the instances are only collections of items
+    classes: tuple[type, ...]  # the user's classes, whose attributes the instances share
+    is_library: bool  # whether a library defines the class, whose references need no names
+
+
+def has_no_parts(x: Any) -> bool:
+    """Whether ``x`` has no children to save: a plain value, a numeric array, or code."""
+    kind: Any = type(x)
+    known = _has_no_parts(kind)
+    if known is not None:
+        return known
+    if isinstance(x, np.ndarray):
+        return bool(x.dtype != object)
+    return isinstance(x, jax.Array) or (isinstance(x, _VALUES) and not getattr(x, "__dict__", None))
+
+
+@lru_cache(4096)
+def _has_no_parts(kind: Any) -> bool | None:
+    """Answer `has_no_parts` for every instance of a class; None if it depends on the instance."""
+    if kind in _EXACT_VALUES or issubclass(kind, _CODE):
+        return True
+    differ = issubclass(kind, (np.ndarray, *_VALUES)) or _home(kind) in ("jax", "jaxlib")
+    return None if differ else False
+
+
+def contents_of(x: Any) -> Contents:
+    """Return the children of ``x``: its items and its attributes.
+
+    A `Contents` is returned unchanged, so it can be passed in place of an object.
+    """
+    if isinstance(x, Contents):
+        return x
+    if has_no_parts(x):
+        return _EMPTY
+    cls: Any = type(x)
+    kind = _kind(cls)
+    named, unnamed = _items_of(x)
+    if not kind.has_attributes:
+        return Contents(named, unnamed)
+    for name, value in _attributes(x, kind):
+        if named.setdefault(name, value) is not value:
+            why = f"an item is named {name!r} too; rename one of them"
+            unnamed.append(Unnamed(f".{name}", why, value))
+    unnamed += _of_classes(kind, named)
+    if not kind.is_library:
+        unnamed += _referents(x, cls, named)
+    return Contents(named, unnamed)
+
+
+def merged(*contents: Mapping[str, Any] | Contents, why: str) -> Contents:
+    """Merge the children of several objects; a later child replaces an earlier one of its name.
+
+    Args:
+        *contents: The children.
+        why: The reason to record for replaced children, which become unnamed.
+    """
+    named: dict[str, Any] = {}
+    unnamed: list[Unnamed] = []
+    for one in contents:
+        if isinstance(one, Contents):
+            unnamed += one.unnamed
+        for name, value in (one.named if isinstance(one, Contents) else one).items():
+            if named.get(name, value) is not value:
+                unnamed.append(Unnamed(f".{name}", why, named[name]))
+            named[name] = value
+    return Contents(named, unnamed)
+
+
+def _items_of(x: Any) -> tuple[dict[str, Any], list[Unnamed]]:
+    """Return the named and unnamed items of a collection; none for any other object."""
+    if isinstance(x, Mapping):
+        return _items(x)
+    if isinstance(x, tuple) and (fields := getattr(x, "_fields", None)) is not None:
+        return dict(zip(fields, x, strict=True)), []
+    if isinstance(x, (*_SEQUENCES, np.ndarray)):
+        return {str(i): v for i, v in enumerate(x.flat if isinstance(x, np.ndarray) else x)}, []
+    if isinstance(x, set | frozenset):
+        return {}, [Unnamed("{...}", _why_none(x), v) for v in x]
+    return {}, []
+
+
+def _items(x: Mapping[Any, Any]) -> tuple[dict[str, Any], list[Unnamed]]:
+    """Return the items of a mapping: named if the key is a str or int, unnamed otherwise."""
+    if type(x) is dict and all(type(k) is str for k in x):
+        return dict(x), []
+    named: dict[str, Any] = {}
+    unnamed: list[Unnamed] = []
+    for key, value in x.items():
+        if not isinstance(key, str | int):
+            why = f"a key of type {type(key).__name__} is no name; use a str or an int as the key"
+            unnamed.append(Unnamed(f"[{key!r}]", why, value))
+            if not isinstance(x, weakref.WeakKeyDictionary):
+                unnamed.append(Unnamed(f"[{key!r}]", "a key of a dict is not saved", key))
+            continue
+        name = str(key)
+        if named.get(name, value) is not value:
+            why = f"two keys are both named {name!r}; rename one of them"
+            unnamed.append(Unnamed(f"[{key!r}]", why, named[name]))
+        named[name] = value
+    return named, unnamed
+
+
+def _attributes(x: Any, kind: _Kind) -> Iterable[tuple[str, Any]]:
+    own = getattr(x, "__dict__", None)
+    if isinstance(own, dict):
+        yield from [(k, v) for k, v in own.items() if k not in kind.skipped]
+    for name in kind.slots:
+        if (value := getattr(x, name, _MISSING)) is not _MISSING:
+            yield name, value
+
+
+def _of_classes(kind: _Kind, named: Mapping[str, Any]) -> list[Unnamed]:
+    """The attributes of an object's classes, which no object has for itself."""
+    return [
+        Unnamed(
+            f".{name}",
+            f"it is an attribute of the class {base.__name__}, which all its objects share; set it"
+            f" in `__init__`: `self.{name} = ...`",
+            value,
+        )
+        for base in kind.classes
+        for name, value in list(vars(base).items())
+        if not (name.startswith(("__", "_abc_")) or has_no_parts(value) or name in named)
+        and not hasattr(type(value), "__get__")
+    ]
+
+
+def _referents(x: Any, cls: Any, named: Mapping[str, Any]) -> list[Unnamed]:
+    """What an object refers to besides its named parts: the items of an iterator, for example."""
+    known = {id(cls), id(getattr(x, "__dict__", None)), *map(id, named.values())}
+    others = [v for v in gc.get_referents(x) if id(v) not in known and not has_no_parts(v)]
+    return [Unnamed("{...}", _why_none(x), v) for v in others]
+
+
+def _why_none(x: Any) -> str:
+    return f"a {type(x).__name__} gives its items no names; keep them in a list or a dict"
+
+
+@lru_cache(4096)
+def _kind(kind: Any) -> _Kind:
+    is_collection = issubclass(kind, (*_SEQUENCES, set, frozenset, Mapping, np.ndarray))
+    homes = set(map(_home, kind.__mro__))
+    slots = [
+        name
+        for base in kind.__mro__
+        if _home(base) not in _LIBRARIES
+        for name, member in vars(base).items()
+        if isinstance(member, types.MemberDescriptorType) and not name.endswith("__")
+    ]
+    return _Kind(
+        tuple(dict.fromkeys(slots)),
+        OF_VARIABLES
+        if issubclass(kind, Variable)
+        else _BOOKKEEPING
+        if {"keras", "flax"} & homes
+        else frozenset(),
+        # A library's collection stores its items in its attributes: do not list them twice.
+        kind not in _BARE and not (is_collection and _home(kind) in _LIBRARIES),
+        tuple(base for base in kind.__mro__ if _is_users(base)),
+        not homes.isdisjoint(_LIBRARIES),
+    )
+
+
+def _is_users(kind: type) -> bool:
+    """Whether the user's program defines a class; classes of builtins and libraries are not."""
+    module = sys.modules.get(kind.__module__)
+    if module is None or kind.__module__ == "__main__":
+        return True
+    file = getattr(module, "__file__", None)
+    return file is not None and not is_library(file)
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether a class is one of the libraries whose objects a checkpoint knows."""
+    return _home(kind) in _LIBRARIES
+
+
+def _home(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]

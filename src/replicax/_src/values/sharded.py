@@ -1,0 +1,180 @@
+"""`Cut`: the layout of an array that is sharded over the replicas in equal shards.
+
+The array is sharded along its first axis if the number of replicas divides it; otherwise it is
+flattened and padded at the end. The padding is never read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, cached_property
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.values.placement import first, fresh_copy, on_device, per_replica_jit
+
+Shape = tuple[int, ...]
+
+SPEC = PartitionSpec(REPLICA_AXIS)
+# Variables up to this size stay replicated: a gather would cost more than the memory saved.
+SMALL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The layout of an array that is sharded over the replicas.
+
+    Attributes:
+        shape: The shape of the whole array.
+        count: The number of replicas.
+        lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
+
+    Example:
+        >>> from replicax._src.values.sharded import Cut
+        >>> Cut((8, 3), 4).part_shape, Cut((3, 3), 4).part_shape
+        ((2, 3), (3,))
+    """
+
+    shape: Shape
+    count: int
+    lines: Shape = ()
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether the array is stored flat and padded, with another shape than `shape`."""
+        return not self.shape or self.shape[0] % self.count != 0
+
+    @cached_property
+    def part_shape(self) -> Shape:
+        """The shape of one replica's shard."""
+        if self.is_flat:
+            return (-(-prod(self.shape) // self.count),)
+        return (self.shape[0] // self.count, *self.shape[1:])
+
+    @cached_property
+    def stored_shape(self) -> Shape:
+        """The shape of all shards, concatenated."""
+        rows, *rest = self.part_shape
+        return (rows * self.count, *rest)
+
+    def stored(self, x: Any) -> Any:
+        """Convert a whole array to the stored form: flat and padded if `is_flat`."""
+        if not self.is_flat:
+            return x
+        if isinstance(x, np.ndarray):
+            return np.pad(x.ravel(), (0, self._missing))
+        return _named(self, to_whole=False)(x)
+
+    def whole(self, stored: Any) -> Any:
+        """Convert a stored array to the whole array."""
+        return _named(self, to_whole=True)(stored) if self.is_flat else stored
+
+    @property
+    def _missing(self) -> int:
+        return self.stored_shape[0] - prod(self.shape)
+
+    # For code of one replica, inside a compiled program.
+
+    def local_shard(self, x: jax.Array) -> jax.Array:
+        """Return this replica's shard of a whole array."""
+        rows = self.part_shape[0]
+        at = jax.lax.axis_index(REPLICA_AXIS) * rows
+        return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows)
+
+    def gathered(self, part: jax.Array) -> jax.Array:
+        """Return the whole array, all-gathered from the replicas' shards."""
+        joined: jax.Array = jax.lax.all_gather(part, REPLICA_AXIS, tiled=True)
+        whole: jax.Array = self.whole(joined)
+        return whole
+
+    def reduce_scatter(self, x: jax.Array) -> jax.Array:
+        """Return this replica's shard of the sum of all replicas' arrays (a reduce-scatter).
+
+        On a slice of two or more dimensions it scatters along one dimension after the other, as the
+        TPU compiler does for an all-reduce over all of them.
+        """
+        part: jax.Array = self.stored(x)
+        numbers = np.arange(self.count).reshape(self.lines or (self.count,))
+        for axis, length in enumerate(numbers.shape):
+            groups = np.moveaxis(numbers, axis, -1).reshape(-1, length).tolist()
+            chosen = groups if self.lines else None
+            part = jax.lax.psum_scatter(part, REPLICA_AXIS, axis_index_groups=chosen, tiled=True)
+        return part
+
+    # For code outside of a compiled program.
+
+    def spread(self, x: Any, topology: Topology) -> jax.Array:
+        """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
+        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, SPEC)
+        if topology.is_whole:
+            placed: jax.Array = jax.device_put(own, where)
+            return placed
+        return jax.make_array_from_callback(own.shape, where, lambda index: own[index])
+
+    def collected(
+        self, stored: jax.Array, topology: Topology, device: jax.Device, what: str
+    ) -> jax.Array:
+        """Return the whole array on one device; a collective if there are several processes.
+
+        Args:
+            stored: The stored array, of all shards.
+            topology: The topology of the replicas that hold it.
+            device: One of this process's devices.
+            what: Its description in messages.
+        """
+        if topology.is_whole:
+            return on_device(self.whole(on_device(stored, device)), device)
+        with together(topology, f"the value of {what}") as finished:
+            joined = finished(_gatherer(self, topology)(stored))
+        return on_device(first(joined), device)
+
+
+def is_sharded(variable_policy: str) -> bool:
+    """Whether a strategy shards its variables.
+
+    Raises:
+        ValueError: If there is no such policy.
+    """
+    if variable_policy not in ("mirrored", "sharded"):
+        raise ValueError(
+            f"There is no variable_policy {variable_policy!r}. Use 'mirrored', where every replica"
+            " holds all of each variable, or 'sharded', where each of N holds 1/N of it and gathers"
+            " it to read it."
+        )
+    return variable_policy == "sharded"
+
+
+def is_cut(x: Any, variable_policy: str) -> bool:
+    """Whether a variable of the shape and dtype of `x` is sharded: only large ones are."""
+    if not is_sharded(variable_policy):
+        return False
+    is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return bool(x.shape) and not is_key and prod(x.shape) * np.dtype(x.dtype).itemsize > SMALL_BYTES
+
+
+@cache
+def _gatherer(cut: Cut, topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    return per_replica_jit(cut.gathered, topology, SPEC, PartitionSpec())
+
+
+@cache
+def _named(cut: Cut, *, to_whole: bool) -> Callable[[jax.Array], jax.Array]:
+    """Return the conversion, jitted under a name that `without_round_trips` finds in a jaxpr."""
+
+    def stored(x: jax.Array) -> jax.Array:
+        return jnp.pad(x.ravel(), (0, cut.stored_shape[0] - prod(cut.shape)))
+
+    def whole(x: jax.Array) -> jax.Array:
+        return x[: prod(cut.shape)].reshape(cut.shape)
+
+    chosen = whole if to_whole else stored
+    chosen.__name__ = chosen.__qualname__ = WHOLE_NAME if to_whole else STORED_NAME
+    return jax.jit(chosen)
+
+
+WHOLE_NAME, STORED_NAME = "replicax_whole", "replicax_stored"

@@ -1,0 +1,453 @@
+"""The group: this process's membership in the cluster, from the roll call to the goodbye.
+
+Every cross-process collective passes through `Group.collective`. It numbers the collectives, so
+that the hub can detect workers that are late or that run something else; it refuses to start one
+after a worker is lost; and it replaces XLA's error about a broken connection by the hub's
+explanation.
+"""
+
+import atexit
+import hashlib
+import logging
+import os
+import statistics
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, NoReturn
+
+from replicax._src.base.errors import ReplicaError, ReplicaxError
+from replicax._src.base.fault_points import fault_point
+from replicax._src.cluster.checks import WorkerLostError
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.compat.jax import disconnect_distributed
+from replicax._src.workers import reports, sockets
+from replicax._src.workers import wire as _wire
+from replicax._src.workers.reports import Report
+from replicax._src.workers.watchdog import disk, load
+from replicax._src.workers.wire import Message, Wire
+
+_PING_EVERY = 1.0
+_TELL_EVERY = 0.2  # minimum seconds between the extra pings that announce a new collective
+_REPORT_PATIENCE = 5.0  # seconds to wait for the hub to explain a broken connection
+_SHOWN = 32
+_LAST_RESORT = 8.0  # seconds that a collective may continue after its connections were cut
+_MOVE_ON = 5.0  # seconds for a stuck worker to exit before it is ended
+_log = logging.getLogger("replicax")
+_FORKED = (
+    "This process was forked from a worker, and is not one itself: JAX and the connections to the"
+    " other workers are its parent's. Start processes of your own with the method 'spawn', and"
+    " let them compute with NumPy only."
+)
+
+_DEPARTED = (
+    "This process has left its cluster by `strategy.leave()`, and cannot take part in collectives"
+    " any more. It can still read its variables; to train again, start a new process."
+)
+
+
+class Cancelled(Exception):  # noqa: N818 - a signal, not an error
+    """The agreement was cancelled by its caller."""
+
+
+class Group:
+    """The workers that train together, as seen by one of them.
+
+    Attributes:
+        facts: The cluster, with an address for every worker once JAX has started.
+        local_host: The address of this machine on the network of the workers.
+    """
+
+    def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
+        self.facts = facts
+        self.local_host: str = wire.socket.getsockname()[0]
+        self._wire = wire
+        self._members: list[Message] = go["members"]
+        self._hub_pid = go["hub_pid"]
+        self._hub_patience: float = go["ping_timeout"]
+        self._unanswered = 0
+        self._report: Report | None = None
+        self._lost_at = 0.0
+        self._departed: list[Report] = []
+        self._unanswerable: set[str] = set()
+        self._answers: dict[str, list[Any]] = {}
+        self._changed = threading.Condition()
+        self._ports: list[int] = []
+        self._count = 0
+        self._completed = 0
+        self._inside = False
+        self._journal: deque[tuple[int, str, int]] = deque(maxlen=_SHOWN)
+        self._chain = 0
+        self._began = self._pinged_at = time.monotonic()
+        self._paces: deque[float] = deque(maxlen=32)
+        self._is_leaving = False
+        self._lock = threading.Lock()
+        self._feeds = 0
+        self._threads = [
+            threading.Thread(target=target, name=f"replicax-{target.__name__[1:]}", daemon=True)
+            for target in (self._listen, self._ping)
+        ]
+
+    def start(self) -> None:
+        """Start the threads that talk to the hub, and the hooks for exit, forks and exceptions."""
+        for thread in self._threads:
+            thread.start()
+        atexit.register(self.leave)
+        os.register_at_fork(after_in_child=self._after_fork)
+        before = sys.excepthook
+
+        def hook(
+            kind: type[BaseException], error: BaseException, trace: TracebackType | None
+        ) -> None:
+            self.tell(error)
+            before(kind, error, trace)
+            news = self._report
+            if news and news.index != self.facts.index and not isinstance(error, ReplicaxError):
+                reports.say(f"the cause: {news.text}")
+
+        sys.excepthook = hook
+
+    def _after_fork(self) -> None:
+        """Make this forked child unusable as a worker: the connection belongs to the parent."""
+        self._is_leaving = True
+        self._wire.forget()
+        # The parent's threads may hold these locks at the fork, and do not exist in the child.
+        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._report = Report("fork", None, _FORKED)
+
+    def set_collective_ports(self, ports: list[int]) -> None:
+        """Set the ports of all workers' collectives; their connections are cut to abort one."""
+        self._ports = ports
+
+    # Collectives.
+
+    @contextmanager
+    def collective(self, what: str) -> Iterator[None]:
+        """Run the block as this worker's next collective, which all workers must run too.
+
+        Args:
+            what: A description for messages and for the comparison; the same on all workers.
+
+        Raises:
+            WorkerLostError: If a worker has been lost, or is lost meanwhile.
+            ReplicaError: If the workers run different collectives.
+        """
+        self._begin(what)
+        if self._report_for(self._count) is not None:
+            self._inside = False
+            raise self._error()
+        try:
+            fault_point("collective")
+            yield
+            fault_point("collected")
+            self._completed = self._count
+        except StopIteration:  # the end of the data, which all workers reach in the same collective
+            self._completed = self._count
+            raise
+        except Exception as error:
+            self._explain(error)
+            raise
+        finally:
+            self._inside = False
+
+    def agree(self, what: str, value: Any) -> list[Any]:
+        """All-gather ``value``: return every worker's, in the order of the workers.
+
+        This is a collective, to be called on the main thread.
+
+        Args:
+            what: The subject, for messages; the same on all workers.
+            value: A small value that JSON can represent.
+        """
+        with self.collective(f"an agreement on {what}"):
+            return self.exchange(f"main {self._count}", value, lambda: False)
+
+    def exchange(self, key: str, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
+        """All-gather ``value`` under ``key``, outside the order of collectives; from any thread.
+
+        Raises:
+            WorkerLostError: If a worker has been lost before it answered.
+            Cancelled: When ``is_cancelled()`` returns True.
+        """
+        self.offer(key, value)
+        with self._changed:
+            while key not in self._answers:
+                if self._report is not None or key in self._unanswerable:
+                    raise self._error()
+                if is_cancelled():
+                    self._wire.send({"withdraw": key})
+                    raise Cancelled
+                self._changed.wait(0.1)
+            return self._answers.pop(key)
+
+    def offer(self, key: str, value: Any) -> None:
+        """Contribute ``value`` to the `exchange` of ``key`` without waiting for the others."""
+        self._wire.send({"offer": key, "value": value})
+
+    def give_up(self, patience: float) -> None:
+        """Raise if a worker was lost more than ``patience`` seconds ago.
+
+        Call this in a loop that waits for something to which other workers may have to contribute.
+
+        Raises:
+            WorkerLostError: If so.
+        """
+        if self._report is not None and time.monotonic() - self._lost_at > patience:
+            raise self._error()
+
+    def new_feed(self) -> int:
+        """Return the next number for a stream that all workers read; the same on all of them."""
+        self._feeds += 1
+        return self._feeds
+
+    def describe(self, index: int) -> str:
+        """Return a worker's name for messages."""
+        return self.facts.describe(index)
+
+    # Messages to the hub.
+
+    def tell(self, error: BaseException) -> None:
+        """Report to the other workers that this one failed with ``error``."""
+        if isinstance(error, WorkerLostError) or self._report is not None:
+            return  # they have been informed already
+        if isinstance(error, SystemExit) and error.code in (None, 0):
+            return
+        lines = traceback.format_exception_only(type(error), error)
+        text = lines[0].strip() if lines else type(error).__name__
+        if isinstance(error, SyntaxError):  # its formatted text begins with the file and line
+            text = f"{type(error).__name__}: {error}"
+        self._wire.send({"raised": text[:1000], "progress": self._progress()})
+
+    def leave(self) -> None:
+        """Say goodbye to the hub; called when the process exits."""
+        # Count a collective that raised here: the others must see whether it raises there too.
+        self._say_goodbye(self._count)
+
+    def _say_goodbye(self, last: int) -> None:
+        """Report to the others that ``last`` is this worker's last collective, and disconnect."""
+        if not self._is_leaving:
+            fault_point("leave")
+            self._is_leaving = True
+            self._wire.send({"bye": {**self._progress(), "count": last}})
+            self._wire.close()
+
+    def depart(self, error: BaseException | None) -> None:
+        """Leave the cluster while the process continues; all later collectives raise.
+
+        Args:
+            error: Why this worker cannot continue; None if it has finished.
+        """
+        if self._is_leaving:
+            return
+        if error is not None:
+            self.tell(error)
+        # Do not count a collective that failed here and was caught: others may still wait in it.
+        self._say_goodbye(self._completed)
+        with self._changed:
+            self._report = self._report or Report("over", self.facts.index, _DEPARTED)
+            self._changed.notify_all()
+        if not self.facts.is_connected:
+            # JAX would abort this process when the coordination service ends after the last worker.
+            disconnect_distributed()
+
+    def _ping(self) -> None:
+        """Send heartbeats, watch the hub, and abort a collective that can no longer complete."""
+        since: float | None = None
+        while not self._is_leaving:
+            self._wire.send({"ping": self._progress()})
+            self._unanswered += 1  # not a time: this process may have been stopped
+            if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
+                self._handle_report(Report("hub", None, self._hub_is_silent()))
+            news = self._report_for(self._count) if self._inside else None
+            since = None if news is None else since or time.monotonic()
+            # Gloo has no timeout: cut its connections until the collective fails, or exit.
+            if news is not None and since is not None:
+                sockets.cut(self._ports)
+                if time.monotonic() - since > _LAST_RESORT:
+                    end_process(f"a collective could not be ended otherwise. {news.text}")
+            time.sleep(_PING_EVERY)
+
+    def _progress(self) -> Message:
+        """Return the contents of a ping."""
+        with self._lock:
+            return {
+                "count": self._count,
+                "inside": self._inside,
+                "pace": statistics.median(self._paces) if self._paces else 0.0,
+                "journal": list(self._journal),
+                "load": load.told(),
+                "disk": disk.told(),
+            }
+
+    def _begin(self, what: str) -> None:
+        """Number the next collective, and announce it to the hub if the last ping is old enough."""
+        now = time.monotonic()
+        with self._lock:  # the ping thread reads these fields together
+            self._count += 1
+            # A running digest of all collectives, by which the hub compares the workers.
+            self._chain = zlib.crc32(what.encode(), self._chain)
+            self._journal.append((self._count, what, self._chain))
+            self._paces.append(now - self._began)
+            self._began = now
+            self._inside = True
+        if now - self._pinged_at > _TELL_EVERY:
+            self._pinged_at = now
+            self._wire.send({"ping": self._progress()})
+
+    # Messages from the hub.
+
+    def _listen(self) -> None:
+        """Handle the hub's messages until the connection closes."""
+        while True:
+            try:
+                message = self._wire.receive()
+            except _wire.WireError:
+                message = None
+            if message is None:
+                break
+            self._unanswered = 0
+            self._handle(message)
+        if not self._is_leaving:
+            self._handle_report(Report("hub", None, self._hub_is_gone()))
+
+    def _handle(self, message: Message) -> None:
+        """Handle one message of the hub."""
+        match message:
+            case {"answer": key, "values": values}:
+                with self._changed:
+                    self._answers[key] = values
+                    self._changed.notify_all()
+            case {"never": key}:
+                with self._changed:
+                    self._unanswerable.add(key)
+                    self._changed.notify_all()
+            case {"report": _}:
+                self._handle_report(Report.from_message(message))
+            case {"stacks": late}:
+                self._show_stacks(int(late))
+
+    def _handle_report(self, report: Report) -> None:
+        """Store a report, wake the waiting threads, and abort a running collective."""
+        with self._changed:
+            if report.kind == "left":  # later collectives only are affected
+                self._departed.append(report)
+            elif self._report is None:
+                self._report, self._lost_at = report, time.monotonic()
+            self._changed.notify_all()
+        if report.kind != "left":
+            sockets.cut(self._ports)  # wakes a thread that waits in a collective
+        if report.kind == "lost" and report.index == self.facts.index:
+            self._end_if_stuck(report)
+
+    def _end_if_stuck(self, report: Report) -> None:
+        """Exit if this worker, which the hub gave up, does not make progress any more."""
+        count = self._count
+        time.sleep(_MOVE_ON)
+        if (count == self._count or disk.told()[0]) and not self._is_leaving:
+            end_process(f"the others gave this worker up. {report.text}")
+
+    def _show_stacks(self, late: int) -> None:
+        text = reports.stacks({t.ident for t in self._threads})
+        reports.say(f"{self.describe(late)} is late; the threads of this worker:\n{text}")
+
+    def _explain(self, error: Exception) -> None:
+        """Raise the hub's explanation if ``error`` is XLA's report of a broken connection."""
+        if isinstance(error, ReplicaxError) or not _is_runtime_error(error):
+            return
+        deadline = time.monotonic() + _REPORT_PATIENCE
+        with self._changed:
+            while self._report_for(self._count) is None and time.monotonic() < deadline:
+                self._changed.wait(0.05)
+        if self._report_for(self._count) is not None:
+            raise self._error() from error
+
+    def _report_for(self, count: int) -> Report | None:
+        """Return why collective ``count`` cannot complete; None if nothing is known against it."""
+        early = (r for r in self._departed if r.count < count)
+        return self._report or next(early, None)
+
+    def _error(self) -> Exception:
+        """Return the exception for the first report."""
+        report = self._report or self._departed[0]
+        if report.kind in ("mismatch", "fork", "over"):
+            return ReplicaError(report.text)
+        return WorkerLostError(report.text, report.index)
+
+    def _hub_is_gone(self) -> str:
+        return self._without_hub(
+            "is gone: its process was killed, or that machine or its network is down"
+        )
+
+    def _hub_is_silent(self) -> str:
+        return self._without_hub(
+            f"has not answered for {self._hub_patience:.0f} s: the network between here and there"
+            " is down, or its process or machine is stopped"
+        )
+
+    def _without_hub(self, what: str) -> str:
+        return (
+            f"The coordinator of all workers (pid {self._hub_pid}, at {self.facts.coordinator}, on"
+            f" the machine of {self.describe(0)}) {what}. Start all workers again, from the last"
+            " checkpoint."
+        )
+
+
+def end_process(why: str) -> NoReturn:
+    """Exit at once: a thread that is blocked in native code cannot be ended otherwise."""
+    reports.say(f"this process ends, as {why}")
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    os._exit(1)
+
+
+def _is_runtime_error(error: Exception) -> bool:
+    """Whether XLA raised it: a ValueError from small programs, JAX's runtime error from others."""
+    text = str(error).lower()
+    return (
+        "gloo" in text
+        or "nccl" in text
+        or type(error).__name__ in ("JaxRuntimeError", "XlaRuntimeError")
+    )
+
+
+_current: list[Group] = []
+
+
+def current() -> Group | None:
+    """Return the group that this process belongs to, or None."""
+    return _current[0] if _current else None
+
+
+def set_current(group: Group) -> None:
+    """Set this process's group, for the rest of its life."""
+    _current[:] = [group]
+
+
+def required() -> Group:
+    """Return this process's group.
+
+    Raises:
+        ReplicaError: If it is in none.
+    """
+    if not _current:
+        _no_group()
+    return _current[0]
+
+
+def _no_group() -> NoReturn:
+    raise ReplicaError(
+        "These replicas are of several processes, which replicax did not bring together. Make a"
+        " `MultiWorkerMirroredStrategy` instead of calling `jax.distributed.initialize`."
+    )
+
+
+def digest(text: str) -> str:
+    """Return a short digest of ``text``."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -1,0 +1,496 @@
+"""The hub: the membership service of a run, in a separate process.
+
+It calls the roll before JAX starts, runs JAX's coordination service in another process (so that no
+worker is special), receives heartbeats every second, and notifies the workers when one fails.
+It exits after the last worker has left. It ignores signals: a scheduler sends them to every process
+of a job, and the workers need the hub to coordinate their last checkpoint.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from replicax._src.base.lazy import LazyModule
+from replicax._src.cluster.checks import ClusterError
+from replicax._src.workers import reports, run_registry, watchdog, wire
+from replicax._src.workers.council import Council
+from replicax._src.workers.keeper import Keeper
+from replicax._src.workers.reports import Report
+from replicax._src.workers.sessions import Owner, ignore_notices, name_process
+from replicax._src.workers.settings import HubOptions
+from replicax._src.workers.wire import Acceptor, Connection, Message, raise_file_limit
+
+if TYPE_CHECKING:
+    from replicax._src.workers import prometheus
+else:
+    prometheus = LazyModule("replicax._src.workers.prometheus")  # most runs serve no metrics
+
+_TICK = 0.1
+_LINGER = 1.0  # seconds that the hub waits after the last worker has left
+_PATIENCE = 10.0  # seconds for a worker that was given up to exit
+_TELL_EVERY = 5.0
+_MOST_QUESTIONS = 10_000
+_SHARED_FACTS = ("address", "pid", "host", "gpus")  # sent to all workers
+AFTER_REFUSAL = 30.0  # seconds that the roll call continues after a worker was refused
+
+
+@dataclass
+class Member:
+    """A worker that has joined."""
+
+    connection: Connection
+    facts: Message
+    progress: watchdog.Progress = field(default_factory=watchdog.Progress)
+    raised: str = ""
+
+
+class Hub:
+    """The state of one run, driven by messages and timeouts."""
+
+    def __init__(
+        self,
+        options: HubOptions,
+        acceptor: Acceptor,
+        keeper: Keeper | None = None,
+        metrics: "prometheus.Metrics | None" = None,
+    ) -> None:
+        self._options = options
+        self._acceptor = acceptor
+        self._keeper = keeper
+        self._metrics = metrics
+        self._members: dict[int, Member] = {}
+        self._refused: list[str] = []
+        self._failure = ""
+        self._offers: dict[str, dict[int, Any]] = {}
+        self._asked_at: dict[str, float] = {}
+        self._began = self._announced_at = time.monotonic()
+        self._deadline = self._began + options.join_timeout
+        self._started = False
+        self._is_broken = self._is_ending = False
+        self._gone: dict[int, Message] = {}  # the last status of workers that are gone
+        self._news: list[str] = []
+        self._readers = watchdog.Readers(acceptor)
+        self._council = Council(options.hosts, self._abandon_roll_call)
+        self._empty_since: float | None = None
+
+    def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
+        """Serve until the last worker has left, the roll call failed, or ``why_end()`` is given."""
+        while not self._is_over():
+            for connection in self._acceptor.poll(_TICK):
+                self._receive(connection)
+            self._acceptor.drop_stale()
+            if why := why_end():
+                self._shut_down(why)
+            elif self._keeper and (why := self._keeper.why_lost(self._options.ping_timeout)):
+                self._fail_run("hub", reports.keeper_gone(self._keeper.pid, why))
+            if self._started:
+                self._check_workers()
+            else:
+                self._call_roll()
+            self._readers.publish(self._status)
+            if self._metrics:
+                self._metrics.note(self._status)
+        self._acceptor.close()
+        self._readers.publish(self._status, at_once=True)
+
+    def _status(self) -> Message:
+        """Return the status of the run, for readers and metrics."""
+        here = {
+            i: watchdog.status_row(m.facts, m.progress, "here") for i, m in self._members.items()
+        }
+        found = {**self._gone, **here}
+        return {
+            "size": self._options.size,
+            "seconds": time.monotonic() - self._began,
+            "news": self._news,
+            "workers": [found[i] for i in sorted(found)],
+        }
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the roll call is over, successfully or not."""
+        return self._started
+
+    def is_deserted(self) -> bool:
+        """Whether no worker is connected."""
+        return not any(v.index is not None for v in self._acceptor.connections.values())
+
+    # Connections.
+
+    def _receive(self, connection: Connection) -> None:
+        """Read the available messages of a connection, and handle them; drop it if it is closed."""
+        try:
+            messages = connection.wire.read_available()
+            for message in messages or ():
+                if connection.wire.socket in self._acceptor.connections:  # not closed meanwhile
+                    self._dispatch(connection, message)
+        except Exception as error:  # a malformed message must not end the hub
+            self._disconnected(connection, f"it violated the protocol ({error})")
+            return
+        if messages is None:
+            self._disconnected(
+                connection,
+                "its connection closed without a goodbye: its process was killed, or crashed",
+            )
+
+    def _dispatch(self, connection: Connection, message: Message) -> None:
+        """Route a message by the state of its connection."""
+        if not connection.trusted:
+            self._acceptor.prove(connection, message)
+        elif connection.reads:
+            raise wire.WireError("readers must not send messages")
+        elif connection.launches:
+            self._council.handle(connection, message)
+        elif connection.index is None:
+            self._join(connection, reports.checked_facts(message.get("join")))
+        elif connection.index in self._members:
+            self._handle(self._members[connection.index], connection.index, message)
+
+    def _disconnected(self, connection: Connection, why: str) -> None:
+        """Handle a closed connection: a worker's is a failure of the run once it has started."""
+        self._acceptor.disconnect(connection)
+        self._council.leave(connection)
+        index = connection.index
+        if index is None or index not in self._members:
+            return
+        if not self._started:
+            del self._members[index]
+            return
+        raised = self._members[index].raised
+        self._give_up(index, f"it raised {raised}" if raised else why)
+
+    # The roll call.
+
+    def _join(self, connection: Connection, facts: Message) -> None:
+        """Accept a worker or refuse it; start the run when all have joined."""
+        present = {i: m.facts for i, m in self._members.items()}
+        size, is_over = self._options.size, self._started
+        if fault := self._failure or reports.refusal(facts, present, size, is_over=is_over):
+            connection.wire.send({"refused": fault})
+            self._acceptor.disconnect(connection)
+            self._note_refusal(fault)
+            return
+        connection.index = facts["index"]
+        self._members[facts["index"]] = Member(connection, facts)
+        if len(self._members) == self._options.size:
+            self._start()
+
+    def _abandon_roll_call(self, story: str) -> None:
+        """Fail the roll call because workers of another host will not join."""
+        if not self._started:
+            self.fail_roll_call(reports.ended_early(story))
+
+    def fail_roll_call(self, why: str) -> None:
+        """Refuse the workers that have joined, and all that try later, because of ``why``."""
+        self._failure = self._failure or why
+        for member in self._members.values():
+            member.connection.wire.send({"refused": why})
+            self._acceptor.disconnect(member.connection)
+        self._members.clear()
+
+    def _note_refusal(self, fault: str) -> None:
+        """Warn the waiting workers that one was refused: its place may well stay empty.
+
+        Also shorten the deadline, as a refused worker rarely comes back.
+        """
+        if self._started:
+            return
+        self._refused = [*self._refused[-4:], fault]
+        self._deadline = min(self._deadline, time.monotonic() + AFTER_REFUSAL)
+        left = self._deadline - time.monotonic()
+        self._acceptor.broadcast({"waiting": f"refused: {fault} Waiting for {left:.0f} s more."})
+
+    def _call_roll(self) -> None:
+        """Fail the roll call at its deadline; until then, report regularly who is missing."""
+        now = time.monotonic()
+        waited = now - self._began
+        if now > self._deadline:
+            self._abort_roll_call(
+                f"{self._options.size - len(self._members)} of {self._options.size} workers did not"
+                f" join within {waited:.0f} s: {self._absent()}. Joined: {self._present()}."
+                f"{self._incidents()} Start the missing workers, look at their output, and check"
+                f" that they can reach {self._options.address}; REPLICAX_JOIN_TIMEOUT sets the"
+                " seconds to wait."
+            )
+        elif now - self._announced_at > _TELL_EVERY:
+            self._announced_at = now
+            text = f"waiting for {self._absent()}, {waited:.0f} s"
+            self._acceptor.broadcast({"waiting": text + self._incidents()})
+
+    def _absent(self) -> str:
+        places = enumerate(self._options.addresses)
+        return ", ".join(reports.name(i, a) for i, a in places if i not in self._members)
+
+    def _present(self) -> str:
+        return ", ".join(self._name(i) for i in sorted(self._members)) or "nobody"
+
+    def _incidents(self) -> str:
+        lines = [f" Refused: {fault}" for fault in self._refused]
+        if places := self._acceptor.rejected_peers:
+            lines += [
+                f" A process at {places[-1]} did not know the token of this run: it belongs to"
+                " another run, or has another REPLICAX_TOKEN."
+            ]
+        return "".join(lines)
+
+    def _abort_roll_call(self, why: str) -> None:
+        """Refuse all workers, and stop listening."""
+        for connection in list(self._acceptor.connections.values()):
+            if connection.host is not None:
+                continue  # launchers stay connected to agree on whether to restart
+            if connection.trusted:
+                connection.wire.send({"refused": why})
+            self._acceptor.disconnect(connection)
+        self._acceptor.close()
+        self._members.clear()
+        self._started = True  # the roll call is over; `serve` returns once the hub is empty
+
+    def _shut_down(self, why: str) -> None:
+        """Shut down because of ``why``: notify the workers, and let them read it."""
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if not self._started:
+            self._abort_roll_call(
+                f"The coordinator of all workers ended before all had come: {why}. Missing:"
+                f" {self._absent()}. Joined: {self._present()}. Start all workers again."
+            )
+        elif self._members:
+            self._fail_run("hub", reports.hub_ended(os.getpid(), why))
+            self._members.clear()
+        self._empty_since = time.monotonic() - _PATIENCE + _LINGER  # time for workers to read it
+
+    def _fail_run(self, kind: str, text: str) -> None:
+        """Notify all workers that the run cannot continue."""
+        self._acceptor.close()
+        self._acceptor.broadcast(Report(kind, None, text).to_message())
+        self._add_news(text)
+        self._is_broken = True
+
+    def _start(self) -> None:
+        """Send the start message with the facts of all workers."""
+        self._started = True
+        members = [self._members[i].facts for i in range(self._options.size)]
+        if self._keeper:
+            self._keeper.watch(members)
+        now = time.monotonic()
+        for member in self._members.values():
+            member.progress.heard = member.progress.moved = now
+        self._acceptor.broadcast(
+            {
+                "go": {
+                    "service": self._keeper.address if self._keeper else "",
+                    "hub_pid": os.getpid(),
+                    "ping_timeout": self._options.ping_timeout,
+                    "members": [{k: m.get(k) for k in _SHARED_FACTS} for m in members],
+                    "same_program": len({m.get("program") for m in members}) == 1,
+                }
+            }
+        )
+
+    # The run.
+
+    def _handle(self, member: Member, index: int, message: Message) -> None:
+        """Handle a message of a worker that has joined."""
+        match message:
+            case {"ping": ping}:
+                member.progress.note(ping)
+                member.connection.wire.send({"pong": member.progress.count})
+            case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
+                self._offer(str(key), index, value)
+            case {"withdraw": key}:
+                self._offers.pop(str(key), None)
+                self._asked_at.pop(str(key), None)
+            case {"raised": text}:
+                member.raised = str(text)
+                member.progress.note(message["progress"])
+                self._give_up(index, f"it raised {text}")
+            case {"bye": ping}:
+                member.progress.note(ping)
+                self._give_up(
+                    index,
+                    "it came to the end of its program, or called `sys.exit` or"
+                    " `strategy.leave()`, while others go on;"
+                    " all workers must take the same number of steps",
+                    quietly=True,
+                )
+            case _:
+                raise wire.WireError("unknown message")
+
+    def _offer(self, key: str, index: int, value: Any) -> None:
+        """Add a worker's value to an exchange, and broadcast the result when it is complete."""
+        offers = self._offers.setdefault(key, {})
+        self._asked_at.setdefault(key, time.monotonic())
+        offers[index] = value
+        if len(offers) == self._options.size:
+            del self._offers[key], self._asked_at[key]
+            self._acceptor.broadcast({"answer": key, "values": [offers[i] for i in sorted(offers)]})
+        elif self._gone.keys() - offers.keys():
+            self._acceptor.broadcast({"never": key})
+
+    def _check_workers(self) -> None:
+        """Detect workers that are silent, blocked in file I/O, stuck, or running other code."""
+        workers = {i: m.progress for i, m in self._members.items()}
+        silent = watchdog.silent(workers, self._options.ping_timeout)
+        if self._is_broken:  # the workers have been informed already
+            for index, _ in silent:
+                del self._members[index]
+            return
+        for index, seconds in silent:
+            self._give_up(
+                index,
+                f"it has not answered for {seconds:.0f} s, so that its process is stopped, or its"
+                " machine or network is down",
+            )
+            return
+        limits = self._options.step_timeout, self._options.disk_timeout
+        if hangs := watchdog.hanging(workers, limits[1]):
+            self._report_hanging(*hangs)
+        elif found := watchdog.stuck(workers, self._oldest_exchange(), *limits):
+            self._report_stuck(*found)
+        elif differs := watchdog.different(workers):
+            self._report_different(*differs)
+
+    def _oldest_exchange(self) -> tuple[float, list[int]]:
+        """Return when the oldest open exchange began, and the workers that have not answered it."""
+        if not self._asked_at:
+            return time.monotonic(), []
+        key = min(self._asked_at, key=self._asked_at.__getitem__)
+        return self._asked_at[key], [i for i in self._members if i not in self._offers[key]]
+
+    def _report_hanging(self, index: int, seconds: float) -> None:
+        self._acceptor.broadcast({"stacks": index})
+        what = self._members[index].progress.disk[0]
+        self._give_up(index, reports.hangs(what, seconds))
+
+    def _report_stuck(self, late: int, waiting: int, seconds: float) -> None:
+        ahead = self._members[waiting].progress
+        self._acceptor.broadcast({"stacks": late})
+        self._give_up(
+            late,
+            f"it is alive but stuck: it has not moved for {seconds:.0f} s, while"
+            f" {self._name(waiting)} waits for it in collective {ahead.count} ({ahead.what});"
+            " REPLICAX_STEP_TIMEOUT sets the seconds that a worker may be late",
+        )
+
+    def _report_different(self, number: int, a: int, b: int) -> None:
+        first = self._members[a].progress.journal[number][0]
+        second = self._members[b].progress.journal[number][0]
+        calls = {self._name(a): first, self._name(b): second}
+        self._fail_run("mismatch", reports.different(number, calls))
+
+    def _give_up(self, index: int, why: str, *, quietly: bool = False) -> None:
+        """Remove a worker and notify the others; later reports do not replace this one.
+
+        Args:
+            index: The worker.
+            why: The cause, for the message.
+            quietly: The worker finished: not a failure of the run.
+        """
+        self._acceptor.close()
+        member = self._members[index]
+        count = member.progress.count
+        step = reports.at_step(count, member.progress.what)
+        text = reports.gone(self._name(index).capitalize(), step, why)
+        self._acceptor.broadcast(
+            Report("left" if quietly else "lost", index, text, count).to_message()
+        )
+        if not quietly:
+            self._add_news(text)
+        del self._members[index]
+        self._gone[index] = watchdog.status_row(
+            member.facts, member.progress, "left" if quietly else "lost"
+        )
+        self._is_broken |= not quietly
+        # Exchanges to which it has not contributed can never complete.
+        for key in [k for k, offers in self._offers.items() if index not in offers]:
+            self._acceptor.broadcast({"never": key})
+
+    def _add_news(self, text: str) -> None:
+        if not self._is_broken:  # later failures are consequences, not the cause
+            self._news.append(text)
+
+    def _name(self, index: int) -> str:
+        return reports.name_of(self._members[index].facts)
+
+    def _is_over(self) -> bool:
+        """Whether the hub can exit: no worker is left, and no launcher decides on a restart."""
+        now = time.monotonic()
+        someone = not self.is_deserted()
+        is_over = self._is_broken and not self._members  # a worker that was given up may never exit
+        if not self._started or (someone and not is_over):
+            self._empty_since = None
+            return False
+        if self._council.is_waiting() and not self._is_ending:
+            return False
+        self._empty_since = self._empty_since or now
+        return now - self._empty_since > (_PATIENCE if someone else _LINGER)
+
+
+@contextlib.contextmanager
+def _registered(options: HubOptions) -> Iterator[None]:
+    """Register the run for `replicax top`; a launcher registers its runs itself."""
+    if not options.program:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, ClusterError):  # no writable folder: not registered
+            folder = (
+                run_registry.temporary_folder() / f"{run_registry.FOLDER}{secrets.token_hex(8)}"
+            )
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            run_registry.sweep()
+            run_registry.write_token(options.token, folder)
+            run_registry.note(
+                folder, options.address, options.program, run_registry.BY_HUB, os.getpid()
+            )
+        yield
+
+
+def _first_line() -> bytes:
+    """Read the first line of standard input, byte by byte: the rest is for `Owner` to read."""
+    line = b""
+    while not line.endswith(b"\n") and (byte := os.read(0, 1)):
+        line += byte
+    return line
+
+
+def main() -> None:
+    """Run the hub that standard input describes; print "here" once it is ready.
+
+    The last command-line argument lists the descriptors of the listening sockets: the one for
+    workers, and the one for metrics if they are served.
+    """
+    ignore_notices()
+    options = HubOptions(**json.loads(_first_line()))
+    raise_file_limit(options.size)
+    listener, *others = (socket.socket(fileno=int(n)) for n in sys.argv[-1].split(","))
+    owner = Owner(options.owner)
+    sys.stdout.write("here\n")
+    sys.stdout.flush()
+    name_process(f"replicax hub at {options.address}")
+    host, port = wire.split_address(options.address)[0], options.service_port
+    keeper = Keeper(host, options.size, listener, *others, bind=options.bind, port=port)
+    metrics = None
+    if others:  # this starts a thread, so only after the keeper has forked
+        metrics = prometheus.Metrics(others[0], options.token)
+    hub = Hub(options, Acceptor(listener, options.token), keeper, metrics)
+    if keeper.fault:
+        place = f"{options.bind or host}:{port or '(any port)'}"
+        hub.fail_roll_call(reports.no_service(place, keeper.fault))
+
+    def on_exit(story: str) -> None:
+        hub.fail_roll_call(reports.ended_early(story))
+
+    with _registered(options):
+        hub.serve(lambda: owner.why_end(None if hub.has_started else on_exit))
+    if hub.is_deserted():
+        keeper.end()

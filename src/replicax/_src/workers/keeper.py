@@ -1,0 +1,209 @@
+"""A dedicated process for JAX's coordination service.
+
+JAX aborts every process that loses its connection to the coordination service. The service
+therefore runs in a process that does nothing else, and that exits only after the last worker has
+disconnected: if the hub crashes, the workers can still report it, save a checkpoint and exit.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from replicax._src.base.lazy import LazyModule
+from replicax._src.workers import sessions, sockets, wire
+
+if TYPE_CHECKING:
+    from replicax._src.compat import jaxlib
+else:
+    # Loaded only in the keeper process: importing it is slow, and the hub does not need it.
+    jaxlib = LazyModule("replicax._src.compat.jaxlib")
+
+_LINGER = 3.0  # seconds to wait for a connection after both the hub and all workers are gone
+_LONGEST = 600.0  # seconds to wait for workers that are saving; one of them may be stopped forever
+_LAST_ONES = 30.0  # seconds to wait for workers to exit after they said goodbye to the hub
+_LOOK_EVERY = 0.2
+_TELL_EVERY = 1.0
+_SILENCE = 4 * _TELL_EVERY  # seconds without a heartbeat that are always tolerated
+_OVER, _HERE, _PIDS, _FAULT = b".", b"h", b"p", b"!"
+
+
+class Keeper:
+    """The hub's handle on the keeper, its child process.
+
+    Attributes:
+        address: The address of the service; "" if it did not start.
+        fault: Why the service could not start; "" if it did, or if this JAX has no such service.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        size: int,
+        *inherited: socket.socket,
+        bind: str | None = None,
+        port: int = 0,
+    ) -> None:
+        """Fork the keeper and start the service in it.
+
+        Args:
+            host: The host name under which workers reach the service.
+            size: The number of workers.
+            *inherited: The hub's sockets, which the child must close.
+            bind: The host to listen at; None for ``host``.
+            port: The port to listen at; 0 for a free one.
+        """
+        # Also a heartbeat in one direction, and orders in the other; see `_serve_hub`.
+        self._pipe, far = socket.socketpair()
+        self._duplicates: list[int] = []
+        self.pid = os.fork()
+        if self.pid == 0:
+            for sock in (*inherited, self._pipe):
+                sock.close()
+            _run_keeper(partial(_start_service, host, size, bind, port), size, far)
+        far.close()
+        message = self._pipe.recv(1024)  # empty where JAX has no such service
+        self.fault = message.removeprefix(_FAULT).decode() if message.startswith(_FAULT) else ""
+        self.address = "" if self.fault else message.decode()
+        self._is_alive = bool(self.address)
+        self._pipe.setblocking(False)
+        self._silent, self._looked = 0.0, time.monotonic()
+
+    def why_lost(self, patience: float) -> str:
+        """Return why the service has been lost, once, and "" otherwise; the hub polls this.
+
+        The keeper sends the hub a duplicate of each of its connections. While the hub holds these
+        open, the workers do not see their connections close when the keeper is killed, so JAX does
+        not abort them before the hub has informed them.
+
+        Args:
+            patience: Seconds without a heartbeat after which the keeper is killed.
+        """
+        now = time.monotonic()
+        # Count at most 1 s per poll: the hub itself may have been stopped since the last one.
+        self._silent, self._looked = self._silent + min(now - self._looked, 1.0), now
+        with contextlib.suppress(OSError):
+            while True:
+                data, duplicates, _, _ = socket.recv_fds(self._pipe, 64, 16)
+                self._duplicates += duplicates
+                if not data:
+                    break
+                self._silent = 0.0
+        if not self._is_alive:
+            return ""
+        self._is_alive = os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        if not self._is_alive:
+            return "it was killed, or crashed"
+        if self._silent < max(patience, _SILENCE):
+            return ""
+        self._is_alive = False
+        os.kill(self.pid, signal.SIGKILL)
+        return f"it was ended, as it had not answered for {patience:.0f} s: it was stopped"
+
+    def watch(self, members: list[dict[str, Any]]) -> None:
+        """Send the keeper the process ids of the workers, if all run on this machine.
+
+        The keeper then need not wait for the connection of a worker that is dead: while the network
+        is down, such a connection stays open for minutes.
+        """
+        pids = [m["pid"] for m in members if m.get("host") == socket.gethostname()]
+        if len(pids) == len(members) and all(map(sessions.is_running, pids)):
+            with contextlib.suppress(OSError):
+                self._pipe.send(_PIDS + json.dumps(pids).encode())
+
+    def end(self) -> None:
+        """Ask the keeper to exit once no process is connected to it, and wait until it has.
+
+        If the keeper was killed, keep the duplicated connections open instead, because JAX would
+        abort the workers that are still exiting.
+        """
+        with contextlib.suppress(OSError):
+            self._pipe.send(_OVER)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.pid, 0)
+        until = time.monotonic() + _LAST_ONES
+        while time.monotonic() < until and any(map(sockets.is_connected, self._duplicates)):
+            time.sleep(_LOOK_EVERY)
+
+
+def _run_keeper(
+    start_service: Callable[[], tuple[Any, str]], size: int, hub: socket.socket
+) -> None:
+    """Start the service in this process, report to the hub, and exit after the last worker."""
+    os.setsid()  # signals to the hub's session must not reach the service
+    sessions.ignore_notices()  # a scheduler signals the whole job; the workers must exit first
+    sessions.name_process(f"replicax keeper of JAX's coordination service, for hub {os.getppid()}")
+    quiet = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(quiet, descriptor)
+    try:
+        try:
+            service, address = start_service()
+        except Exception as error:
+            hub.send(_FAULT + str(error).encode()[:1000])
+            raise
+        hub.send(address.encode())
+        port = wire.split_address(address)[1]
+        is_over, pids = _serve_hub(hub, port, size)
+        linger = 0.0 if is_over else _LINGER
+        last_seen = time.monotonic()
+        until = last_seen + _LONGEST
+        # A worker that said goodbye to the hub may still be exiting, and JAX would abort it.
+        while (there := _is_used(port, pids)) or time.monotonic() - last_seen < linger:
+            if there:  # keepalive probes close the connections of peers that no longer answer
+                last_seen = time.monotonic()
+            if last_seen > until:
+                break
+            time.sleep(_LOOK_EVERY)
+        del service
+    finally:
+        os._exit(0)  # skip the service's destructors: its threads may block
+
+
+def _is_used(port: int, pids: list[int]) -> bool:
+    """Whether a worker is still connected to the service and, if ``pids`` are known, running."""
+    return bool(sockets.connections(port)) and (not pids or any(map(sessions.is_running, pids)))
+
+
+def _serve_hub(hub: socket.socket, port: int, size: int) -> tuple[bool, list[int]]:
+    """Send the hub heartbeats and duplicates of all connections until it ends.
+
+    Returns:
+        Whether the hub announced the end of the run, and the workers' process ids if it sent them.
+    """
+    sent: set[int] = set()
+    pids: list[int] = []
+    while True:
+        hub.settimeout(_LOOK_EVERY if len(sent) < size else _TELL_EVERY)
+        try:
+            message = hub.recv(1 << 20)
+            if not message.startswith(_PIDS):
+                return message == _OVER, pids
+            pids = json.loads(message.removeprefix(_PIDS).removesuffix(_OVER))
+            if message.endswith(_OVER):
+                return True, pids
+        except TimeoutError:
+            pass
+        except OSError:
+            return False, pids
+        with contextlib.suppress(OSError):  # the hub is stopped or gone; `recv` above notices that
+            hub.send(_HERE)
+            for inode, duplicate in sockets.duplicates(port):
+                with os.fdopen(duplicate, "rb", buffering=0):
+                    if inode not in sent:
+                        socket.send_fds(hub, [b"c"], [duplicate])
+                        sent.add(inode)
+
+
+def _start_service(host: str, size: int, bind: str | None, port: int) -> tuple[Any, str]:
+    """Start the coordination service; return it and its address."""
+    shown = f"[{host}]" if ":" in host else host
+    with wire.listen(wire.bound_address(f"{shown}:{port}", bind)) as free:
+        address = f"{shown}:{free.getsockname()[1]}"
+    service = jaxlib.coordination_service(wire.bound_address(address, bind), size)
+    return service, address if service is not None else ""

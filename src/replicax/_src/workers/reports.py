@@ -1,0 +1,191 @@
+"""Texts of the reports and errors about workers: refused joins, lost workers, mismatches."""
+
+import sys
+import threading
+import traceback
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from replicax._src.workers.wire import Message, WireError
+
+
+@dataclass(frozen=True)
+class Report:
+    """Why the group cannot continue.
+
+    Attributes:
+        kind: "lost" for a worker that failed, "left" for one that finished, "mismatch" for workers
+            that ran different collectives, "hub" for a lost coordinator; in a worker also "fork"
+            and "over" for a forked or departed process.
+        index: The worker in question, or None.
+        text: The full explanation, in sentences.
+        count: The number of collectives in which a worker that left took part.
+    """
+
+    kind: str
+    index: int | None
+    text: str
+    count: int = 0
+
+    def to_message(self) -> dict[str, Any]:
+        """Return the report as a wire message."""
+        return {"report": asdict(self)}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> "Report":
+        """Return the report in a wire message."""
+        fields = message["report"]
+        return cls(str(fields["kind"]), fields["index"], str(fields["text"]), int(fields["count"]))
+
+
+def say(text: str) -> None:
+    """Write a line to standard error; ignore a stream that is closed or has no reader."""
+    with suppress(OSError, ValueError, AttributeError):  # a broken pipe; closed; None
+        sys.stderr.write(f"replicax: {text}\n")
+        sys.stderr.flush()
+
+
+def stacks(excluded: set[int | None]) -> str:
+    """Return the stack traces of this process's threads, except those with ids in ``excluded``."""
+    names = {t.ident: t.name for t in threading.enumerate()}
+    lines = []
+    for ident, frame in sys._current_frames().items():  # noqa: SLF001 - the documented way
+        if ident not in excluded:
+            lines.append(f"thread {names.get(ident, ident)}:")
+            lines += [line.rstrip() for line in traceback.format_stack(frame)[-8:]]
+    return "\n".join(lines)
+
+
+def name(index: int, address: str | None, pid: Any = None) -> str:
+    """Return a worker's name for messages."""
+    details = ", ".join(x for x in (address or "", f"pid {pid}" if pid is not None else "") if x)
+    return f"worker {index} ({details})" if details else f"worker {index}"
+
+
+def gone(who: str, step: str, why: str) -> str:
+    """Return the message about a lost worker."""
+    return (
+        f"{who} is gone, {step}: {why}. Look at its own output for the cause; this worker cannot go"
+        " on without it. Start all workers again, from the last checkpoint."
+    )
+
+
+def hangs(what: str, seconds: float) -> str:
+    """Return the reason for giving up a worker whose file I/O has stalled."""
+    return (
+        f"it is {what}, and that has not got on for {seconds:.0f} s: the disk or file system hangs"
+        " there, or is very slow; REPLICAX_DISK_TIMEOUT sets the seconds"
+    )
+
+
+def keeper_gone(pid: int, why: str) -> str:
+    """Return the message that the process with JAX's coordination service was lost."""
+    return (
+        f"The process that keeps JAX's coordination service for all workers (pid {pid}, beside the"
+        f" coordinator) is gone: {why}. Start all workers again, from the last checkpoint."
+    )
+
+
+def ended_early(story: str) -> str:
+    """Return the message that a worker exited before all workers had joined."""
+    return f"{story[:1].upper()}{story[1:]} before all workers had come. Start all workers again."
+
+
+def no_service(place: str, why: str) -> str:
+    """Return the message that JAX's coordination service could not start."""
+    return (
+        f"JAX's coordination service cannot listen at {place}: {why}. If another program holds the"
+        " port, stop it or set REPLICAX_SERVICE_PORT to a free one, or unset it for any; if the"
+        " address is not this machine's, correct the cluster or REPLICAX_BIND_ADDRESS."
+    )
+
+
+def hub_ended(pid: int, why: str) -> str:
+    """Return the message that the hub was shut down."""
+    return (
+        f"The coordinator of all workers (pid {pid}) has ended: {why}. Start all workers again,"
+        " from the last checkpoint."
+    )
+
+
+def different(number: int, calls: dict[str, str]) -> str:
+    """Return the message that two workers ran different collectives as number ``number``.
+
+    Args:
+        number: The number of the collective.
+        calls: What each of the two workers ran, by the worker's name.
+    """
+    (a, first), (b, second) = calls.items()
+    when = "as" if first != second else "some time before"
+    return (
+        f"The workers run different programs: {when} collective {number}. There, {a} calls {first},"
+        f" and {b} calls {second}. All workers must call the same functions, reductions and"
+        " variable creations, with the same shapes and the same Python numbers, in the same order;"
+        " do not put them under an `if` that depends on the worker."
+    )
+
+
+def at_step(count: int, what: str) -> str:
+    """Return a description of a worker's progress."""
+    if not count:
+        return "before its first step"
+    return f"last seen at collective {count}" + (f", {what}" if what else "")
+
+
+def name_of(facts: Message) -> str:
+    """Return a worker's name for messages, from the facts that it sent when joining."""
+    return name(facts["index"], facts.get("address"), facts.get("pid"))
+
+
+def refusal(facts: Message, present: dict[int, Message], size: int, *, is_over: bool) -> str:
+    """Return why a worker cannot join; "" if it can.
+
+    Args:
+        facts: The facts that the worker sent.
+        present: The facts of the workers that have joined, by index.
+        size: The number of workers in the cluster.
+        is_over: Whether the roll call is over.
+    """
+    who = name_of(facts)
+    if facts["size"] != size:
+        return (
+            f"{who} was started for a cluster of {facts['size']} workers, and worker 0 for one"
+            f" of {size}: all workers must be given the same cluster."
+        )
+    if facts["index"] >= size:
+        return f"{who} is not one of the workers 0 to {size - 1} of this cluster."
+    if other := present.get(facts["index"]):
+        return (
+            f"The index {facts['index']} is claimed twice: by {name_of(other)} and by {who}. Give"
+            " every worker an index of its own (the task index in TF_CONFIG)."
+        )
+    if is_over:
+        return f"{who} came when all {size} workers had already joined, or one had left again."
+    for _, other in sorted(present.items()):
+        for what, mine in facts["versions"].items():
+            theirs = other["versions"].get(what)
+            if mine != theirs:
+                return (
+                    f"{who} runs {what} {mine}, and {name_of(other)} runs {what} {theirs}. All"
+                    " workers must run the same versions."
+                )
+    return ""
+
+
+def checked_facts(facts: Any) -> Message:
+    """Return the facts that a joining worker sent, after validating them.
+
+    Raises:
+        WireError: If they are malformed.
+    """
+    match facts:
+        case {
+            "index": int(index),
+            "size": int(size),
+            "address": str() | None,
+            "pid": int(),
+            "versions": dict(versions),
+        } if index >= 0 and size > 0 and all(isinstance(v, str) for v in versions.values()):
+            return dict(facts)
+    raise WireError("malformed facts in a join message")

@@ -1,0 +1,188 @@
+"""Settings of a run: timeouts, ports and the token, from environment variables."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicax._src.cluster.checks import ClusterError, parse_address
+from replicax._src.cluster.spec import ClusterFacts
+
+HUB_VARIABLE = "REPLICAX_HUB"
+BIND_VARIABLE = "REPLICAX_BIND_ADDRESS"
+SERVICE_PORT_VARIABLE = "REPLICAX_SERVICE_PORT"
+TOKEN_VARIABLE = "REPLICAX_TOKEN"
+TOKEN_FILE_VARIABLE = "REPLICAX_TOKEN_FILE"
+METRICS_VARIABLE = "REPLICAX_METRICS_PORT"
+
+NAME_VARIABLE = "REPLICAX_NAME_TIMEOUT"
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"  # in every pod
+
+_DEADLINES = {
+    "REPLICAX_JOIN_TIMEOUT": 300.0,
+    "REPLICAX_PING_TIMEOUT": 20.0,
+    "REPLICAX_STEP_TIMEOUT": 60.0,
+    "REPLICAX_DISK_TIMEOUT": 600.0,
+    NAME_VARIABLE: 60.0,
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a worker, from its environment.
+
+    Attributes:
+        hub: The address of a hub that another process, such as the launcher, runs; None if worker 0
+            must start one.
+        token: The shared secret of the run.
+        is_secret: Whether the user chose the token; otherwise it is derived from the cluster.
+        join_timeout: Seconds for all workers to join.
+        name_timeout: Seconds that the host name of worker 0 may stay unresolved.
+        ping_timeout: Seconds without a heartbeat after which a worker is lost.
+        step_timeout: Seconds after which a worker that others wait for is lost.
+        disk_timeout: Seconds without progress of a checkpoint after which a worker is lost.
+        bind: The address at which the hub and JAX's service listen; None for worker 0's.
+        service_port: The port of JAX's coordination service; 0 for any free one.
+        metrics_port: The port at which the hub serves metrics; None for no metrics.
+    """
+
+    hub: str | None
+    token: str
+    is_secret: bool
+    join_timeout: float
+    name_timeout: float
+    ping_timeout: float
+    step_timeout: float
+    disk_timeout: float
+    bind: str | None = None
+    service_port: int = 0
+    metrics_port: int | None = None
+
+    @classmethod
+    def read(cls, facts: ClusterFacts, environment: Mapping[str, str] = os.environ) -> "Settings":
+        """Return the settings of this process, or of one with another ``environment``.
+
+        Raises:
+            ClusterError: If a variable is invalid.
+        """
+        hub = environment.get(HUB_VARIABLE) or None
+        if hub is not None:
+            parse_address(hub, f"The coordinator of {HUB_VARIABLE}")
+        token = read_token(environment)
+        join, ping, step, disk, name = (deadline(x, environment) for x in _DEADLINES)
+        if environment.get(_KUBERNETES) and not environment.get(NAME_VARIABLE, "").strip():
+            name = join  # the name of a pod appears when the pod has been scheduled and started
+        return cls(
+            hub,
+            token or _derived(facts),
+            token is not None,
+            join_timeout=join,
+            name_timeout=min(name, join),
+            ping_timeout=ping,
+            step_timeout=step,
+            disk_timeout=disk,
+            bind=environment.get(BIND_VARIABLE, "").strip("[] ") or None,
+            service_port=_port(SERVICE_PORT_VARIABLE, environment) or 0,
+            metrics_port=_port(METRICS_VARIABLE, environment),
+        )
+
+
+def _port(name: str, environment: Mapping[str, str]) -> int | None:
+    """Return the port that variable ``name`` holds; None if it is not set."""
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise ClusterError(
+            f"{name}={text!r} is not a port. Write a number from 1 to 65535, or unset it."
+        )
+    return int(text)
+
+
+@dataclass(frozen=True)
+class HubOptions:
+    """The configuration of a hub.
+
+    Attributes:
+        address: The address at which workers reach it.
+        size: The number of workers.
+        token: The shared secret of the run.
+        addresses: The workers' addresses, None where unknown.
+        owner: The process that starts it, for messages.
+        join_timeout: Seconds for all workers to join.
+        ping_timeout: Seconds without a heartbeat after which a worker is lost.
+        step_timeout: Seconds after which a worker that others wait for is lost.
+        disk_timeout: Seconds without progress of a checkpoint after which a worker is lost.
+        bind: The host at which it and JAX's service listen; None for that of ``address``.
+        service_port: The port of JAX's coordination service; 0 for any free one.
+        metrics_port: The port for metrics, at the same host; None for no metrics.
+        hosts: The hosts whose launchers agree on restarts, if there are several.
+        program: The program's name if the hub must register the run; "" if a launcher does.
+    """
+
+    address: str
+    size: int
+    token: str
+    addresses: tuple[str | None, ...]
+    owner: str
+    join_timeout: float
+    ping_timeout: float
+    step_timeout: float
+    disk_timeout: float
+    bind: str | None = None
+    service_port: int = 0
+    metrics_port: int | None = None
+    hosts: tuple[str, ...] = ()
+    program: str = ""
+
+
+def deadline(name: str, environment: Mapping[str, str] = os.environ) -> float:
+    """Return the seconds of a timeout: the variable ``name``, or its default.
+
+    Raises:
+        ClusterError: If the variable is not a positive number.
+    """
+    text, usual = environment.get(name, "").strip(), _DEADLINES[name]
+    if not text:
+        return usual
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < 1e6:
+        raise ClusterError(
+            f"{name}={text!r} is not a number of seconds. Write for example {name}={usual:g}, or"
+            " unset it."
+        )
+    return seconds
+
+
+def read_token(environment: Mapping[str, str]) -> str | None:
+    """Return the token from the environment or from the file that it names; None if neither is set.
+
+    Raises:
+        ClusterError: If the file cannot be read, or is empty.
+    """
+    if token := environment.get(TOKEN_VARIABLE):
+        return token
+    path = environment.get(TOKEN_FILE_VARIABLE)
+    if not path:
+        return None
+    try:
+        token = Path(path).read_text().strip()
+        fault = "" if token else "it is empty"
+    except (OSError, UnicodeError) as error:
+        token, fault = "", getattr(error, "strerror", None) or str(error)
+    if fault:
+        raise ClusterError(
+            f"{TOKEN_FILE_VARIABLE}={path!r} cannot be read: {fault}. It is a file with the token"
+            " that all workers of this run share."
+        )
+    return token
+
+
+def _derived(facts: ClusterFacts) -> str:
+    """Return a token that is no secret, but keeps workers of other runs from joining by mistake."""
+    run = (facts.source, facts.job) if facts.job else (facts.addresses, facts.coordinator)
+    return hashlib.sha256(repr(run).encode()).hexdigest()

@@ -1,0 +1,195 @@
+"""Startup of a worker: join the cluster, then initialize JAX across all of its processes."""
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+from dataclasses import replace
+
+import jax
+
+from replicax._src.base.errors import ScopeError
+from replicax._src.cluster.checks import RollCallError
+from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.compat.jax import (
+    backend_is_initialized,
+    connect_distributed,
+    keep_programs_of_all,
+    share_text,
+)
+from replicax._src.workers import gpus, sockets
+from replicax._src.workers import group as _group
+from replicax._src.workers import wire as _wire
+from replicax._src.workers.group import Group
+from replicax._src.workers.join import join
+from replicax._src.workers.probe import listen_host, require_reachable
+from replicax._src.workers.settings import Settings
+from replicax._src.workers.watchdog import load
+
+_log = logging.getLogger("replicax")
+
+
+def start(facts: ClusterFacts) -> Group:
+    """Join the cluster and initialize JAX; later calls return the same group.
+
+    Raises:
+        RollCallError: If not all workers join, or they cannot reach each other.
+        ScopeError: If JAX is already initialized, or this process belongs to another cluster.
+    """
+    group = _group.current()
+    if group is not None:
+        _require_same_cluster(_resolved[0], facts)
+        return group
+    _resolved[:] = [facts]
+    settings = Settings.read(facts)
+    if facts.is_connected:
+        facts, settings = _agree_over_jax(facts, settings)
+    elif backend_is_initialized():
+        raise ScopeError(
+            "The strategy of several workers was made after JAX had started, so its devices can"
+            " no longer join the cluster. Make it at the top of the program,"
+            " before the first array, variable or list of devices."
+        )
+    if facts.is_chief and not settings.is_secret and not _is_local(facts):
+        _log.warning(
+            "No token was given, so anyone who can reach %s can join this run or end it. Set the"
+            " same REPLICAX_TOKEN for all workers.",
+            facts.coordinator,
+        )
+    wire, go = join(facts, settings, gpus.local_gpus())
+    group = Group(facts, wire, go)
+    group.start()
+    _group.set_current(group)
+    if not go["same_program"] and facts.is_chief:
+        _log.warning(
+            "The workers were started from program files with different texts; they must call the"
+            " same functions in the same order."
+        )
+    if not facts.is_connected:
+        gpus.divide(go["members"], facts.index)
+    _start_jax(group, go["service"])
+    return group
+
+
+_resolved: list[ClusterFacts] = []  # this process's cluster, as first resolved
+
+
+def _agree_over_jax(facts: ClusterFacts, settings: Settings) -> tuple[ClusterFacts, Settings]:
+    """Agree on the hub's address and a secret token, over the existing JAX coordination service."""
+    chosen = None
+    if facts.index == 0:
+        chosen = json.dumps([_free_address(facts), secrets.token_hex(32)])
+    address, token = json.loads(share_text("replicax/hub", chosen, settings.join_timeout))
+    facts = replace(facts, coordinator=address)
+    return facts, replace(settings, hub=None, token=token, is_secret=True)
+
+
+def _free_address(facts: ClusterFacts) -> str:
+    """Return an address of this machine with a free port, on JAX's coordinator host if possible."""
+    hosts = [_wire.split_address(facts.coordinator)[0]] if facts.coordinator else []
+    for host in (*hosts, socket.gethostname()):
+        shown = f"[{host}]" if ":" in host else host
+        with contextlib.suppress(OSError), _wire.listen(f"{shown}:0") as free:
+            return f"{shown}:{free.getsockname()[1]}"
+    raise RollCallError(
+        f"Worker 0 can listen neither at the host of JAX's coordinator ({facts.coordinator}) nor at"
+        f" its own name ({socket.gethostname()}). Make one of them an address of this machine."
+    )
+
+
+def _is_local(facts: ClusterFacts) -> bool:
+    """Whether all workers listen on the loopback interface only."""
+    hosts = {_wire.split_address(address)[0] for address in facts.addresses if address}
+    return hosts <= {"localhost", "127.0.0.1", "::1"}
+
+
+def _start_jax(group: Group, service: str) -> None:
+    """Initialize JAX on all workers, and exchange their addresses and ports."""
+    facts = group.facts
+    if not backend_is_initialized():
+        # Synchronous dispatch raises inside the collective, where the lost worker can be named.
+        jax.config.update("jax_cpu_enable_async_dispatch", False)
+    if _is_local(facts):
+        keep_programs_of_all()
+    before = sockets.listening_ports()
+    host = listen_host(group)
+    if not facts.is_connected:
+        require_reachable(group, service, host)
+    with group.collective("the start of JAX"):
+        if not facts.is_connected and not connect_distributed(
+            service, facts.index, facts.num_workers, host, 120
+        ):
+            _initialize_publicly(group, host)
+        jax.devices()
+    mine = sorted(sockets.listening_ports() - before)
+    devices = jax.local_devices()
+    answers = group.agree(
+        "devices",
+        {"ports": mine, "kind": devices[0].platform, "n": len(devices), "host": host},
+    )
+    group.facts = _with_addresses(facts, [one["host"] for one in answers])
+    if devices[0].platform != "cpu":
+        load.device_memory = lambda: sum(
+            (d.memory_stats() or {}).get("bytes_in_use", 0) for d in devices
+        )
+    group.set_collective_ports([port for one in answers for port in one["ports"]])
+
+
+def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
+    """Return ``facts`` with an address for every worker.
+
+    As in schedulers' clusters, the workers of one host get consecutive ports. Only worker 0
+    actually listens at its address.
+    """
+    assert facts.coordinator is not None
+    port = _wire.split_address(facts.coordinator)[1]
+    shown = [f"[{host}]" if ":" in host else host for host in hosts]
+    addresses = tuple(
+        known or f"{host}:{(port + shown[:i].count(host) - 1) % 65_535 + 1}"
+        for i, (known, host) in enumerate(zip(facts.addresses, shown, strict=True))
+    )
+    return replace(facts, addresses=(facts.coordinator, *addresses[1:]))
+
+
+def _initialize_publicly(group: Group, host: str) -> None:  # pragma: no cover - a JAX that moved
+    """Initialize JAX with its public API, if its private one has changed."""
+    facts = group.facts
+    with _wire.listen(f"{host}:0") as free:
+        mine = f"{host}:{free.getsockname()[1]}"
+    chosen = group.exchange("coordinator", mine, lambda: False)[0]
+    jax.config.update("jax_enable_recoverability", True)
+    jax.config.update("jax_enable_preemption_service", False)
+    jax.distributed.initialize(
+        chosen,
+        facts.num_workers,
+        facts.index,
+        coordinator_bind_address=chosen,
+        cluster_detection_method="deactivate",
+    )
+
+
+def check_equal_devices(group: Group, count: int, kind: str) -> None:
+    """Raise if the workers have different numbers or kinds of devices.
+
+    Raises:
+        RollCallError: If they differ; it names two such workers.
+    """
+    answers = group.agree("the devices of each worker", [count, kind])
+    for index, (n, what) in enumerate(answers):
+        if [n, what] != answers[0]:
+            raise RollCallError(
+                f"Worker 0 has {answers[0][0]} {answers[0][1]} device(s), and"
+                f" {group.describe(index)} has {n} {what} device(s). All workers must have as many"
+                " of the same kind; on CPUs set REPLICAX_CPU_DEVICES alike."
+            )
+
+
+def _require_same_cluster(old: ClusterFacts, new: ClusterFacts) -> None:
+    if replace(old, source="") != replace(new, source=""):
+        raise ScopeError(
+            f"This process is {old.describe(old.index)} of a cluster of {old.num_workers} workers,"
+            f" and cannot become {new.describe(new.index)} of another one of {new.num_workers}"
+            f" ({new.source}). The cluster of a process is fixed when its first strategy of"
+            " several workers is made."
+        )

@@ -1,0 +1,303 @@
+"""Worker progress: measured in each worker, evaluated by the hub, and shown to readers.
+
+- `Progress` and the functions below it run in the hub: they detect workers that are silent, stuck,
+  blocked in file I/O, or running another program.
+- `Load` and `Disk` count in a worker. The step itself only increments counters, without a lock or a
+  message; the thread that pings the hub reads them.
+- `Readers` are clients that may only observe the run. They authenticate in another role than
+  workers, and any message from one ends its connection. The hub never blocks on a reader: it keeps
+  at most one unsent message for it.
+"""
+
+import itertools
+import json
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replicax._src.workers.wire import Acceptor, Connection, Message
+
+_REMEMBERED = 64
+FIGURES = ("steps", "rate", "waited", "waits", "memory", "device_memory")
+
+
+@dataclass
+class Progress:
+    """The progress of one worker, as the hub knows it.
+
+    Attributes:
+        count: The number of collectives it has started.
+        what: The description of the last one.
+        inside: Whether it is still in that collective.
+        pace: Its median time between two collectives, in seconds.
+        moved: When ``count`` or ``inside`` last changed.
+        heard: When its last message arrived.
+        journal: Its last collectives by number: the description, and a digest of all up to it.
+        load: Its last counters of steps, waits and memory; see `Load`.
+        disk: The file I/O that it is doing, or "", and a counter of its progress; see `Disk`.
+        got_on: When ``disk`` last changed.
+    """
+
+    count: int = 0
+    what: str = ""
+    inside: bool = False
+    pace: float = 0.0
+    moved: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
+    journal: dict[int, tuple[str, int]] = field(default_factory=dict)
+    load: dict[str, float] = field(default_factory=dict)
+    disk: tuple[str, int] = ("", 0)
+    got_on: float = field(default_factory=time.monotonic)
+
+    def note(self, ping: dict[str, Any]) -> None:
+        """Update from a ping."""
+        now = time.monotonic()
+        count, inside, pace = int(ping["count"]), bool(ping["inside"]), float(ping["pace"])
+        calls = [(int(n), str(what), int(chain)) for n, what, chain in ping["journal"]]
+        self.load = _parse_load(ping.get("load", {}))
+        reads, far = ping.get("disk", ("", 0))
+        if (disk := (str(reads)[:_LONGEST], int(far))) != self.disk:
+            self.disk, self.got_on = disk, now
+        self.heard = now
+        if (count, inside) != (self.count, self.inside):
+            self.moved = now
+        self.count, self.inside, self.pace = count, inside, pace
+        for number, what, chain in calls:
+            self.what = what
+            self.journal[number] = (what, chain)
+        for number in sorted(self.journal)[:-_REMEMBERED]:
+            del self.journal[number]
+
+    def is_stalled(self, step_patience: float, disk_patience: float) -> bool:
+        """Whether it made no progress for ``step_patience``; during file I/O, ``disk_patience``."""
+        if self.disk[0]:
+            return time.monotonic() - max(self.moved, self.got_on) > disk_patience
+        return time.monotonic() - self.moved > step_patience
+
+
+def _parse_load(load: dict[str, Any]) -> dict[str, float]:
+    """Return the counters named in `FIGURES`; raise ValueError if one is not a finite number."""
+    found = {name: float(load.get(name, 0.0)) for name in FIGURES}
+    if not all(map(math.isfinite, found.values())):
+        raise ValueError(f"no numbers: {found}")
+    return found
+
+
+def silent(workers: dict[int, Progress], patience: float) -> list[tuple[int, float]]:
+    """Return the workers that were silent for longer than ``patience``, and for how long."""
+    now = time.monotonic()
+    return [(i, now - p.heard) for i, p in workers.items() if now - p.heard > patience]
+
+
+def hanging(workers: dict[int, Progress], patience: float) -> tuple[int, float] | None:
+    """Return a worker whose file I/O stalled for longer than ``patience``, and for how long."""
+    now = time.monotonic()
+    still = {i: now - p.got_on for i, p in workers.items() if p.disk[0]}
+    return next(((i, seconds) for i, seconds in still.items() if seconds > patience), None)
+
+
+def stuck(
+    workers: dict[int, Progress],
+    question: tuple[float, list[int]],
+    patience: float,
+    disk_patience: float,
+) -> tuple[int, int, float] | None:
+    """Find a worker that blocks others: return it, one that waits for it, and since how long.
+
+    Args:
+        workers: The progress of each worker.
+        question: When the oldest open exchange began, and the workers that have not answered it.
+        patience: Seconds that a worker may be late; raised to 20 times the usual step time.
+        disk_patience: The same for a worker that reads or writes a checkpoint, from its last
+            progress.
+    """
+    now = time.monotonic()
+    limit = max(patience, 20 * max((p.pace for p in workers.values()), default=0.0))
+    waiting = {i: p for i, p in workers.items() if p.inside and now - p.moved > limit}
+    if not waiting:
+        return None
+    goal = max(p.count for p in waiting.values())
+    still = [i for i, p in workers.items() if p.is_stalled(limit, max(limit, disk_patience))]
+    late = [i for i in still if workers[i].count < goal]
+    asked, unanswered = question
+    if not late and now - asked > limit:  # all are inside, but one never got its input
+        late = [i for i in unanswered if i in still or not workers[i].disk[0]]
+    if not late:
+        return None
+    latest = min(late, key=lambda i: (workers[i].count, i))
+    others = {i: p for i, p in waiting.items() if i not in late} or waiting
+    first = min(others, key=lambda i: others[i].moved)
+    return latest, first, now - workers[latest].moved
+
+
+def different(workers: dict[int, Progress]) -> tuple[int, int, int] | None:
+    """Return the first collective on which two workers disagree, and those workers.
+
+    The digests cover all collectives so far, so a disagreement stays visible after the call itself
+    has dropped out of the journals.
+    """
+    order = sorted(workers)
+    for a, b in itertools.pairwise(order):
+        mine, theirs = workers[a].journal, workers[b].journal
+        for number in sorted(mine.keys() & theirs.keys()):
+            if mine[number][1] != theirs[number][1]:
+                return number, a, b
+    return None
+
+
+_EVERY = 0.9  # seconds; below 1, so that a poll every second always sees new rates
+_SAMPLES = 10  # samples over which rates are averaged
+_STATM = Path("/proc/self/statm")
+
+
+class Load:
+    """Counters of this process; as a context manager, it times a wait for input.
+
+    Attributes:
+        steps: Functions and strategy runs that have completed.
+        batches: Elements of distributed datasets that were waited for.
+        waited: Seconds spent waiting for such elements, not including a wait in progress.
+        device_memory: Returns the bytes in use on this process's accelerators.
+    """
+
+    def __init__(self) -> None:
+        self.steps = self.batches = 0
+        self.waited = 0.0
+        self._recent: dict[str, float] = {}
+        self.device_memory: Callable[[], float] = lambda: 0.0
+        self._open: dict[int, float] = {}  # the start of each thread's wait in progress
+        self._samples: deque[tuple[float, int, float]] = deque(maxlen=_SAMPLES + 1)
+
+    def __enter__(self) -> None:
+        self._open[threading.get_ident()] = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        now = time.monotonic()
+        self.waited += now - self._open.pop(threading.get_ident(), now)
+        self.batches += 1
+
+    def told(self) -> dict[str, float]:
+        """Return the current counters, by their names in `FIGURES`.
+
+        Rates cover about the last ten seconds; they and the memory are updated once a second.
+        """
+        now = time.monotonic()
+        waited = self.waited + sum(now - since for since in list(self._open.values()))
+        if not self._samples or now - self._samples[-1][0] >= _EVERY:
+            self._samples.append((now, self.steps, waited))
+            then, steps, before = self._samples[0]
+            span = max(now - then, 1e-9)
+            self._recent = {
+                "rate": (self.steps - steps) / span,
+                "waits": min(max((waited - before) / span, 0.0), 1.0),
+                "memory": _resident_memory(),
+                "device_memory": self.device_memory(),
+            }
+        return {"steps": self.steps, "waited": waited, **self._recent}
+
+
+def _resident_memory() -> float:
+    """Return the resident memory of this process in bytes; 0 where the system has no statm."""
+    try:
+        return int(_STATM.read_text().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+load = Load()
+
+
+class Disk:
+    """The file I/O of this process that other workers may wait for, and its progress."""
+
+    def __init__(self) -> None:
+        self._open: list[str] = []
+        self._far = 0
+        self.got_on_at = time.monotonic()
+
+    @contextmanager
+    def at(self, what: str) -> Iterator[None]:
+        """Mark the block as file I/O described by ``what``."""
+        self.got_on()
+        self._open.append(what)
+        try:
+            yield
+        finally:
+            self._open.remove(what)
+            self.got_on()
+
+    def got_on(self) -> None:
+        """Count progress: something was read or written."""
+        self._far += 1
+        self.got_on_at = time.monotonic()
+
+    def told(self) -> tuple[str, int]:
+        """Return the description of the oldest I/O in progress, or "", and the progress counter."""
+        return next(iter(tuple(self._open)), ""), self._far
+
+
+disk = Disk()
+
+
+EVERY = 1.0
+_LONGEST = 300  # characters of a text from a worker
+
+
+class Readers:
+    """The clients of a hub that only observe the run."""
+
+    def __init__(self, acceptor: Acceptor) -> None:
+        self._acceptor = acceptor
+        self._sent_at = 0.0
+
+    def publish(self, status: Callable[[], Message], *, at_once: bool = False) -> None:
+        """Send ``status()`` to the readers, if there are any, at most once per `EVERY` seconds."""
+        if not (readers := self._acceptor.readers()):
+            return
+        now = time.monotonic()
+        news = b""
+        if at_once or now - self._sent_at >= EVERY:
+            self._sent_at = now
+            news = json.dumps({"status": status()}).encode() + b"\n"
+        for connection in readers:
+            self._send(connection, news)
+
+    def _send(self, connection: Connection, news: bytes) -> None:
+        data = connection.unsent or news
+        try:
+            connection.wire.socket.setblocking(False)
+            sent = connection.wire.socket.send(data) if data else 0
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._acceptor.disconnect(connection)
+            return
+        connection.unsent = data[sent:]
+
+
+def status_row(facts: Message, progress: Any, state: str) -> Message:
+    """Return the status of one worker, as readers receive it.
+
+    Args:
+        facts: The facts that it sent when it joined.
+        progress: Its `Progress`.
+        state: "here", "left" when it finished, or "lost".
+    """
+    return {
+        "index": facts["index"],
+        "address": str(facts.get("address") or "")[:_LONGEST],
+        "host": str(facts.get("host") or "")[:_LONGEST],
+        "pid": facts["pid"],
+        "state": state,
+        "collectives": progress.count,
+        "doing": progress.what[:_LONGEST] if progress.inside else progress.disk[0],
+        "silent": time.monotonic() - progress.heard,
+        **progress.load,
+    }
