@@ -2,7 +2,7 @@ import textwrap
 
 import pytest
 
-from tests.ahead.needs import needs_compiler
+from tests.preflight.needs import needs_compiler
 from tests.cli.test_preflight import replicax_command
 
 SCRIPT = """

@@ -10,7 +10,7 @@ import pytest
 import replicax
 from replicax._src.cli.main import main
 from replicax._src.preflight.report import Memory, PreflightReport
-from tests.ahead.needs import needs_compiler
+from tests.preflight.needs import needs_compiler
 
 SCRIPT = """
 import sys

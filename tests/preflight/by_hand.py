@@ -1,6 +1,6 @@
 """Programs written by hand with JAX alone, and compiled ahead of time for the slice ``v5e:4x4``.
 
-``python tests/ahead/by_hand.py FILE`` writes what the compiler says of each of them, read off
+``python tests/preflight/by_hand.py FILE`` writes what the compiler says of each of them, read off
 without any code of replicax. Loops are written out, so that nothing has to be counted through them.
 """
 

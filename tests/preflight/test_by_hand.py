@@ -9,8 +9,8 @@ import replicax as rx
 from replicax._src.preflight.costs import Costs
 from replicax._src.preflight.hlo import Hlo
 from replicax._src.preflight.targets import Target
-from tests.ahead.by_hand import ROWS, TURNS, WIDTH, figures, limits
-from tests.ahead.needs import needs_compiler
+from tests.preflight.by_hand import ROWS, TURNS, WIDTH, figures, limits
+from tests.preflight.needs import needs_compiler
 from tests.tpu.nets import slice_of
 
 pytestmark = needs_compiler

@@ -14,7 +14,7 @@ from replicax._src.preflight.compiler import Compiling
 from replicax._src.preflight.preflight import compile_steps
 from replicax._src.preflight.targets import Limits, Target
 from replicax._src.preflight.trace import Step, trace
-from tests.ahead.needs import needs_compiler, needs_cuda
+from tests.preflight.needs import needs_compiler, needs_cuda
 
 ON_EACH = pytest.mark.parametrize(
     "name",

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 import replicax as rx
-from tests.ahead.needs import needs_cuda
+from tests.preflight.needs import needs_cuda
 
 pytestmark = needs_cuda
 

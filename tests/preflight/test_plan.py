@@ -17,8 +17,8 @@ from replicax._src.preflight.plan import (
 )
 from replicax._src.preflight.targets import Target
 from replicax._src.preflight.trace import Step, Variation, trace
-from tests.ahead.needs import needs_compiler
-from tests.ahead.test_tables import OLD
+from tests.preflight.needs import needs_compiler
+from tests.preflight.test_tables import OLD
 
 
 def candidate(devices, flops, *, fits=True, price=None):

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 import replicax as rx
 from replicax._src.preflight.report import Memory
-from tests.ahead.needs import needs_compiler
+from tests.preflight.needs import needs_compiler
 from tests.tpu.nets import ConvNet, Training, Transformer, slice_of
 
 WIDTH = 512
