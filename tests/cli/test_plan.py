@@ -2,8 +2,8 @@ import textwrap
 
 import pytest
 
-from tests.preflight.needs import needs_compiler
 from tests.cli.test_preflight import replicax_command
+from tests.preflight.needs import needs_compiler
 
 SCRIPT = """
 import argparse
