@@ -4,7 +4,6 @@ The package determines which workers there are, where they are, and which of the
 from arguments, from ``TF_CONFIG``, or from the variables that Kubeflow, Slurm, Open MPI, Cloud TPU
 and other launchers set. Apart from the launcher, only this layer reads environment variables.
 
-Layer: the lowest package. It imports only the modules of the root package, such as
-``base.errors``. The public names are listed in ``replicax.distribute.cluster_resolver`` and
+Layer: above ``files``. The public names are in ``replicax.distribute.cluster_resolver`` and
 ``replicax.train``.
 """

@@ -1,6 +1,6 @@
 """All uses of jaxlib internals, each guarded and tested.
 
-This is separate from `_jax_private` because it must not import JAX: the keeper, a process that only
+This is separate from `compat.jax` because it must not import JAX: the keeper, a process that only
 runs the coordination service, needs nothing else.
 """
 

@@ -1,6 +1,6 @@
 """Abstract datasets, which replace datasets in traced functions: a spec without elements.
 
-Importing this module registers them with `_trace`.
+Importing this module registers them with `tracing`.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
 """The methods of `Dataset`, in one mixin class for each theme.
 
-Layer: above `_nodes`; `_dataset` combines the mixins.
+Layer: above `nodes`; `dataset` combines the mixins.
 """

@@ -2,6 +2,6 @@
 
 Each type is a `Node` and the `Stream` that its `open` returns.
 
-Layer: above `_node`, `_blocks`, `_seeds`; below `_dataset`. A module imports another one only to
-build on its nodes or streams: `_flat_map`, for example, reads through the branches of `_choose`.
+Layer: above `node`, `element_blocks`, `seeds`; below `dataset`. A module imports another one only
+to build on its nodes or streams: `flat_map`, for example, reads through the branches of `choose`.
 """

@@ -1,4 +1,4 @@
 """File formats (TFRecord, CSV, images) and the `Example` messages in records.
 
-Layer: above `_errors` and `_leaves`, below `_nodes` and `_readers`. Independent of datasets.
+Layer: above `leaves`, below `nodes` and `readers`. Independent of datasets.
 """
