@@ -279,12 +279,12 @@ def test_the_coordination_service_can_be_had_without_jax():
         import sys
         from replicax_command import _enter_without_init
         _enter_without_init("replicax")
-        from replicax._src.workers import _keeper, _wire
+        from replicax._src.workers import keeper as _keeper, wire as _wire
         assert not {"jax", "jaxlib"} & set(sys.modules)
         service, address = _keeper._start_service("127.0.0.1", 1, None, 0)
         assert service is not None
         assert "jax" not in sys.modules
-        client = _keeper._jaxlib_private.connected_client(address, 0, 10)
+        client = _keeper.jaxlib.connected_client(address, 0, 10)
         client.shutdown()
     """)
 

@@ -20,7 +20,7 @@ def test_the_keeper_does_not_wait_for_ever_for_a_worker_that_is_stopped():
 
 DEAD = """
 import os, socket, subprocess, sys, time
-from replicax._src.workers import _keeper, _sockets
+from replicax._src.workers import keeper as _keeper, sockets as _sockets
 
 # The network is down: what the system knows of a connection's end never comes. (The service itself
 # would close one that says nothing after a minute.)
@@ -43,7 +43,7 @@ def test_the_keeper_does_not_wait_for_the_connection_of_a_worker_that_is_dead():
 
 PORT = """
 import socket
-from replicax._src.workers import _keeper, _wire
+from replicax._src.workers import keeper as _keeper, wire as _wire
 
 (port,) = _wire.free_ports(1)
 keeper = _keeper.Keeper("10.9.8.7", 1, bind="127.0.0.1", port=port)
