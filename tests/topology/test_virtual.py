@@ -111,7 +111,7 @@ def test_unblocked_steps_end_though_the_shell_asks_for_few_threads():
 def test_xla_still_stops_for_ever_without_our_cure():
     result = run(_BY_JAX.format(devices=64) + _STEPS)
 
-    assert result.returncode != 0, "XLA has no deadlock any more: remove `_virtual._enough_threads`"
+    assert result.returncode != 0, "XLA has no deadlock any more: remove `_enough_threads`"
     assert "waiting for all" in result.stderr.replace("`", "") or "rendezvous" in result.stderr
 
 
@@ -132,7 +132,7 @@ def test_importing_starts_no_backend_and_leaves_the_environment_alone():
 def test_one_device_keeps_the_threads_that_jax_gives_it():
     result = run("""
         import replicax, jax
-        from replicax._src.topology import virtual_devices as _virtual
+        from replicax._src.topology import virtual_devices
         with virtual_devices._enough_threads():
             print(os.environ.get("NPROC"), os.environ.get("PJRT_NPROC"))
     """)
@@ -145,7 +145,7 @@ def test_workers_of_one_machine_share_its_cores_unless_told_otherwise(processes,
     result = run(
         f"""
         import replicax, jax
-        from replicax._src.topology import virtual_devices as _virtual
+        from replicax._src.topology import virtual_devices
         virtual_devices.share_cores({processes})
         with virtual_devices._enough_threads():
             print(os.environ["NPROC"])

@@ -125,8 +125,8 @@ def test_a_commit_that_cannot_be_told_is_not_undone(tmp_path, monkeypatch):
         calls.append(folder)
         raise OSError(errno.EIO, "the disk does not answer")
 
-    monkeypatch.setattr(store._files, "sync_folder", fails)
-    monkeypatch.setattr(store._files, "settle", lambda place: None)
+    monkeypatch.setattr(store.checkpoint_files, "sync_folder", fails)
+    monkeypatch.setattr(store.checkpoint_files, "settle", lambda place: None)
     with pytest.raises(OSError, match="does not answer"):
         saved(path, 2.0)
     assert calls

@@ -246,12 +246,14 @@ class Group:
         """
         if self._is_leaving:
             return
+        earlier = self._report
         if error is not None:
             self.tell(error)
         # Do not count a collective that failed here and was caught: others may still wait in it.
         self._say_goodbye(self._completed)
         with self._changed:
-            self._report = self._report or Report("over", self.facts.index, _DEPARTED)
+            # Not `self._report`: the hub may have sent its report of this departure back already.
+            self._report = earlier or Report("over", self.facts.index, _DEPARTED)
             self._changed.notify_all()
         if not self.facts.is_connected:
             # JAX would abort this process when the coordination service ends after the last worker.
