@@ -30,7 +30,7 @@ def right(tmp_path_factory):
 
 
 @pytest.mark.multi_process
-@pytest.mark.parametrize("seed", [20, 21])
+@pytest.mark.parametrize("seed", [20, pytest.param(21, marks=pytest.mark.slow)])
 def test_a_training_that_is_struck_again_and_again_ends_as_if_nothing_had_been(
     tmp_path, seed, right
 ):

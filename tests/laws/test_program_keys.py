@@ -333,7 +333,7 @@ def alike_trees(draw):
     return one, other
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(alike_trees())
 def test_each_argument_gets_its_own_answer(trees):
     compiled = rx.function(revealing, reduce_retracing=True)
@@ -422,7 +422,7 @@ def test_the_order_of_items_counts(made, items, random):
         assert outcome(compiled, tree) == outcome(plainly, tree)
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(alike_trees())
 def test_reach_tells_values_apart(trees):
     one, other = map(reached, trees)
