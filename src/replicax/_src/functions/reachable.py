@@ -188,6 +188,14 @@ class Reach:
         return [Edge(f"{prefix}{n}", table[n]) for n in known]
 
     def _instance(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
+        if not hasattr(x, "__dict__") and not slot_names(type(x)):
+            return self._value(x), []  # an extension type: no attributes to inspect
+        kind: Any = type(x)
+        state = self._value(x) if _has_native_state(kind) else None
+        return (kind, state), self._attributes(x, label)
+
+    def _attributes(self, x: Any, label: str) -> list[Edge]:
+        """Return the attributes of an instance and of its class that the code may read."""
         own, edges = getattr(x, "__dict__", None), []
         blind = self._everything or bool(self._names & _BLIND)
         if isinstance(own, dict):
@@ -201,9 +209,7 @@ class Reach:
             held = _slot(x, name)
             self._looked.append((functools.partial(_slot, x), name, held))
             edges.append(Edge(f"{label}.{name}", None if held is _MISSING else held))
-        if own is None and not slots:  # an extension type: no attributes to inspect
-            return self._value(x), []
-        return type(x), [*edges, *self._inherited(type(x), label)]
+        return [*edges, *self._inherited(type(x), label)]
 
     def _inherited(self, kind: type, label: str) -> list[Edge]:
         """Return the class attributes an instance uses: named in code, or implied by operators."""
@@ -237,7 +243,7 @@ class Reach:
             return []
         factory = [Edge(label, x.default_factory)] if isinstance(x, defaultdict) else []
         has_more = hasattr(x, "__dict__") or slot_names(type(x))
-        return factory + self._instance(x, label)[1] if has_more else factory
+        return factory + self._attributes(x, label) if has_more else factory
 
     def _box(self, x: Any, label: str) -> tuple[Any, list[Edge]]:
         held = list(x)
@@ -338,6 +344,26 @@ def is_library(module: str | None) -> bool:
     if file is None:  # a C module has a spec; a module object created by user code has none
         return getattr(found, "__spec__", None) is not None
     return is_library_file(file)
+
+
+@functools.cache
+def _has_native_state(kind: Any) -> bool:
+    """Whether instances have state in C, which neither ``__dict__`` nor slots show.
+
+    These are instances of extension types that have a ``__dict__`` as well, such as files, and of
+    classes that derive from one, such as a user's subclass of float.
+    """
+    # CPython's Py_TPFLAGS_HEAPTYPE and Py_TPFLAGS_IMMUTABLETYPE: classes written in Python are
+    # mutable heap types. Extensions may define those too, so look at the size of instances as well.
+    heap, immutable = 1 << 9, 1 << 8
+    if any(
+        base is not object and (not base.__flags__ & heap or base.__flags__ & immutable)
+        for base in kind.__mro__
+    ):
+        return True
+    pointer = tuple.__itemsize__
+    in_python = len(slot_names(kind)) + 2  # and the pointers to __dict__ and to weak references
+    return bool(kind.__basicsize__ > object.__basicsize__ + pointer * in_python)
 
 
 @functools.cache
