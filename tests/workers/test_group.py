@@ -7,8 +7,11 @@ import sys
 
 import pytest
 
+from replicax._src.base.errors import ReplicaError
+from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.workers.group import Group
+from replicax._src.workers.reports import Report
 from replicax._src.workers.wire import Wire
 
 FACTS = ClusterFacts.of_processes(0, ("a:1", "b:1"), coordinator="a:1", source="test")
@@ -100,3 +103,31 @@ def test_leave_ends_the_wait_for_a_collective_that_failed_here(pair):
     group.depart(None)
 
     assert other.receive_within(10)["bye"]["count"] == 1
+
+
+@pytest.mark.parametrize("error", [None, ValueError("a wrong turn")])
+@pytest.mark.parametrize("comes_back", [False, True])
+def test_a_worker_that_left_says_so_whenever_the_hub_reports_it(pair, error, comes_back):
+    group, _ = pair
+    say_goodbye = group._say_goodbye
+
+    def answered(last):  # the hub's report for the others arrives before this worker has left
+        if comes_back:
+            group._handle_report(Report("lost", 1, "worker 0 is gone"))
+        say_goodbye(last)
+
+    group._say_goodbye = answered
+    group.depart(error)
+
+    with pytest.raises(ReplicaError, match="has left its cluster"), group.collective("a sum"):
+        pytest.fail("it took part")
+
+
+def test_a_worker_that_leaves_after_a_loss_still_names_the_loss(pair):
+    group, _ = pair
+    group._handle_report(Report("lost", 1, "worker 1 is gone"))
+
+    group.depart(None)
+
+    with pytest.raises(WorkerLostError, match="worker 1 is gone"), group.collective("a sum"):
+        pytest.fail("it took part")

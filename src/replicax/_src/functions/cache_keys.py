@@ -175,7 +175,7 @@ def _has_own_hash(x: Any, kind: Any) -> bool:
 
 
 def _dataclass(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
-    """The key of a dataclass: its fields, which may change while it is the same object."""
+    """Return the key of a dataclass: its fields, which may change while it is the same object."""
     names = kind.__dataclass_fields__
     fields = tuple(_key(getattr(x, n, None), inside) for n in names)
     # A class that only inherits from a dataclass keeps values of its own beside the fields.
@@ -186,12 +186,12 @@ def _dataclass(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
 
 
 def _attributes(x: Any, kind: Any, known: Any = ()) -> dict[str, Any] | None:
-    """Return what ``x`` itself holds by name, or None if it cannot hold anything.
+    """Return the attributes of the instance ``x`` by name; None if instances have none.
 
     Args:
         x: Any object.
         kind: Its class.
-        known: Classes whose own content is looked at in another way.
+        known: Classes whose slots are left out, because their content is inspected otherwise.
     """
     table, slots = getattr(x, "__dict__", None), slot_names(kind, known)
     if not isinstance(table, dict):
