@@ -572,3 +572,17 @@ def test_replicas_keep_the_sign_of_zero():
         return -0.0 if number else 0.0
 
     assert repr(strategy.experimental_local_results(strategy.run(step))) == "(0.0, -0.0)"
+
+
+@dataclasses.dataclass
+class Noted:
+    a: int = 1
+
+
+@pytest.mark.parametrize("name", ["a", "b", "_b", "__b"])
+def test_every_attribute_of_a_users_dataclass_counts(name):
+    compiled = rx.function(lambda noted, x: x * getattr(noted, name))
+    noted = Noted()
+    for value in (2.0, 3.0, -0.0):
+        setattr(noted, name, value)
+        assert float(compiled(noted, jnp.ones(()))) == value

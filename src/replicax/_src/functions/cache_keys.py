@@ -25,6 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from replicax._src.base.origin import is_library
 from replicax._src.values.per_replica import is_opaque
 
 # Classes with methods that are `rx.function`s: their instances are identified by `id`, and their
@@ -181,7 +182,9 @@ def _dataclass(x: Any, kind: Any, inside: tuple[int, ...]) -> Any:
     # A class that only inherits from a dataclass keeps values of its own beside the fields.
     is_own = "__dataclass_fields__" in vars(kind)
     own = _attributes(x, kind) or {}
-    rest = {n: v for n, v in own.items() if n not in names and not (is_own and n[:1] == "_")}
+    # Libraries cache values in private attributes of their dataclasses; users keep state there.
+    has_caches = is_own and _is_of_library(kind)
+    rest = {n: v for n, v in own.items() if n not in names and not (has_caches and n[:1] == "_")}
     return (kind, fields, _key(rest, inside)) if rest else (kind, fields)
 
 
@@ -228,6 +231,12 @@ def slot_names(kind: Any, known: Any = ()) -> list[str]:
 def _several(kinds: Any) -> tuple[Any, ...]:
     """Return one class or several as a tuple."""
     return kinds if isinstance(kinds, tuple) else (kinds,)
+
+
+def _is_of_library(kind: Any) -> bool:
+    """Whether a class is defined by Python, replicax or an installed library."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return file is not None and is_library(file)
 
 
 def _is_standard(kind: Any) -> bool:
