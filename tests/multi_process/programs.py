@@ -496,7 +496,7 @@ def sharded_training(policy, folder):
         "trained": trained.tolist(),
         "restored": w.numpy().tolist(),
         "held": sum(s.data.nbytes for s in slot.cell.array().addressable_shards),
-        "share": 4 * -(-67 * 101 // count) * len(strategy.topology.own),
+        "share": 4 * -(-67 * 101 // count) * len(strategy.topology.local_replicas),
         "refused": refused,
         "program": run.get_concrete_function().as_text(),
     }

@@ -54,7 +54,7 @@ def test_rows_of_a_stacked_array_lie_on_their_replicas(order):
 def test_pieces_are_stacked_alike_wherever_they_come_from(order, dtype, shape):
     topology = topology_of(order)
     pieces = [np.full(shape, i % 2 + 1).astype(jnp.dtype(dtype)) for i in order]
-    placed = [jax.device_put(p, d) for p, d in zip(pieces, topology.leads, strict=True)]
+    placed = [jax.device_put(p, d) for p, d in zip(pieces, topology.primary_devices, strict=True)]
 
     stacks = [
         stack(pieces, topology),
@@ -74,7 +74,7 @@ def test_pieces_are_stacked_alike_wherever_they_come_from(order, dtype, shape):
 def test_a_stack_keeps_its_numbers_whatever_becomes_of_the_pieces():
     topology = topology_of([1, 0])
     host = [np.full((64, 8), float(i), np.float32) for i in range(2)]
-    placed = [jax.device_put(p, d) + 0 for p, d in zip(host, topology.leads, strict=True)]
+    placed = [jax.device_put(p, d) + 0 for p, d in zip(host, topology.primary_devices, strict=True)]
     jax.block_until_ready(placed)
     of_host, of_placed = stack(host, topology), stack(placed, topology)
     eat = jax.jit(lambda x: x + 100, donate_argnums=0)

@@ -209,7 +209,7 @@ class _Plan:
         leaves = [summand(self.op, x) for x in leaves]
         if self.op is ReduceOp.SUM:
             return self.ops.sum_in_body(leaves, self.options, self.topology)
-        size, is_whole = self.topology.num_replicas, self.topology.is_whole
+        size, is_whole = self.topology.num_replicas, self.topology.is_fully_addressable
         # Across workers, results become rows of stacked arrays. XLA divides a sum in place only if
         # nothing reshapes it afterwards, so the row axis is added before the sum.
         leaves = leaves if is_whole else [x[None] for x in leaves]

@@ -53,12 +53,12 @@ class Seat:
     @property
     def number(self) -> int:
         """The replica's number among all processes."""
-        return self.topology.own[self.replica]
+        return self.topology.local_replicas[self.replica]
 
     @property
     def device(self) -> jax.Device:
         """The device on which this replica computes."""
-        return self.topology.leads[self.replica]
+        return self.topology.primary_devices[self.replica]
 
     @property
     def meeting(self) -> Meeting:
@@ -92,7 +92,7 @@ _STRUCTURE = "the structure of the value"
 @contextmanager
 def open_meeting(topology: Topology) -> Iterator[Meeting]:
     """Open a meeting that collectives of `topology` find, also from threads of the runtime."""
-    meeting = Meeting(len(topology.own))
+    meeting = Meeting(len(topology.local_replicas))
     _meetings.setdefault(topology, []).append(meeting)
     token = _own_meeting.set(meeting)  # inherited by the replicas' threads
     try:
@@ -190,7 +190,7 @@ def _reduce_now(
         _check_reduced(rows)
         columns = list(zip(*rows, strict=True))
         on_host = not is_array(columns[0][0])
-        if on_host and seat.topology.is_whole:
+        if on_host and seat.topology.is_fully_addressable:
             return [[_host_reduction(op, c) for c in columns]] * len(rows)
         values = [pieces(c, seat.topology) for c in columns]
         results = seat.ops.batch_reduce(op, [(v, v) for v in values], options)
@@ -206,14 +206,18 @@ def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how:
     """Gather in a meeting; called eagerly with arrays, or from a callback with NumPy arrays."""
 
     def settle(pieces: list[Any]) -> list[Any]:
-        _check_traced_sizes([p.shape[axis] for p in pieces], [sizes[i] for i in seat.topology.own])
-        if not seat.topology.is_whole:
+        _check_traced_sizes(
+            [p.shape[axis] for p in pieces], [sizes[i] for i in seat.topology.local_replicas]
+        )
+        if not seat.topology.is_fully_addressable:
             rows = gather_across(pieces, axis, sizes, seat.topology)
             return list(rows) if is_array(pieces[0]) else list(map(np.asarray, rows))
         if not is_array(pieces[0]):
             return [np.concatenate(pieces, axis)] * len(pieces)
-        whole = jnp.concatenate([on_device(p, seat.topology.leads[0]) for p in pieces], axis)
-        return [on_device(whole, d) for d in seat.topology.leads]
+        whole = jnp.concatenate(
+            [on_device(p, seat.topology.primary_devices[0]) for p in pieces], axis
+        )
+        return [on_device(whole, d) for d in seat.topology.primary_devices]
 
     call = Call(_named(f"all_gather(axis={axis}) of rows {sizes}", how["number"]))
     timeout = how["options"].timeout_seconds

@@ -157,7 +157,7 @@ def _component(value: Distributed) -> Any:
         own = form.values[at]
         if topology is None or topology.cores > 1 or not is_array(own):
             return own
-        return on_device(own, topology.leads[at])
+        return on_device(own, topology.primary_devices[at])
 
 
 def replica_value(x: Any) -> Any:

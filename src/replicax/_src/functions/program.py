@@ -56,7 +56,7 @@ class Program:
         self._foreign = [
             i for i, c in enumerate(self.read_only) if c.topology not in (None, topology)
         ]
-        alone = topology is None or topology.is_whole
+        alone = topology is None or topology.is_fully_addressable
         # Elements of a worker-local iterator must be put where all workers' arrays are.
         self._worker_local = [
             i
@@ -95,7 +95,7 @@ class Program:
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._call: Callable[..., Any] = self._first_call
         self._label = name
-        if topology is not None and not topology.is_whole:
+        if topology is not None and not topology.is_fully_addressable:
             self._label = f"{name} (program {digest(' '.join(outline(lifted.jaxpr)))})"
 
     def __call__(self, arrays: Sequence[Any], leaves: Sequence[Any] = ()) -> Any:
@@ -139,7 +139,7 @@ class Program:
         with _call_lock:
             self._bind(leaves)
             inputs = (self._read_only(), arrays, self._closed_over)
-            if topology is None or topology.is_whole:
+            if topology is None or topology.is_fully_addressable:
                 outs, _ = self._step(inputs)
             else:
                 outs = self._step_with_workers(inputs, topology)
@@ -319,7 +319,7 @@ class ConcreteFunction:
 
 def _placed(x: Any, topology: Topology) -> Any:
     """Move an argument to the devices of `topology`, unless it is there already."""
-    if not topology.is_whole:
+    if not topology.is_fully_addressable:
         known = isinstance(x, jax.Array) and x.sharding.device_set == topology.mirrored.device_set
         return x if known else replicate(x, topology)
     # JAX moves uncommitted arrays to the devices of the others; committed ones must be copied.
@@ -338,7 +338,7 @@ def _placed(x: Any, topology: Topology) -> Any:
 
 
 def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         placed: jax.Array = jax.device_put(x, topology.mirrored)
         return placed
     return replicate(x, topology)

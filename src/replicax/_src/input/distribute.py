@@ -75,7 +75,7 @@ def distribute_dataset(
         leading = _leading_size(local, share, source.cardinality)
         return distributed_spec(local, feed, leading=leading)
 
-    depth = len(topology.own) * options.experimental_per_replica_buffer_size
+    depth = len(topology.local_replicas) * options.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else reading.cardinality
     parts = (1 if shared else share.workers, 1)
     return DistributedDataset(
@@ -137,7 +137,9 @@ def distribute_from_function(
     replicas, total = share.replicas, share.total
     feed = Feed(topology, total > 1, bool(options.experimental_fetch_to_device))
     if options.experimental_replication_mode is InputReplicationMode.PER_REPLICA:
-        sources = [source_of(dataset_fn(InputContext(total, i, total))) for i in topology.own]
+        sources = [
+            source_of(dataset_fn(InputContext(total, i, total))) for i in topology.local_replicas
+        ]
     else:
         sources = [source_of(dataset_fn(InputContext(share.workers, share.worker, total)))]
     reading = CoordinatedReading(share, sources[0], shared=False, drop=drop_partial)

@@ -126,13 +126,13 @@ class DistributedDataset(Generic[T_co]):
     def _properties(self) -> tuple[tuple[str, str], ...]:
         """Return labelled properties for `repr`, without reading any data."""
         pipeline, topology = self._pipeline, self._pipeline.feed.topology
-        count, local = topology.num_replicas, len(topology.own)
+        count, local = topology.num_replicas, len(topology.local_replicas)
         here = "" if local == count else f", {local} of them in this process"
         unknown = {INFINITE_CARDINALITY: "endless", UNKNOWN_CARDINALITY: "an unknown number of"}
         properties = [
             ("steps", unknown.get(pipeline.cardinality, f"{pipeline.cardinality:,}")),
             ("replicas", f"{count} replica{'s' if count > 1 else ''}{here}"),
-            ("devices", shown_devices(topology.leads, kind=topology.kind)),
+            ("devices", shown_devices(topology.primary_devices, kind=topology.kind)),
             ("made ready ahead", f"{pipeline.depth} steps"),
         ]
         known = vars(pipeline).get("element_spec")
@@ -340,6 +340,6 @@ def distributed_spec(spec: Any, feed: Feed, *, leading: int | bool | None) -> An
         known = s.dtype.kind in "biufc"
         dtype = jax.dtypes.canonicalize_dtype(s.dtype) if known else s.dtype
         local = TensorSpec(shape, dtype)
-        return PerReplicaSpec(*[local] * len(feed.topology.own)) if feed.wraps else local
+        return PerReplicaSpec(*[local] * len(feed.topology.local_replicas)) if feed.wraps else local
 
     return jax.tree.map(leaf_spec, spec, is_leaf=lambda x: isinstance(x, TensorSpec))

@@ -56,7 +56,7 @@ class Feed:
             (part,) = step.pieces(1)
             return jax.tree.map(lambda x: self._single(x), part)
         if step.parts or not self.fetch:
-            columns = step.pieces(len(self.topology.own))
+            columns = step.pieces(len(self.topology.local_replicas))
             return jax.tree.map(lambda *xs: self._uneven(xs), *columns)
         leaves, treedef = jax.tree.flatten(step.even)
         numeric = [i for i, x in enumerate(leaves) if _is_numeric(x)]
@@ -72,7 +72,7 @@ class Feed:
     def _put(self, rows: list[np.ndarray]) -> list[jax.Array]:
         """Put stacked rows on the replicas' devices, one row for each."""
         sharding = self.topology.stacked
-        if self.topology.is_whole:
+        if self.topology.is_fully_addressable:
             put: list[jax.Array] = jax.device_put(rows, sharding)
             return put
         return [
@@ -102,7 +102,11 @@ class Feed:
         return self.buffers.copy(x, by_rows=by_rows)
 
     def _device(self, replica: int) -> jax.Device:
-        return self.topology.leads[replica] if self.fetch else jax.local_devices(backend="cpu")[0]
+        return (
+            self.topology.primary_devices[replica]
+            if self.fetch
+            else jax.local_devices(backend="cpu")[0]
+        )
 
 
 def _canonical(x: np.ndarray) -> np.ndarray:

@@ -39,8 +39,8 @@ class Share:
     @classmethod
     def of(cls, topology: Topology, *, in_order: bool = False) -> "Share":
         """Return this process's share of the replicas of `topology`."""
-        replicas = len(topology.own)
-        workers, worker = topology.num_replicas // replicas, topology.own[0] // replicas
+        replicas = len(topology.local_replicas)
+        workers, worker = topology.num_replicas // replicas, topology.local_replicas[0] // replicas
         return cls(workers, worker, replicas, in_order)
 
     @property

@@ -168,13 +168,13 @@ def _put(x: Any, topology: Topology) -> Any:
     divides = _divides(x, topology)
     is_one_each = len(topology.devices) == topology.num_replicas
     is_cut_here = divides and is_one_each and isinstance(x, np.ndarray) and x.dtype.kind in NUMERIC
-    if topology.is_whole and not is_cut_here:
+    if topology.is_fully_addressable and not is_cut_here:
         return jax.device_put(private(x), topology.stacked if divides else topology.mirrored)
     host = private(np.asarray(x))
     if not divides:
         return replicate(host, topology)
     host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         n = topology.num_replicas
         parts = [*host.reshape(n, len(host) // n, *host.shape[1:])]
         return put_rows(parts, topology.stacked, topology.devices)
@@ -197,6 +197,6 @@ def whole(data: Any, topology: Topology) -> Any:
         if _is_there(x, topology):
             rows = jax.jit(lambda r: r, out_shardings=topology.mirrored)(x)
             return rows.addressable_data(0)
-        return jax.device_put(private(x), topology.leads[0])
+        return jax.device_put(private(x), topology.primary_devices[0])
 
     return jax.tree.map(put, data)

@@ -79,13 +79,13 @@ def _silence(bound: inspect.BoundArguments) -> None:
 
 def _put_in_order(bound: inspect.BoundArguments, home: Any) -> None:
     """Make `predict` return rows in the order they had before they were distributed to workers."""
-    if not home.topology.is_whole and len(home.topology.own) > 1:
+    if not home.topology.is_fully_addressable and len(home.topology.local_replicas) > 1:
         bound.arguments["x"] = DatasetAdapter(bound.arguments["x"], home, was_dealt=True)
 
 
 def _agree_on_order(strategy: Any) -> None:
     """Seed NumPy alike on all workers, because Keras shuffles rows with NumPy's global state."""
-    if not strategy.topology.is_whole:
+    if not strategy.topology.is_fully_addressable:
         seeds = _group.required().agree("the order of rows", int(np.random.randint(2**31)))
         np.random.seed(seeds[0])
 
@@ -189,7 +189,7 @@ def _making(kind: str) -> Callable[[Any], Any]:
             run, place = _step(self, kind), placed
             if self.jit_compile and not self.run_eagerly:
                 run = function(run, reduce_retracing=True)
-            elif not topology.is_whole:
+            elif not topology.is_fully_addressable:
                 place = whole
 
             def one(state: Any, data: Any) -> tuple[Any, Any]:

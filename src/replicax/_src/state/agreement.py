@@ -58,7 +58,7 @@ def check_workers_agree(cell: Cell, value: Any) -> None:
     """
     assert cell.topology is not None
     what = f"the value assigned to variable {cell.name!r}"
-    if not cell.topology.is_whole and not equal_across(
+    if not cell.topology.is_fully_addressable and not equal_across(
         _digest(on_host(value)), cell.topology, what
     ):
         raise DivergenceError(
@@ -130,7 +130,7 @@ def divergence_message(cell: Cell, values: Sequence[Any]) -> str:
 def _average(values: Sequence[Any], rows: Sequence[bool], topology: Topology | None) -> Any:
     """Return the mean over the replicas that have rows; exact if their values are equal."""
     pairs = list(zip(values, rows, strict=True))
-    if topology is not None and not topology.is_whole:
+    if topology is not None and not topology.is_fully_addressable:
         parts = [(_wide(v if has else jnp.zeros_like(v)), int(has)) for v, has in pairs]
         return sum_across(ReduceOp.MEAN, parts, topology).astype(values[0].dtype)
     taking_part = [on_host(v) for v, has in pairs if has]

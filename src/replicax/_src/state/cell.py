@@ -119,7 +119,7 @@ class Cell:
         self.value: Any = None
         if per_replica:
             assert topology is not None
-            self.store(PerReplica([value] * len(topology.own)))
+            self.store(PerReplica([value] * len(topology.local_replicas)))
         else:
             self.store(value)
         if newcomers and not is_planned(value):
@@ -222,7 +222,9 @@ class Cell:
         elif (cut := self.cut) is not None:
             self.put(cut.spread(x, self.topology))
         else:
-            self.put(replicate(x, self.topology, self.spec), owned=self.topology.is_whole)
+            self.put(
+                replicate(x, self.topology, self.spec), owned=self.topology.is_fully_addressable
+            )
 
     def put(self, value: Any, *, owned: bool = False) -> None:
         """Replace the stored array or tuple by `value`; `owned` if nothing else references it."""
@@ -253,7 +255,7 @@ class Cell:
         if self.topology is None:
             self.store(x)
             return
-        piece = on_device(fresh_copy(x), self.topology.leads[replica])
+        piece = on_device(fresh_copy(x), self.topology.primary_devices[replica])
         with variable_lock:
             own = list(self.pieces())
             own[replica] = piece
@@ -271,7 +273,9 @@ class Cell:
         assert topology is not None
         with variable_lock:
             self.owned, parts = False, self.value  # another thread's call must not consume them
-        return cut.collected(parts, topology, topology.leads[replica], f"variable {self.name!r}")
+        return cut.collected(
+            parts, topology, topology.primary_devices[replica], f"variable {self.name!r}"
+        )
 
     def _copies(self) -> tuple[jax.Array, ...]:
         """Gather a sharded value to the devices of all of this process's replicas."""
@@ -279,7 +283,7 @@ class Cell:
         if isinstance(self.value, tuple):
             return self.value
         assert self.topology is not None
-        return tuple(on_device(lead, device) for device in self.topology.leads)
+        return tuple(on_device(lead, device) for device in self.topology.primary_devices)
 
     def _reshard_copies(self) -> None:
         """Reshard a value whose copies were written one by one; they must be equal."""

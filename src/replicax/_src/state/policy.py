@@ -202,7 +202,7 @@ class OnReadPolicy:
             where.write(self.cell, verb.combine(old, *shares(body.across.index())))
             return
         # A traced program is the same in all processes and has the copies of all of them.
-        own = range(self._topology.num_replicas) if is_staging() else self._topology.own
+        own = range(self._topology.num_replicas) if is_staging() else self._topology.local_replicas
         with variable_lock:
             old = _old_value(where, self.cell, verb)
             olds = (None,) * len(own) if old is None else old.values
@@ -277,9 +277,9 @@ def merge_for_write(cell: Cell, verb: Update, fn: Callable[..., Any]) -> Merge:
 def per_worker(part: Any, topology: Topology) -> Any:
     """Wrap a Python number written by this process's replicas: other processes' may differ."""
     is_number = isinstance(part, bool | int | float | complex)
-    if topology.is_whole or not is_number or current().body is not None:
+    if topology.is_fully_addressable or not is_number or current().body is not None:
         return part
-    return pieces([jnp.asarray(part)] * len(topology.own), topology)
+    return pieces([jnp.asarray(part)] * len(topology.local_replicas), topology)
 
 
 @dataclass(frozen=True)
@@ -348,7 +348,11 @@ def _write_agreed(cell: Cell, parts: Sequence[Any], verb: Update, how: Aggregati
         p.values if isinstance(p, PerReplica) else (p,) * count for p in (how.rows, *parts)
     ]
     # The comparison below waits for other workers, which must not happen under the lock.
-    with variable_lock if verb.kind != "replace" and how.topology.is_whole else nullcontext():
+    with (
+        variable_lock
+        if verb.kind != "replace" and how.topology.is_fully_addressable
+        else nullcontext()
+    ):
         old = _old_value(where, cell, verb)
         values = [verb.combine(old, *row) for row in zip(*columns, strict=True)]
         if any(map(is_traced, values)):

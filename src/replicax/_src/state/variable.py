@@ -195,7 +195,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         policy, cell = self._policy, self._policy.cell
         replica = policy.replica if isinstance(policy, ComponentPolicy) else 0
         if cell.topology is not None:
-            return cell.topology.name_of(cell.topology.leads[replica])
+            return cell.topology.name_of(cell.topology.primary_devices[replica])
         return device_name(next(iter(cell.array().devices())))
 
     @property
@@ -376,7 +376,7 @@ class DistributedVariable(Variable, DistributedValues[Variable]):
     def components(self) -> tuple[Variable, ...]:
         """Each replica's copy, as a variable."""
         if self._components is None:
-            own = self._strategy.devices_or_default.own
+            own = self._strategy.devices_or_default.local_replicas
             self._components = tuple(_component(self, i) for i in range(len(own)))
         return self._components
 

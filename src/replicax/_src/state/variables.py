@@ -90,7 +90,7 @@ def read_global(variable: Variable) -> jax.Array:
     if not _trusted.get():
         refuse_in_foreign_trace(cell)
     with concrete():
-        alone = cell.topology is None or not cell.topology.is_whole
+        alone = cell.topology is None or not cell.topology.is_fully_addressable
         if alone or cell.per_replica or cell.sharded:
             return variable.read_value()
         # Both steps under one lock: another thread's call could replace the value in between.
@@ -221,7 +221,7 @@ def check_cells(cells: Iterable[Cell], when: str) -> None:
         pieces = [on_host(p) for p in cell.pieces()]
         if not fault and not agree(pieces):
             fault = _report(cell.name, pieces, when)
-        if not cell.topology.is_whole:
+        if not cell.topology.is_fully_addressable:
             spread[str(cell.number)] = (cell, pieces[0])
     if spread:
         fault = _compare_workers(spread, fault, when)

@@ -29,5 +29,5 @@ class AcrossWorkers(StrategyBase):
             ...     strategy.leave()
         """
         topology, group = self.topology, _group.current()
-        if group is not None and topology is not None and not topology.is_whole:
+        if group is not None and topology is not None and not topology.is_fully_addressable:
             group.depart(error or sys.exc_info()[1])

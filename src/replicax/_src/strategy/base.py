@@ -312,7 +312,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             return parts[0]
         count = max(map(len, parts), default=1)
         if count == 1 and self.wraps_single:  # the structure contains no distributed value
-            count = len(self.devices_or_default.own)
+            count = len(self.devices_or_default.local_replicas)
         rows = [[p[i] if len(p) == count else p[0] for p in parts] for i in range(count)]
         return tuple(rebuild_dataclasses(unflatten_as(tree, row, is_leaf)) for row in rows)
 
@@ -334,7 +334,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         topology = self.devices_or_default
         if is_slices(value):
             return gather_slices(value, axis, topology)
-        if not topology.is_whole and is_plain(value):
+        if not topology.is_fully_addressable and is_plain(value):
             value = plain_to_per_replica(value, topology, "gather", once=True)
         return gather_value(value, axis, topology) if isinstance(value, PerReplica) else value
 
@@ -348,7 +348,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             value = variable
             if variable.cell.per_replica:
                 value = pieces([c.read_value() for c in variable.components], topology)
-        if not topology.is_whole and is_plain(value):
+        if not topology.is_fully_addressable and is_plain(value):
             once = op is ReduceOp.SUM and axis is None
             value = plain_to_per_replica(value, topology, f"reduce({op.name})", once=once)
         if isinstance(value, PerReplica):
@@ -359,7 +359,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         if axis is None:
             return plain_reduction(op, value, self.num_replicas_in_sync)
         # Every replica has the same value, and reduces it over the axis.
-        same = pieces([jnp.asarray(value)] * len(topology.own), topology)
+        same = pieces([jnp.asarray(value)] * len(topology.local_replicas), topology)
         return reduce_value(op, same, axis, topology)
 
     @property

@@ -208,7 +208,7 @@ class _Traced:
             [REPLICA_AXIS in s for s in self._in_specs] + [c.per_replica for c in self._reads],
         )
         # Outputs that are provably equal on all replicas, such as functional state, stay one array.
-        whole = topology.is_whole and topology.cores == 1
+        whole = topology.is_fully_addressable and topology.cores == 1
         self._equal_outputs = [i for i in range(self._num_outs) if whole and not varying[i]]
         self._may_diverge = [
             i

@@ -119,12 +119,12 @@ def _workers(topology: Topology) -> str:
     processes = sorted({device.process_index for device in topology.devices})
     if len(processes) == 1:
         return "this process"
-    own = ", ".join(map(str, topology.own))
+    own = ", ".join(map(str, topology.local_replicas))
     return f"{len(processes)}; this is worker {_own_process(topology)}, with replicas {own}"
 
 
 def _own_process(topology: Topology) -> int:
-    return int(topology.leads[0].process_index) if topology.leads else -1
+    return int(topology.primary_devices[0].process_index) if topology.primary_devices else -1
 
 
 class MeshMethods:

@@ -48,7 +48,7 @@ def plain_to_per_replica(value: Any, topology: Topology, verb: str, *, once: boo
     Raises:
         ValueError: If it does, and there are several.
     """
-    count = len(topology.own)
+    count = len(topology.local_replicas)
     if once and count > 1:
         raise ValueError(
             f"{value!r} is one value for the {count} replicas of this worker, so {verb} could"
@@ -286,7 +286,7 @@ class DistributionMethods:
         """
         require_cross_replica(self, "experimental_distribute_values_from_function")
         count = self.num_replicas_in_sync
-        own = self._topology.own if self._topology else (0,)
+        own = self._topology.local_replicas if self._topology else (0,)
         values = [value_fn(ValueContext(i, count)) for i in own]
         if not self.wraps_single:
             return values[0]

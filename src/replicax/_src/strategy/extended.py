@@ -276,7 +276,7 @@ class StrategyExtended:
     def _from_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
         """Convert a plain value to a per-replica value of all workers; return others unchanged."""
         topology = self._strategy.topology
-        if topology is None or topology.is_whole or not is_plain(value):
+        if topology is None or topology.is_fully_addressable or not is_plain(value):
             return value
         op = ReduceOp.parse(reduce_op)
         return plain_to_per_replica(
@@ -313,7 +313,7 @@ class StrategyExtended:
                 f"{what} is not defined for the default strategy, which computes wherever JAX"
                 " does. Use a MirroredStrategy or a OneDeviceStrategy."
             )
-        return topology.leads
+        return topology.primary_devices
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class SoloLink:
 
     def device(self) -> jax.Device:
         """Return the strategy's device, or JAX's default."""
-        return self.topology.leads[0] if self.topology else jax.local_devices()[0]
+        return self.topology.primary_devices[0] if self.topology else jax.local_devices()[0]
 
     def all_reduce(
         self,
@@ -144,7 +144,7 @@ class ThreadLink:
             with entered(strategy=strategy, replica=None, level=None, body=None):
                 merged_args, merged_kwargs = regroup(calls, topology)
                 result = fn(strategy, *merged_args, **merged_kwargs)
-            return [select(result, i) for i in range(len(topology.own))]
+            return [select(result, i) for i in range(len(topology.local_replicas))]
 
         called = Call(purpose, getattr(fn, "subject", {"merge_fn": fn}))
         return self.seat.meeting.meet(self.seat.replica, called, (args, kwargs), settle)
@@ -213,7 +213,7 @@ class CompiledLink:
 
     def device(self) -> jax.Device:
         """Return the first replica's device."""
-        return self.topology.leads[0]
+        return self.topology.primary_devices[0]
 
     def all_reduce(
         self,

@@ -86,7 +86,7 @@ class WorkersAllReduce(NcclAllReduce):
     ) -> None:
         super().__init__()
         self.options = options or CommunicationOptions()
-        if not topology.is_whole and topology.devices[0].platform == "cpu":
+        if not topology.is_fully_addressable and topology.devices[0].platform == "cpu":
             self.packing = BETWEEN_PROCESSES
         if sharded:
             self.packing = for_sharded_variables(self.packing)

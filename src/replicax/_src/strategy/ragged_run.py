@@ -67,7 +67,7 @@ def run_ragged(
         CannotTrace: If that is not possible; no variable was written.
         ReplicaError: If the replicas would not reach the same collectives.
     """
-    calls = [take_apart(*select(call, i)) for i in range(len(topology.own))]
+    calls = [take_apart(*select(call, i)) for i in range(len(topology.local_replicas))]
     shapes = tuple(
         x.form.all_specs for x in jax.tree.leaves(call, is_leaf=is_distributed) if is_ragged(x)
     )

@@ -283,7 +283,7 @@ def _run_solo(
         )
     if topology.cores > 1:
         level().uses(topology, strategy)
-    context, device = ReplicaContext(strategy, SoloLink(topology)), topology.leads[0]
+    context, device = ReplicaContext(strategy, SoloLink(topology)), topology.primary_devices[0]
     if topology.cores == 1:  # with several devices, its arrays stay sharded
         args, kwargs = _to_device((args, kwargs), device)
 
@@ -305,7 +305,7 @@ def _run_threads(
     rows = replicas_with_rows((args, kwargs), topology)
 
     def body(replica: int) -> Any:
-        device = topology.leads[replica]
+        device = topology.primary_devices[replica]
         with as_replica(strategy, topology, replica, has_rows=rows[replica]):
             own_args, own_kwargs = _to_device(select((args, kwargs), replica), device)
             result = fn(*own_args, **own_kwargs)

@@ -28,7 +28,7 @@ class SliceExtended(StrategyExtended):
     def num_replicas_per_host(self) -> int:
         """The number of replicas in this process."""
         topology = self._strategy.topology
-        return 1 if topology is None else len(topology.own)
+        return 1 if topology is None else len(topology.local_replicas)
 
     @property
     def tpu_hardware_feature(self) -> Any:

@@ -63,21 +63,21 @@ class Topology:
         return len(self.devices) // self.cores
 
     @cached_property
-    def own(self) -> tuple[int, ...]:
+    def local_replicas(self) -> tuple[int, ...]:
         """The indices of this process's replicas."""
         mine = jax.process_index()
-        leads = self.devices[:: self.cores]
-        return tuple(i for i, d in enumerate(leads) if d.process_index == mine)
+        first = self.devices[:: self.cores]
+        return tuple(i for i, d in enumerate(first) if d.process_index == mine)
 
     @cached_property
-    def leads(self) -> tuple[jax.Device, ...]:
+    def primary_devices(self) -> tuple[jax.Device, ...]:
         """The first device of each of this process's replicas."""
-        return tuple(self.devices[i * self.cores] for i in self.own)
+        return tuple(self.devices[i * self.cores] for i in self.local_replicas)
 
     @cached_property
-    def is_whole(self) -> bool:
+    def is_fully_addressable(self) -> bool:
         """Whether all replicas belong to this process."""
-        return len(self.own) == self.num_replicas
+        return len(self.local_replicas) == self.num_replicas
 
     def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
         """Return all devices of one replica."""
@@ -286,7 +286,7 @@ def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:
         A context manager that yields a function. Call it with the results before the context ends,
         because a broken connection raises only when the results are waited for.
     """
-    return nullcontext(_identity) if topology.is_whole else _collective(topology, what)
+    return nullcontext(_identity) if topology.is_fully_addressable else _collective(topology, what)
 
 
 @contextmanager

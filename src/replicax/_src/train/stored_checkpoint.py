@@ -195,7 +195,7 @@ def _agree(source: CheckpointSource, objects: Iterable[Any]) -> None:
     """Raise on all workers unless they restore the same checkpoint into shared variables."""
     variables = (variable_of(x) for x in objects)
     topologies = {v.cell.topology for v in variables if v is not None}
-    if all(topology is None or topology.is_whole for topology in topologies):
+    if all(topology is None or topology.is_fully_addressable for topology in topologies):
         return
     group = _group.required()
     identities = group.agree("the checkpoint that is restored", source.identity)

@@ -53,7 +53,7 @@ class Pieces:
     @cached_property
     def all_specs(self) -> tuple[tuple[Any, ...], ...]:
         """The shape and dtype of each replica's array, of all processes; () for other objects."""
-        if self.topology is None or self.topology.is_whole:
+        if self.topology is None or self.topology.is_fully_addressable:
             return tuple((np.shape(v), v.dtype) if hasattr(v, "dtype") else () for v in self.values)
         own = [(np.shape(v), str(v.dtype)) if hasattr(v, "dtype") else () for v in self.values]
         answers = group.required().agree("the shapes of a per-replica value", own)
@@ -186,7 +186,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
         form, kind = self.form, type(self).__name__.replace("MirroredResult", "PerReplica")
         if isinstance(form, InBody):
             return values_table(kind, ("this one",), (form.piece,))
-        own = form.topology.own if form.topology else range(len(form.values))
+        own = form.topology.local_replicas if form.topology else range(len(form.values))
         return values_table(kind, own, form.values)
 
     @property
@@ -360,7 +360,7 @@ def plain(x: Any) -> Any:
 def num_components(value: Distributed) -> int:
     """Return the number of components of the value in this process."""
     form = value.form
-    return len(form.values) if isinstance(form, Pieces) else len(form.topology.own)
+    return len(form.values) if isinstance(form, Pieces) else len(form.topology.local_replicas)
 
 
 def is_ragged(x: Any) -> bool:

@@ -132,7 +132,7 @@ def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Ar
     """Copy `x` to every replica of `topology`, in new buffers."""
     sharding = topology.sharding(spec)
     own = fresh_copy(x)
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         placed: jax.Array = jax.device_put(own, sharding)
         return placed
     # Across processes, device_put is a collective that compares the values; this is local.
@@ -143,8 +143,10 @@ def split(joined: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     """Return the array of each of this process's replicas, in order."""
     shards = {shard.device: shard.data for shard in joined.addressable_shards}
     if joined.is_fully_replicated:
-        return tuple(uncommitted(shards[device]) for device in topology.leads)
-    return tuple(_assembled(joined, shards, topology, replica) for replica in topology.own)
+        return tuple(uncommitted(shards[device]) for device in topology.primary_devices)
+    return tuple(
+        _assembled(joined, shards, topology, replica) for replica in topology.local_replicas
+    )
 
 
 def _assembled(
@@ -162,7 +164,7 @@ def join(pieces: Sequence[Any], topology: Topology, spec: PartitionSpec = WHOLE)
     check_count(len(pieces), topology)
     shards = [
         shard
-        for piece, replica in zip(pieces, topology.own, strict=True)
+        for piece, replica in zip(pieces, topology.local_replicas, strict=True)
         for shard in _shards(piece, topology, replica, spec)
     ]
     piece = pieces[0]
@@ -194,10 +196,10 @@ def check_count(components: int, topology: Topology) -> None:
     Raises:
         ValueError: If it has not.
     """
-    if components != len(topology.own):
+    if components != len(topology.local_replicas):
         raise ValueError(
             f"A per-replica value of {components} components was used with"
-            f" {len(topology.own)} replicas, each of which needs one. Make it with"
+            f" {len(topology.local_replicas)} replicas, each of which needs one. Make it with"
             " `strategy.experimental_distribute_values_from_function`, or take it from a `run` of"
             " the same strategy."
         )
@@ -210,7 +212,7 @@ def first(x: jax.Array) -> jax.Array:
 
 def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Stack pieces of equal shape to one array with a row for each replica."""
-    placed = topology.is_whole and all(map(is_array, pieces))
+    placed = topology.is_fully_addressable and all(map(is_array, pieces))
     if any(map(is_traced, pieces)) or (not placed and is_staging()):
         return _stack_staged(pieces, topology)
     if (at_once := stack_at_once(pieces, topology)) is not None:
@@ -219,7 +221,7 @@ def stack(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     if len({p.dtype if is_array(p) else jnp.result_type(p) for p in pieces}) > 1:
         dtype = jnp.result_type(*pieces)
         pieces = [as_array(p).astype(dtype) for p in pieces]
-    if not topology.is_whole:
+    if not topology.is_fully_addressable:
         return _stack_own(pieces, topology)
     if topology.cores > 1 and all(isinstance(p, np.ndarray) for p in pieces):
         sent: jax.Array = jax.device_put(fitting(np.stack(pieces)), topology.stacked)
@@ -236,8 +238,8 @@ def stack_at_once(pieces: Sequence[Any], topology: Topology) -> jax.Array | None
     Returns:
         The array, or None for other pieces.
     """
-    devices, head = topology.leads, pieces[0]
-    if topology.cores > 1 or not topology.is_whole or len(pieces) != len(devices):
+    devices, head = topology.primary_devices, pieces[0]
+    if topology.cores > 1 or not topology.is_fully_addressable or len(pieces) != len(devices):
         return None
     is_host = type(head) is np.ndarray
     if not is_host and (not is_array(head) or is_traced(head)):
@@ -281,7 +283,7 @@ def unstack(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     """Return the rows of a stacked array, each on its replica's device."""
     if is_traced(stacked):
         return tuple(stacked[i] for i in range(topology.num_replicas))
-    if not topology.is_whole:
+    if not topology.is_fully_addressable:
         return _unstack_own(stacked, topology)
     with concrete():  # JAX may be tracing code that closes over the array
         return split(_unstacker(topology)(stacked), topology)
@@ -291,7 +293,7 @@ def _stack_own(pieces: Sequence[Any], topology: Topology) -> jax.Array:
     """Like `stack`, without a multi-process program, which all processes would have to launch."""
     rows = [
         _add_row_axis(jax.device_put(private(piece), device))
-        for piece, replica in zip(pieces, topology.own, strict=True)
+        for piece, replica in zip(pieces, topology.local_replicas, strict=True)
         for device in topology.devices_of(replica)
     ]
     shape = (topology.num_replicas, *rows[0].shape[1:])
@@ -321,7 +323,7 @@ def _stack_staged(pieces: Sequence[Any], topology: Topology) -> jax.Array:
 
 def _unstack_own(stacked: jax.Array, topology: Topology) -> tuple[jax.Array, ...]:
     shards = {shard.device: shard.data for shard in stacked.addressable_shards}
-    return tuple(uncommitted(_drop_row_axis(shards[device])) for device in topology.leads)
+    return tuple(uncommitted(_drop_row_axis(shards[device])) for device in topology.primary_devices)
 
 
 _add_row_axis = jax.jit(lambda x: x[None])

@@ -63,7 +63,7 @@ def reduce_value(op: ReduceOp, value: PerReplica, axis: Axis, topology: Topology
         return _reduce_in_body(op, form, axis)
     shapes = component_shapes(value)
     axes = tuple(_normalized(axis, len(s)) for s in shapes)
-    if isinstance(form, Pieces) and not topology.is_whole:
+    if isinstance(form, Pieces) and not topology.is_fully_addressable:
         return _reduce_across(op, value, axes, topology)
     if len(set(shapes)) > 1:
         return _reduce_ragged(op, value, axis, axes[0])
@@ -87,7 +87,7 @@ def gather_value(value: PerReplica, axis: int, topology: Topology) -> jax.Array:
     at = _one_axis(axis, min(len(s) for s in shapes))
     if any(map(is_traced, form.values)):
         return concatenate(form.values, at, shapes)
-    if not topology.is_whole:
+    if not topology.is_fully_addressable:
         everyone = all_shapes(shapes, topology, f"gather(axis={axis})")
         check_joinable(everyone, at)
         sizes = [s[at] for s in everyone]
@@ -164,13 +164,13 @@ def component_shapes(value: PerReplica | Mirrored) -> tuple[tuple[int, ...], ...
     """Return the shape of each component."""
     form = value.form
     if isinstance(form, Stacked):
-        return (tuple(form.array.shape[1:]),) * len(form.topology.own)
+        return (tuple(form.array.shape[1:]),) * len(form.topology.local_replicas)
     return tuple(tuple(np.shape(_numeric(v))) for v in value.values)
 
 
 def _as_staged(value: PerReplica, topology: Topology) -> PerReplica:
     """Convert components known only to this process to the form in traced multi-process code."""
-    if topology.is_whole or not isinstance(value.form, Pieces) or not is_staging():
+    if topology.is_fully_addressable or not isinstance(value.form, Pieces) or not is_staging():
         return value
     return stacked(stacked_array(value, topology), topology)
 

@@ -67,7 +67,7 @@ def apply_in_body(
         results = fn([jnp.asarray(f.piece) for f in forms])  # type: ignore[union-attr]
         return [Mirrored.of(InBody(r, topology)) for r in results]
     staged_rows = any(isinstance(f, Stacked) and is_traced(f.array) for f in forms)
-    if staged_rows or (not topology.is_whole and is_staging()):
+    if staged_rows or (not topology.is_fully_addressable and is_staging()):
         rows = [stacked_array(v, topology) for v in values]
         staged = per_replica_map(
             lambda xs: fn([x[0] for x in xs]),
@@ -177,7 +177,7 @@ def all_shapes(
     shapes: Sequence[tuple[int, ...]], topology: Topology, what: str
 ) -> list[tuple[int, ...]]:
     """Return the shapes of all replicas, given the local ones; a collective of all workers."""
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         return list(shapes)
     answers = group.required().agree(f"the shapes of {what}", [list(s) for s in shapes])
     return [tuple(s) for one in answers for s in one]
@@ -208,7 +208,7 @@ def broadcast_from_first(x: Any, topology: Topology, what: str) -> jax.Array:
         topology: The topology of the workers.
         what: Its description in messages.
     """
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         return jnp.asarray(x)
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         numbers = broadcast_from_first(jax.random.key_data(x), topology, what)
@@ -227,14 +227,14 @@ def broadcast_from_first(x: Any, topology: Topology, what: str) -> jax.Array:
 def first_replica_value(value: PerReplica, topology: Topology) -> Any:
     """Return the component of the first replica of all processes."""
     own = value.values[0]
-    if topology.is_whole:
+    if topology.is_fully_addressable:
         return own
     return broadcast_from_first(jnp.asarray(own), topology, "the first replica's value")
 
 
 def equal_across(digest: str, topology: Topology, what: str) -> bool:
     """Whether all workers have the same digest; a collective of all workers."""
-    return topology.is_whole or len(set(group.required().agree(what, digest))) == 1
+    return topology.is_fully_addressable or len(set(group.required().agree(what, digest))) == 1
 
 
 def _sum(leaves: list[jax.Array]) -> list[jax.Array]:
@@ -270,8 +270,8 @@ def _parts(words: np.ndarray) -> Iterator[np.ndarray]:
 
 
 def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
-    rows = np.zeros((len(topology.own), len(words)), np.uint32)
-    if topology.own[0] == 0:  # all other workers contribute zeros
+    rows = np.zeros((len(topology.local_replicas), len(words)), np.uint32)
+    if topology.local_replicas[0] == 0:  # all other workers contribute zeros
         rows[0] = words
     sent = _sender(topology)(join(list(rows), topology))
     return np.asarray(sent.addressable_data(0))

@@ -111,7 +111,7 @@ class Cut:
     def spread(self, x: Any, topology: Topology) -> jax.Array:
         """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
         own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, SPEC)
-        if topology.is_whole:
+        if topology.is_fully_addressable:
             placed: jax.Array = jax.device_put(own, where)
             return placed
         return jax.make_array_from_callback(own.shape, where, lambda index: own[index])
@@ -127,7 +127,7 @@ class Cut:
             device: One of this process's devices.
             what: Its description in messages.
         """
-        if topology.is_whole:
+        if topology.is_fully_addressable:
             return on_device(self.whole(on_device(stored, device)), device)
         with together(topology, f"the value of {what}") as finished:
             joined = finished(_gatherer(self, topology)(stored))

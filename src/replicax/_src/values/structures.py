@@ -212,7 +212,7 @@ def replicas_with_rows(value: Any, topology: Topology) -> list[bool]:
             rows = [bool(not shape or shape[0]) for shape, _ in v.form.all_specs]
             if any(rows):
                 found = [a and b for a, b in zip(found, rows, strict=True)]
-    return [found[number] for number in topology.own]
+    return [found[number] for number in topology.local_replicas]
 
 
 def _merge(column: Sequence[Any], topology: Topology) -> Any:
@@ -276,7 +276,7 @@ def component_specs(value: Distributed) -> tuple[Any, ...]:
     form = value.form
     if isinstance(form, Stacked):
         spec = TensorSpec(form.array.shape[1:], form.array.dtype)
-        return (spec,) * len(form.topology.own)
+        return (spec,) * len(form.topology.local_replicas)
     return tuple(
         TensorSpec(v.shape, v.dtype) if is_array(v) or isinstance(v, np.ndarray) else v
         for v in value.values
