@@ -38,7 +38,7 @@ class CouncilSeat:
         """Report the exit of a worker of this host, so that others do not wait for it to join."""
         self._send({"ended": story})
 
-    def decide(self, code: int, *, again: bool) -> str:
+    def decide(self, code: int, *, again: bool) -> tuple[str, list[int] | None]:
         """Agree with the other launchers on whether to restart.
 
         Args:
@@ -46,20 +46,22 @@ class CouncilSeat:
             again: Whether this launcher would restart them.
 
         Returns:
-            Why the workers are not restarted; "" if they are.
+            Why the workers are not restarted, "" if they are; and the hosts that take part in the
+            restart, None for all of them.
         """
         is_sent = self._send({"again": again, "code": code})
         if code:
             self._is_connected.wait(_LAST_WORD)
         if not again:
-            return "this launcher has ended"
+            return "this launcher has ended", None
         if self._wire is None:
-            return f"no hub was at {self._address}: the launcher of host 0 did not come"
+            return f"no hub was at {self._address}: the launcher of host 0 did not come", None
         with contextlib.suppress(_wire.WireError):
             while is_sent and (message := self._wire.receive_within(PATIENCE)) is not None:
                 if "all" in message:
-                    return "" if message["all"] else str(message.get("why"))
-        return ""  # the hub is lost; restart, as its host may come back
+                    why = "" if message["all"] else str(message.get("why"))
+                    return why, message.get("hosts")
+        return "", None  # the hub is lost; restart, as its host may come back
 
     def end(self) -> None:
         """Close the connection."""

@@ -18,6 +18,7 @@ from types import FrameType
 from replicax._src.cli import ssh
 from replicax._src.cli.council_seat import CouncilSeat
 from replicax._src.cli.gang import Gang, GangPlan, Log, Worker
+from replicax._src.cli.membership import Membership
 from replicax._src.cli.report import Reporter
 from replicax._src.cluster.checks import ClusterError, parse_address
 from replicax._src.cluster.spec import ClusterFacts
@@ -57,7 +58,8 @@ WORKERS_MEMORY = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"} if sys.platform ==
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
     add = parser.add_argument
-    add("--workers", type=int, required=True, metavar="N", help="number of workers on all hosts")
+    add("--workers", required=True, metavar="N", help="workers on all hosts, or MIN:MAX of them")
+    add("--min-workers", type=int, metavar="N", help="the fewest workers to restart with")
     add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each worker")
     add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an equal share")
     add(
@@ -89,6 +91,7 @@ def run(options: argparse.Namespace) -> int:
         The exit code of the worker that failed first, or 0; 128 plus the signal that ended the
         launcher.
     """
+    options.members = Membership.of(options.workers, options.min_workers, len(_all_hosts(options)))
     _check(options)
     if options.dry_run and options.ssh and not options.remote:
         sys.stdout.writelines(f"{shlex.join(c)}\n" for c in ssh.remote_commands(options))
@@ -170,8 +173,8 @@ def _attempt(
     run_registry.write_token(options.token, folder)
     plans = _plans(options, attempt, folder / TOKEN_FILE)
     logs = _logs(options.log_dir, plans, attempt)
-    is_first = options.host_index == 0 and options.workers > 1
-    hub = _start_hub(plans[0], _hosts(options)) if is_first else None
+    is_first = options.host_index == 0 and options.members.size > 1
+    hub = _start_hub(plans[0], options) if is_first else None
     address = plans[0].environment[HUB_VARIABLE]
     run_registry.note(folder, address, options.program, run_registry.BY_LAUNCHER, os.getpid())
     if reporter is not None:
@@ -192,7 +195,7 @@ def _attempt(
             raise
         if culprit:
             code, story = culprit.code, _story(culprit, gang.workers)
-        story += _agree(seat, options, code)
+        story += _agree(seat, options, code) + _leave_out(culprit, gang, options)
         _wait_for_others(hub, options, has_failed=culprit is not None)
         is_over = True
     finally:
@@ -209,7 +212,7 @@ def _attempt(
 def _seat(options: argparse.Namespace, address: str) -> CouncilSeat | None:
     """Join the agreement among the launchers, if there are several hosts."""
     several = len(_hosts(options)) > 1
-    return CouncilSeat(address, options.token, options.host_index) if several else None
+    return CouncilSeat(address, options.token, _position(options)) if several else None
 
 
 def _exit_reporter(hub: HubProcess | None, seat: CouncilSeat | None) -> Callable[[str], None]:
@@ -225,9 +228,21 @@ def _agree(seat: CouncilSeat | None, options: argparse.Namespace, code: int) -> 
     if seat is None:
         return ""
     would = options.may_restart
-    why = seat.decide(code, again=would)
+    why, hosts = seat.decide(code, again=would)
     options.may_restart = not why
-    return f"\nNot starting the workers again: {why}." if would and why else ""
+    if would and why:
+        return f"\nNot starting the workers again: {why}."
+    without = "" if why or hosts is None else options.members.keep_hosts(hosts)
+    return f"\n{without.capitalize()}." if without else ""
+
+
+def _leave_out(first: Worker | None, gang: Gang, options: argparse.Namespace) -> str:
+    """Leave out a worker that keeps failing, if there is a restart; return a message to print."""
+    if first is None or not options.may_restart:
+        return ""
+    position = gang.workers.index(_culprit(first, gang.workers))
+    without = options.members.blame(options.members.slots[position])
+    return f"\n{without.capitalize()}." if without else ""
 
 
 def _end(gang: Gang, grace: float, interrupt: KeyboardInterrupt) -> None:
@@ -268,8 +283,9 @@ def _logs(folder: Path | None, plans: list[GangPlan], attempt: int) -> list[Log]
 def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangPlan]:
     """Return the command and environment of each worker of this host."""
     addresses = _addresses(options)
-    each = options.workers // len(_hosts(options))
-    indices = range(options.host_index * each, (options.host_index + 1) * each)
+    slots, position = options.members.slots, _position(options)
+    each = len(slots)
+    indices = range(position * each, (position + 1) * each)
     module = ["-m"] if options.is_module else []
     program = [*module, options.program, *options.arguments, *options.rest]
     common = {
@@ -300,8 +316,8 @@ def _plans(options: argparse.Namespace, attempt: int, token: Path) -> list[GangP
             {
                 **common,
                 "TF_CONFIG": _tf_config(addresses, index),
-                **_ranks(index, local, options.workers, each),
-                **_gpus(options.gpus_per_worker, local, common),
+                **_ranks(index, local, options.members.size, each),
+                **_gpus(options.gpus_per_worker, slots[local], common),
             },
         )
         for local, index in enumerate(indices)
@@ -335,6 +351,18 @@ def _gpus(count: int | None, local: int, common: dict[str, str]) -> dict[str, st
 
 
 def _hosts(options: argparse.Namespace) -> list[str]:
+    """Return the hosts that take part in the next attempt."""
+    hosts = _all_hosts(options)
+    return [hosts[i] for i in options.members.hosts]
+
+
+def _position(options: argparse.Namespace) -> int:
+    """Return the position of this host among those that take part."""
+    position: int = options.members.hosts.index(options.host_index)
+    return position
+
+
+def _all_hosts(options: argparse.Namespace) -> list[str]:
     hosts: list[str] = options.hosts.split(",") if options.hosts else [_LOOPBACK]
     hosts = [host.rpartition("@")[2] for host in hosts]  # --ssh takes user@host
     return [f"[{h}]" if ":" in h and not h.startswith("[") else h for h in hosts]
@@ -342,10 +370,9 @@ def _hosts(options: argparse.Namespace) -> list[str]:
 
 def _addresses(options: argparse.Namespace) -> list[str]:
     if options.port is None:
-        return [f"{_LOOPBACK}:{port}" for port in free_ports(options.workers)]
-    hosts = _hosts(options)
-    each = options.workers // len(hosts)
-    return [f"{host}:{options.port + i}" for host in hosts for i in range(each)]
+        return [f"{_LOOPBACK}:{port}" for port in free_ports(options.members.size)]
+    each = len(options.members.slots)
+    return [f"{host}:{options.port + i}" for host in _hosts(options) for i in range(each)]
 
 
 def _tf_config(addresses: list[str], index: int) -> str:
@@ -377,7 +404,7 @@ def _token(options: argparse.Namespace) -> str:
     return token or secrets.token_hex(32)
 
 
-def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
+def _start_hub(plan: GangPlan, options: argparse.Namespace) -> HubProcess:
     """Start the hub with the settings in the first worker's environment."""
     config = json.loads(plan.environment["TF_CONFIG"])
     facts = ClusterFacts.of_processes(
@@ -385,8 +412,14 @@ def _start_hub(plan: GangPlan, hosts: list[str]) -> HubProcess:
     )
     settings = Settings.read(facts, plan.environment)
     hub = hub_options(facts, settings, plan.address, "the launcher")
+    hosts, members = _hosts(options), options.members
+    hub = replace(
+        hub,
+        hosts=tuple(hosts) if len(hosts) > 1 else (),
+        least_hosts=members.least_hosts if members.may_shrink else 0,
+    )
     try:
-        return HubProcess(replace(hub, hosts=tuple(hosts) if len(hosts) > 1 else ()))
+        return HubProcess(hub)
     except OSError as error:
         raise _no_hub(plan, error.strerror or str(error)) from error
 
@@ -408,10 +441,10 @@ def _no_hub(plan: GangPlan, fault: str) -> ClusterError:
 def _check(options: argparse.Namespace) -> None:
     """Raise for options that are invalid or contradict each other."""
     hosts = _hosts(options)
+    members = options.members
     faults = {
-        "--workers must be at least 1": options.workers < 1,
-        f"--workers {options.workers} cannot be divided evenly over {len(hosts)} hosts": (
-            options.workers % len(hosts) != 0
+        f"{members.least} to {members.size} workers are for restarts: add --max-restarts": (
+            members.may_shrink and options.max_restarts == 0
         ),
         "--ssh needs --hosts, and --host-index must not be given with it": options.ssh
         and (not options.hosts or (bool(options.host_index) and not options.remote)),
@@ -450,8 +483,8 @@ def _show(plans: list[GangPlan]) -> None:
 
 def _story(first: Worker, workers: list[Worker]) -> str:
     """Describe which worker failed first, with its last output, and how the others ended."""
-    blamed = next((w for w in workers if w.plan.index == first.blamed and w.kill_reason), None)
-    culprit = blamed or first
+    culprit = _culprit(first, workers)
+    blamed = culprit if culprit is not first else None
     last = list(culprit.lines)[-_SHOWN:]
     if blamed:
         lines = [f"{blamed.story()}.", f"{first.story().capitalize()}:", f"    {first.blames}"]
@@ -465,6 +498,12 @@ def _story(first: Worker, workers: list[Worker]) -> str:
     others = [w for w in workers if w not in (culprit, first) and w.code]
     lines += [f"Then {w.story()}." for w in others]
     return "\n".join(lines)
+
+
+def _culprit(first: Worker, workers: list[Worker]) -> Worker:
+    """Return the worker that broke the attempt: ``first``, or the stuck one that it blames."""
+    blamed = (w for w in workers if w.plan.index == first.blamed and w.kill_reason)
+    return next(blamed, first)
 
 
 def _say(text: str) -> None:

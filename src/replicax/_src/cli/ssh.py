@@ -52,7 +52,7 @@ def launch(options: argparse.Namespace, token: str | None) -> int:
         )
     fleet = Fleet(commands, options.hosts.split(","), token or secrets.token_hex(32))
     try:
-        return fleet.wait(options.grace)
+        return fleet.wait(options.grace, options.members.least_hosts)
     except KeyboardInterrupt as interrupt:
         number = interrupt.args[0] if interrupt.args else signal.SIGINT
         with contextlib.suppress(KeyboardInterrupt):  # a second signal: do not wait
@@ -99,20 +99,21 @@ class Fleet:
             raise
         self._send_line(token)
 
-    def wait(self, grace: float) -> int:
+    def wait(self, grace: float, least: int) -> int:
         """Wait for all; after a failure, end the others when their grace period is over.
 
+        Args:
+            grace: The grace period in seconds.
+            least: The fewest hosts that can go on, the first among them.
+
         Returns:
-            The exit code of the host that failed first, or 0.
+            The exit code of the host whose failure ended the run, or 0.
         """
         failed: int | None = None
         deadline: float | None = None
         while None in (codes := [process.poll() for process in self._processes]):
             now = time.monotonic()
-            if (
-                failed is None
-                and (bad := next((i for i, c in enumerate(codes) if c), None)) is not None
-            ):
+            if failed is None and (bad := _fatal(codes, least)) is not None:
                 failed = bad
                 unreachable = codes[bad] == _NO_CONNECTION
                 deadline = now + (0.0 if unreachable else grace + _OTHER_HOSTS)
@@ -124,7 +125,8 @@ class Fleet:
             time.sleep(_POLL)
         self._finish()
         codes = [process.wait() for process in self._processes]
-        code = codes[failed] if failed is not None else next((c for c in codes if c), 0)
+        failed = _fatal(codes, least) if failed is None else failed
+        code = 0 if failed is None else codes[failed]
         return 128 - code if code and code < 0 else int(code or 0)
 
     def end(self, number: int, grace: float) -> None:
@@ -182,6 +184,13 @@ class Fleet:
     def _finish(self) -> None:
         for pump in self._pumps:
             pump.join(2.0)
+
+
+def _fatal(codes: Sequence[int | None], least: int) -> int | None:
+    """Return a host that failed and without which the others cannot go on, or None."""
+    bad = [i for i, code in enumerate(codes) if code]
+    is_enough = len(codes) - len(bad) >= least and 0 not in bad
+    return None if is_enough or not bad else bad[0]
 
 
 def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:

@@ -22,10 +22,12 @@ class Council:
     Attributes:
         hosts: The host of each launcher.
         give_up: Called with a message if the workers of a host will not join.
+        least: The fewest hosts with which to restart; 0 if all are needed.
     """
 
     hosts: tuple[str, ...]
     give_up: Callable[[str], None]
+    least: int = 0
     _connections: dict[int, Connection] = field(default_factory=dict)
     # "here": connected; "again": would restart; "told": has received the decision; "over": will not
     # restart; "lost": disconnected, may come back if started again; missing: never connected.
@@ -75,14 +77,22 @@ class Council:
 
     def _decide(self) -> None:
         """Send the common decision to the launchers that would restart, once all have reported."""
-        if "here" in self._states.values() and not self._over:
+        is_waiting = "here" in self._states.values()
+        if is_waiting and (self.least or not self._over):
             return
-        absent = [host for host in range(len(self.hosts)) if host not in self._states]
+        everyone = range(len(self.hosts))
+        absent = [host for host in everyone if host not in self._states]
         names = " and ".join(map(self._name, absent))
         why = self._over or (f"{names} did not come" if absent else "")
+        hosts = list(everyone)
+        if self.least:
+            hosts = [host for host in everyone if self._states.get(host) in ("again", "told")]
+            # The hub runs on the first host: without it, the others have no common address.
+            is_enough = len(hosts) >= self.least and 0 in hosts
+            why = "" if is_enough else why or f"{len(hosts)} of {len(self.hosts)} hosts are left"
         for host, connection in self._connections.items():
             if self._states[host] == "again":
-                connection.wire.send({"all": not why, "why": why})
+                connection.wire.send({"all": not why, "why": why, "hosts": hosts})
                 self._states[host] = "told"
 
     def _name(self, host: int) -> str:

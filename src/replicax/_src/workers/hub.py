@@ -78,7 +78,7 @@ class Hub:
         self._gone: dict[int, Message] = {}  # the last status of workers that are gone
         self._news: list[str] = []
         self._readers = watchdog.Readers(acceptor)
-        self._council = Council(options.hosts, self._abandon_roll_call)
+        self._council = Council(options.hosts, self._abandon_roll_call, options.least_hosts)
         self._empty_since: float | None = None
 
     def serve(self, why_end: Callable[[], str] = lambda: "") -> None:
