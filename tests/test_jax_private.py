@@ -92,6 +92,26 @@ def test_without_a_service_nothing_is_connected():
     assert not jax.distributed.is_initialized()
 
 
+def test_backends_are_reset_and_arrays_of_the_old_ones_can_be_used():
+    ended = run_fresh("""
+        import jax, jax.numpy as jnp
+        from replicax._src.compat import jax as private
+        assert private.can_reset_backends()
+        x, key, old = jnp.arange(3.0), jax.random.key(0), jax.devices()[0]
+        double = jax.jit(lambda a: a * 2)
+        first = double(x), jax.random.normal(key, (2,))
+        private.reset_backends()
+        new = jax.devices()[0]
+        assert new is not old and new != old and jax.process_count() == 1
+        assert x.tolist() == [0, 1, 2]
+        assert (double(x) + jnp.ones(3)).devices() == {new}
+        assert (double(x) == first[0]).all()
+        assert (jax.random.normal(key, (2,)) == first[1]).all()
+    """)
+
+    assert ended.returncode == 0, ended.stderr
+
+
 def test_what_is_traced_now_is_known_as_the_public_way_knows_it():
     public = _jax_private._TraceNow()
     seen = []

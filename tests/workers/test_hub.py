@@ -325,6 +325,7 @@ JSON = st.recursive(
     max_leaves=8,
 )
 KEYS = ["join", "ping", "offer", "value", "withdraw", "raised", "progress", "bye", "nonce", "proof"]
+KEYS += ["ready", "has", "completed", "cannot", "generation"]
 MESSAGES = st.dictionaries(
     st.sampled_from(KEYS),
     JSON

@@ -23,6 +23,7 @@ POINTS = (
     "join",  # before a worker connects to the others
     "collective",  # before a collective operation
     "collected",  # after a collective operation
+    "barrier",  # in an elastic step, after the new values are computed, before the barrier
     "input",  # before a batch is read, in the prefetching thread
     "commit-begin",  # after the folder of a checkpoint is created
     "commit-write",  # after this worker's arrays are written

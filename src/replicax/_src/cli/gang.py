@@ -267,17 +267,21 @@ class Gang:
         guard: The guard that ends them if the launcher is killed.
         on_exit: Called with a description of each worker that exits.
         leases: The folder in which workers request time to save; see `workers.leases`.
+        least: The fewest workers that go on when others fail; 0 if all must end then.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a gang
         self,
         plans: Sequence[GangPlan],
         logs: Sequence[Log],
         guard: Guard,
         on_exit: Callable[[str], None] = lambda story: None,
         leases: Path | None = None,
+        least: int = 0,
     ) -> None:
         self._leases = leases
+        self._least = least
+        self._mourned: set[int] = set()
         self._waited_for: set[int] = set()
         self._guard = guard
         self._on_exit = on_exit
@@ -301,7 +305,7 @@ class Gang:
         while self._running():
             now = time.monotonic()
             if deadline is None and any(w.process.poll() for w in self.workers):
-                deadline = now + grace
+                deadline = None if self._goes_on() else now + grace
             if deadline is not None:
                 self._end_stopped()
                 if now > deadline and not self._is_saving(grace):
@@ -309,7 +313,22 @@ class Gang:
             time.sleep(_POLL)
         self._kill(f"had not ended {grace:g} s after another, and was killed by the launcher")
         failed = [w for w in self.workers if w.process.returncode != 0]
+        if self._least and len(self.workers) - len(failed) >= self._least:
+            return None
         return min(failed, key=lambda w: (bool(w.kill_reason or w.blames), w.ended), default=None)
+
+    def _goes_on(self) -> bool:
+        """Whether enough workers of an elastic run are left; log each that has failed."""
+        failed = [w for w in self.workers if w.process.poll()]
+        if not self._least or len(self.workers) - len(failed) < self._least:
+            return False
+        for worker in failed:
+            if worker.plan.index not in self._mourned:
+                self._mourned.add(worker.plan.index)
+                _warn(f"{worker.story()}; the others go on.")
+        if any(w.process.returncode == 0 for w in self.workers):
+            self._end_stopped()  # a stopped worker was given up long ago, and would never end
+        return True
 
     def end(self, grace: float, number: int = signal.SIGTERM) -> None:
         """Send a signal to all running workers, and kill them after ``grace`` seconds."""

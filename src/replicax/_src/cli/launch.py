@@ -60,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--workers", required=True, metavar="N", help="workers on all hosts, or MIN:MAX of them")
     add("--min-workers", type=int, metavar="N", help="the fewest workers to restart with")
+    add("--elastic", action="store_true", help="go on without a lost worker, without a restart")
     add("--devices-per-worker", type=int, metavar="K", help="virtual CPU devices of each worker")
     add("--gpus-per-worker", type=int, metavar="N", help="GPUs of each; by default an equal share")
     add(
@@ -182,7 +183,8 @@ def _attempt(
     code, story, is_over = 0, "", False
     seat = _seat(options, address)
     try:
-        gang = Gang(plans, logs, guard, _exit_reporter(hub, seat), folder)
+        least = options.members.least if options.elastic else 0
+        gang = Gang(plans, logs, guard, _exit_reporter(hub, seat), folder, least)
         try:
             options.warning.pass_on(gang)
             _require_hub(hub, gang, plans[0])
@@ -416,6 +418,7 @@ def _start_hub(plan: GangPlan, options: argparse.Namespace) -> HubProcess:
     hub = replace(
         hub,
         hosts=tuple(hosts) if len(hosts) > 1 else (),
+        least_workers=members.least if options.elastic else 0,
         least_hosts=members.least_hosts if members.may_shrink else 0,
     )
     try:
@@ -444,7 +447,16 @@ def _check(options: argparse.Namespace) -> None:
     members = options.members
     faults = {
         f"{members.least} to {members.size} workers are for restarts: add --max-restarts": (
-            members.may_shrink and options.max_restarts == 0
+            members.may_shrink and options.max_restarts == 0 and not options.elastic
+        ),
+        "--elastic needs the fewest workers to go on with: --workers MIN:MAX": (
+            options.elastic and not members.may_shrink and members.size > 1
+        ),
+        "--elastic is for the workers of one machine: omit --hosts": (
+            options.elastic and bool(options.hosts)
+        ),
+        "--elastic cannot serve metrics: omit --metrics-port": (
+            options.elastic and options.metrics_port is not None
         ),
         "--ssh needs --hosts, and --host-index must not be given with it": options.ssh
         and (not options.hosts or (bool(options.host_index) and not options.remote)),

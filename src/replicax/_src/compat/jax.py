@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.core
 import numpy as np
+from jax.extend import backend as jax_backend
 from jax.extend import core as jaxprs
 from jax.interpreters import mlir
 
@@ -360,6 +361,9 @@ def keep_programs_of_all() -> bool:
     if put is None or write is None:  # pragma: no cover - a JAX that moved them
         return False
 
+    if hasattr(write, "__wrapped__"):  # replaced already
+        return True
+
     @functools.wraps(write)
     def write_from_every_process(
         key: str, seconds: float, name: str, backend: Any, executable: Any, *rest: Any
@@ -404,7 +408,7 @@ def connect_distributed(service: str, index: int, size: int, hostname: str, pati
     _own_clients.append(client)
     state.coordinator_address, state.client = service, client
     state.process_id, state.num_processes = index, size
-    registration = factories["cpu"]
+    registration = _local_cpu.setdefault("cpu", factories["cpu"])
     start = registration.factory
 
     def start_with_collectives() -> Any:
@@ -424,6 +428,33 @@ def disconnect_distributed() -> None:
             client.shutdown()
 
 
+def can_reset_backends() -> bool:
+    """Whether `reset_backends` works with this JAX."""
+    state: Any = getattr(_distributed, "global_state", None)
+    names = ("client", "process_id", "num_processes", "coordinator_address")
+    return callable(getattr(jax_backend, "clear_backends", None)) and all(
+        hasattr(state, name) for name in names
+    )
+
+
+def reset_backends() -> None:
+    """Drop JAX's backends, programs and connection; the next use of JAX starts new backends.
+
+    Arrays of the old backends stay readable, and JAX copies uncommitted ones to the new devices
+    where they are used. The process is alone afterwards; `connect_distributed` connects it again.
+    """
+    state: Any = _distributed.global_state
+    disconnect_distributed()
+    _own_clients.clear()
+    state.process_id, state.num_processes, state.coordinator_address = 0, 1, None
+    if (registration := _local_cpu.get("cpu")) is not None:
+        _xla_bridge._backend_factories["cpu"] = registration
+    jax_backend.clear_backends()
+    jax.clear_caches()
+    _described.cache_clear()
+
+
+_local_cpu: dict[str, Any] = {}  # the registration of the CPU without the collectives of processes
 _own_clients: list[Any] = []  # the clients that `connect_distributed` created
 
 _SHOWN_GPUS = "jax_cuda_visible_devices"

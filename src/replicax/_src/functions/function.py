@@ -9,6 +9,7 @@ import functools
 import inspect
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import (
     Any,
@@ -57,6 +58,8 @@ from replicax._src.state.hooks import births
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_carried
 from replicax._src.topology.mesh import Topology
+from replicax._src.values.per_replica import is_opaque
+from replicax._src.workers import elastic
 
 _MANY_TRACES = 6
 _NEEDS_VALUE = (
@@ -169,6 +172,7 @@ class Function(Generic[_P, _R_co]):
         self._methods: dict[Identity, Function[..., Any]] = {}
         self.runs: dict[Any, Function[..., Any]] = {}
         functools.update_wrapper(self, func, updated=())
+        _functions.add(self)
 
     @property
     def python_function(self) -> Callable[_P, _R_co]:
@@ -194,12 +198,26 @@ class Function(Generic[_P, _R_co]):
         if self._is_host_driven:
             return self._run_in_python(given, named)
         try:
-            return self._run(take_apart(given, named, orders_keywords=self._orders_keywords))
+            return self._run_recovering(given, named)
         except PythonFallback:
             return self._run_in_python(given, named)
         except HostDriven:
             self._is_host_driven = True
             return self._run_in_python(given, named)
+
+    def _run_recovering(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the program; if a worker of an elastic run is lost, repeat it without that worker."""
+        while True:
+            try:
+                return self._run(take_apart(args, kwargs, orders_keywords=self._orders_keywords))
+            except elastic.StepInterrupted as interrupted:
+                recovery = elastic.recover(interrupted, lambda: _check_movable(args, kwargs))
+                if recovery.is_committed:
+                    return recovery.result
+
+    def forget_programs(self) -> None:
+        """Drop all programs: the devices have changed."""
+        self._programs.clear()
 
     def _run(self, arguments: Arguments) -> Any:
         """Run the program for these arguments; trace it if there is none."""
@@ -346,6 +364,32 @@ class Function(Generic[_P, _R_co]):
 
     def __repr__(self) -> str:
         return f"<rx.function {self._name}>"
+
+
+def _check_movable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raise if an argument would lose the part that a lost worker had.
+
+    Raises:
+        CannotResizeError: If so.
+    """
+    for x in jax.tree.leaves((args, kwargs), is_leaf=is_opaque):
+        is_array = isinstance(x, jax.Array) and not is_opaque(x)
+        if is_array and not x.is_fully_addressable and not x.is_fully_replicated:
+            raise elastic.CannotResizeError(
+                f"An argument of shape {x.shape} is divided over the workers, and the lost worker"
+                " had a part of it."
+            )
+
+
+_functions: weakref.WeakSet[Function[..., Any]] = weakref.WeakSet()
+
+
+def _forget_all_programs() -> None:
+    for one in list(_functions):
+        one.forget_programs()
+
+
+elastic.after.register(elastic.PROGRAMS, _forget_all_programs)
 
 
 def _takes_any_keyword(func: Callable[..., Any]) -> bool:

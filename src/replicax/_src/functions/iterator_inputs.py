@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple, final
 
 import jax
@@ -37,6 +36,7 @@ from replicax._src.state.levels import (
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology
 from replicax._src.values.per_replica import PerReplica, Stacked, is_distributed, stacked
 from replicax._src.values.placement import NUMERIC, as_array, fitting, is_array
+from replicax._src.workers.elastic import cached_until_resize
 
 
 def _next_element(iterator: Ahead) -> Any:
@@ -396,6 +396,6 @@ def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None
 _stack_on_device: Callable[[list[Any]], Any] = jax.jit(jnp.stack)
 
 
-@cache
+@cached_until_resize
 def _stacked_sharding(topology: Topology, axes: int) -> NamedSharding:
     return NamedSharding(topology.mesh, PartitionSpec(*([None] * axes), REPLICA_AXIS))

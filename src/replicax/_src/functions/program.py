@@ -8,10 +8,13 @@ from typing import Any, final
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec
 
 from replicax._src.base.errors import DivergenceError, ScopeError, TracingError
+from replicax._src.base.fault_points import fault_point
 from replicax._src.base.managers import contextmanager
 from replicax._src.base.threads import held
+from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import undisturbed
 from replicax._src.context.current import current
 from replicax._src.data.optional import Ahead
@@ -25,9 +28,10 @@ from replicax._src.state.agreement import divergence_message
 from replicax._src.state.cell import variable_lock
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_cells
-from replicax._src.topology.mesh import Topology, together
-from replicax._src.values.placement import first, fresh_copy, replicate
-from replicax._src.workers.group import digest
+from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
+from replicax._src.values.placement import first, fresh_copy, per_replica_jit, replicate, stack
+from replicax._src.workers import elastic
+from replicax._src.workers.group import digest, required
 from replicax._src.workers.watchdog import load
 
 
@@ -88,8 +92,16 @@ class Program:
         # A call that may fail at run time must leave the variables unchanged, so it cannot donate.
         calls = host_calls(lifted.jaxpr)
         self._may_fail = bool(self._verdicts) or not calls.isdisjoint(MAY_RAISE)
+        # An elastic step keeps the old values until all workers have the new ones. Accelerators run
+        # asynchronously, and would have to be waited for: there, a lost worker means a restart.
+        self._is_elastic = (
+            elastic.is_on()
+            and topology is not None
+            and not topology.is_fully_addressable
+            and topology.devices[0].platform == "cpu"
+        )
         self._calls_back = "debug_callback" in calls
-        self.donates = not self._may_fail
+        self.donates = not self._may_fail and not self._is_elastic
         donate = (0,) if self.donates else ()
         self._changes = bool(self.written or self._pulls)
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
@@ -190,6 +202,8 @@ class Program:
 
     def _step_with_workers(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
         """Like `_step`, with other processes; restore the old values if a process fails."""
+        if self._is_elastic and current().journal is None:
+            return self._elastic_step(inputs, topology)
         with together(topology, f"call {self._calls} of {self._label}") as finished:
             old = [c.value for c in self.written]
             outs, new = self._step(inputs)
@@ -202,6 +216,39 @@ class Program:
                 raise
             load.steps += 1
             return outs
+
+    def _elastic_step(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
+        """Like `_step_with_workers`, in two phases; see `replicax._src.workers.elastic`.
+
+        Raises:
+            StepInterrupted: If a worker was lost; the variables and iterators are unchanged.
+        """
+        results: list[Any] = []
+        try:
+            with together(topology, f"call {self._calls} of {self._label}") as finished:
+                new, outs = finished(self._call([c.array() for c in self.changed], *inputs))
+                self._check_verdicts(new)
+                results = [new, outs]
+                fault_point("barrier")
+                finished(step_barrier(topology))
+        except WorkerLostError as error:
+            if not required().may_resize:
+                raise
+            interrupted = elastic.StepInterrupted(str(error), error.index)
+            if results:
+                interrupted.commit = lambda: self._finish(*results)
+            raise interrupted from error
+        with held, variable_lock:
+            self._commit(new)
+        load.steps += 1
+        return outs  # type: ignore[no-any-return]
+
+    def _finish(self, new: Sequence[Any], outs: Sequence[Any]) -> Any:
+        """Commit a step whose barrier failed, and return its results."""
+        with held, variable_lock:
+            self._commit(new)
+        load.steps += 1
+        return self.outputs.rebuild(outs, local=True)
 
     def _bind(self, leaves: Sequence[Any]) -> None:
         """Bind the iterator arguments to those of this call."""
@@ -342,6 +389,24 @@ def _mirrored(x: jax.Array, topology: Topology) -> jax.Array:
         placed: jax.Array = jax.device_put(x, topology.mirrored)
         return placed
     return replicate(x, topology)
+
+
+def step_barrier(topology: Topology) -> jax.Array:
+    """Wait until all replicas get here."""
+    program, ones = _barrier(topology)
+    passed: jax.Array = program(ones)
+    return passed
+
+
+@elastic.cached_until_resize
+def _barrier(topology: Topology) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+    """Return an all-reduce of one number for each replica, and its argument."""
+    axis = PartitionSpec(REPLICA_AXIS)
+    program = per_replica_jit(
+        lambda x: jax.lax.psum(x, REPLICA_AXIS), topology, axis, PartitionSpec()
+    )
+    ones = [np.ones((), np.int32)] * len(topology.local_replicas)
+    return program, stack(ones, topology)
 
 
 def _describe_use(use: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -57,6 +58,13 @@ def distribute_dataset(
             "InputReplicationMode.PER_REPLICA makes one dataset for each replica, which needs a"
             " function that makes them: use `strategy.distribute_datasets_from_function`."
         )
+    return DistributedDataset(_pipeline_of_dataset(dataset, options, topology, in_order=in_order))
+
+
+def _pipeline_of_dataset(
+    dataset: Any, options: InputOptions, topology: Topology, *, in_order: bool
+) -> Pipeline:
+    """Return the pipeline that splits each global batch over the replicas."""
     share = Share.of(topology, in_order=in_order)
     _warn_if_array_looks_like_batch(dataset, share)
     feed = Feed(topology, share.total > 1, bool(options.experimental_fetch_to_device))
@@ -78,9 +86,18 @@ def distribute_dataset(
     depth = len(topology.local_replicas) * options.experimental_per_replica_buffer_size
     count = source.cardinality if shared or share.workers == 1 else reading.cardinality
     parts = (1 if shared else share.workers, 1)
-    return DistributedDataset(
-        Pipeline(steps, feed, spec, count, depth, parts, reading.wait_context)
-    )
+    fixed = ""
+    if not shared:
+        fixed = (
+            "Each worker reads its own files; use AutoShardPolicy.DATA, with which all read all."
+        )
+    elif reading.needs_exchange or not isinstance(source, DatasetSource):
+        fixed = (
+            "The number of steps of a distributed dataset is unknown, or it is another library's;"
+            " use an `rx.data` dataset, and `assert_cardinality` or `repeat()` after `filter`."
+        )
+    rebuild = partial(_pipeline_of_dataset, dataset, options, topology, in_order=in_order)
+    return Pipeline(steps, feed, spec, count, depth, parts, reading.wait_context, rebuild, fixed)
 
 
 @dataclass(frozen=True)
@@ -169,8 +186,11 @@ def distribute_from_function(
     cardinality = cardinality if alone else reading.cardinality
     depth = replicas * options.experimental_per_replica_buffer_size
     parts = (share.workers, replicas) if len(sources) == 1 else (total, 1)
+    fixed = (
+        "A dataset function made a dataset for each worker; use experimental_distribute_dataset."
+    )
     return DistributedDataset(
-        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.wait_context)
+        Pipeline(steps, feed, spec, cardinality, depth, parts, reading.wait_context, None, fixed)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -23,8 +24,9 @@ from replicax._src.input.feed import Feed, Prefetch
 from replicax._src.input.split import Step, skip_items
 from replicax._src.topology.devices import shown_devices
 from replicax._src.topology.mesh import Topology
-from replicax._src.values.per_replica import PerReplica, SomeArray
+from replicax._src.values.per_replica import PerReplica, Pieces, SomeArray, is_distributed
 from replicax._src.values.structures import PerReplicaSpec
+from replicax._src.workers import elastic
 from replicax._src.workers.watchdog import load
 
 _STATE_VERSION = 3
@@ -33,7 +35,7 @@ V = TypeVar("V")
 INPUT_MARK = "replicax.input"  # the name of a wait for an element in JAX profiler traces
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pipeline:
     """The input pipeline of one worker, from a dataset to the devices.
 
@@ -48,6 +50,8 @@ class Pipeline:
         parts: The number of pipelines of all workers, and the number of elements that each
             contributes to a step. A saved position is valid only for the same numbers.
         wait_context: Returns a context for waiting for a step that workers must agree on.
+        rebuild: Returns this pipeline for the workers that are left of an elastic run.
+        fixed_to_workers: Why it cannot be rebuilt for other workers; "" if it can.
     """
 
     steps: Callable[[Any, int, threading.Event], tuple[Iterator[Step], Any]]
@@ -57,6 +61,19 @@ class Pipeline:
     depth: int
     parts: tuple[int, int]
     wait_context: Callable[[], AbstractContextManager[None]] = nullcontext
+    rebuild: Callable[[], Pipeline] | None = None
+    fixed_to_workers: str = ""
+
+    def __post_init__(self) -> None:
+        if elastic.is_on():
+            _pipelines.add(self)
+
+    def move(self) -> None:
+        """Become the pipeline of the workers that are left."""
+        assert self.rebuild is not None
+        new = vars(self.rebuild())
+        vars(self).clear()
+        vars(self).update(new)
 
     @cached_property
     def element_spec(self) -> Any:
@@ -164,7 +181,12 @@ class DistributedIterator(Ahead, Generic[T_co]):
         Ahead.__init__(self)
         self._pipeline = pipeline
         self._state: Any = None
+        self._is_paused = False
+        # The per-replica values of the element taken last: the position behind it, and references.
+        self._last: tuple[int, list[tuple[int, weakref.ref[PerReplica]]]] = (0, [])
         self._elements: Prefetch = self._open(None)
+        if elastic.is_on():
+            _iterators.add(self)
 
     @property
     def element_spec(self) -> Any:
@@ -283,7 +305,47 @@ class DistributedIterator(Ahead, Generic[T_co]):
             if not self._peeked:
                 self._look()
             with held:
-                return Ahead.take(self)
+                element = Ahead.take(self)
+        if elastic.is_on():
+            leaves = enumerate(jax.tree.leaves(element, is_leaf=is_distributed))
+            parts = [(i, weakref.ref(x)) for i, x in leaves if isinstance(x, PerReplica)]
+            self._last = (self._position, parts)
+        return element
+
+    # Resizes of an elastic run.
+
+    def check_resize(self) -> None:
+        """Raise if the pass cannot go on with other workers.
+
+        Raises:
+            CannotResizeError: If so.
+        """
+        if not self._elements.is_done and (why := self._pipeline.fixed_to_workers):
+            raise elastic.CannotResizeError(why)
+
+    def pause(self) -> None:
+        """Stop reading; `resume` continues at the same position."""
+        self._is_paused = not self._elements.is_done
+        self._elements.close()
+        self._peeked.clear()
+
+    def resume(self) -> None:
+        """Continue for the workers that are left; an element that is in use is read again."""
+        position, parts = self._last
+        in_use = [(i, x) for i, ref in parts if (x := ref()) is not None]
+        is_used = bool(in_use) and position == self._position and not self._errors
+        if not self._is_paused and not is_used:
+            return
+        self._elements = self._open(self._state, self._position - is_used, self._errors)
+        if not is_used:
+            return
+        self._position -= 1
+        leaves = jax.tree.leaves(Ahead.take(self), is_leaf=is_distributed)
+        for i, old in in_use:
+            new = leaves[i]
+            old.held = new.held if isinstance(new, PerReplica) else Pieces((new,), self.topology)
+        if not self._is_paused:
+            self._elements.close()
 
     def _look(self) -> None:
         with load, jax.profiler.TraceAnnotation(INPUT_MARK), self._pipeline.wait_context():
@@ -303,6 +365,33 @@ class DistributedIterator(Ahead, Generic[T_co]):
             skip_items(steps, skip + errors)
         put = partial(_put, self._pipeline.feed)
         return Prefetch(lambda: map(put, steps), self._pipeline.depth, stop)
+
+
+_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+_iterators: weakref.WeakSet[DistributedIterator[Any]] = weakref.WeakSet()
+
+
+def _check_resize() -> None:
+    for iterator in list(_iterators):
+        iterator.check_resize()
+
+
+def _pause() -> None:
+    for iterator in list(_iterators):
+        iterator.pause()
+
+
+def _resume() -> None:
+    for pipeline in list(_pipelines):
+        if not pipeline.fixed_to_workers:
+            pipeline.move()
+    for iterator in list(_iterators):
+        iterator.resume()
+
+
+elastic.check.register(elastic.INPUT, _check_resize)
+elastic.before.register(elastic.DEVICES, _pause)  # first of all: its threads use the devices
+elastic.after.register(elastic.INPUT, _resume)
 
 
 def _same_kind(left: Any, right: Any) -> bool:

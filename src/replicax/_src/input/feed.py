@@ -236,6 +236,11 @@ class Prefetch:
             return False
         raise value
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it was closed, or the consumer has seen its end."""
+        return self._is_done
+
     def close(self) -> None:
         """Stop the thread and wait for it."""
         self._is_done = True

@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Iterator
-from functools import cache
 from typing import Any
 
 import jax
@@ -24,6 +23,7 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import PerReplica, is_distributed
 from replicax._src.values.placement import NUMERIC, private, replicate
 from replicax._src.values.reduce import rows_of
+from replicax._src.workers.elastic import cached_until_resize
 
 
 def adapted(original: Any) -> Any:
@@ -154,7 +154,7 @@ class DatasetAdapter(DataAdapter):  # type: ignore[misc]
         return np.argsort(dealt, kind="stable")
 
 
-@cache
+@cached_until_resize
 def _taken(sharding: Any) -> Any:
     return jax.jit(lambda x, order: x[order], out_shardings=sharding)
 

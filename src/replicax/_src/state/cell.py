@@ -183,6 +183,10 @@ class Cell:
             self._verdict.guards = self
         return self._verdict
 
+    def forget_verdict(self) -> None:
+        """Drop the verdict's cell, whose value is on devices that no longer exist."""
+        self._verdict = None
+
     def note_line(self) -> None:
         """Record the line of user code that writes the variable in the current trace."""
         self.line = user_line(sys._getframe(1)) or self.line  # noqa: SLF001

@@ -1,6 +1,8 @@
 """AcrossWorkers: a strategy that spans several workers can leave them."""
 
 import sys
+from collections.abc import Callable
+from typing import Self
 
 from replicax._src.strategy.base import StrategyBase
 from replicax._src.workers import group as _group
@@ -8,6 +10,28 @@ from replicax._src.workers import group as _group
 
 class AcrossWorkers(StrategyBase):
     """A strategy whose replicas may be on several workers."""
+
+    def on_resize(self, fn: Callable[[Self], object]) -> Callable[[Self], object]:
+        """Call ``fn(strategy)`` whenever the number of workers of an elastic run has changed.
+
+        It is called between two steps, when variables, datasets and `num_replicas_in_sync` are
+        those of the new workers: for example to change a learning rate, or to log. Without
+        ``replicax launch --elastic`` it is never called.
+
+        Args:
+            fn: Takes the strategy; its result is ignored.
+
+        Returns:
+            ``fn``, so that the method can be a decorator.
+
+        Example:
+            >>> strategy = rx.distribute.MultiWorkerMirroredStrategy()
+            >>> @strategy.on_resize
+            ... def log(strategy):
+            ...     print("replicas:", strategy.num_replicas_in_sync)
+        """
+        vars(self).setdefault("resize_callbacks", []).append(fn)
+        return fn
 
     def leave(self, error: BaseException | None = None) -> None:
         """Notify the other workers that this one leaves the run.

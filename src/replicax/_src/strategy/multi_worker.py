@@ -16,6 +16,7 @@ from replicax._src.cluster.tf_config import TFConfigClusterResolver
 from replicax._src.collectives.cross_device_ops import Leaves, NcclAllReduce
 from replicax._src.collectives.options import CommunicationImplementation, CommunicationOptions
 from replicax._src.collectives.packing import BETWEEN_PROCESSES, for_sharded_variables
+from replicax._src.strategy import resize as _resize  # noqa: F401 - registers what it moves
 from replicax._src.strategy.across_workers import AcrossWorkers
 from replicax._src.strategy.strategies import Strategy
 from replicax._src.topology.devices import default_devices
@@ -23,6 +24,7 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.topology.virtual_devices import requested_devices
 from replicax._src.topology.worker_devices import join_workers
 from replicax._src.values.sharded import is_sharded
+from replicax._src.workers import group as _group
 from replicax._src.workers import start
 from replicax._src.workers.group import Group
 
@@ -46,6 +48,11 @@ class InCluster:
     def is_chief(self) -> bool:
         """Whether this process is the chief, which writes files for all workers."""
         return self.facts.is_chief
+
+    def move(self, group: Group) -> None:
+        """Adopt the workers that are left of an elastic run."""
+        self.facts = group.facts
+        self.topology.rebind(_devices(self.facts))
 
     def configured(self, config_proto: Any) -> Any:
         """Return a copy of a v1 session configuration that names this process and the chief."""
@@ -73,6 +80,11 @@ class OnWorkers(AcrossWorkers):
     def is_chief(self) -> bool:
         """Whether this process is the chief, which writes files for all workers."""
         return self._cluster.is_chief
+
+    def move_to_workers(self) -> None:
+        """Adopt the workers that are left of an elastic run."""
+        if (group := _group.current()) is not None:
+            self._cluster.move(group)
 
     def _configured(self, config_proto: Any) -> Any:
         return self._cluster.configured(config_proto)
@@ -105,14 +117,16 @@ def _topology(facts: ClusterFacts, group: Group | None) -> Topology:
     if group is None:
         return Topology(own)
     start.check_equal_devices(group, len(own), own[0].platform)
-    return Topology(
-        tuple(
-            device
-            for process in range(facts.num_workers)
-            for device in jax.local_devices(process_index=process, backend=own[0].platform)[
-                : len(own)
-            ]
-        )
+    return Topology(_devices(facts))
+
+
+def _devices(facts: ClusterFacts) -> tuple[jax.Device, ...]:
+    """Return the devices of all workers, in the order of the workers."""
+    own = _own_devices()
+    return tuple(
+        device
+        for process in range(facts.num_workers)
+        for device in jax.local_devices(process_index=process, backend=own[0].platform)[: len(own)]
     )
 
 

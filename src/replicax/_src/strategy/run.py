@@ -74,6 +74,10 @@ class LRUCache(Generic[T]):
         """Return the value for `key`, or None."""
         return self._entries.get(key)
 
+    def clear(self) -> None:
+        """Remove all values."""
+        self._entries.clear()
+
     def put(self, key: Any, thing: T) -> T:
         """Store a value as the most recently used one."""
         self._entries[key] = thing

@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
+from replicax._src.workers import elastic
 
 KINDS = ("GPU", "TPU", "CPU")  # in the order in which a strategy prefers them
 
@@ -257,6 +258,9 @@ def _only_device(x: jax.Array) -> jax.Device:
 def _canonical_name(device: jax.Device) -> str:
     job, task = _task_of(device.process_index)
     return f"/job:{job}/replica:0/task:{task}/device:{_short_name(device)}"
+
+
+elastic.after.register(elastic.DEVICES, _canonical_name.cache_clear)
 
 
 def _task_of(process: int) -> tuple[str, int]:

@@ -25,7 +25,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
 from replicax._src.topology.devices import default_devices, device_name_as, resolve_all
-from replicax._src.workers import group
+from replicax._src.workers import elastic, group
 from replicax._src.workers.sockets import GLOO_GREETING, filter_output
 
 REPLICA_AXIS = "replica"
@@ -78,6 +78,15 @@ class Topology:
     def is_fully_addressable(self) -> bool:
         """Whether all replicas belong to this process."""
         return len(self.local_replicas) == self.num_replicas
+
+    def rebind(self, devices: tuple[jax.Device, ...]) -> None:
+        """Replace the devices of a run whose workers have changed.
+
+        Variables, datasets and strategies share this object, and so see the new devices.
+        """
+        object.__setattr__(self, "devices", devices)
+        for name in [name for name in vars(self) if name not in self.__dataclass_fields__]:
+            del vars(self)[name]  # values of cached properties
 
     def devices_of(self, replica: int) -> tuple[jax.Device, ...]:
         """Return all devices of one replica."""
@@ -271,6 +280,7 @@ def _pop_axis(free: dict[str, int], size: int) -> str:
 _Finish = Callable[[Any], Any]
 # Topologies whose processes have connected: Gloo prints a greeting when they first do.
 _connected: set[Topology] = set()
+elastic.after.register(elastic.DEVICES, _connected.clear)
 
 
 def together(topology: Topology, what: str) -> AbstractContextManager[_Finish]:

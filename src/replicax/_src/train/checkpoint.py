@@ -15,6 +15,7 @@ import numpy as np
 from replicax._src.base.errors import CheckpointError, ScopeError, VariableError
 from replicax._src.base.threads import new_thread
 from replicax._src.base.types import VariableAggregation
+from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import current, entered
 from replicax._src.files.paths import user_path
@@ -44,11 +45,13 @@ from replicax._src.train.stored_checkpoint import (
     restore_from,
 )
 from replicax._src.values.per_replica import Distributed
+from replicax._src.workers import elastic
 from replicax._src.workers import group as _group
 from replicax._src.workers.settings import deadline
 from replicax._src.workers.watchdog import disk
 
 _LOOK_EVERY = 0.5  # seconds between two checks while waiting for a save
+_GIVE_UP_AFTER = 60.0  # seconds a save may delay the survivors of a lost worker
 _PATIENCE = 3.0  # seconds a save may still take after another worker was lost
 _OWN_ATTRIBUTES = {"_root", "_objects", "_save_counter", "_writing", "_before_save"}
 _ROOT = "_whole"  # the name of a root variable in checkpoints of every version
@@ -167,9 +170,12 @@ class Checkpoint:
         Raises:
             OSError: The checkpoint could not be written.
         """
+        self.finish_writing()
+
+    def finish_writing(self) -> bool:
+        """Like `sync`; return False if the last save was given up because a worker was lost."""
         writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.wait()
+        return writing is None or writing.wait()
 
     def restore(self, save_path: str | None, options: Any = None) -> LoadStatus:
         """Restore the values that the objects and the checkpoint have in common.
@@ -284,6 +290,7 @@ class _Writing:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._failure: BaseException | None = None
+        self._is_given_up = False
 
         def run() -> None:
             try:
@@ -297,7 +304,8 @@ class _Writing:
         if _before_exit is None:  # without that hook, the program's exit would not wait for it
             self._thread.join()
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
+        """Wait for the save; return False if it was given up in a resize."""
         _unfinished.discard(self)
         group = _group.current()
         limit = deadline("REPLICAX_DISK_TIMEOUT")
@@ -314,6 +322,28 @@ class _Writing:
                 )
         if self._failure is not None:
             raise self._failure
+        return not self._is_given_up
+
+    def give_up_if_lost(self) -> None:
+        """Wait for the thread, and give the save up if it waits for a worker that was lost.
+
+        Raises:
+            CannotResizeError: If the thread does not end.
+        """
+        self._thread.join(_GIVE_UP_AFTER)
+        if self._thread.is_alive():
+            raise elastic.CannotResizeError("A checkpoint is still being written.")
+        if isinstance(self._failure, WorkerLostError):
+            self._failure, self._is_given_up = None, True
+            log.warning("A checkpoint was not completed, as a worker was lost; the next one is.")
+
+
+def _give_up_saves() -> None:
+    for writing in list(_unfinished):
+        writing.give_up_if_lost()
+
+
+elastic.before.register(elastic.DEVICES, _give_up_saves)
 
 
 def finish_all() -> None:

@@ -16,6 +16,7 @@ from replicax._src.train.checkpoint import Checkpoint
 from replicax._src.train.checkpoint_files import try_lock
 from replicax._src.train.options import is_async
 from replicax._src.train.reader import log, stored_in
+from replicax._src.workers import elastic
 from replicax._src.workers import group as _group
 from replicax._src.workers.watchdog import disk
 
@@ -98,6 +99,8 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step = last_checkpoint_step
         self._is_claimed = False
+        if elastic.is_on():
+            _managers.add(self)
         # The save in progress: its path, and the timestamp of the checkpoint that it replaces.
         self._pending: tuple[str, int | None] | None = None
         self._times: dict[str, int] = {}
@@ -196,12 +199,12 @@ class CheckpointManager:
             OSError: The checkpoint could not be written; no older one was removed.
         """
         pending, self._pending = self._pending, None
+        is_written = False
         try:
-            self._checkpoint.sync()
-        except BaseException:
-            if pending is not None:
+            is_written = self._checkpoint.finish_writing()
+        finally:
+            if pending is not None and not is_written:
                 self._forget(*pending)
-            raise
         self._prune()
 
     def _forget(self, path: str, before: int | None) -> None:
@@ -233,6 +236,10 @@ class CheckpointManager:
         if failure:
             raise FailedPreconditionError(failure)
         self._is_claimed = True
+
+    def forget_claim(self) -> None:
+        """Claim the directory again at the next save."""
+        self._is_claimed = False
 
     def _claimed(self) -> str:
         is_local = not is_url(self._directory)
@@ -283,6 +290,18 @@ class CheckpointManager:
             group = _group.current()
             if group is None or group.facts.index == 0:
                 store.remove(path)
+
+
+_managers: weakref.WeakSet[CheckpointManager] = weakref.WeakSet()
+
+
+def _claim_again() -> None:
+    """Let the first worker that is left of an elastic run claim the directories."""
+    for manager in list(_managers):
+        manager.forget_claim()
+
+
+elastic.after.register(elastic.SERVICES, _claim_again)
 
 
 # directory -> [locked descriptor, number of managers of this process that save into it]

@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,8 +28,8 @@ from replicax._src.state.variable import Variable
 from replicax._src.train.checkpoint import Checkpoint, finish_all
 from replicax._src.train.manager import CheckpointManager
 from replicax._src.train.reader import log
+from replicax._src.workers import elastic, leases
 from replicax._src.workers import group as _group
-from replicax._src.workers import leases
 
 # Slurm sends SIGUSR1 before the time limit with `--signal=USR1@90`; submitit requests SIGUSR2.
 _WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
@@ -72,9 +73,15 @@ class Notice:
                 target=self._give_up, name="replicax-preemption-clock", daemon=True
             )
             self._clock.start()
-        group = _group.current()
         self._thread: threading.Thread | None = None
-        if group is not None or is_preempted is not None:
+        self._start_watching()
+        if elastic.is_on():
+            _notices.append(weakref.ref(self))
+
+    def _start_watching(self) -> None:
+        """Start the thread that watches for a preemption of any worker."""
+        group = _group.current()
+        if group is not None or self._is_preempted is not None:
             self._thread = threading.Thread(
                 target=self._watch,
                 args=(group, 0 if group is None else group.new_feed()),
@@ -82,6 +89,14 @@ class Notice:
                 daemon=True,
             )
             self._thread.start()
+
+    def watch_again(self) -> None:
+        """Watch the workers that are left of an elastic run: the thread ended with the lost one."""
+        if not self._is_closed:
+            assert self._thread is not None
+            self._thread.join()
+            self._stop_at = None
+            self._start_watching()
 
     def is_due(self) -> bool:
         """Whether all workers must save and exit now; call between two steps.
@@ -182,18 +197,20 @@ class Notice:
 
     def _watch(self, group: _group.Group | None, ticket: int) -> None:
         """Wait until a worker is preempted, then agree with all workers on the last step."""
+        is_outdated = _generation_check(group)
 
         def gather(what: Any, value: Any, is_cancelled: Callable[[], bool]) -> list[Any]:
             if group is None:
                 return [value]
-            return group.exchange(f"preemption {ticket} {what}", value, is_cancelled)
+            key = f"preemption {ticket} {what}"
+            return group.exchange(key, value, lambda: is_cancelled() or is_outdated())
 
         asked = 0
         try:
             while not any(seen := gather(asked, self._reason(), lambda: self._is_closed)):
                 asked += 1
                 time.sleep(_ASK_EVERY)
-                if self._is_closed:
+                if self._is_closed or is_outdated():
                     raise _group.Cancelled
             # All workers use the same reason; Slurm's warning takes precedence over later signals.
             self._signalled = min(filter(None, seen), key=lambda n: (n not in _WARNINGS, n))
@@ -204,7 +221,8 @@ class Notice:
             # This exchange is never cancelled: the others block until they have our number.
             self._stop_at = max(gather("begun", begun, lambda: False))
         except _group.Cancelled:
-            if group is not None:  # the others may have been notified at the same moment
+            # The others may have been notified at the same moment.
+            if group is not None and not is_outdated():
                 group.offer(f"preemption {ticket} begun", self._begun)
         except ReplicaxError:
             pass  # the training loop itself will raise that a worker is lost
@@ -212,6 +230,24 @@ class Notice:
             with self._changed:
                 self._holds = False
                 self._changed.notify_all()
+
+
+def _generation_check(group: _group.Group | None) -> Callable[[], bool]:
+    """Return a function that tells whether the workers have changed since now."""
+    generation = 0 if group is None else group.generation
+    return lambda: group is not None and group.generation != generation
+
+
+_notices: list[weakref.ref[Notice]] = []  # in the order of their creation
+
+
+def _watch_again() -> None:
+    for reference in _notices:
+        if (notice := reference()) is not None:
+            notice.watch_again()
+
+
+elastic.after.register(elastic.SERVICES, _watch_again)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ Such a value has one of four forms:
 """
 
 import operator
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -32,7 +33,7 @@ from replicax._src.values.placement import (
     unstack,
     values_table,
 )
-from replicax._src.workers import group
+from replicax._src.workers import elastic, group
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,21 @@ class Joined:
         return self.one, *split(self.array, self.topology)[1:]
 
 
+class Lost(Pieces):
+    """The form of a per-replica value whose workers have changed: some components are lost."""
+
+    def __init__(self, topology: Topology) -> None:
+        object.__setattr__(self, "topology", topology)
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        raise PerReplicaError(
+            "This per-replica value was made before a worker was lost, and the components of that"
+            " worker's replicas are gone. Reduce per-replica values inside the `rx.function` that"
+            " makes them, and return the result."
+        )
+
+
 Form = Pieces | Stacked | InBody | Joined
 
 
@@ -154,6 +170,8 @@ class Distributed(StandIn, DistributedValues[T_co]):
     def __init__(self, values: Sequence[T_co]) -> None:
         self.held = Pieces(tuple(values))
         self.captured = None
+        if elastic.is_on():
+            _note_live(self)
 
     @property
     def form(self) -> Form:
@@ -170,6 +188,8 @@ class Distributed(StandIn, DistributedValues[T_co]):
         """Return a value with the given form."""
         self = object.__new__(cls)
         self.held, self.captured = form, None
+        if elastic.is_on():
+            _note_live(self)
         return self
 
     @property
@@ -218,6 +238,29 @@ class Distributed(StandIn, DistributedValues[T_co]):
             if name == "numpy":  # a method of TensorFlow's eager tensors, but not of JAX arrays
                 return lambda: np.asarray(self.component)
             return getattr(self.component, name)
+
+
+# By id, because distributed values compare like arrays; only in elastic runs.
+_live: dict[int, weakref.ref[Distributed]] = {}
+
+
+def _note_live(value: Distributed) -> None:
+    number = id(value)
+    _live[number] = weakref.ref(value, lambda _: _live.pop(number, None))
+
+
+def live_values() -> list[Distributed]:
+    """Return all distributed values of an elastic run that are in use, without those in traces."""
+    found = [ref() for ref in list(_live.values())]
+    return [v for v in found if v is not None and not _has_tracers(v.held)]
+
+
+def _has_tracers(form: Form) -> bool:
+    if isinstance(form, Lost):
+        return False
+    if isinstance(form, Stacked | Joined):
+        return is_traced(form.array)
+    return isinstance(form, InBody) or any(map(is_traced, form.values))
 
 
 _hooks: dict[str, Callable[..., Any]] = {

@@ -8,7 +8,6 @@ replica, an array is replicated over the logical devices, or sharded by a spec o
 
 import reprlib
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
 from typing import Any
 
 import jax
@@ -17,11 +16,13 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from replicax._src.base.errors import PlacementError
 from replicax._src.base.ops import StandIn
 from replicax._src.base.rendering import Sheet, short
 from replicax._src.compat.jax import at_rest, concrete, put_rows, traced, uncommitted
 from replicax._src.topology.devices import shown_devices
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology
+from replicax._src.workers.elastic import cached_until_resize
 
 WHOLE = PartitionSpec()  # replicated over the logical devices of a replica
 NUMERIC = "biufcV"  # kinds of NumPy dtypes that JAX may support; bfloat16 has kind V
@@ -131,6 +132,13 @@ def fresh_copy(x: Any) -> jax.Array:
 def replicate(x: Any, topology: Topology, spec: PartitionSpec = WHOLE) -> jax.Array:
     """Copy `x` to every replica of `topology`, in new buffers."""
     sharding = topology.sharding(spec)
+    if isinstance(x, jax.Array) and not is_traced(x) and not x.is_fully_addressable:
+        if not x.is_fully_replicated:
+            raise PlacementError(
+                f"An array of shape {x.shape} is divided over other workers than those of"
+                f" {topology.num_replicas} replicas, and this process has only a part of it."
+            )
+        x = first(x)
     own = fresh_copy(x)
     if topology.is_fully_addressable:
         placed: jax.Array = jax.device_put(own, sharding)
@@ -272,7 +280,7 @@ def _device_rows(pieces: Sequence[Any], devices: Sequence[jax.Device]) -> list[n
     return [np.asarray(p)[None] for p in pieces]
 
 
-@cache
+@cached_until_resize
 def _local_cpus(device: jax.Device) -> frozenset[jax.Device]:
     """Return all CPU devices of the process, which share memory; empty for other platforms."""
     is_cpu = device.platform == "cpu"
@@ -330,14 +338,14 @@ _add_row_axis = jax.jit(lambda x: x[None])
 _drop_row_axis = jax.jit(lambda x: x[0])
 
 
-@cache
+@cached_until_resize
 def _stacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return per_replica_jit(
         lambda x: x[None], topology, PartitionSpec(), PartitionSpec(REPLICA_AXIS)
     )
 
 
-@cache
+@cached_until_resize
 def _unstacker(topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return per_replica_jit(lambda x: x[0], topology, PartitionSpec(REPLICA_AXIS), PartitionSpec())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import jax
@@ -47,6 +47,7 @@ from replicax._src.values.replica_functions import (
     sum_across,
     summand,
 )
+from replicax._src.workers.elastic import cached_until_resize
 
 Axis = int | Sequence[int] | None
 
@@ -108,7 +109,7 @@ def rows_of(value: PerReplica, topology: Topology) -> jax.Array:
     return replicate(gather_value(value, 0, topology), topology)
 
 
-@cache
+@cached_until_resize
 def _flattener(topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return jax.jit(
         lambda x: x.reshape(x.shape[0] * x.shape[1], *x.shape[2:]), out_shardings=topology.stacked

@@ -44,6 +44,7 @@ from replicax._src.values.placement import (
     stack_at_once,
 )
 from replicax._src.workers import group
+from replicax._src.workers.elastic import cached_until_resize
 
 
 def apply_in_body(
@@ -152,7 +153,7 @@ def _local_component(components: Sequence[Any]) -> Any:
     return own
 
 
-@cache
+@cached_until_resize
 def _compiled(fn: Hashable, topology: Topology) -> Callable[..., Any]:
     return per_replica_jit(fn, topology, PartitionSpec(), PartitionSpec())  # type: ignore[arg-type]
 
@@ -277,7 +278,7 @@ def _send(words: np.ndarray, topology: Topology) -> np.ndarray:
     return np.asarray(sent.addressable_data(0))
 
 
-@cache
+@cached_until_resize
 def _sender(topology: Topology) -> Any:
     return per_replica_jit(
         lambda row: jax.lax.psum(row, REPLICA_AXIS), topology, PartitionSpec(), PartitionSpec()

@@ -17,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, together
 from replicax._src.values.placement import first, fresh_copy, on_device, per_replica_jit
+from replicax._src.workers.elastic import cached_until_resize
 
 Shape = tuple[int, ...]
 
@@ -157,7 +158,7 @@ def is_cut(x: Any, variable_policy: str) -> bool:
     return bool(x.shape) and not is_key and prod(x.shape) * np.dtype(x.dtype).itemsize > SMALL_BYTES
 
 
-@cache
+@cached_until_resize
 def _gatherer(cut: Cut, topology: Topology) -> Callable[[jax.Array], jax.Array]:
     return per_replica_jit(cut.gathered, topology, SPEC, PartitionSpec())
 

@@ -19,6 +19,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -60,12 +61,23 @@ class Group:
     """The workers that train together, as seen by one of them.
 
     Attributes:
-        facts: The cluster, with an address for every worker once JAX has started.
+        facts: The cluster, with an address for every worker once JAX has started. In an elastic run
+            it changes with the workers, and the indices are those of the workers that are left.
         local_host: The address of this machine on the network of the workers.
+        number: The index with which this worker joined, by which messages name it.
+        generation: How often the workers have changed.
+        is_elastic: Whether the others can go on when a worker is lost.
     """
 
     def __init__(self, facts: ClusterFacts, wire: Wire, go: Message) -> None:
         self.facts = facts
+        self.number = facts.index
+        self.generation = 0
+        self.is_elastic: bool = go.get("elastic", False)
+        self._next_go: Message | None = None
+        # The collectives before the first step of this generation; None while JAX starts.
+        self._base: int | None = 0
+        self._early: dict[int, Report] = {}  # of generations that this worker has not entered yet
         self.local_host: str = wire.socket.getsockname()[0]
         self._wire = wire
         self._members: list[Message] = go["members"]
@@ -176,9 +188,13 @@ class Group:
             WorkerLostError: If a worker has been lost before it answered.
             Cancelled: When ``is_cancelled()`` returns True.
         """
+        generation = self.generation
         self.offer(key, value)
+        key = self._qualified(key)
         with self._changed:
             while key not in self._answers:
+                if generation != self.generation:  # only threads that outlive a resize come here
+                    raise Cancelled
                 if self._report is not None or key in self._unanswerable:
                     raise self._error()
                 if is_cancelled():
@@ -189,7 +205,73 @@ class Group:
 
     def offer(self, key: str, value: Any) -> None:
         """Contribute ``value`` to the `exchange` of ``key`` without waiting for the others."""
-        self._wire.send({"offer": key, "value": value})
+        self._wire.send({"offer": self._qualified(key), "value": value})
+
+    def _qualified(self, key: str) -> str:
+        """Return a key that no exchange of an earlier generation has used."""
+        return f"{self.generation}:{key}" if self.generation else key
+
+    # Resizes of an elastic run.
+
+    @property
+    def may_resize(self) -> bool:
+        """Whether a worker was lost, and the others may go on without it."""
+        return self._report is not None and self._report.kind == "resize"
+
+    def reform(self, *, has_new: bool) -> Message:
+        """Agree with the other survivors on the last step, and wait for the next generation.
+
+        Args:
+            has_new: Whether this worker has the results of the collective in which it was.
+
+        Returns:
+            The hub's start message. Its ``"last"`` is the collective after which all continue.
+
+        Raises:
+            WorkerLostError: If the survivors cannot go on.
+        """
+        completed = self._since_start(self._completed)
+        has = self._since_start(self._count) if has_new else completed
+        self._wire.send({"ready": self.generation, "has": has, "completed": completed})
+        with self._changed:
+            while self._next_go is None:
+                if not self.may_resize:
+                    raise self._error()
+                self._changed.wait(0.1)
+            go, self._next_go = self._next_go, None
+        return {**go, "is_committed": has_new and go["last"] == has}
+
+    def _since_start(self, count: int) -> int:
+        """Return how many of ``count`` collectives came after those that start a generation."""
+        return 0 if self._base is None else max(0, count - self._base)
+
+    def settle(self) -> None:
+        """Mark the start of a generation as complete."""
+        self._base = self._count
+
+    def enter(self, go: Message) -> None:
+        """Become a member of the generation that ``go`` starts; its collectives count from 0."""
+        members = go["members"]
+        rank = [m["index"] for m in members].index(self.number)
+        with self._changed, self._lock:
+            self.generation = go["generation"]
+            self.facts = replace(
+                self.facts,
+                index=rank,
+                num_workers=len(members),
+                addresses=tuple(m["address"] for m in members),
+                is_chief=rank == 0,
+            )
+            self._members = members
+            self._report, self._departed = self._early.pop(self.generation, None), []
+            self._unanswerable, self._answers = set(), {}
+            self._count = self._completed = self._chain = self._feeds = 0
+            self._base = None
+            self._inside = False
+            self._journal.clear()
+            self._paces.clear()
+            self._ports = []
+            self._changed.notify_all()
 
     def give_up(self, patience: float) -> None:
         """Raise if a worker was lost more than ``patience`` seconds ago.
@@ -215,7 +297,10 @@ class Group:
 
     def tell(self, error: BaseException) -> None:
         """Report to the other workers that this one failed with ``error``."""
-        if isinstance(error, WorkerLostError) or self._report is not None:
+        if isinstance(error, WorkerLostError) and self.may_resize:
+            self._wire.send({"cannot": str(error)[:1000]})  # then the others must end too
+            return
+        if isinstance(error, WorkerLostError) or (self._report is not None and not self.may_resize):
             return  # they have been informed already
         if isinstance(error, SystemExit) and error.code in (None, 0):
             return
@@ -235,7 +320,8 @@ class Group:
         if not self._is_leaving:
             fault_point("leave")
             self._is_leaving = True
-            self._wire.send({"bye": {**self._progress(), "count": last}})
+            bye = {**self._progress(), "count": last}
+            self._wire.send({"bye": bye, "completed": self._since_start(last)})
             self._wire.close()
 
     def depart(self, error: BaseException | None) -> None:
@@ -263,7 +349,7 @@ class Group:
         """Send heartbeats, watch the hub, and abort a collective that can no longer complete."""
         since: float | None = None
         while not self._is_leaving:
-            self._wire.send({"ping": self._progress()})
+            self._wire.send({"ping": self._progress(), "generation": self.generation})
             self._unanswered += 1  # not a time: this process may have been stopped
             if self._unanswered * _PING_EVERY > self._hub_patience and self._report is None:
                 self._handle_report(Report("hub", None, self._hub_is_silent()))
@@ -301,7 +387,7 @@ class Group:
             self._inside = True
         if now - self._pinged_at > _TELL_EVERY:
             self._pinged_at = now
-            self._wire.send({"ping": self._progress()})
+            self._wire.send({"ping": self._progress(), "generation": self.generation})
 
     # Messages from the hub.
 
@@ -331,16 +417,23 @@ class Group:
                     self._unanswerable.add(key)
                     self._changed.notify_all()
             case {"report": _}:
-                self._handle_report(Report.from_message(message))
+                self._handle_report(Report.from_message(message), message.get("generation", 0))
+            case {"go": go}:
+                with self._changed:
+                    self._next_go = go
+                    self._changed.notify_all()
             case {"stacks": late}:
                 self._show_stacks(int(late))
 
-    def _handle_report(self, report: Report) -> None:
+    def _handle_report(self, report: Report, generation: int = 0) -> None:
         """Store a report, wake the waiting threads, and abort a running collective."""
         with self._changed:
+            if generation > self.generation:
+                self._early[generation] = report
+                return
             if report.kind == "left":  # later collectives only are affected
                 self._departed.append(report)
-            elif self._report is None:
+            elif self._report is None or (self.may_resize and report.kind != "resize"):
                 self._report, self._lost_at = report, time.monotonic()
             self._changed.notify_all()
         if report.kind != "left":

@@ -24,6 +24,7 @@ from replicax._src.workers import reports, run_registry, watchdog, wire
 from replicax._src.workers.council import Council
 from replicax._src.workers.keeper import Keeper
 from replicax._src.workers.reports import Report
+from replicax._src.workers.resizes import Resizes
 from replicax._src.workers.sessions import Owner, ignore_notices, name_process
 from replicax._src.workers.settings import HubOptions
 from replicax._src.workers.wire import Acceptor, Connection, Message, raise_file_limit
@@ -38,7 +39,7 @@ _LINGER = 1.0  # seconds that the hub waits after the last worker has left
 _PATIENCE = 10.0  # seconds for a worker that was given up to exit
 _TELL_EVERY = 5.0
 _MOST_QUESTIONS = 10_000
-_SHARED_FACTS = ("address", "pid", "host", "gpus")  # sent to all workers
+_SHARED_FACTS = ("index", "address", "pid", "host", "gpus")  # sent to all workers
 AFTER_REFUSAL = 30.0  # seconds that the roll call continues after a worker was refused
 
 
@@ -61,8 +62,11 @@ class Hub:
         acceptor: Acceptor,
         keeper: Keeper | None = None,
         metrics: "prometheus.Metrics | None" = None,
+        new_keeper: Callable[[int], Keeper] | None = None,
     ) -> None:
         self._options = options
+        self._resizes = Resizes(options.least_workers, new_keeper)
+        self._size = options.size
         self._acceptor = acceptor
         self._keeper = keeper
         self._metrics = metrics
@@ -76,6 +80,7 @@ class Hub:
         self._started = False
         self._is_broken = self._is_ending = False
         self._gone: dict[int, Message] = {}  # the last status of workers that are gone
+        self._absentees: set[int] = set()  # workers of this generation that are gone
         self._news: list[str] = []
         self._readers = watchdog.Readers(acceptor)
         self._council = Council(options.hosts, self._abandon_roll_call, options.least_hosts)
@@ -91,6 +96,7 @@ class Hub:
                 self._shut_down(why)
             elif self._keeper and (why := self._keeper.why_lost(self._options.ping_timeout)):
                 self._fail_run("hub", reports.keeper_gone(self._keeper.pid, why))
+            self._resizes.reap()
             if self._started:
                 self._check_workers()
             else:
@@ -108,7 +114,8 @@ class Hub:
         }
         found = {**self._gone, **here}
         return {
-            "size": self._options.size,
+            "size": self._size,
+            "generation": self._resizes.generation,
             "seconds": time.monotonic() - self._began,
             "news": self._news,
             "workers": [found[i] for i in sorted(found)],
@@ -275,10 +282,15 @@ class Hub:
         self._add_news(text)
         self._is_broken = True
 
-    def _start(self) -> None:
-        """Send the start message with the facts of all workers."""
+    def _start(self, last: int = 0) -> None:
+        """Send the start message with the facts of all workers.
+
+        Args:
+            last: The collective after which an elastic run continues.
+        """
         self._started = True
-        members = [self._members[i].facts for i in range(self._options.size)]
+        members = [self._members[i].facts for i in sorted(self._members)]
+        self._size = len(members)
         if self._keeper:
             self._keeper.watch(members)
         now = time.monotonic()
@@ -292,6 +304,9 @@ class Hub:
                     "ping_timeout": self._options.ping_timeout,
                     "members": [{k: m.get(k) for k in _SHARED_FACTS} for m in members],
                     "same_program": len({m.get("program") for m in members}) == 1,
+                    "elastic": self._options.least_workers > 0,
+                    "generation": self._resizes.generation,
+                    "last": last,
                 }
             }
         )
@@ -302,7 +317,9 @@ class Hub:
         """Handle a message of a worker that has joined."""
         match message:
             case {"ping": ping}:
-                member.progress.note(ping)
+                if message.get("generation", 0) == self._resizes.generation:
+                    member.progress.note(ping)
+                member.progress.heard = time.monotonic()
                 member.connection.wire.send({"pong": member.progress.count})
             case {"offer": key, "value": value} if len(self._offers) < _MOST_QUESTIONS:
                 self._offer(str(key), index, value)
@@ -315,6 +332,7 @@ class Hub:
                 self._give_up(index, f"it raised {text}")
             case {"bye": ping}:
                 member.progress.note(ping)
+                self._resizes.leave(index, int(message.get("completed", 0)))
                 self._give_up(
                     index,
                     "it came to the end of its program, or called `sys.exit` or"
@@ -323,6 +341,17 @@ class Hub:
                     quietly=True,
                 )
             case _:
+                self._handle_survivor(index, message)
+
+    def _handle_survivor(self, index: int, message: Message) -> None:
+        """Handle what a worker of an elastic run reports after another was lost."""
+        match message:
+            case {"ready": int(generation), "has": int(has), "completed": int(completed)}:
+                if self._resizes.note(index, generation, has, completed):
+                    self._resize_if_ready()
+            case {"cannot": text}:
+                self._cannot_resize(index, str(text))
+            case _:
                 raise wire.WireError("unknown message")
 
     def _offer(self, key: str, index: int, value: Any) -> None:
@@ -330,10 +359,10 @@ class Hub:
         offers = self._offers.setdefault(key, {})
         self._asked_at.setdefault(key, time.monotonic())
         offers[index] = value
-        if len(offers) == self._options.size:
+        if len(offers) == self._size:
             del self._offers[key], self._asked_at[key]
             self._acceptor.broadcast({"answer": key, "values": [offers[i] for i in sorted(offers)]})
-        elif self._gone.keys() - offers.keys():
+        elif self._absentees - offers.keys():
             self._acceptor.broadcast({"never": key})
 
     def _check_workers(self) -> None:
@@ -344,6 +373,9 @@ class Hub:
             for index, _ in silent:
                 del self._members[index]
             return
+        if self._resizes.cause and not silent:
+            limit = max(self._options.step_timeout, 20 * max(p.pace for p in workers.values()))
+            silent = self._resizes.late(workers, limit)
         for index, seconds in silent:
             self._give_up(
                 index,
@@ -395,17 +427,22 @@ class Hub:
             why: The cause, for the message.
             quietly: The worker finished: not a failure of the run.
         """
-        self._acceptor.close()
         member = self._members[index]
         count = member.progress.count
         step = reports.at_step(count, member.progress.what)
-        text = reports.gone(self._name(index).capitalize(), step, why)
+        name, left = self._name(index).capitalize(), len(self._members) - 1
+        if self._resizes.allows(left) and not quietly and not self._is_broken:
+            self._shrink(index, reports.shrunk(name, step, why, left))
+            return
+        self._acceptor.close()
+        text = reports.gone(name, step, why)
         self._acceptor.broadcast(
             Report("left" if quietly else "lost", index, text, count).to_message()
         )
         if not quietly:
             self._add_news(text)
         del self._members[index]
+        self._absentees.add(index)
         self._gone[index] = watchdog.status_row(
             member.facts, member.progress, "left" if quietly else "lost"
         )
@@ -413,6 +450,48 @@ class Hub:
         # Exchanges to which it has not contributed can never complete.
         for key in [k for k, offers in self._offers.items() if index not in offers]:
             self._acceptor.broadcast({"never": key})
+        self._resize_if_ready()
+
+    # Resizes of an elastic run.
+
+    def _shrink(self, index: int, text: str) -> None:
+        """Remove a lost worker, and ask the others to re-form without it."""
+        member = self._members.pop(index)
+        self._gone[index] = watchdog.status_row(member.facts, member.progress, "lost")
+        # It may be alive but stuck: let it read that it was given up, and end itself.
+        member.connection.wire.send(Report("lost", index, text).to_message())
+        member.connection.index = None
+        self._news.append(text)
+        self._resizes.begin(index, text)
+        message = Report("resize", index, text).to_message()
+        self._acceptor.broadcast({**message, "generation": self._resizes.generation})
+        self._resize_if_ready()
+
+    def _resize_if_ready(self) -> None:
+        """Start the next generation when all members have reported what they have."""
+        if self._is_broken or not self._resizes.is_ready(self._members):
+            return
+        last = self._resizes.last()
+        if last is None:
+            self._cannot_resize(min(self._members), "the survivors ended different steps.")
+            return
+        self._offers.clear()
+        self._asked_at.clear()
+        self._absentees.clear()
+        self._keeper = self._resizes.next_keeper(self._keeper, len(self._members))
+        if self._keeper is not None and self._keeper.fault:
+            fault = reports.no_service(self._options.address, self._keeper.fault)
+            self._fail_run("hub", fault)
+            return
+        for member in self._members.values():
+            member.progress = watchdog.Progress()
+        self._start(last)
+
+    def _cannot_resize(self, index: int, why: str) -> None:
+        """End the run, because a survivor cannot go on without a lost worker."""
+        if self._resizes.cause and not self._is_broken:
+            text = reports.cannot_go_on(self._resizes.cause, self._name(index), why)
+            self._fail_run("lost", text)
 
     def _add_news(self, text: str) -> None:
         if not self._is_broken:  # later failures are consequences, not the cause
@@ -482,7 +561,14 @@ def main() -> None:
     metrics = None
     if others:  # this starts a thread, so only after the keeper has forked
         metrics = prometheus.Metrics(others[0], options.token)
-    hub = Hub(options, Acceptor(listener, options.token), keeper, metrics)
+    acceptor = Acceptor(listener, options.token)
+
+    def new_keeper(size: int) -> Keeper:
+        """Fork a keeper for the next generation; a fixed port may still be in use."""
+        inherited = [c.wire.socket for c in acceptor.connections.values()]
+        return Keeper(host, size, listener, *others, *inherited, bind=options.bind)
+
+    hub = Hub(options, acceptor, keeper, metrics, new_keeper)
     if keeper.fault:
         place = f"{options.bind or host}:{port or '(any port)'}"
         hub.fail_roll_call(reports.no_service(place, keeper.fault))

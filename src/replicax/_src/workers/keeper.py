@@ -45,7 +45,7 @@ class Keeper:
         self,
         host: str,
         size: int,
-        *inherited: socket.socket,
+        *inherited: socket.socket | int,
         bind: str | None = None,
         port: int = 0,
     ) -> None:
@@ -54,7 +54,7 @@ class Keeper:
         Args:
             host: The host name under which workers reach the service.
             size: The number of workers.
-            *inherited: The hub's sockets, which the child must close.
+            *inherited: The hub's sockets and descriptors, which the child must close.
             bind: The host to listen at; None for ``host``.
             port: The port to listen at; 0 for a free one.
         """
@@ -63,8 +63,8 @@ class Keeper:
         self._duplicates: list[int] = []
         self.pid = os.fork()
         if self.pid == 0:
-            for sock in (*inherited, self._pipe):
-                sock.close()
+            for one in (*inherited, self._pipe):
+                os.close(one if isinstance(one, int) else one.fileno())
             _run_keeper(partial(_start_service, host, size, bind, port), size, far)
         far.close()
         message = self._pipe.recv(1024)  # empty where JAX has no such service
@@ -115,6 +115,26 @@ class Keeper:
         if len(pids) == len(members) and all(map(sessions.is_running, pids)):
             with contextlib.suppress(OSError):
                 self._pipe.send(_PIDS + json.dumps(pids).encode())
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that the hub holds for this keeper."""
+        return [self._pipe.fileno(), *self._duplicates]
+
+    def retire(self) -> None:
+        """Ask the keeper to exit once no process is connected to it, without waiting."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(_OVER)
+
+    def is_reaped(self) -> bool:
+        """Whether a retired keeper has exited; if so, close the descriptors that the hub holds."""
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+                return False
+        for descriptor in self._duplicates:
+            os.close(descriptor)
+        self._duplicates.clear()
+        self._pipe.close()
+        return True
 
     def end(self) -> None:
         """Ask the keeper to exit once no process is connected to it, and wait until it has.

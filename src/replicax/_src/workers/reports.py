@@ -15,7 +15,8 @@ class Report:
     """Why the group cannot continue.
 
     Attributes:
-        kind: "lost" for a worker that failed, "left" for one that finished, "mismatch" for workers
+        kind: "lost" for a worker that failed, "resize" for one without whom the others go on in an
+            elastic run, "left" for one that finished, "mismatch" for workers
             that ran different collectives, "hub" for a lost coordinator; in a worker also "fork"
             and "over" for a forked or departed process.
         index: The worker in question, or None.
@@ -69,6 +70,16 @@ def gone(who: str, step: str, why: str) -> str:
         f"{who} is gone, {step}: {why}. Look at its own output for the cause; this worker cannot go"
         " on without it. Start all workers again, from the last checkpoint."
     )
+
+
+def shrunk(who: str, step: str, why: str, left: int) -> str:
+    """Return the message about a lost worker without whom the others go on."""
+    return f"{who} is gone, {step}: {why}. The other {left} worker(s) go on without it."
+
+
+def cannot_go_on(cause: str, who: str, why: str) -> str:
+    """Return the message that a survivor of an elastic run cannot go on."""
+    return f"{cause} But {who} cannot: {why} Start all workers again, from the last checkpoint."
 
 
 def hangs(what: str, seconds: float) -> str:

@@ -118,6 +118,8 @@ class HubOptions:
         service_port: The port of JAX's coordination service; 0 for any free one.
         metrics_port: The port for metrics, at the same host; None for no metrics.
         hosts: The hosts whose launchers agree on restarts, if there are several.
+        least_workers: The fewest workers with which the survivors of a lost worker go on; 0 if they
+            do not.
         least_hosts: The fewest hosts with which to restart; 0 if all are needed.
         program: The program's name if the hub must register the run; "" if a launcher does.
     """
@@ -135,6 +137,7 @@ class HubOptions:
     service_port: int = 0
     metrics_port: int | None = None
     hosts: tuple[str, ...] = ()
+    least_workers: int = 0
     least_hosts: int = 0
     program: str = ""
 

@@ -5,20 +5,23 @@ import json
 import logging
 import secrets
 import socket
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import jax
 
 from replicax._src.base.errors import ScopeError
-from replicax._src.cluster.checks import RollCallError
+from replicax._src.cluster.checks import RollCallError, WorkerLostError
 from replicax._src.cluster.spec import ClusterFacts
 from replicax._src.compat.jax import (
     backend_is_initialized,
     connect_distributed,
     keep_programs_of_all,
+    reset_backends,
     share_text,
 )
-from replicax._src.workers import gpus, sockets
+from replicax._src.workers import elastic, gpus, sockets
 from replicax._src.workers import group as _group
 from replicax._src.workers import wire as _wire
 from replicax._src.workers.group import Group
@@ -26,6 +29,7 @@ from replicax._src.workers.join import join
 from replicax._src.workers.probe import listen_host, require_reachable
 from replicax._src.workers.settings import Settings
 from replicax._src.workers.watchdog import load
+from replicax._src.workers.wire import Message
 
 _log = logging.getLogger("replicax")
 
@@ -61,6 +65,8 @@ def start(facts: ClusterFacts) -> Group:
     group = Group(facts, wire, go)
     group.start()
     _group.set_current(group)
+    if group.is_elastic:
+        elastic.turn_on(partial(_reform, group))
     if not go["same_program"] and facts.is_chief:
         _log.warning(
             "The workers were started from program files with different texts; they must call the"
@@ -134,6 +140,43 @@ def _start_jax(group: Group, service: str) -> None:
             (d.memory_stats() or {}).get("bytes_in_use", 0) for d in devices
         )
     group.set_collective_ports([port for one in answers for port in one["ports"]])
+
+
+def _reform(group: Group, commit: Callable[[], None] | None) -> bool:
+    """Go on without a lost worker: agree on the last step, and start JAX again.
+
+    Args:
+        group: The workers.
+        commit: Stores the results of the interrupted step; None if this worker has none.
+
+    Returns:
+        Whether the step was committed.
+    """
+    go = group.reform(has_new=commit is not None)
+    if go["is_committed"]:
+        assert commit is not None
+        commit()
+    is_committed = bool(go["is_committed"])
+    elastic.before.run()
+    while not _is_started(group, go):
+        go = group.reform(has_new=False)
+    elastic.after.run()
+    return is_committed
+
+
+def _is_started(group: Group, go: Message) -> bool:
+    """Start JAX for the next generation; return False if another worker was lost meanwhile."""
+    reset_backends()
+    group.enter(go)
+    try:
+        if group.facts.num_workers > 1:
+            _start_jax(group, go["service"])
+    except WorkerLostError:
+        if not group.may_resize:
+            raise
+        return False
+    group.settle()
+    return True
 
 
 def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:

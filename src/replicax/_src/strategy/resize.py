@@ -1,0 +1,126 @@
+"""Moves strategies, variables and distributed values to the workers that are left.
+
+The Python objects that a program holds stay the same. A mirrored value is copied from this worker's
+replica, which has all of it. A worker's part of any other value is lost with the worker: variables
+of that kind prevent a resize, and results of that kind cannot be read any more.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from replicax._src.state.cell import Cell, on_host
+from replicax._src.state.declaration import Awaited, is_planned
+from replicax._src.state.variable import live_variables
+from replicax._src.strategy.base import live_strategies
+from replicax._src.values.per_replica import Joined, Lost, live_values, mirrored
+from replicax._src.values.placement import first, replicate
+from replicax._src.workers import elastic
+
+
+def _cells() -> list[Cell]:
+    found = {id(v.cell): v.cell for v in list(live_variables)}
+    return [cell for cell in found.values() if not cell.transient]
+
+
+def _check() -> None:
+    """Raise if a variable would lose the part that the lost worker had.
+
+    Raises:
+        CannotResizeError: If so.
+    """
+    for cell in _cells():
+        if is_planned(cell.value) or cell.topology is None or cell.topology.is_fully_addressable:
+            continue
+        if isinstance(cell.value, Awaited):
+            raise elastic.CannotResizeError(
+                f"Variable {cell.name!r} still waits for its value from a checkpoint."
+            )
+        if cell.sharded:
+            raise elastic.CannotResizeError(
+                f"Variable {cell.name!r} is sharded, so the lost worker had a part of it."
+            )
+        if cell.per_replica:
+            raise elastic.CannotResizeError(
+                f"Variable {cell.name!r} has a value for each replica (synchronization ON_READ), so"
+                " the lost worker had some of them."
+            )
+
+
+class _Moved:
+    """Host copies of all values, from the time between the old and the new devices."""
+
+    def __init__(self) -> None:
+        self._cells: list[tuple[Cell, Any, Any]] = []
+        self._values: list[tuple[Any, Any]] = []
+
+    def save(self) -> None:
+        """Copy the values to the host, and drop the old arrays."""
+        if self._cells or self._values:  # another worker was lost while the group re-formed
+            return
+        for cell in _cells():
+            if not is_planned(cell.value) and not isinstance(cell.value, Awaited | tuple):
+                self._cells.append((cell, *_to_host(cell.value)))
+                cell.value = None
+                cell.forget_verdict()
+        for value in live_values():
+            held = value.held
+            if isinstance(held, Joined):
+                self._values.append((value, _to_host(held.array)))
+            elif held.topology is not None and not held.topology.is_fully_addressable:
+                self._values.append((value, None))
+
+    def restore(self) -> None:
+        """Put the values on the new devices."""
+        cells, self._cells = self._cells, []
+        for cell, array, keys in cells:
+            x = _from_host(array, keys)
+            moved = x if cell.topology is None else replicate(x, cell.topology, cell.spec)
+            cell.value, cell.owned = moved, False
+        values, self._values = self._values, []
+        for value, copy in values:
+            topology = value.held.topology
+            value.captured = None
+            if copy is None:
+                value.held = Lost(topology)
+            else:
+                value.held = mirrored(replicate(_from_host(*copy), topology), topology).held
+
+
+def _to_host(x: jax.Array) -> tuple[np.ndarray, Any]:
+    """Return a copy of a mirrored array, and the implementation of random keys or None."""
+    local = first(x)
+    is_keys = jnp.issubdtype(local.dtype, jax.dtypes.prng_key)
+    return np.array(on_host(local)), jax.random.key_impl(local) if is_keys else None
+
+
+def _from_host(array: np.ndarray, keys: Any) -> jax.Array:
+    x = jnp.asarray(array)
+    return x if keys is None else jax.random.wrap_key_data(x, impl=keys)
+
+
+def _move_strategies() -> None:
+    for strategy in list(live_strategies):
+        strategy.hosted_runs.clear()
+        strategy.hosted_latest.clear()
+        strategy.ragged_runs.clear()
+        move = getattr(strategy, "move_to_workers", None)
+        if move is not None:
+            move()
+
+
+def _tell_users() -> None:
+    for strategy in list(live_strategies):
+        for call in list(getattr(strategy, "resize_callbacks", ())):
+            call(strategy)
+
+
+_moved = _Moved()
+_USERS = elastic.SERVICES + 1
+elastic.check.register(elastic.VALUES, _check)
+elastic.before.register(elastic.VALUES, _moved.save)
+elastic.after.register(elastic.DEVICES, _move_strategies)
+elastic.after.register(elastic.VALUES, _moved.restore)
+elastic.after.register(_USERS, _tell_users)

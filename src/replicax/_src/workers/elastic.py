@@ -1,0 +1,130 @@
+"""Elastic runs: when a worker is lost, the others re-form in process and repeat the step.
+
+A program of several workers is a *step*: it changes variables and iterators as a whole or not at
+all. In an elastic run it commits in two phases. Every worker computes the new values, without
+donating the old ones, and then takes part in a barrier. A worker that passes the barrier knows that
+every other has the new values in memory. If a worker is lost, the hub therefore has to compare one
+number per survivor, the last step whose values it has: all continue from the smallest of them,
+which no survivor has left behind.
+
+The survivors then drop JAX's backends and start them again as a smaller group. Objects that hold
+arrays or devices register here: `before` runs while the old arrays can still be read, `after` when
+the new devices exist.
+"""
+
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from replicax._src.base.errors import ReplicaxError
+from replicax._src.cluster.checks import WorkerLostError
+
+_log = logging.getLogger("replicax")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class StepInterrupted(WorkerLostError):  # noqa: N818 - a signal, not an error
+    """A worker was lost during a step, and this process can continue without it.
+
+    Attributes:
+        commit: Stores the step's new values and returns its results; None if the step has none yet.
+    """
+
+    commit: Callable[[], Any] | None = None
+
+
+class CannotResizeError(ReplicaxError):
+    """This process holds state that cannot be moved to another number of workers."""
+
+
+@dataclass
+class Phase:
+    """Callbacks of one phase of a resize, in the order of their registration's ``order``."""
+
+    _calls: list[tuple[int, int, Callable[[], None]]] = field(default_factory=list)
+    _numbers: Any = field(default_factory=itertools.count)
+
+    def register(self, order: int, call: Callable[[], None]) -> None:
+        """Call ``call`` in this phase, after those with a smaller ``order``."""
+        self._calls.append((order, next(self._numbers), call))
+        self._calls.sort(key=lambda entry: entry[:2])
+
+    def run(self) -> None:
+        """Run all callbacks."""
+        for _, _, call in self._calls:
+            call()
+
+
+# Raise `CannotResizeError` for state that would be lost; nothing has changed yet.
+check = Phase()
+# Copy arrays to the host, and end threads that use devices.
+before = Phase()
+# Move to the new devices.
+after = Phase()
+
+# The order within a phase: later ones rely on earlier ones.
+DEVICES, VALUES, INPUT, PROGRAMS, SERVICES = range(5)
+
+# Re-forms the group, given a function that commits the step (None if this worker lacks its
+# results); returns whether it was committed. Empty if the run is not elastic.
+_reform: list[Callable[[Callable[[], None] | None], bool]] = []
+
+
+def turn_on(reform: Callable[[Callable[[], None] | None], bool]) -> None:
+    """Make programs commit in two phases from now on, and recover by ``reform``."""
+    _reform[:] = [reform]
+
+
+def is_on() -> bool:
+    """Whether this process belongs to an elastic run."""
+    return bool(_reform)
+
+
+def cached_until_resize(fn: _F) -> _F:
+    """Like `functools.cache`, for functions of devices: a resize clears the cache."""
+    cached: Any = cache(fn)
+    after.register(DEVICES, cached.cache_clear)
+    return cached  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What became of an interrupted step.
+
+    Attributes:
+        is_committed: Whether its new values are stored; otherwise it must be repeated.
+        result: Its result, if so.
+    """
+
+    is_committed: bool
+    result: Any = None
+
+
+def recover(interrupted: StepInterrupted, check_step: Callable[[], None]) -> Recovery:
+    """Continue after a lost worker: re-form the group, and commit or undo the step.
+
+    Args:
+        interrupted: The interruption.
+        check_step: Raises `CannotResizeError` if the step could not be repeated.
+
+    Raises:
+        WorkerLostError: If this is not possible; the caller's process must end.
+    """
+    began, results = time.monotonic(), list[Any]()
+
+    def commit() -> None:
+        assert interrupted.commit is not None
+        results.append(interrupted.commit())
+
+    try:
+        check.run()
+        check_step()
+        is_committed = _reform[0](commit if interrupted.commit is not None else None)
+    except CannotResizeError as error:
+        raise WorkerLostError(f"{interrupted} {error}", interrupted.index) from None
+    _log.warning("re-formed in %.2f s: %s", time.monotonic() - began, interrupted)
+    return Recovery(is_committed, results[0] if results else None)

@@ -1,0 +1,80 @@
+"""The hub's side of a resize: what each survivor has, and the service of the next generation."""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+
+from replicax._src.workers.keeper import Keeper
+
+
+@dataclass
+class Resizes:
+    """The resizes of an elastic run; see `replicax._src.workers.elastic`.
+
+    Attributes:
+        least: The fewest workers that go on; 0 if the run is not elastic.
+        new_keeper: Starts the coordination service for a number of workers.
+        generation: How many resizes are complete.
+        cause: Why one is in progress; "" if none is.
+    """
+
+    least: int
+    new_keeper: Callable[[int], Keeper] | None = None
+    generation: int = 0
+    cause: str = ""
+    _began: float = 0.0
+    # For each survivor: the last collective whose results it has, and the last it has completed.
+    _survivors: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _completed_by_others: int = 0  # by workers that finished and left
+    _retired: list[Keeper] = field(default_factory=list)
+
+    def allows(self, left: int) -> bool:
+        """Whether ``left`` workers may go on after a loss."""
+        return self.least > 0 and left >= self.least and self.new_keeper is not None
+
+    def begin(self, index: int, cause: str) -> None:
+        """Begin a resize without worker ``index``, or extend the one in progress."""
+        if not self.cause:
+            self._began = time.monotonic()
+        self.cause = self.cause or cause
+        self._survivors.pop(index, None)
+
+    def note(self, index: int, generation: int, has: int, completed: int) -> bool:
+        """Note what a survivor has; return False for a report of an earlier generation."""
+        if not self.cause or generation != self.generation:
+            return False
+        self._survivors[index] = (has, completed)
+        return True
+
+    def leave(self, index: int, count: int) -> None:
+        """Note that a worker left after ``count`` collectives."""
+        self._survivors.pop(index, None)
+        self._completed_by_others = max(self._completed_by_others, count)
+
+    def late(self, members: Iterable[int], patience: float) -> list[tuple[int, float]]:
+        """Return the members that have not reported for more than ``patience`` seconds."""
+        waited = time.monotonic() - self._began
+        return [(i, waited) for i in members if i not in self._survivors and waited > patience]
+
+    def is_ready(self, members: Collection[int]) -> bool:
+        """Whether a resize is in progress and all members have reported."""
+        return bool(self.cause and members) and self._survivors.keys() == set(members)
+
+    def last(self) -> int | None:
+        """Return the last collective that all survivors have; None if one has left it behind."""
+        last = min(has for has, _ in self._survivors.values())
+        completed = max(completed for _, completed in self._survivors.values())
+        return last if last >= max(completed, self._completed_by_others) else None
+
+    def next_keeper(self, old: Keeper | None, size: int) -> Keeper | None:
+        """Begin the next generation: return its keeper; a worker that is alone needs none."""
+        self.generation += 1
+        self.cause, self._survivors, self._completed_by_others = "", {}, 0
+        if old is not None:
+            old.retire()
+            self._retired.append(old)
+        return self.new_keeper(size) if size > 1 and self.new_keeper is not None else None
+
+    def reap(self) -> None:
+        """Collect the keepers of earlier generations that have exited."""
+        self._retired = [keeper for keeper in self._retired if not keeper.is_reaped()]
