@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import replicax as rx
 from replicax._src.context.current import Attributes
+from replicax._src.state import hooks
 from tests.replicas import mirrored
 
 D = rx.distribute
@@ -362,3 +363,40 @@ def test_a_scope_that_is_not_open_cannot_be_left():
         assert rx.distribute.get_strategy() is one
 
     assert not rx.distribute.has_strategy()
+
+
+def plain_creator(next_creator, **kwargs):
+    return next_creator(**kwargs)
+
+
+@given(st.lists(st.sampled_from(["scope", "creator"]), min_size=1, max_size=4))
+def test_scopes_and_creator_scopes_are_left_in_reverse_order(kinds):
+    strategy = mirrored(2)
+    blocks = []
+    for kind in kinds:
+        is_scope = kind == "scope"
+        block = strategy.scope() if is_scope else rx.variable_creator_scope(plain_creator)
+        block.__enter__()
+        blocks.append((kind, block))
+
+    for block in [b for k, b in blocks[:-1] if "creator" in (k, kinds[-1])]:
+        with pytest.raises(rx.errors.ScopeError, match="reverse order"):
+            block.__exit__(None, None, None)
+    for _, block in reversed(blocks):
+        block.__exit__(None, None, None)
+
+    assert not rx.distribute.has_strategy()
+    assert not hooks._creators.get()
+
+
+def test_an_error_closes_inner_scopes_that_a_signal_kept_open():
+    def interrupted():
+        with mirrored(2).scope():
+            rx.variable_creator_scope(plain_creator).__enter__()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not rx.distribute.has_strategy()
+    with mirrored(2).scope():
+        pass

@@ -88,6 +88,45 @@ class TestReductions:
 
         assert [components(r) for r in results] == [[3.0] * 2, [3.0] * 2, [1.5] * 2, [7.0] * 2]
 
+    @pytest.mark.parametrize("kind", ["dense", "slices"])
+    def test_compiled_functions_give_eager_results_at_every_destination(
+        self, strategy, variable, kind
+    ):
+        def own(i):
+            rows = jnp.ones((1, 2)) * (i + 1)
+            return rx.IndexedSlices(rows, jnp.asarray([i]), jnp.asarray([3, 2]))
+
+        rows = per_replica(strategy, [jnp.ones((3, 2)), jnp.ones((3, 2)) * 2])
+        if kind == "slices":
+            rows = strategy.experimental_distribute_values_from_function(
+                lambda c: own(c.replica_id_in_sync_group)
+            )
+        extended = strategy.extended
+
+        def reductions(x):
+            return [
+                (
+                    extended.reduce_to("SUM", x, place),
+                    extended.batch_reduce_to("MEAN", [(x, place)])[0],
+                    extended.broadcast_to(jnp.ones(2), place),
+                )
+                for place in ("CPU:0", "CPU:1", ["CPU:1"], ["CPU:0", "CPU:1"], variable)
+            ]
+
+        def numbers(tree):
+            leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, D.DistributedValues))
+            return [np.asarray(strategy.experimental_local_results(x)[0]) for x in leaves]
+
+        eager, compiled = reductions(rows), rx.function(reductions)(rows)
+        for ours, theirs in zip(numbers(compiled), numbers(eager), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+    def test_a_destination_that_does_not_exist_is_refused_in_compiled_functions(
+        self, extended, value
+    ):
+        with pytest.raises(rx.errors.PlacementError, match="CPU:99"):
+            rx.function(lambda x: extended.reduce_to("SUM", x, "CPU:99"))(value)
+
     @pytest.mark.parametrize("verb", ["reduce_to", "batch_reduce_to", "broadcast_to"])
     @pytest.mark.parametrize("way", WAYS)
     def test_they_are_refused_inside_a_replica(self, strategy, extended, variable, verb, way):

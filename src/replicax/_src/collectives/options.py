@@ -11,7 +11,7 @@ from replicax._src.base.types import ReduceOp
 from replicax._src.topology.devices import resolve
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import Distributed, InBody, Mirrored, mirrored
-from replicax._src.values.placement import is_array, on_device, replicate
+from replicax._src.values.placement import is_array, is_traced, on_device, replicate
 from replicax._src.values.reduce import IndexedSlices, is_slices, reduce_slices
 
 
@@ -172,8 +172,15 @@ def place(value: Any, destinations: Any) -> Any:
     """Copy `value` to all of `destinations`."""
     topology = topology_of(destinations)
     if topology is None:
-        return on_device(value, resolve(destinations))
+        return _on_device(value, resolve(destinations))
+    if topology.num_replicas == 1 and is_traced(value):
+        return value
     return mirrored(replicate(value, topology), topology)
+
+
+def _on_device(value: Any, device: jax.Device) -> Any:
+    # A compiled program has its values on all of its devices.
+    return value if is_traced(value) else on_device(value, device)
 
 
 def common_topology(pairs: Pairs) -> Topology:
@@ -221,7 +228,7 @@ def replicas_of(destinations: Any) -> int:
 def deliver(result: Mirrored, destinations: Any) -> Any:
     """Return the result at its destination: on one device, or on all replicas unchanged."""
     if isinstance(destinations, str | jax.Device) and not isinstance(result.form, InBody):
-        return on_device(result.values[0], resolve(destinations))
+        return _on_device(result.values[0], resolve(destinations))
     return result
 
 

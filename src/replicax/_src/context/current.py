@@ -321,21 +321,39 @@ class Scope(ContextDecorator, Generic[_S]):
     def __enter__(self) -> _S:
         block = strategy_scope(self._strategy)
         block.__enter__()
-        _open_scopes.set((*_open_scopes.get(), (self._strategy, block)))
+        enter(self._strategy, block)
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
         # Nested scopes of one strategy are interchangeable: the innermost one ends, whichever
         # object is exited first, as in TensorFlow.
-        scopes = _open_scopes.get()
-        if not scopes or scopes[-1][0] is not self._strategy:
-            inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
-            raise ScopeError(
-                f"A scope of {self._strategy} is left where {inner}. Leave scopes in the reverse"
-                " order of entering them, in the same thread; best with `with strategy.scope():`."
-            )
-        _open_scopes.set(scopes[:-1])
-        scopes[-1][1].__exit__(*error)
+        leave(self._strategy, f"A scope of {self._strategy}", *error).__exit__(*error)
+
+
+def enter(owner: object, block: Any) -> None:
+    """Note that `owner` opened a scope, whose context manager is `block`."""
+    _open_scopes.set((*_open_scopes.get(), (owner, block)))
+
+
+def leave(owner: object, name: str, error: object = None, *_: object) -> Any:
+    """Return what `enter` noted for the innermost scope, which must be one of `owner`.
+
+    Raises:
+        ScopeError: The innermost open scope belongs to another owner; it stays open. An `error`
+            that ends the block takes precedence, and closes the inner scopes: a signal may have
+            kept them from being left.
+    """
+    scopes = _open_scopes.get()
+    while error and scopes and scopes[-1][0] is not owner:
+        scopes = scopes[:-1]
+    if not scopes or scopes[-1][0] is not owner:
+        inner = f"that of {scopes[-1][0]} is open" if scopes else "none is open"
+        raise ScopeError(
+            f"{name} is left where {inner}. Leave scopes in the reverse order of entering them, in"
+            " the same thread; best with `with`, as in `with strategy.scope():`."
+        )
+    _open_scopes.set(scopes[:-1])
+    return scopes[-1][1]
 
 
 def _ambient(frame: Frame) -> Any:

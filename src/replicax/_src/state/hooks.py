@@ -2,7 +2,8 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -12,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.errors import TracingError, VariableError
-from replicax._src.base.managers import contextmanager
 from replicax._src.base.ops import kept_dtype
 from replicax._src.compat.jax import concrete, renewed, unrecorded
-from replicax._src.context.current import current, entered
+from replicax._src.context.current import current, enter, entered, leave
 from replicax._src.state.cell import Cell
 from replicax._src.state.declaration import is_planning, plan
 from replicax._src.state.levels import Storage, TraceLevel, level
@@ -28,14 +28,16 @@ births: ContextVar[list[Any] | None] = ContextVar("replicax_births", default=Non
 _creators: ContextVar[tuple[Creator, ...]] = ContextVar("replicax_creators", default=())
 
 
-@contextmanager
-def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
+def variable_creator_scope(variable_creator: Creator) -> AbstractContextManager[None]:
     """Call a function for every variable that is created in the block.
 
     Args:
         variable_creator: Called as ``variable_creator(next_creator, **kwargs)`` with the
             arguments of `rx.Variable`; returns a variable, usually ``next_creator(**kwargs)``.
             Scopes nest; the innermost is called first.
+
+    Raises:
+        RuntimeError: The block is left before a scope that was entered in it.
 
     Example:
         >>> def frozen(next_creator, **kwargs):
@@ -45,11 +47,24 @@ def variable_creator_scope(variable_creator: Creator) -> Iterator[None]:
         >>> v.trainable
         False
     """
-    token = _creators.set((*_creators.get(), variable_creator))
-    try:
-        yield
-    finally:
-        _creators.reset(token)
+    return _CreatorScope(variable_creator)
+
+
+class _CreatorScope(ContextDecorator):
+    """An open `variable_creator_scope`, shown by the name of its function."""
+
+    def __init__(self, creator: Creator) -> None:
+        self._creator = creator
+
+    def __str__(self) -> str:
+        name = getattr(self._creator, "__qualname__", repr(self._creator))
+        return f"the variable creator {name}"
+
+    def __enter__(self) -> None:
+        enter(self, _creators.set((*_creators.get(), self._creator)))
+
+    def __exit__(self, *error: Any) -> None:
+        _creators.reset(leave(self, f"The scope of {self}", *error))
 
 
 class CreatedOnce(type):
