@@ -1,6 +1,8 @@
 """A URL is never taken for a local name: each function uses it, or refuses it with words."""
 
+import argparse
 import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -11,8 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._src.files.paths import local_path
+from replicax._src.cli.main import VERBS, main
+from replicax._src.files.paths import local_file, local_path
+from replicax._src.preflight.compiler import Compiling, compile_program
+from replicax._src.preflight.plan import Plan, read_prices
+from replicax._src.workers.settings import read_token
 from tests.object_store import store
+from tests.test_structure import ALL_PUBLIC, public_members
 
 __all__ = ["store"]
 pytestmark = pytest.mark.usefixtures("_empty_folder")
@@ -41,6 +48,10 @@ def resume(path):
         pass
 
 
+def preempt(path):
+    rx.train.PreemptionCheckpointHandler(None, checkpoint(), path).close()
+
+
 DATA = rx.data.Dataset.range(3)
 # Everything that takes a path, with a path to give it.
 TAKES = {
@@ -53,6 +64,11 @@ TAKES = {
     "latest_checkpoint": rx.train.latest_checkpoint,
     "load_checkpoint": rx.train.load_checkpoint,
     "list_variables": rx.train.list_variables,
+    "load_variable": lambda p: rx.train.load_variable(p, "v"),
+    "get_checkpoint_state": rx.train.get_checkpoint_state,
+    "checkpoints_iterator": lambda p: list(rx.train.checkpoints_iterator(p, timeout=0)),
+    "CheckpointReader": rx.train.CheckpointReader,
+    "PreemptionCheckpointHandler": preempt,
     "saved_model.save": lambda p: rx.saved_model.save(module(), p),
     "saved_model.load": rx.saved_model.load,
     "contains_saved_model": rx.saved_model.contains_saved_model,
@@ -64,6 +80,11 @@ TAKES = {
     "Dataset.list_files": rx.data.Dataset.list_files,
     "TFRecordDataset": lambda p: list(rx.data.TFRecordDataset(p)),
     "TextLineDataset": lambda p: list(rx.data.TextLineDataset(p)),
+    "FixedLengthRecordDataset": lambda p: list(rx.data.FixedLengthRecordDataset(p, 1)),
+    "make_csv_dataset": lambda p: rx.data.experimental.make_csv_dataset(p, 1),
+    "make_batched_features_dataset": lambda p: rx.data.experimental.make_batched_features_dataset(
+        p, 1, {"x": rx.io.FixedLenFeature([], "float32")}
+    ),
     "CsvDataset": lambda p: list(rx.data.experimental.CsvDataset(p, [0])),
     "TFRecordWriter": rx.io.TFRecordWriter,
     "read_file": rx.io.read_file,
@@ -82,7 +103,13 @@ TAKES = {
     "gfile.walk": lambda p: list(rx.io.gfile.walk(p)),
     "gfile.copy": lambda p: rx.io.gfile.copy(p, "x"),
     "gfile.copy to": lambda p: rx.io.gfile.copy(__file__, p),
+    "gfile.rename to": lambda p: rx.io.gfile.rename("bucket/run/ckpt", p),
     "gfile.rename": lambda p: rx.io.gfile.rename(p, "x"),
+    "experimental.save": lambda p: rx.data.experimental.save(DATA, p),
+    "experimental.load": rx.data.experimental.load,
+    "experimental.TFRecordWriter": lambda p: rx.data.experimental.TFRecordWriter(p).write(
+        DATA.map(str)
+    ),
 }
 
 
@@ -149,11 +176,30 @@ def test_secrets_in_a_url_are_refused_and_not_shown(name, url, caplog, capfd):
     assert os.listdir() == []
 
 
-@pytest.mark.parametrize("take", [local_path])
+def timeline(path):
+    with rx.debug.timeline(path):
+        pass
+
+
+LOCAL = {
+    "Timeline.from_trace": rx.debug.Timeline.from_trace,
+    "timeline": timeline,
+    "Sweep.plot": lambda p: rx.tpu.Sweep(()).plot(p),
+    "Plan.plot": lambda p: Plan(()).plot(p),
+    "prices": read_prices,
+    "cache of preflight": lambda p: compile_program({}, b"", Compiling(cache=p)),
+    "executable of preflight": lambda p: compile_program({}, b"", Compiling(executable=p)),
+    "token": lambda p: read_token({"REPLICAX_TOKEN_FILE": p}),
+}
+
+
+@pytest.mark.parametrize("take", [local_path, local_file, *LOCAL.values()])
 def test_url_is_refused_where_only_local_files_are_taken(take):
     with pytest.raises(rx.errors.UnimplementedError, match="local files only"):
         take("gs://bucket/x")
-    assert take("file:///tmp/x") == "/tmp/x"
+
+    assert os.listdir() == []
+    assert local_path("file:///tmp/x") == "/tmp/x"
 
 
 def test_file_url_is_a_local_path(tmp_path):
@@ -168,3 +214,80 @@ def test_local_folder_with_a_colon_can_be_named():
 
     assert os.listdir() == ["gs:"]
     assert rx.io.gfile.exists("C:stays") is False
+
+
+# Parameters of public functions that are names of files, and those that only look like it.
+FILE_PARAMETER = re.compile(r"path|file|dir|folder|pattern|prefix$|^(src|dst|top|logdir)$")
+NO_FILES = {
+    "create_file_writer.filename_suffix",
+    "FileStatistics.is_directory",
+    "get_checkpoint_state.latest_filename",  # a name in the folder
+    "GFile.write.file_content",
+    "gfile.join.path",  # only text
+    "gfile.join.paths",
+    "latest_checkpoint.latest_filename",
+    "SummaryWriter.open_file",  # a function
+}
+
+
+def parameters_of(function):
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a property, or an exception
+        return ()
+
+
+def file_parameters():
+    """The public functions and methods that take files, as `module.function.parameter`."""
+    seen = {}
+    for name, obj in ALL_PUBLIC:
+        members = public_members(obj) if inspect.isclass(obj) else ()
+        for full, function in [(name, obj), *((f"{name}.{m}", f) for m, f in members)]:
+            plain = inspect.unwrap(getattr(function, "__func__", function))
+            for parameter in parameters_of(plain):
+                if FILE_PARAMETER.search(parameter):
+                    seen.setdefault((plain, parameter), f"{full}.{parameter}")
+    return list(seen.values())
+
+
+def test_every_public_function_with_a_file_is_under_the_law():
+    known = [*(f"{name.removesuffix(' to')}." for name in [*TAKES, *LOCAL]), *NO_FILES]
+    missing = [
+        found for found in file_parameters() if not any(f".{name}" in f".{found}" for name in known)
+    ]
+
+    assert missing == []
+
+
+def commands():
+    """Each option of the command line that names a file, with the other words that it needs."""
+    for verb in VERBS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"replicax._src.cli.{verb}").add_arguments(parser)
+        needed = []
+        for action in parser._actions:
+            if action.required and action.option_strings:
+                needed += [action.option_strings[0], "1"]
+        for action in parser._actions:
+            if action.metavar in ("FILE", "DIR", "F") and action.nargs != 0:
+                yield verb, [action.option_strings[-1], "gs://bucket/x", *needed, "program.py"]
+
+
+def options():
+    return [pytest.param(*found, id=" ".join([found[0], found[1][0]])) for found in commands()]
+
+
+@pytest.mark.parametrize(("verb", "words"), options())
+def test_url_is_refused_by_the_command_line(verb, words, capsys):
+    open("program.py", "w").close()
+
+    assert main([verb, *words]) == 2
+    assert "takes local files only" in capsys.readouterr().err
+    assert os.listdir() == ["program.py"]
+
+
+def test_no_argument_of_the_command_line_is_a_bare_path():
+    for verb in VERBS:
+        parser = argparse.ArgumentParser()
+        importlib.import_module(f"replicax._src.cli.{verb}").add_arguments(parser)
+        assert [a.dest for a in parser._actions if a.type is pathlib.Path] == []

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from replicax._src.cluster.detection import resolve_cluster
 from replicax._src.cluster.spec import ClusterFacts
-from replicax._src.files.paths import local_path
+from replicax._src.files.paths import local_file
 from replicax._src.strategy.multi_worker import MultiWorkerMirroredStrategy
 
 _LIBRARIES = ("jax", "jaxlib", "numpy", "keras", "flax", "orbax-checkpoint", "libtpu")
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.add_argument(
         "--checkpoints",
+        type=local_file,
         metavar="DIR",
         help="also test whether checkpoints can be written there: free space and atomic renames",
     )
@@ -89,7 +90,7 @@ def _findings(options: argparse.Namespace) -> Iterator[Finding]:
     if devices.ok:
         yield _check("cores", _cores)
     if options.checkpoints:
-        yield _check("checkpoints", lambda: _checkpoints(Path(local_path(options.checkpoints))))
+        yield _check("checkpoints", lambda: _checkpoints(options.checkpoints))
 
 
 def _check(name: str, look: Callable[[], tuple[bool, str, str]]) -> Finding:

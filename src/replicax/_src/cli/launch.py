@@ -22,6 +22,7 @@ from replicax._src.cli.membership import Membership
 from replicax._src.cli.report import Reporter
 from replicax._src.cluster.checks import ClusterError, parse_address
 from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.files.paths import local_file
 from replicax._src.workers import leases, run_registry
 from replicax._src.workers.join import HubProcess, hub_options
 from replicax._src.workers.run_registry import FOLDER, TOKEN_FILE
@@ -71,14 +72,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--ssh", action="store_true", help="run this command on all --hosts over ssh")
     add("--remote", action="store_true", help=argparse.SUPPRESS)  # added by --ssh, on each host
     add("--port", type=int, metavar="P", help="the first port; needed with --hosts")
-    add("--token-file", type=Path, metavar="F", help="the run's shared secret; needed with --hosts")
+    add(
+        "--token-file",
+        type=local_file,
+        metavar="F",
+        help="the run's shared secret; needed with --hosts",
+    )
     add("--metrics-port", type=int, metavar="P", help="serve Prometheus metrics at this port")
-    add("--log-dir", type=Path, metavar="DIR", help="write the output of each worker there")
+    add("--log-dir", type=local_file, metavar="DIR", help="write the output of each worker there")
     add(
         "--grace", type=float, default=15.0, metavar="S", help="seconds to exit before being killed"
     )
     add("--env", action="append", default=[], metavar="K=V", help="for the workers; repeatable")
-    add("--report", type=Path, metavar="FILE", help="at the end, write an HTML report of the run")
+    add(
+        "--report",
+        type=local_file,
+        metavar="FILE",
+        help="at the end, write an HTML report of the run",
+    )
     add("--dry-run", action="store_true", help="show the commands without running them")
     add("-m", action="store_true", dest="is_module", help="the program is a module")
     add("program", help="the training program")
@@ -388,7 +399,7 @@ def _configured_token(options: argparse.Namespace) -> str | None:
     if options.token_file:
         environment = {TOKEN_FILE_VARIABLE: str(options.token_file)}
     token = read_token(environment)
-    if (path := environment.get(TOKEN_FILE_VARIABLE)) and Path(path).stat().st_mode & 0o077:
+    if (path := environment.get(TOKEN_FILE_VARIABLE)) and local_file(path).stat().st_mode & 0o077:
         _say(f"others on this machine can read the token in {path}: `chmod 600 {path}`")
     return token
 

@@ -41,9 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     verb = importlib.import_module(f"replicax._src.cli.{chosen}")  # only this one: some import JAX
     verb.add_arguments(parsers[chosen])
-    options = parser.parse_args(own)
-    options.own, options.rest = own[1:], rest
     try:
+        options = parser.parse_args(own)  # raises for a URL where only local files are supported
+        options.own, options.rest = own[1:], rest
         status: int = verb.run(options)
     except (ReplicaxError, ImportError, FileNotFoundError) as error:
         _print_error(f"replicax {chosen}: {error}")

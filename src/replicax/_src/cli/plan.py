@@ -14,6 +14,7 @@ from replicax._src.cli.preflight import (
     check_outputs,
     choose_devices,
 )
+from replicax._src.files.paths import local_path
 from replicax._src.preflight.compiler import Compiling
 from replicax._src.preflight.plan import (
     Candidate,
@@ -50,7 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " values, to try without and with the option",
     )
     parser.add_argument(
-        "--prices", metavar="FILE", help='a JSON file with hourly prices: {"v5e": 1.2}'
+        "--prices",
+        type=local_path,
+        metavar="FILE",
+        help='a JSON file with hourly prices: {"v5e": 1.2}',
     )
     parser.add_argument(
         "--function",
@@ -64,9 +68,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--devices", type=int, default=8, metavar="N", help="virtual CPU devices for the script"
     )
     parser.add_argument(
-        "--cache", metavar="DIR", default="", help="cache the compiler's results there"
+        "--cache",
+        type=local_path,
+        metavar="DIR",
+        default="",
+        help="cache the compiler's results there",
     )
-    parser.add_argument("--plot", metavar="FILE", help="also plot the result, as .png or .svg")
+    parser.add_argument(
+        "--plot", type=local_path, metavar="FILE", help="also plot the result, as .png or .svg"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from replicax._src.base.lazy import LazyModule
+from replicax._src.files.paths import local_file
 
 # The exit statuses; 2 is reserved for invalid commands.
 OK, SOMETHING_LEFT = 0, 1
@@ -26,12 +27,12 @@ _rewrite = LazyModule("replicax._src.port.rewrite")  # it needs LibCST, an extra
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of this subcommand."""
-    parser.add_argument("program", nargs="+", type=Path, help="the programs to port; without"
+    parser.add_argument("program", nargs="+", type=local_file, help="the programs to port; without"
         " --output and --in-place they are only analyzed")  # fmt: skip
     parser.add_argument("--diff", action="store_true", help="show every changed line")
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the port of one"
-        " program there; an existing file is not replaced")  # fmt: skip
+    where.add_argument("-o", "--output", type=local_file, metavar="FILE", help="write the port of"
+        " one program there; an existing file is not replaced")  # fmt: skip
     where.add_argument("--in-place", action="store_true", help="replace the programs; each original"
         " is kept next to its port as NAME.orig")  # fmt: skip
 

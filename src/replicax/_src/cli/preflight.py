@@ -13,6 +13,7 @@ import jax
 from rich.console import Console
 
 from replicax._src.compat.jax import backend_is_initialized
+from replicax._src.files.paths import local_path
 from replicax._src.preflight.compiler import Compiling, OptionError
 from replicax._src.preflight.preflight import compile_steps, require_compiler
 from replicax._src.preflight.report import PreflightReport, Sweep, drawing
@@ -45,8 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--plan", action="store_true", help="create the script's variables without values"
     )
-    parser.add_argument("--json", metavar="FILE", help="also write the report as JSON")
-    parser.add_argument("--plot", metavar="FILE", help="also plot it, as .png or .svg")
+    parser.add_argument(
+        "--json", type=local_path, metavar="FILE", help="also write the report as JSON"
+    )
+    parser.add_argument(
+        "--plot", type=local_path, metavar="FILE", help="also plot it, as .png or .svg"
+    )
     _add_compiling(parser)
     parser.add_argument(
         "--devices",
@@ -62,17 +67,30 @@ def _add_compiling(parser: argparse.ArgumentParser) -> None:
         "--max-memory", metavar="SIZE", help="fail above this, such as 12GiB or 80%%"
     )
     parser.add_argument(
-        "--baseline", metavar="FILE", help="fail if more is needed than in this report"
+        "--baseline",
+        type=local_path,
+        metavar="FILE",
+        help="fail if more is needed than in this report",
     )
-    parser.add_argument("--hlo", metavar="DIR", help="also write the optimized programs")
     parser.add_argument(
-        "--save-executable", metavar="FILE", default="", help="also write the executable"
+        "--hlo", type=local_path, metavar="DIR", help="also write the optimized programs"
+    )
+    parser.add_argument(
+        "--save-executable",
+        type=local_path,
+        metavar="FILE",
+        default="",
+        help="also write the executable",
     )
     parser.add_argument(
         "--xla-flags", metavar="FLAGS", default="", help="compiler options, in one string"
     )
     parser.add_argument(
-        "--cache", metavar="DIR", default="", help="cache the compiler's results there"
+        "--cache",
+        type=local_path,
+        metavar="DIR",
+        default="",
+        help="cache the compiler's results there",
     )
 
 

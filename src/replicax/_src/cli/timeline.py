@@ -10,6 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from replicax._src.debug.timeline import Timeline, start_recording, stop_recording
+from replicax._src.files.paths import local_file, local_path
 from replicax._src.preflight.script import ScriptError, run_script
 from replicax._src.workers.watchdog import load
 
@@ -22,10 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "source",
+        type=local_path,
         help="the training program, with its own arguments after --; or a folder with a trace that"
         " `jax.profiler` wrote",
     )
-    add("-o", "--output", type=Path, default=Path("timeline.html"), metavar="FILE", help="the page")
+    add("-o", "--output", type=local_file, default="timeline.html", metavar="FILE", help="the page")
     add("--skip", type=int, default=10, metavar="N", help="warm-up steps to skip")
     add(
         "--steps",

@@ -17,6 +17,7 @@ from rich.live import Live
 
 from replicax._src.base.rendering import Sheet, short, show_bytes
 from replicax._src.cluster.checks import ClusterError
+from replicax._src.files.paths import local_file
 from replicax._src.workers import sessions
 from replicax._src.workers.join import statuses
 from replicax._src.workers.run_registry import FOLDER, RUN_FILE, TOKEN_FILE
@@ -36,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the process id of its launcher or of worker 0, or HOST:PORT of worker 0; not needed"
         " if there is only one run on this machine",
     )
-    add("--token-file", type=Path, metavar="F", help="the token of the run, with HOST:PORT")
+    add("--token-file", type=local_file, metavar="F", help="the token of the run, with HOST:PORT")
     add("--once", action="store_true", help="print the table once")
     add("--json", action="store_true", help="print the status once, as JSON")
 

@@ -1,11 +1,12 @@
 """Validation of user paths: local file names, URLs that fsspec can open, or an error.
 
-Every path that a user passes to replicax goes through `user_path` or `local_path`.
+Every path that a user passes to replicax goes through `user_path`, `local_path` or `local_file`.
 """
 
 import importlib
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 from replicax._src.base.tf_errors import InvalidArgumentError, UnimplementedError
@@ -77,6 +78,11 @@ def local_path(path: Any) -> str:
         _refuse_secrets(found[2].lower(), text[found.end() :])
         raise _refused(text, found[2], "is a URL, and this function takes local files only")
     return text.removeprefix("file://") if found is not None else text
+
+
+def local_file(path: Any) -> Path:
+    """Return `local_path` as a `Path`: the ``type`` of file arguments of the command line."""
+    return Path(local_path(path))
 
 
 def is_url(path: str) -> bool:

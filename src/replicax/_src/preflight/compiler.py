@@ -33,6 +33,7 @@ from jax.experimental import serialize_executable, topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from replicax._src.base.errors import ReplicaxError
+from replicax._src.files.paths import local_file, local_path
 
 _LIMIT = re.compile(r"available HBM \(([\d.]+)G\)")
 _TOO_LARGE = (1 << 21, 1 << 20)  # 2 TiB
@@ -106,7 +107,7 @@ def compile_program(
     Returns:
         The compiler's result, and the optimized program as text; empty if it failed.
     """
-    path = os.path.abspath(how.executable) if how.executable else ""
+    path = os.path.abspath(local_path(how.executable)) if how.executable else ""
     request = request | {"flags": dict(how.xla_flags), "executable": path}
     with tempfile.TemporaryDirectory(prefix="replicax-preflight-") as name:
         folder = _cache_folder(request, program, how) or Path(name)
@@ -126,7 +127,7 @@ def _cache_folder(request: dict[str, Any], program: bytes, how: Compiling) -> Pa
     if not how.cache:
         return None
     key = json.dumps([request, jax.__version__, _version("libtpu"), _version("jax-cuda12-pjrt")])
-    return Path(how.cache) / hashlib.sha256(key.encode() + program).hexdigest()[:32]
+    return local_file(how.cache) / hashlib.sha256(key.encode() + program).hexdigest()[:32]
 
 
 def _version(package: str) -> str:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.rendering import show_bytes
+from replicax._src.files.paths import local_file, local_path
 from replicax._src.preflight.compiler import Compiling, OptionError
 from replicax._src.preflight.preflight import compile_steps
 from replicax._src.preflight.report import PreflightReport, drawing
@@ -112,6 +113,7 @@ class Plan:
         Raises:
             ImportError: If matplotlib is not installed.
         """
+        file = local_path(path)
         figure_module, agg = drawing()
         figure = figure_module.Figure(figsize=(6, 4), layout="constrained")
         agg.FigureCanvasAgg(figure)
@@ -134,7 +136,7 @@ class Plan:
         axes.yaxis.set_major_formatter("{x:g}")
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=7)
-        figure.savefig(path, dpi=150)
+        figure.savefig(file, dpi=150)
 
     def __rich__(self) -> Table:
         table = Table(title="From the fastest on, by the estimate")
@@ -243,7 +245,7 @@ def read_prices(path: str) -> dict[str, float]:
         OptionError: If the file is malformed.
     """
     try:
-        read = json.loads(Path(path).read_text()) if path else {}
+        read = json.loads(local_file(path).read_text()) if path else {}
     except ValueError:
         read = None
     if not isinstance(read, dict) or not all(isinstance(v, int | float) for v in read.values()):

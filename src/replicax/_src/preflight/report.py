@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from replicax._src.base.rendering import as_text, show_bytes
+from replicax._src.files.paths import local_path
 from replicax._src.preflight.costs import Collective
 from replicax._src.preflight.memory import Buffer
 from replicax._src.preflight.targets import Limits, Target
@@ -240,6 +241,7 @@ class Sweep:
             >>> sweep = rx.tpu.preflight_sweep(step, (batch,))  # doctest: +SKIP
             >>> sweep.plot("scaling.png")  # doctest: +SKIP
         """
+        file = local_path(path)
         figure_module, agg = drawing()
         figure = figure_module.Figure(figsize=(9, 4), layout="constrained")
         agg.FigureCanvasAgg(figure)
@@ -255,7 +257,7 @@ class Sweep:
         figure.legend(
             *left.get_legend_handles_labels(), loc="outside lower left", ncols=6, fontsize=7
         )
-        figure.savefig(path, dpi=150)
+        figure.savefig(file, dpi=150)
 
     def __rich__(self) -> Any:
         return importlib.import_module("replicax._src.preflight.tables").sweep_table(self)

@@ -34,6 +34,7 @@ from typing import Any
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.types import VariableSynchronization
 from replicax._src.collectives.cross_device_ops import NcclAllReduce
+from replicax._src.files.paths import local_file
 from replicax._src.state.cell import Cell
 from replicax._src.state.variable import Variable, live_variables, policy_for
 from replicax._src.strategy.base import live_strategies
@@ -208,7 +209,7 @@ def _gpu_target(name: str, gpu: _Gpu, hosts: int, each: int) -> Target:
 
 
 def _gpu(name: str) -> _Gpu | None:
-    return _read_gpu(Path(name)) if name.endswith(".json") else _GPUS.get(name)
+    return _read_gpu(local_file(name)) if name.endswith(".json") else _GPUS.get(name)
 
 
 def _read_gpu(path: Path) -> _Gpu:

@@ -42,7 +42,7 @@ class CheckpointReader:
     """
 
     def __init__(self, path: str) -> None:
-        self._source = open_checkpoint(path)
+        self._source = open_checkpoint(user_path(path))
 
     def has_tensor(self, tensor_str: str) -> bool:
         """Whether the checkpoint has a value named ``tensor_str``."""

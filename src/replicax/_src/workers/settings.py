@@ -4,10 +4,10 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from replicax._src.cluster.checks import ClusterError, parse_address
 from replicax._src.cluster.spec import ClusterFacts
+from replicax._src.files.paths import local_file
 
 HUB_VARIABLE = "REPLICAX_HUB"
 BIND_VARIABLE = "REPLICAX_BIND_ADDRESS"
@@ -175,7 +175,7 @@ def read_token(environment: Mapping[str, str]) -> str | None:
     if not path:
         return None
     try:
-        token = Path(path).read_text().strip()
+        token = local_file(path).read_text().strip()
         fault = "" if token else "it is empty"
     except (OSError, UnicodeError) as error:
         token, fault = "", getattr(error, "strerror", None) or str(error)
