@@ -11,13 +11,17 @@ import pytest
 
 import replicax
 from replicax._src.port.rewrite import port
+from tests.fresh_process import run_fresh
 
 FOLDER = Path(__file__).parents[1] / "examples"
 FOR_TENSORFLOW = FOLDER / "from_tensorflow" / "tensorflow_program.py"
 EXAMPLES = [path for path in sorted(FOLDER.rglob("*.py")) if path != FOR_TENSORFLOW]
+SHORT = [path for path in EXAMPLES if path.parent.name == "extend"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [p for p in EXAMPLES if p not in SHORT], ids=lambda path: path.stem
+)
 def test_an_example_runs(path):
     if "import torch" in path.read_text() and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
@@ -31,6 +35,20 @@ def test_an_example_runs(path):
     )
 
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_the_examples_of_extensions_run():
+    """In one process, as each is short; all set fewer virtual devices than the first."""
+    script = f"""
+        import runpy
+        for path in {sorted(map(str, SHORT))!r}:
+            runpy.run_path(path, run_name="__main__")
+            print("done:", path)
+    """
+    result = run_fresh(script, REPLICAX_CPU_DEVICES="8")
+
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("done:") == len(SHORT) == 6
 
 
 def test_the_port_beside_the_program_for_tensorflow_is_what_the_command_makes():

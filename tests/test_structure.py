@@ -42,6 +42,7 @@ NAMESPACES = (
     "replicax.distribute.coordinator",
     "replicax.distribute.experimental",
     "replicax.errors",
+    "replicax.extend",
     "replicax.integrations",
     "replicax.integrations.ray",
     "replicax.io",

@@ -29,7 +29,7 @@ from replicax._src.base.types import (  # noqa: E402  # noqa: E402
 from replicax._src.functions.function import function  # noqa: E402
 from replicax._src.functions.gradients import grad, value_and_grad  # noqa: E402
 from replicax._src.functions.tape import GradientTape  # noqa: E402
-from replicax._src.integrations.hook import join_libraries  # noqa: E402
+from replicax._src.integrations.registry import join_libraries  # noqa: E402
 from replicax._src.state.hooks import variable_creator_scope  # noqa: E402
 from replicax._src.state.variable import Variable  # noqa: E402
 from replicax._src.state.variables import variables  # noqa: E402
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
         data,
         debug,
         errors,
+        extend,
         integrations,
         io,
         metrics,
@@ -81,6 +82,7 @@ __all__ = [
     "distribute",
     "enable_eager_execution",
     "errors",
+    "extend",
     "function",
     "grad",
     "identity",
@@ -117,6 +119,7 @@ _HOMES = {
             "data",
             "debug",
             "errors",
+            "extend",
             "integrations",
             "io",
             "metrics",

@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import replicax as rx
-from replicax._src.integrations import hook
+from replicax._src.integrations import registry
 from replicax._src.train.object_graph import TensorFlowNames
 
 if __name__ == "__main__":  # a fork attaches replicax to them, after the change
-    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, hook._Finder)]
+    sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, registry._Finder)]
 
 import keras
 import optax
@@ -304,8 +304,7 @@ def contract_of(library):
 
 
 def attach():
-    importlib.import_module("replicax._src.integrations.keras")
-    importlib.import_module("replicax._src.integrations.nnx")
+    registry.join_libraries()
 
 
 def outcome(program):

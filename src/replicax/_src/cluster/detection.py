@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from importlib.metadata import entry_points
 
 from replicax._src.base.errors import ReplicaxError
 from replicax._src.cluster.checks import (
@@ -18,6 +19,7 @@ from replicax._src.cluster.spec import ClusterFacts, ClusterSpec
 from replicax._src.cluster.tf_config import TFConfigClusterResolver, has_tf_config_cluster
 from replicax._src.compat.jax import distributed_client
 
+RESOLVERS = "replicax.cluster_resolvers"  # a group of entry points
 _TRAINING = ("chief", "worker")
 _JOBS = ("chief", "worker", "ps", "evaluator")
 
@@ -30,7 +32,8 @@ def resolve_cluster(
     Args:
         resolver: The source; it takes precedence over everything else. Without one: the processes
             that ``jax.distributed.initialize`` has connected, then ``TF_CONFIG``, then the
-            launchers of `replicax._src.cluster.launchers`.
+            resolvers of installed packages (see `installed_resolver`), then the launchers of
+            `replicax._src.cluster.launchers`.
         alone: Skip the detection and train in this process only, as with ``REPLICAX_ALONE=1``.
 
     Returns:
@@ -49,15 +52,10 @@ def resolve_cluster(
         >>> facts.index, facts.num_workers, facts.coordinator, facts.is_chief
         (1, 3, 'a:1', False)
     """
+    resolver = choose_resolver(resolver, alone=alone)
     if resolver is not None:
-        if not isinstance(resolver, ClusterResolver):
-            raise ClusterTypeError(
-                f"cluster_resolver is {show(resolver)}, a {type(resolver).__name__};"
-                " it must be a ClusterResolver, such as"
-                " rx.distribute.cluster_resolver.TFConfigClusterResolver()."
-            )
         return _read(resolver, type(resolver).__name__)
-    if alone or os.environ.get("REPLICAX_ALONE", "0") not in ("", "0"):
+    if _is_alone(alone=alone):
         return ClusterFacts.alone("alone=True" if alone else "REPLICAX_ALONE")
     if connected := _connected():
         return connected
@@ -66,13 +64,68 @@ def resolve_cluster(
     return detect() or ClusterFacts.alone("no cluster")
 
 
+def choose_resolver(
+    resolver: ClusterResolver | None, *, alone: bool = False
+) -> ClusterResolver | None:
+    """Return the user's resolver; else, if nothing else takes precedence, an installed one.
+
+    Args:
+        resolver: The user's resolver.
+        alone: As for `resolve_cluster`.
+
+    Raises:
+        ClusterTypeError: If ``resolver`` is not a resolver.
+    """
+    if resolver is None:
+        is_known = _is_alone(alone=alone) or _connected() or has_tf_config_cluster()
+        return None if is_known else installed_resolver()
+    if not isinstance(resolver, ClusterResolver):
+        raise ClusterTypeError(
+            f"cluster_resolver is {show(resolver)}, a {type(resolver).__name__};"
+            " it must be a ClusterResolver, such as"
+            " rx.distribute.cluster_resolver.TFConfigClusterResolver()."
+        )
+    return resolver
+
+
+def _is_alone(*, alone: bool) -> bool:
+    return alone or os.environ.get("REPLICAX_ALONE", "0") not in ("", "0")
+
+
+def installed_resolver() -> ClusterResolver | None:
+    """Return the resolver of an installed package that describes this process's cluster, if any.
+
+    A package declares a function, or a class, under the entry point group
+    ``replicax.cluster_resolvers``. It is called without arguments and returns a `ClusterResolver`,
+    or None if the process does not run under its cluster manager. The first in the order of names
+    that returns one is used. A process that ``replicax launch`` started is described by that.
+
+    Raises:
+        ClusterTypeError: If it returns anything else.
+    """
+    if "REPLICAX_HUB" in os.environ:
+        return None
+    for point in sorted(entry_points(group=RESOLVERS), key=lambda point: point.name):
+        resolver = point.load()()
+        if resolver is None:
+            continue
+        if not isinstance(resolver, ClusterResolver):
+            raise ClusterTypeError(
+                f"The entry point {point.name!r} of group {RESOLVERS!r} ({point.value}) returned"
+                f" {show(resolver)}; it must return an rx.distribute.cluster_resolver"
+                ".ClusterResolver, or None where its cluster manager did not start this process."
+            )
+        return resolver
+    return None
+
+
 def others() -> str:
     """Return a sentence on the cluster that this process is a worker of; empty if it is alone.
 
     Unlike `resolve_cluster`, this queries no server and does not raise.
     """
     try:
-        if os.environ.get("REPLICAX_ALONE", "0") not in ("", "0"):
+        if _is_alone(alone=False):
             return ""
         if has_tf_config_cluster():
             facts: ClusterFacts | None = _read(TFConfigClusterResolver(), "TF_CONFIG")

@@ -45,8 +45,9 @@ Leaves = list[jax.Array]
 class CrossDeviceOps:
     """An algorithm that combines values; derive from it, or from a subclass, to write your own.
 
-    Override ``reduce_implementation``, ``batch_reduce_implementation`` and
-    ``broadcast_implementation``. In eager code they get all replicas' values; while a compiled
+    `rx.extend.CollectiveOps` needs one method. To derive from this class, override
+    ``reduce_implementation``, ``batch_reduce_implementation`` and ``broadcast_implementation``. In
+    eager code they get all replicas' values; while a compiled
     function is traced they get this replica's value. In both cases the per-replica value can be
     passed on to the ops of this module.
 
@@ -144,14 +145,39 @@ class CrossDeviceOps:
         return place(tensor, destinations)
 
 
-class _InBodyOps(CrossDeviceOps):
-    """Ops that are implemented as one function of the replicas' pieces."""
+class CollectiveOps(CrossDeviceOps):
+    """An all-reduce algorithm: one function that runs on every replica, inside compiled code.
 
-    def sum_in_body(
+    Derive from it and implement `sum_replicas`. The same function then serves `all_reduce`,
+    `reduce_to`, gradients of optimizers and eager code; means, packing of batches and destinations
+    are done for it.
+
+    Example:
+        >>> class Float16AllReduce(rx.extend.CollectiveOps):
+        ...     def sum_replicas(self, leaves, options, topology):
+        ...         half = [x.astype("float16") for x in leaves]
+        ...         sums = jax.lax.psum(half, rx.extend.REPLICA_AXIS)
+        ...         return [s.astype(x.dtype) for s, x in zip(sums, leaves)]
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"], Float16AllReduce())
+        >>> one_third = lambda: rx.distribute.get_replica_context().all_reduce("SUM", 1 / 3)
+        >>> strategy.run(one_third).values[0]
+        Array(0.6665039, dtype=float32)
+    """
+
+    def sum_replicas(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
-        """Return the sum of each leaf over the replicas, in code that runs on every replica."""
-        raise NotImplementedError(_abstract(self, "sum_in_body"))
+        """Return the sum of each leaf over the replicas.
+
+        It is traced inside `jax.shard_map`, so it uses JAX's collectives over the mesh axis
+        `rx.extend.REPLICA_AXIS`, and must return the same arrays on every replica.
+
+        Args:
+            leaves: The arrays of this replica.
+            options: How to pack and transfer the data.
+            topology: The replicas.
+        """
+        raise NotImplementedError(_abstract(self, "sum_replicas"))
 
     def reduce_implementation(
         self,
@@ -194,7 +220,7 @@ def _reduce_in_meeting(
 class _Plan:
     """A reduction as a hashable function of this replica's pieces."""
 
-    ops: _InBodyOps
+    ops: CollectiveOps
     op: ReduceOp
     options: CommunicationOptions
     topology: Topology
@@ -208,17 +234,17 @@ class _Plan:
         dtypes = [mean_dtype(x.dtype) for x in leaves]
         leaves = [summand(self.op, x) for x in leaves]
         if self.op is ReduceOp.SUM:
-            return self.ops.sum_in_body(leaves, self.options, self.topology)
+            return self.ops.sum_replicas(leaves, self.options, self.topology)
         size, is_whole = self.topology.num_replicas, self.topology.is_fully_addressable
         # Across workers, results become rows of stacked arrays. XLA divides a sum in place only if
         # nothing reshapes it afterwards, so the row axis is added before the sum.
         leaves = leaves if is_whole else [x[None] for x in leaves]
-        sums = self.ops.sum_in_body(leaves, self.options, self.topology)
+        sums = self.ops.sum_replicas(leaves, self.options, self.topology)
         means = [(s / size).astype(d) for s, d in zip(sums, dtypes, strict=True)]
         return means if is_whole else [x[0] for x in means]
 
 
-class NcclAllReduce(_InBodyOps):
+class NcclAllReduce(CollectiveOps):
     """One all-reduce over all replicas; the default, on every platform.
 
     On GPUs XLA runs it with NCCL. Elsewhere it is the platform's own all-reduce.
@@ -246,7 +272,7 @@ class NcclAllReduce(_InBodyOps):
             ops.packing = for_sharded_variables(ops.packing)
         return ops
 
-    def sum_in_body(
+    def sum_replicas(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
         """Sum each pack by an all-reduce, or by all-gather and a local sum if that is faster."""
@@ -265,7 +291,7 @@ class NcclAllReduce(_InBodyOps):
         return [sum_of_gathered(x) if gathered else next(sums) for x, gathered in pairs]
 
 
-class HierarchicalCopyAllReduce(_InBodyOps):
+class HierarchicalCopyAllReduce(CollectiveOps):
     """All-reduce in two steps: within each half of the replicas, then between the halves.
 
     For machines whose devices form two groups with fast links inside. With an odd number of
@@ -283,7 +309,7 @@ class HierarchicalCopyAllReduce(_InBodyOps):
     def __init__(self, num_packs: int = 1) -> None:
         self.num_packs = _checked_packs(num_packs)
 
-    def sum_in_body(
+    def sum_replicas(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
         """Sum each pack by two grouped all-reduces."""
@@ -304,7 +330,7 @@ class HierarchicalCopyAllReduce(_InBodyOps):
         )
 
 
-class ReductionToOneDevice(_InBodyOps):
+class ReductionToOneDevice(CollectiveOps):
     """Sum on one device, then copy the result to all.
 
     Args:
@@ -326,7 +352,7 @@ class ReductionToOneDevice(_InBodyOps):
         self.reduce_to_device = reduce_to_device
         self.accumulation_fn = accumulation_fn
 
-    def sum_in_body(
+    def sum_replicas(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
         """Sum along a tree of copies to one replica, then broadcast along a tree from it."""
@@ -381,7 +407,7 @@ def _checked_packs(num_packs: int) -> int:
 
 def _abstract(ops: CrossDeviceOps, method: str) -> str:
     return (
-        f"{type(ops).__name__} does not define {method}. Derive from"
-        " rx.distribute.NcclAllReduce, HierarchicalCopyAllReduce or ReductionToOneDevice,"
-        f" or define {method} yourself."
+        f"{type(ops).__name__} does not define {method}. Define it; or derive from"
+        " rx.extend.CollectiveOps, which needs one method, or from rx.distribute.NcclAllReduce,"
+        " HierarchicalCopyAllReduce or ReductionToOneDevice."
     )

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from threading import Event
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,36 +42,67 @@ from replicax._src.input.split import (
 from replicax._src.workers.group import Cancelled, Group, required
 
 
-class InputSource(Protocol):
-    """A sequence of elements that can be read in several passes."""
+class InputSource(ABC):
+    """A dataset of another kind: batches that can be read in several passes.
+
+    Pass an object of a subclass to `experimental_distribute_dataset`, which then reads global
+    batches and splits them over the replicas; or return it from the function that
+    `distribute_datasets_from_function` calls, which then reads batches of one replica. Both read in
+    a background thread.
+
+    An iterable of batches needs no class. Derive from this one to declare shapes without reading a
+    batch, to skip batches without reading them, or to resume a random order.
+
+    Example:
+        >>> class Squares(rx.extend.InputSource):
+        ...     element_spec = rx.TensorSpec((2,), "int32")
+        ...
+        ...     def open(self, state=None, skip=0):
+        ...         start = state or 0
+        ...         rows = (np.full(2, i * i, "int32") for i in range(start + skip, start + 3))
+        ...         return rows, start
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> for batch in strategy.experimental_distribute_dataset(Squares()):
+        ...     print(batch.values[0], batch.values[1])
+        [0] [0]
+        [1] [1]
+        [4] [4]
+    """
 
     @property
     @abstractmethod
     def element_spec(self) -> Any:
-        """The spec of elements."""
-
-    @property
-    @abstractmethod
-    def first_spec(self) -> Any:
-        """The spec of elements, with inner sizes taken from the first element if unknown."""
-
-    @property
-    @abstractmethod
-    def cardinality(self) -> int:
-        """The number of elements, or a negative constant of `rx.data`."""
+        """The spec of a batch: a structure of `rx.TensorSpec`. Unknown sizes are None."""
 
     @abstractmethod
     def open(self, state: Any = None, skip: int = 0) -> tuple[Iterator[Any], Any]:
-        """Start a pass; return its iterator, and a state with which the pass can be repeated.
+        """Start a pass.
 
         Args:
-            state: The state that an earlier call returned, to repeat that pass; None for a new one.
-            skip: The number of elements to skip.
+            state: None for a new pass; else a state that an earlier call returned, perhaps in
+                another process: the pass must yield the same batches again.
+            skip: The number of batches to skip.
+
+        Returns:
+            An iterator of batches, which are structures of NumPy arrays that must not be modified
+            afterwards; and the state, a JSON-serializable value that identifies this pass, such as
+            its random seed. Checkpoints save it. If all workers read the same batches, they use
+            the state of worker 0. None if every pass yields the same batches.
         """
+
+    @property
+    def first_spec(self) -> Any:
+        """The spec of elements, with inner sizes taken from the first element if unknown."""
+        return self.element_spec
+
+    @property
+    def cardinality(self) -> int:
+        """The number of batches of a pass, or a constant of `rx.data`; unknown by default."""
+        return UNKNOWN_CARDINALITY
 
 
 @dataclass(frozen=True)
-class DatasetSource:
+class DatasetSource(InputSource):
     """An `rx.data.Dataset` as a source.
 
     Attributes:
@@ -121,7 +152,7 @@ class DatasetSource:
         return iterator, begin_state
 
 
-class ForeignSource:
+class ForeignSource(InputSource):
     """Another library's dataset or loader, or any re-iterable of batches.
 
     It must support iteration, or indexing as Keras's PyDataset does. Its arrays are copied because
@@ -147,11 +178,6 @@ class ForeignSource:
                 raise ValueError("The dataset is empty, so its element_spec is unknown.")
             self._spec = jax.tree.map(_loose_spec, first)
         return self._spec
-
-    @property
-    def first_spec(self) -> Any:
-        """The same as `element_spec`: only the number of rows is unknown."""
-        return self.element_spec
 
     @property
     def cardinality(self) -> int:
@@ -181,11 +207,13 @@ class ForeignSource:
 
 
 def source_of(dataset: Any) -> InputSource:
-    """Return `dataset` as a source.
+    """Return `dataset` as a source; an `InputSource` unchanged.
 
     Raises:
         TypeError: If it cannot be iterated.
     """
+    if isinstance(dataset, InputSource):
+        return dataset
     if isinstance(dataset, Dataset):
         return DatasetSource(dataset)
     if isinstance(dataset, np.ndarray | Mapping | tuple):
@@ -194,8 +222,8 @@ def source_of(dataset: Any) -> InputSource:
         return ForeignSource(dataset)
     raise TypeError(
         f"{dataset!r} ({type(dataset).__name__}) is no dataset. Pass a rx.data.Dataset, a torch"
-        " DataLoader, a Grain, Hugging Face or tf.data dataset, a Keras PyDataset, or any iterable"
-        " of batches."
+        " DataLoader, a Grain, Hugging Face or tf.data dataset, a Keras PyDataset, any iterable of"
+        " batches, or an rx.extend.InputSource."
     )
 
 
@@ -289,7 +317,7 @@ class CoordinatedReading:
         elements, begin_state = self.source.open(state, skip)
         if state is not None or self.share.workers == 1:
             return elements, begin_state
-        if not (self.shared and isinstance(self.source, DatasetSource)):
+        if not self.shared or begin_state is None:  # None: every pass yields the same elements
             return elements, begin_state
         chief_state: Any = required().agree("the order of a dataset", begin_state)[0]
         # The exchange converts to JSON and back: compare after the same conversion.

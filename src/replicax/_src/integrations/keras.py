@@ -40,6 +40,7 @@ from replicax._src.integrations.keras_private import (
     in_stateless_scope,
 )
 from replicax._src.integrations.keras_slots import find_part, find_slot
+from replicax._src.integrations.registry import Integration
 from replicax._src.state.declaration import tell_newcomers
 from replicax._src.state.levels import TraceLevel, is_transformed
 from replicax._src.state.policy import Merge
@@ -347,21 +348,19 @@ def _checked_init(original: Any) -> Any:
     return init
 
 
-def install() -> None:
+def attach() -> Integration:
     """Attach the hooks to Keras; if its version is unsupported, refuse variables in scopes."""
     variable: Any = keras.Variable
     metric: Any = keras.metrics.Metric
     model: Any = keras.Model
-    if "__rx_variable__" in variable.__dict__:
-        return
-    variable.__rx_variable__ = _backing_variable
+    variables = {keras.Variable: _backing_variable}
     why = _why_not()
     if not why:
         CONTRACT.attach(REPLACEMENTS)
         why = CONTRACT.lacks(private.VARIABLES)
     if why:
         variable.__init__ = refuse_in_scopes(variable.__init__, "A Keras variable", why.rstrip("."))
-        return
+        return Integration(variables)
     variable.__init__ = _checked_init(variable.__init__)
     variable._value = KerasBackedValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
@@ -372,11 +371,14 @@ def install() -> None:
     keras.Layer.trainable = _known_to_functions(keras.Layer.trainable)
     variable.trainable = _known_to_functions(variable.trainable)
     model.__new__ = functools.wraps(model.__new__)(remembering(model.__new__))
-    model.__rx_export__ = _forward
-    optimizer: Any = keras.optimizers.Optimizer
-    optimizer.__rx_part__, optimizer.__rx_slot__ = find_part, find_slot
     if not hasattr(metric, "reset_states"):  # Keras 2's name
         metric.reset_states = lambda self: self.reset_state()
+    return Integration(
+        variables,
+        exports={keras.Model: _forward},
+        checkpoint_children={keras.optimizers.Optimizer: find_part},
+        checkpoint_slots={keras.optimizers.Optimizer: find_slot},
+    )
 
 
 def _why_not() -> str:
@@ -393,6 +395,3 @@ def _why_not() -> str:
             " models of both libraries may be used side by side without it"
         )
     return ""
-
-
-install()

@@ -35,11 +35,11 @@ from replicax._src.integrations.nnx_storage import (
     slot,
     write,
 )
+from replicax._src.integrations.registry import Integration
 from replicax._src.state.levels import at_end
 from replicax._src.state.policy import Merge
 from replicax._src.state.variable import Variable
 from replicax._src.topology.mesh import REPLICA_AXIS
-from replicax._src.values.per_replica import keep_whole
 from replicax._src.values.placement import is_array, is_traced
 
 _here = threading.local()
@@ -390,7 +390,7 @@ class _CheckedValue(NNXBackedValue):
         return super().__get__(v, owner)
 
 
-def install() -> None:
+def attach() -> Integration:
     """Attach the hooks to Flax NNX; if its version is unsupported, refuse variables in scopes."""
     kind: Any = nnx.Variable
     contract = private.CONTRACT
@@ -398,16 +398,17 @@ def install() -> None:
     why = contract.lacks(private.VARIABLES)
     if why:
         kind.__init__ = refuse_in_scopes(kind.__init__, "An NNX variable", why.rstrip("."))
-        return
+        return Integration()
     kind._raw_value = _CheckedValue() if contract.lost else NNXBackedValue()
     if not contract.lacks(private.UPDATES):
         can_update: Any = nnx.Variable._can_update
         kind._can_update = property(lambda v: _is_of_level(v) or can_update.fget(v))
-    kind.__rx_variable__ = backing_variable
-    # A variable without a backing variable is data: NNX's functional code passes it as a pytree.
-    kind.__rx_opaque__ = lambda v: isinstance(slot.__get__(v), Variable)
-    nnx.Pytree.__rx_opaque__ = lambda _: True  # type: ignore[attr-defined]
-    keep_whole(nnx.Pytree, nnx.Variable)
-
-
-install()
+    return Integration(
+        variables={nnx.Variable: backing_variable},
+        # A variable without a backing variable is data: NNX's functional code passes it as a
+        # pytree.
+        opaque={
+            nnx.Pytree: lambda _: True,
+            nnx.Variable: lambda v: isinstance(slot.__get__(v), Variable),
+        },
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from replicax._src.base.errors import ScopeError
-from replicax._src.cluster.detection import resolve_cluster
+from replicax._src.cluster.detection import choose_resolver, resolve_cluster
 from replicax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
 from replicax._src.cluster.spec import ClusterFacts, ClusterSpec
 from replicax._src.cluster.tf_config import TFConfigClusterResolver
@@ -38,6 +38,7 @@ class InCluster:
     """
 
     def __init__(self, resolver: ClusterResolver | None, *, alone: bool = False) -> None:
+        resolver = choose_resolver(resolver, alone=alone)
         facts = resolve_cluster(resolver, alone=alone)
         group = join_workers(facts)
         self.facts = facts if group is None else group.facts
@@ -103,12 +104,12 @@ class WorkersAllReduce(NcclAllReduce):
         if sharded:
             self.packing = for_sharded_variables(self.packing)
 
-    def sum_in_body(
+    def sum_replicas(
         self, leaves: Leaves, options: CommunicationOptions, topology: Topology
     ) -> Leaves:
         """Sum each pack by an all-reduce."""
         chosen = options if options.bytes_per_pack else self.options
-        return super().sum_in_body(leaves, chosen, topology)
+        return super().sum_replicas(leaves, chosen, topology)
 
 
 def _topology(facts: ClusterFacts, group: Group | None) -> Topology:

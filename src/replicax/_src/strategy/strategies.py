@@ -39,9 +39,20 @@ _Three = tuple[_T, _T, _T]
 class Strategy(StrategyBase, LeavesOut):
     """A way to distribute computation over devices and machines.
 
-    Use one of its subclasses: `MirroredStrategy`, `OneDeviceStrategy`, ...
+    Use one of its subclasses: `MirroredStrategy`, `OneDeviceStrategy`, ... Derive from it to write
+    a strategy of your own: its devices are all that it has to choose.
+
+    Args:
+        topology: The devices of each replica, as an `rx.extend.Topology`.
+        cross_device_ops: How to combine values; `NcclAllReduce` by default.
+        variable_policy: ``"mirrored"`` or ``"sharded"``, see `MirroredStrategy`.
 
     Example:
+        >>> class EveryOtherDevice(rx.distribute.Strategy):
+        ...     def __init__(self):
+        ...         super().__init__(rx.extend.Topology(tuple(jax.devices()[::2])))
+        >>> EveryOtherDevice().num_replicas_in_sync
+        4
         >>> isinstance(rx.distribute.get_strategy(), rx.distribute.Strategy)
         True
     """

@@ -35,15 +35,22 @@ REPLICA_AXIS = "replica"
 class Topology:
     """The assignment of devices to replicas, on which every strategy is based.
 
+    With several processes, list the devices of all of them, in the same order in every process.
+
     Attributes:
         devices: The devices of all replicas of all processes, replica by replica.
         cores: The number of devices per replica.
         kind: The kind of device that they simulate, ``"TPU"`` in a simulated slice; else empty.
         assignment: The device assignment that determined the order, if any.
 
+    Raises:
+        PlacementError: Without devices, if a device is listed twice, or if ``cores`` does not
+            divide their number.
+
     Example:
-        >>> from replicax._src.topology.mesh import Topology
-        >>> Topology.local(["CPU:0", "CPU:1"]).num_replicas
+        >>> rx.extend.Topology.local(["CPU:0", "CPU:1"]).num_replicas
+        2
+        >>> rx.extend.Topology(tuple(jax.devices()[:4]), cores=2).num_replicas
         2
     """
 
@@ -51,6 +58,23 @@ class Topology:
     cores: int = 1
     kind: str = ""
     assignment: Any = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if not self.devices:
+            raise PlacementError("A Topology has no devices; it needs at least one.")
+        if self.cores < 1 or len(self.devices) % self.cores:
+            raise PlacementError(
+                f"cores is {self.cores}, and there are {len(self.devices)} devices: each replica"
+                " has that many devices, so it must be a positive divisor of their number."
+            )
+        self._check_distinct()
+
+    def _check_distinct(self) -> None:
+        if len(set(self.devices)) < len(self.devices):
+            twice = next(d for d in self.devices if self.devices.count(d) > 1)
+            raise PlacementError(
+                f"A Topology has the device {twice} twice; each device can be of one replica."
+            )
 
     @classmethod
     def local(cls, devices: Sequence[str | jax.Device] | None = None) -> "Topology":
@@ -147,6 +171,9 @@ class PlannedTopology(Topology):
     """
 
     shape: tuple[int, ...] = ()
+
+    def _check_distinct(self) -> None:
+        pass  # one device stands for all
 
     @classmethod
     def of(cls, num_devices: int, cores: int, shape: tuple[int, ...] = ()) -> "PlannedTopology":

@@ -45,12 +45,38 @@ class ObjectNode:
     slots: dict[tuple[int, str], int] = field(default_factory=dict)
 
 
-class HasState(Protocol):
-    """An object that serializes its own state, such as a dataset iterator."""
+class Checkpointable(Protocol):
+    """An object that serializes its own state into checkpoints, such as a dataset iterator.
+
+    Any object with these two methods is one; it need not derive from this class. Checkpoints save
+    it wherever it is an attribute, or an item of a list or dictionary, of a saved object.
+
+    Example:
+        >>> import tempfile
+        >>> class Curriculum:
+        ...     level = 1
+        ...
+        ...     def save_state(self):
+        ...         return {"level": self.level}
+        ...
+        ...     def restore_state(self, state):
+        ...         self.level = state["level"]
+        >>> curriculum = Curriculum()
+        >>> checkpoint = rx.train.Checkpoint(curriculum=curriculum)
+        >>> path = checkpoint.save(f"{tempfile.mkdtemp()}/ckpt")
+        >>> curriculum.level = 5
+        >>> _ = checkpoint.restore(path)
+        >>> curriculum.level
+        1
+    """
 
     @abstractmethod
     def save_state(self) -> dict[str, Any]:
-        """Return the state as plain Python values."""
+        """Return the state as JSON-serializable Python values.
+
+        With several workers every worker calls it; the chief's state is saved, and every worker
+        restores that.
+        """
 
     @abstractmethod
     def restore_state(self, state: dict[str, Any]) -> None:
@@ -104,7 +130,7 @@ def is_variable(x: Any) -> bool:
 
 
 def has_state(x: Any) -> bool:
-    """Whether ``x`` implements `HasState`."""
+    """Whether ``x`` implements `Checkpointable`."""
     return callable(getattr(type(x), "save_state", None)) and callable(
         getattr(type(x), "restore_state", None)
     )

@@ -231,7 +231,7 @@ def _needed(source: CheckpointSource, key: str, x: Any, shape: Any) -> tuple[str
         return copies, local_parts(variable.cell)
     if not is_placed(variable):
         return key, []
-    _check_shape(x, key, shape)
+    _check_shape(variable, key, shape)
     return key, local_parts(variable.cell)
 
 
@@ -258,12 +258,14 @@ def _fit(
     """
     variable = variable_of(x)
     if found and variable is not None:
-        return partial(put_parts, variable.cell, {p: _fitted(x, key, v) for p, v in found.items()})
+        parts = {part: _fitted(variable, key, value) for part, value in found.items()}
+        return partial(put_parts, variable.cell, parts)
     value = source.read(key)
     if not is_variable(x):
         return partial(x.restore_state, value)
-    _check_shape(x, key, np.shape(value))
-    value = _fitted(x, key, value)
+    target = x if variable is None else variable
+    _check_shape(target, key, np.shape(value))
+    value = _fitted(target, key, value)
     return (
         partial(_set_free_value, x, value) if variable is None else partial(variable.assign, value)
     )

@@ -376,20 +376,16 @@ def is_distributed(x: Any) -> bool:
     return isinstance(x, Distributed)
 
 
-_holders: list[type] = []
-
-
-def keep_whole(*kinds: type) -> None:
-    """Treat objects of `kinds` as pytree leaves if their `__rx_opaque__()` returns True."""
-    _holders.extend(kinds)
-
-
 def is_opaque(x: Any) -> bool:
-    """Whether `x` must be treated as a pytree leaf."""
+    """Whether `x` must be treated as a pytree leaf.
+
+    A class of another library decides for its objects by a method ``__rx_opaque__``; see
+    `rx.extend.Integration`.
+    """
     if isinstance(x, Distributed):
         return True
-    # Not isinstance: a library's `__instancecheck__` may run Python code for every array.
-    return bool(_holders) and issubclass(type(x), tuple(_holders)) and bool(x.__rx_opaque__())
+    ask = getattr(type(x), "__rx_opaque__", None)
+    return ask is not None and bool(ask(x))
 
 
 def plain(x: Any) -> Any:
