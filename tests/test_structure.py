@@ -115,6 +115,21 @@ def test_imports_point_down_the_layers():
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+SETTERS = ("set_execution", "set_iteration", "set_default")
+
+
+def test_one_module_alone_provides_implementations_to_lower_layers():
+    """A layer that installs itself into a lower one at import hides a call upward."""
+    calling = {
+        (node.func.id, relative(path))
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+
+    assert {c for c in calling if c[0] in SETTERS} == {(s, "_src/wiring.py") for s in SETTERS}
+
+
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_no_example_is_long(path):
     most = LONGER.get(path.name, MOST_LINES_OF_AN_EXAMPLE)
@@ -247,7 +262,9 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
             case ast.Assign(targets=[ast.Name(id="__dir__")], value=ast.Attribute(attr="copy")):
                 continue
             case ast.Expr(
-                value=ast.Call(func=ast.Name(id="prepare_environment" | "join_libraries"))
+                value=ast.Call(
+                    func=ast.Name(id="prepare_environment" | "connect_layers" | "join_libraries")
+                )
             ):
                 continue
         pytest.fail(f"line {node.lineno} is neither an import nor the list of names")

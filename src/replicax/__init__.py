@@ -35,6 +35,7 @@ from replicax._src.state.variable import Variable  # noqa: E402
 from replicax._src.state.variables import variables  # noqa: E402
 from replicax._src.topology.devices import device, device_name  # noqa: E402
 from replicax._src.values.reduce import IndexedSlices  # noqa: E402
+from replicax._src.wiring import connect_layers  # noqa: E402
 
 if TYPE_CHECKING:
     from replicax import (
@@ -143,4 +144,5 @@ _HOMES = {
 if not TYPE_CHECKING:
     __getattr__ = on_demand(__name__, _HOMES, adviser="replicax._src.port.rules")
 
+connect_layers()
 join_libraries()

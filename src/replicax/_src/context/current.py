@@ -97,7 +97,7 @@ def within(fn: Callable[[], Any], **changes: Any) -> Any:
 
 
 def set_default(strategy: StrategyBase) -> None:
-    """Register the default strategy; called once, by the module that defines it."""
+    """Set the strategy outside of all scopes; called once, by `replicax._src.wiring`."""
     _strategies["default"] = strategy
 
 

@@ -16,7 +16,7 @@ from replicax._src.data.methods.order import Order
 from replicax._src.data.methods.sources import Sources
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY, Node, walk
 from replicax._src.data.nodes.select import OptionsNode
-from replicax._src.data.optional import around, is_plain
+from replicax._src.data.optional import begin_loop
 from replicax._src.data.options import Options
 
 
@@ -68,8 +68,7 @@ class Dataset(
         return self._node
 
     def __iter__(self) -> DatasetIterator[T_co]:
-        if not is_plain():
-            around.loop()
+        begin_loop()
         return DatasetIterator(self._node)
 
     def __len__(self) -> int:

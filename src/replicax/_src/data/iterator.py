@@ -18,11 +18,11 @@ from replicax._src.data.nodes.batch import ends_in_batches
 from replicax._src.data.optional import (
     Ahead,
     Failed,
-    around,
     as_state,
+    begin_loop,
     counted,
     is_driven,
-    is_plain,
+    take_in_function,
 )
 from replicax._src.data.seeds import Origin, Run, Seeds
 
@@ -64,8 +64,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
         self._is_done = False
 
     def __iter__(self) -> "DatasetIterator[T_co]":
-        if not is_plain():
-            around.loop()
+        begin_loop()
         return self
 
     @overload
@@ -90,7 +89,7 @@ class DatasetIterator(Ahead, Generic[T_co]):
 
     def __next__(self) -> Any:
         if traced.value is not at_rest or is_driven():
-            return around.take(self)
+            return take_in_function(self)
         if not self._peeked:
             for element in self._ready:  # the fast path, without a call or a lock
                 return element

@@ -2,15 +2,15 @@
 
 Lookahead exists for compiled functions: while a function is traced, `next` peeks at an element and
 returns tracers of its shapes; each call of the compiled function then consumes the elements that it
-needs. Upper layers know which code is being traced and install `next` for it in `around`.
+needs. Higher layers know which code is being traced, and implement `IterationInFunctions` for it.
 """
 
 import threading
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -121,13 +121,9 @@ class Optional:
 
 
 def _spec(leaf: Any) -> Any:
-    registered = next((spec for kind, spec in leaf_specs.items() if isinstance(leaf, kind)), None)
-    return leaf_spec(to_leaf(leaf)) if registered is None else registered(leaf)
-
-
-# Functions that return the spec of a leaf, by class, for leaves that datasets do not produce
-# themselves, such as per-replica values.
-leaf_specs: dict[type, Callable[[Any], Any]] = {}
+    # Leaves that datasets do not produce themselves, such as per-replica values, have this method.
+    describe = getattr(type(leaf), "__rx_spec__", None)
+    return leaf_spec(to_leaf(leaf)) if describe is None else describe(leaf)
 
 
 # Whether the body of an `rx.function` is running eagerly; elements are JAX arrays there.
@@ -137,19 +133,39 @@ _END = object()
 _MOST_ELEMENTS = 1 << 62
 
 
-class IterationHooks:
-    """Hooks for iteration in traced code and in the body of an `rx.function`.
+class IterationInFunctions(Protocol):
+    """Iteration in traced code, and in the body of an `rx.function` that Python runs.
 
-    Attributes:
-        take: Return the next element of an iterator there.
-        loop: Called when a loop over a dataset or iterator begins there.
+    Functions are a concept of higher layers, which implement this; see `replicax._src.wiring`.
     """
 
-    take: Callable[[Any], Any]
-    loop: Callable[[], None]
+    @abstractmethod
+    def take(self, iterator: Any) -> Any:
+        """Return the next element of `iterator`."""
+
+    @abstractmethod
+    def begin_loop(self) -> None:
+        """Prepare for a loop over a dataset or iterator, or raise if there can be none."""
 
 
-around = IterationHooks()
+_in_functions: IterationInFunctions
+
+
+def set_iteration(iteration: IterationInFunctions) -> None:
+    """Set how iteration works in functions; called once, by `replicax._src.wiring`."""
+    global _in_functions
+    _in_functions = iteration
+
+
+def take_in_function(iterator: Any) -> Any:
+    """Return the next element of `iterator`; for code for which `is_plain` is False."""
+    return _in_functions.take(iterator)
+
+
+def begin_loop() -> None:
+    """Prepare for a loop over a dataset or iterator, wherever the calling code runs."""
+    if not is_plain():
+        _in_functions.begin_loop()
 
 
 def is_plain() -> bool:

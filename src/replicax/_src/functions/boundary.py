@@ -20,7 +20,7 @@ import numpy as np
 from replicax._src.base.errors import TracingError
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import current
-from replicax._src.data.optional import Ahead, around, is_plain
+from replicax._src.data.optional import Ahead, is_plain, take_in_function
 from replicax._src.functions.cache_keys import static_key
 from replicax._src.functions.modes import HostDriven
 from replicax._src.functions.reachable import Edge, Reach
@@ -37,7 +37,6 @@ from replicax._src.values.per_replica import (
     Pieces,
     Stacked,
     as_single_array,
-    install_hooks,
     is_opaque,
     is_text,
     num_components,
@@ -167,11 +166,16 @@ def replica_value(x: Any) -> Any:
     return x.component if isinstance(x, Distributed) else x
 
 
-def _is_replica() -> bool:
-    return current().replica is not None
+class RunningCode:
+    """Implements `Execution`: distributed values as the running replica or trace sees them."""
 
+    form = staticmethod(_form)
+    component = staticmethod(_component)
 
-install_hooks(form=_form, component=_component, is_replica=_is_replica)
+    @staticmethod
+    def in_replica() -> bool:
+        """Whether a replica function is running, not counting cross-replica code inside it."""
+        return current().replica is not None
 
 
 @final
@@ -206,7 +210,7 @@ class IteratorArgument(Ahead):
 
     def __next__(self) -> Any:
         self.bound.admit()
-        return next(self.bound) if is_plain() else around.take(self)
+        return next(self.bound) if is_plain() else take_in_function(self)
 
     def __iter__(self) -> Any:
         return iter(self.bound)

@@ -53,7 +53,7 @@ from replicax._src.functions.signature import (
     take_apart,
     why_new,
 )
-from replicax._src.state.declaration import tell_newcomers
+from replicax._src.state.declaration import notify_of_new_variables
 from replicax._src.state.hooks import births
 from replicax._src.state.levels import TraceLevel
 from replicax._src.state.variables import CHECKS_EVERY_CALL, check_carried
@@ -294,7 +294,7 @@ class Function(Generic[_P, _R_co]):
             if created:
                 if self._started:
                     raise VariableError(late_creation(self._name, created))
-                tell_newcomers()
+                notify_of_new_variables()
                 # Trace again now that the variables exist: this is the program of all later calls.
                 program, again = self._trace_isolated(arguments)
                 if again:

@@ -21,7 +21,7 @@ from replicax._src.base.errors import TracingError
 from replicax._src.base.managers import contextmanager
 from replicax._src.compat.jax import at_rest
 from replicax._src.context.current import current, entered, within
-from replicax._src.data.optional import Ahead, around, in_function, is_plain
+from replicax._src.data.optional import Ahead, in_function, is_plain
 from replicax._src.functions.modes import HostDriven, PythonFallback, ShapeMismatch
 from replicax._src.functions.signature import examples
 from replicax._src.state.cell import Cell
@@ -39,8 +39,24 @@ from replicax._src.values.placement import NUMERIC, as_array, fitting, is_array
 from replicax._src.workers.elastic import cached_until_resize
 
 
+class FunctionIteration:
+    """Implements `IterationInFunctions`: elements as inputs of the function that is traced."""
+
+    def take(self, iterator: Ahead) -> Any:
+        """Return ``next(iterator)`` in traced code, or in the body of a function run by Python."""
+        return _next_element(iterator)
+
+    def begin_loop(self) -> None:
+        """Refuse ``iter(iterator)`` in traced code: only Python can run a loop of unknown length.
+
+        Raises:
+            HostDriven: The function is run by Python instead.
+        """
+        if traced_function() is not None:
+            raise HostDriven
+
+
 def _next_element(iterator: Ahead) -> Any:
-    """Return ``next(iterator)`` in traced code, or in the body of a function run by Python."""
     where = traced_function()
     if where is not None and where.is_idle:
         return _example(iterator)
@@ -50,15 +66,6 @@ def _next_element(iterator: Ahead) -> Any:
     with _outside():
         element = iterator.take()
     return jax.tree.map(_as_array, element) if frame.hosted else element
-
-
-def _refuse_loop() -> None:
-    """Refuse ``iter(iterator)`` in traced code: only Python can run a loop of unknown length."""
-    if traced_function() is not None:
-        raise HostDriven
-
-
-around.take, around.loop = _next_element, _refuse_loop
 
 
 def traced_function() -> TraceLevel | None:

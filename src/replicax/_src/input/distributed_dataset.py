@@ -19,7 +19,15 @@ from replicax._src.base.threads import held
 from replicax._src.base.types import TensorSpec
 from replicax._src.context.current import current
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
-from replicax._src.data.optional import Ahead, Failed, around, as_state, counted, is_plain
+from replicax._src.data.optional import (
+    Ahead,
+    Failed,
+    as_state,
+    begin_loop,
+    counted,
+    is_plain,
+    take_in_function,
+)
 from replicax._src.input.feed import Feed, Prefetch
 from replicax._src.input.split import Step, skip_items
 from replicax._src.topology.devices import shown_devices
@@ -103,8 +111,7 @@ class DistributedDataset(Generic[T_co]):
         self._pipeline = pipeline
 
     def __iter__(self) -> DistributedIterator[T_co]:
-        if not is_plain():
-            around.loop()
+        begin_loop()
         return DistributedIterator(self._pipeline)
 
     @property
@@ -199,8 +206,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
         return self._pipeline.feed.topology
 
     def __iter__(self) -> DistributedIterator[T_co]:
-        if not is_plain():
-            around.loop()
+        begin_loop()
         return self
 
     @overload
@@ -230,7 +236,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
 
     def __next__(self) -> Any:
         self.admit()
-        return self.take() if is_plain() else around.take(self)
+        return self.take() if is_plain() else take_in_function(self)
 
     @property
     def origin(self) -> Pipeline:

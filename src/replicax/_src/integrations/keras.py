@@ -41,7 +41,7 @@ from replicax._src.integrations.keras_private import (
 )
 from replicax._src.integrations.keras_slots import find_part, find_slot
 from replicax._src.integrations.registry import Integration
-from replicax._src.state.declaration import tell_newcomers
+from replicax._src.state.declaration import notify_of_new_variables
 from replicax._src.state.levels import TraceLevel, is_transformed
 from replicax._src.state.policy import Merge
 from replicax._src.state.variable import Variable
@@ -245,7 +245,7 @@ def _built_once(original: Any) -> Any:
             build = lambda _: original(self, call_spec)  # noqa: E731
             merge = Merge(f"the building of {self.name}", build, {"the layer": self}, once=True)
             built = replica.merge_call(merge)
-        tell_newcomers()
+        notify_of_new_variables()
         return built
 
     return maybe_build

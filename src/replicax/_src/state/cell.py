@@ -26,9 +26,9 @@ from replicax._src.context.current import current, within
 from replicax._src.state.declaration import (
     Awaited,
     is_planned,
-    newcomers,
+    new_variable_callbacks,
+    notify_of_new_variables,
     refuse_planned,
-    tell_newcomers,
 )
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import PerReplica, pieces, stacked
@@ -122,9 +122,9 @@ class Cell:
             self.store(PerReplica([value] * len(topology.local_replicas)))
         else:
             self.store(value)
-        if newcomers and not is_planned(value):
+        if new_variable_callbacks and not is_planned(value):
             self.owned = False
-            self.value = Awaited(self.value, tell_newcomers)
+            self.value = Awaited(self.value, notify_of_new_variables)
 
     def __repr__(self) -> str:
         return f"<the value of variable {self.name!r} at {id(self):#x}>"

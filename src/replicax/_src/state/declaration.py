@@ -161,12 +161,12 @@ class Awaited(jax.ShapeDtypeStruct):
 
 # Callbacks of restored checkpoints that still wait for variables. Each runs before a new variable
 # is first used, and after a library has created variables.
-newcomers: list[Callable[[], None]] = []
+new_variable_callbacks: list[Callable[[], None]] = []
 
 
-def tell_newcomers() -> None:
-    """Run all callbacks in `newcomers`: new variables may exist."""
-    for notify in list(newcomers):
+def notify_of_new_variables() -> None:
+    """Run all callbacks in `new_variable_callbacks`: new variables may exist."""
+    for notify in list(new_variable_callbacks):
         notify()
 
 

@@ -14,7 +14,6 @@ from replicax._src.base.lazy import LazyModule, LeavesOut
 from replicax._src.base.types import ReduceOp
 from replicax._src.cluster.detection import others
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps
-from replicax._src.context.current import set_default
 from replicax._src.strategy.base import StrategyBase
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import AnyArray
@@ -219,6 +218,3 @@ class DefaultStrategy(Strategy):
 
     def __repr__(self) -> str:
         return "<the default strategy>"
-
-
-set_default(DefaultStrategy())

@@ -19,7 +19,7 @@ from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import concrete
 from replicax._src.context.current import current, entered
 from replicax._src.files.paths import user_path
-from replicax._src.state.declaration import is_key, newcomers
+from replicax._src.state.declaration import is_key, new_variable_callbacks
 from replicax._src.state.variable import Variable
 from replicax._src.state.variables import held_array, variable_of
 from replicax._src.train import store
@@ -268,7 +268,7 @@ class _Restoration:
 
     def watch_new_variables(self) -> None:
         """Restore variables that are created later, before their first read."""
-        newcomers.append(self._on_new_variables)
+        new_variable_callbacks.append(self._on_new_variables)
 
     def _on_new_variables(self) -> None:
         if self._checkpoint() is None:
@@ -281,8 +281,8 @@ class _Restoration:
                 self._is_busy = False
 
     def _forget(self) -> None:
-        if self._on_new_variables in newcomers:
-            newcomers.remove(self._on_new_variables)
+        if self._on_new_variables in new_variable_callbacks:
+            new_variable_callbacks.remove(self._on_new_variables)
 
 
 class _Writing:

@@ -10,10 +10,11 @@ Such a value has one of four forms:
 
 import operator
 import weakref
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, Generic, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import jax
 import jax.numpy as jnp
@@ -176,7 +177,7 @@ class Distributed(StandIn, DistributedValues[T_co]):
     @property
     def form(self) -> Form:
         """The components as the running code sees them; in a trace, as inputs of the trace."""
-        return _hooks["form"](self)  # type: ignore[no-any-return]
+        return _execution.form(self)
 
     @property
     def topology(self) -> Topology | None:
@@ -216,7 +217,8 @@ class Distributed(StandIn, DistributedValues[T_co]):
         Raises:
             TypeError: Outside of a replica function.
         """
-        return _hooks["component"](self)  # type: ignore[no-any-return]
+        component: T_co = _execution.component(self)
+        return component
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
         return np.array(self.component, dtype=dtype, copy=copy)
@@ -263,16 +265,33 @@ def _has_tracers(form: Form) -> bool:
     return isinstance(form, InBody) or any(map(is_traced, form.values))
 
 
-_hooks: dict[str, Callable[..., Any]] = {
-    "form": lambda value: value.held,
-    "component": lambda value: as_single_array(value),
-    "is_replica": lambda: False,
-}
+class Execution(Protocol):
+    """How the running code sees distributed values.
+
+    The answers depend on the running replica and on the function that is being traced, which are
+    concepts of higher layers. They implement this interface; see `replicax._src.wiring`.
+    """
+
+    @abstractmethod
+    def form(self, value: Distributed) -> Form:
+        """Return the components of `value` as the running code sees them."""
+
+    @abstractmethod
+    def component(self, value: Distributed) -> Any:
+        """Return the component of `value` for the running replica."""
+
+    @abstractmethod
+    def in_replica(self) -> bool:
+        """Whether the running code belongs to one replica."""
 
 
-def install_hooks(**hooks: Callable[..., Any]) -> None:
-    """Install the hooks that depend on replicas and traces; called once, by a higher layer."""
-    _hooks.update(hooks)
+_execution: Execution
+
+
+def set_execution(execution: Execution) -> None:
+    """Set the implementation of `Execution`; called once, by `replicax._src.wiring`."""
+    global _execution
+    _execution = execution
 
 
 class PerReplica(Distributed[T_co]):
@@ -418,7 +437,7 @@ def is_text(x: Any) -> bool:
 
 
 def _is_one(value: Distributed) -> bool:
-    return isinstance(value, Mirrored) or _hooks["is_replica"]()
+    return isinstance(value, Mirrored) or _execution.in_replica()
 
 
 def as_single_array(value: Distributed) -> Any:

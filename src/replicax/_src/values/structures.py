@@ -17,7 +17,6 @@ import jax
 import numpy as np
 
 from replicax._src.base.types import TensorSpec, TypeSpec
-from replicax._src.data.optional import leaf_specs
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import (
     Distributed,
@@ -283,7 +282,9 @@ def component_specs(value: Distributed) -> tuple[Any, ...]:
     )
 
 
-leaf_specs[Distributed] = lambda value: PerReplicaSpec(*component_specs(value))
+# How `rx.data.Optional` describes such values.
+_distributed: Any = Distributed
+_distributed.__rx_spec__ = lambda value: PerReplicaSpec(*component_specs(value))
 
 
 def _is_nest_leaf(x: Any) -> bool:
