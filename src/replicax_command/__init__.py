@@ -1,9 +1,9 @@
 """The command ``replicax``.
 
 ``replicax launch`` starts processes and watches them, ``replicax top`` shows them, and ``replicax
-manifest`` describes them to Kubernetes. They need nothing of JAX, whose import would take longer
-than all the rest, so they enter the package without the package's ``__init__``.
-The other verbs get everything.
+manifest`` describes them to Kubernetes. They do not need JAX, whose import would take longer
+than all their work, so they are imported without the package's ``__init__``. The other
+subcommands import all of replicax.
 """
 
 import sys
@@ -12,7 +12,7 @@ from types import ModuleType
 
 
 def entry() -> None:
-    """What the installed command calls."""
+    """Run the installed command."""
     if sys.argv[1:2] in (["launch"], ["manifest"], ["top"]):
         _enter_without_init("replicax")
     from replicax._src.cli.main import entry as enter  # noqa: PLC0415 - from here on, not before

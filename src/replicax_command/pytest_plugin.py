@@ -1,7 +1,7 @@
 """Fixtures and options for pytest: virtual devices, and strategies on them.
 
-pytest finds this by itself where replicax is installed. It imports neither replicax nor JAX before
-a test asks for it, so that other test suites of the same environment pay nothing.
+pytest loads this module wherever replicax is installed. It imports neither replicax nor JAX until
+a test uses a fixture, so that other test suites of the same environment pay nothing.
 """
 
 import importlib

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import replicax as rx
-from replicax._src.collectives.eager import Seat, open_meeting
+from replicax._src.collectives.eager import Seat, open_rendezvous
 from tests.replicas import WAYS, compiled, components, context, eagerly, mirrored, replica_id
 
 
@@ -290,7 +290,7 @@ def test_a_collective_on_a_thread_of_no_run_finds_the_only_run(strategy):
 
     def look():
         try:
-            found.append(Seat(topology, 0, rx.distribute.NcclAllReduce()).meeting)
+            found.append(Seat(topology, 0, rx.distribute.NcclAllReduce()).rendezvous)
         except rx.errors.ReplicaError as error:
             errors.append(str(error))
 
@@ -300,9 +300,9 @@ def test_a_collective_on_a_thread_of_no_run_finds_the_only_run(strategy):
         thread.join()
 
     elsewhere()
-    with open_meeting(topology) as one:
+    with open_rendezvous(topology) as one:
         elsewhere()
-        with open_meeting(topology):
+        with open_rendezvous(topology):
             elsewhere()
 
     assert found == [one]
@@ -310,7 +310,7 @@ def test_a_collective_on_a_thread_of_no_run_finds_the_only_run(strategy):
     assert "2 eager runs are under way on the same devices" in errors[1]
 
 
-def test_a_run_that_ended_leaves_no_meeting_behind(strategy):
+def test_a_run_that_ended_leaves_no_rendezvous_open(strategy):
     kept = []
     strategy.run(lambda: kept.append(context()))
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import replicax as rx
-from replicax._src.functions.reachable import Edge, Reach
+from replicax._src.functions.reachable import Edge, ReachableObjects
 
 
 class Number(enum.IntEnum):
@@ -314,7 +314,7 @@ def reached(x):
     def reads():
         return getattr(x, "any name")
 
-    return Reach(Edge("reads", reads))
+    return ReachableObjects(Edge("reads", reads))
 
 
 @st.composite
@@ -505,8 +505,8 @@ def test_attributes_of_a_container_count_in_a_loop():
 @pytest.mark.parametrize("value", [fractions.Fraction(1, 3), datetime.date(2020, 1, 1)], ids=repr)
 def test_standard_values_are_found_by_value(value):
     other = fractions.Fraction(2, 3) if isinstance(value, fractions.Fraction) else datetime.date.max
-    assert Reach(Edge("x", value)).key != Reach(Edge("x", other)).key
-    assert Reach(Edge("x", value)).key == Reach(Edge("x", value)).key
+    assert ReachableObjects(Edge("x", value)).key != ReachableObjects(Edge("x", other)).key
+    assert ReachableObjects(Edge("x", value)).key == ReachableObjects(Edge("x", value)).key
 
 
 def test_equal_arguments_share_a_program():

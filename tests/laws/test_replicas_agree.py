@@ -1,4 +1,4 @@
-"""The law of agreement: replicas that bring different things to one meeting are refused.
+"""The law of agreement: replicas that bring different things to one rendezvous are refused.
 
 Each replica runs a program of its own, drawn at random: verbs on variables, collectives of
 structures, merge_calls of functions. If all replicas run the same program, a run does what one

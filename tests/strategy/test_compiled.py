@@ -171,9 +171,9 @@ class TestWhatDoesNotVary:
         assert step.experimental_get_tracing_count() == 2  # arrays first, then what came out
         assert isinstance(state["w"], rx.distribute.PerReplica)
         assert isinstance(state["w"], rx.distribute.Mirrored)
-        assert isinstance(state["w"].held, Joined)
+        assert isinstance(state["w"].stored, Joined)
         assert not isinstance(x, rx.distribute.Mirrored)
-        assert isinstance(x.held, Stacked)
+        assert isinstance(x.stored, Stacked)
         assert [v.tolist() for v in state["w"].values] == [[9.0, 9.0]] * 2
         assert [v.devices() for v in state["w"].values] == [{d} for d in jax.devices()[:2]]
 

@@ -16,7 +16,7 @@ from replicax._src.base.tf_errors import DataLossError
 from replicax._src.train import checkpoint_files
 from replicax._src.train.array_pieces import Part, Piece, Saved, Value, assign_tasks, whole
 from replicax._src.train.checkpoint_files import CheckedFiles, as_bytes, checksum, checksums
-from replicax._src.values.sharded import Cut
+from replicax._src.values.sharded import ShardLayout
 
 
 @st.composite
@@ -127,7 +127,8 @@ def test_each_part_is_written_once_by_one_that_holds_it():
     values = {
         "rows": Value(jax.device_put(jnp.arange(8.0), rows)),
         "flat": Value(
-            jax.device_put(Cut((3, 3), 4).stored(np.arange(9.0, dtype="f4")), rows), Cut((3, 3), 4)
+            jax.device_put(ShardLayout((3, 3), 4).stored(np.arange(9.0, dtype="f4")), rows),
+            ShardLayout((3, 3), 4),
         ),
         "mirrored": Value(jax.device_put(jnp.arange(3.0), mirrored)),
         "plain": Value(np.arange(2.0)),

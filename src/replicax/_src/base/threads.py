@@ -1,4 +1,4 @@
-"""Two tools: threads that are joined at exit (`new_thread`), and deferred signals (`held`).
+"""Threads that are joined at exit (`new_thread`), and `deferred_signals`.
 
 Threads joined at exit. Python kills a thread that returns from JAX's C++ code after the interpreter
 has shut down, upon which C++ aborts the process with SIGABRT, exit code 134. So an `atexit`
@@ -6,7 +6,8 @@ function stops and joins all threads made by `new_thread`, even if their owners 
 
 Deferred signals. Python runs signal handlers in the main thread, between any two bytecodes. A
 handler that raises, such as the one for Ctrl-C, could end a compiled call after it has consumed the
-old arrays and before the variables have the new ones. In a ``with held:`` block, handlers wait:
+old arrays and before the variables have the new ones. In a ``with deferred_signals:`` block,
+handlers wait:
 
 - Each handler is replaced by a stand-in, which queues the signal. When the block ends, the real
   handlers are called for all queued signals. No signal is lost, or delayed longer than the block.
@@ -80,8 +81,8 @@ _main = threading.main_thread().ident
 
 
 @final
-class Held:
-    """A context manager that defers signals; `held` is its only instance, for the main thread."""
+class DeferredSignals:
+    """A context manager that defers signals; it has one instance, for the main thread."""
 
     def __init__(self) -> None:
         self._owner: FrameType | None = None
@@ -189,4 +190,4 @@ def _is_running(owner: FrameType, frame: FrameType | None) -> bool:
     return frame is not None
 
 
-held = Held()
+deferred_signals = DeferredSignals()

@@ -42,7 +42,7 @@ def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
     """Describe how the objects that two replicas pass differ; return "" if they are equivalent.
 
     Functions defined by the same line are equivalent if the data that they close over are equal,
-    since the meeting calls only one of them. Objects that cannot be compared are equivalent only
+    since the rendezvous calls only one of them. Objects that cannot be compared are equivalent only
     if they are the same object.
 
     Args:

@@ -198,16 +198,16 @@ class CollectiveOps(CrossDeviceOps):
         values = [v for v, _ in value_destination_pairs]
         form = values[0].form
         if isinstance(form, InBody) and form.across is not MESH_AXIS:
-            return _reduce_in_meeting(reduce_op, values, form.across, topology)
+            return _reduce_in_rendezvous(reduce_op, values, form.across, topology)
         plan = _Plan(self, reduce_op, options, topology)
         results = apply_in_body(plan, values, topology)
         return [deliver(r, d) for r, (_, d) in zip(results, value_destination_pairs, strict=True)]
 
 
-def _reduce_in_meeting(
+def _reduce_in_rendezvous(
     op: ReduceOp, values: Sequence[PerReplica], across: Across, topology: Topology
 ) -> list[Any]:
-    """Reduce in a meeting of replicas that are compiled separately."""
+    """Reduce in a rendezvous of replicas that are compiled separately."""
     is_mean, size = op is ReduceOp.MEAN, topology.num_replicas
     leaves = [jnp.asarray(local_piece(v)) for v in values]
     sums = across.sum([summand(op, x) for x in leaves])

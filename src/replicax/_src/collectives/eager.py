@@ -1,6 +1,6 @@
 """Collectives of eager replicas, as JAX primitives.
 
-Executed op by op, a collective is a rendezvous of the replica threads (a `Meeting`). Its gradient
+Executed op by op, a collective is a barrier of the replica threads, see `Rendezvous`. Its gradient
 is again a collective, it can be vmapped, and inside a compiled function of one replica it becomes a
 host callback to the rendezvous.
 
@@ -27,7 +27,7 @@ from replicax._src.collectives.consistency import Call
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps
 from replicax._src.collectives.options import CommunicationOptions
 from replicax._src.collectives.packing import packed
-from replicax._src.collectives.rendezvous import Meeting
+from replicax._src.collectives.rendezvous import Rendezvous
 from replicax._src.compat.jax import lower_ordered_call, ordered_effect
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import pieces
@@ -61,45 +61,45 @@ class Seat:
         return self.topology.primary_devices[self.replica]
 
     @property
-    def meeting(self) -> Meeting:
-        """The meeting of the current run."""
-        if (own := _own_meeting.get()) is not None:
+    def rendezvous(self) -> Rendezvous:
+        """The rendezvous of the current run."""
+        if (own := _current_rendezvous.get()) is not None:
             return own
         # Called on a thread of the XLA runtime, which has no context of a run.
-        meetings = _meetings.get(self.topology, ())
-        if not meetings:
+        rendezvous = _open_rendezvous.get(self.topology, ())
+        if not rendezvous:
             raise ReplicaError(
                 "A collective of an eager replica ran after its `strategy.run` had ended."
             )
-        if len(meetings) > 1:
+        if len(rendezvous) > 1:
             raise ReplicaError(
-                f"{len(meetings)} eager runs are under way on the same devices, in several"
+                f"{len(rendezvous)} eager runs are under way on the same devices, in several"
                 " threads, and a collective inside a function compiled with jax.jit, jax.lax.scan"
                 " or the like cannot know to which it belongs. Let one thread run at a time, or"
                 " compile the whole step with `rx.function`."
             )
-        return meetings[0]
+        return rendezvous[0]
 
 
-_meetings: dict[Topology, list[Meeting]] = {}
-_own_meeting: ContextVar[Meeting | None] = ContextVar("replicax_meeting", default=None)
+_open_rendezvous: dict[Topology, list[Rendezvous]] = {}
+_current_rendezvous: ContextVar[Rendezvous | None] = ContextVar("replicax_rendezvous", default=None)
 # Nonempty once a collective was compiled into a program: from then on results may be pending when a
-# replica function returns, and its meeting must stay open until they are ready.
+# replica function returns, and its rendezvous must stay open until they are ready.
 _staged: list[bool] = []
 _STRUCTURE = "the structure of the value"
 
 
 @contextmanager
-def open_meeting(topology: Topology) -> Iterator[Meeting]:
-    """Open a meeting that collectives of `topology` find, also from threads of the runtime."""
-    meeting = Meeting(len(topology.local_replicas))
-    _meetings.setdefault(topology, []).append(meeting)
-    token = _own_meeting.set(meeting)  # inherited by the replicas' threads
+def open_rendezvous(topology: Topology) -> Iterator[Rendezvous]:
+    """Open a rendezvous that collectives of `topology` find, also from threads of the runtime."""
+    rendezvous = Rendezvous(len(topology.local_replicas))
+    _open_rendezvous.setdefault(topology, []).append(rendezvous)
+    token = _current_rendezvous.set(rendezvous)  # inherited by the replicas' threads
     try:
-        yield meeting
+        yield rendezvous
     finally:
-        _own_meeting.reset(token)
-        _meetings[topology].remove(meeting)
+        _current_rendezvous.reset(token)
+        _open_rendezvous[topology].remove(rendezvous)
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ class SeatAcross:
         return self.seat.number
 
     def sum(self, xs: list[Any]) -> list[Any]:
-        """Sum each array over the replicas, in one meeting."""
+        """Sum each array over the replicas, in one rendezvous."""
         leaves = [jnp.asarray(x) for x in xs]
         return all_reduce(self.seat, ReduceOp.SUM, leaves, CommunicationOptions())
 
     def gather(self, x: jax.Array, axis: int) -> jax.Array:
-        """Concatenate `x` over the replicas: one meeting for the sizes, one for the values."""
+        """Concatenate `x` over the replicas: one rendezvous for the sizes, one for the values."""
         return all_gather(self.seat, x, axis, CommunicationOptions())
 
 
@@ -152,7 +152,9 @@ def all_gather(
         return [tuple(s[axis] for s in shapes)] * len(own)
 
     call = Call(f"all_gather(axis={axis})", {_STRUCTURE: structure})
-    sizes = seat.meeting.meet(seat.replica, call, x.shape, settle, timeout=options.timeout_seconds)
+    sizes = seat.rendezvous.meet(
+        seat.replica, call, x.shape, settle, timeout=options.timeout_seconds
+    )
     gathered: jax.Array = _gather_p.bind(
         x, seat=seat, axis=axis, sizes=sizes, options=options, number=None
     )
@@ -166,7 +168,7 @@ _call_p = jaxprs.Primitive("replica_call")
 _call_p.multiple_results = True
 
 # A description of each collective. Its parameter `number` is its position in the program, which
-# lets the meeting check that the replicas' collectives match.
+# lets the rendezvous check that the replicas' collectives match.
 COLLECTIVES: dict[jaxprs.Primitive, Callable[[Mapping[str, Any], Sequence[Any]], str]] = {
     _reduce_p: lambda p, avals: (
         f"all_reduce({p['op'].name}) of {', '.join(map(str, avals))}"
@@ -184,7 +186,7 @@ def _reduce_now(
     structure: str,
     number: int | None,
 ) -> list[Any]:
-    """Reduce in a meeting; called eagerly with arrays, or from a callback with NumPy arrays."""
+    """Reduce in a rendezvous; called eagerly with arrays, or from a callback with NumPy arrays."""
 
     def settle(rows: list[Any]) -> list[Any]:
         _check_reduced(rows)
@@ -198,12 +200,14 @@ def _reduce_now(
         return [list(map(np.asarray, a)) for a in answers] if on_host else answers
 
     call = Call(_named(f"all_reduce({op.name})", number), {_STRUCTURE: structure})
-    results = seat.meeting.meet(seat.replica, call, leaves, settle, timeout=options.timeout_seconds)
+    results = seat.rendezvous.meet(
+        seat.replica, call, leaves, settle, timeout=options.timeout_seconds
+    )
     return list(results)
 
 
 def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how: Any) -> Any:
-    """Gather in a meeting; called eagerly with arrays, or from a callback with NumPy arrays."""
+    """Gather in a rendezvous; called eagerly with arrays, or from a callback with NumPy arrays."""
 
     def settle(pieces: list[Any]) -> list[Any]:
         _check_traced_sizes(
@@ -221,7 +225,7 @@ def _gather_now(x: Any, *, seat: Seat, axis: int, sizes: tuple[int, ...], **how:
 
     call = Call(_named(f"all_gather(axis={axis}) of rows {sizes}", how["number"]))
     timeout = how["options"].timeout_seconds
-    return seat.meeting.meet(seat.replica, call, x, settle, timeout=timeout)
+    return seat.rendezvous.meet(seat.replica, call, x, settle, timeout=timeout)
 
 
 def _named(what: str, number: int | None) -> str:
@@ -272,7 +276,7 @@ def _reduced_aval(x: Any, op: ReduceOp) -> Any:
 
 
 def _from_runtime(now: Any, args: Sequence[Any], avals: Sequence[Any], params: Any) -> Any:
-    """Bind the collective as an operation of compiled code: a callback to the meeting."""
+    """Bind the collective as an operation of compiled code: a callback to the rendezvous."""
     _staged[:] = [True]
     call = lambda *xs: now(*map(np.asarray, xs), **params)  # noqa: E731
     return _call_p.bind(*args, callback=call, avals=tuple(avals))

@@ -1,10 +1,10 @@
-"""`Meeting`: the threads of one eager run, and the points where they wait for each other.
+"""`Rendezvous`: the threads of one eager run, and the points where they wait for each other.
 
 One replica runs at a time, in order, until it ends or waits in a collective; then the next one
 runs. Prints and breakpoints therefore come in a fixed order and Python state needs no locks, while
 the devices work in parallel in the background. When all replicas wait, the calling thread computes
-the collective (it *settles* the meeting). Signals are deferred meanwhile: their handlers run only
-while it waits or settles, never in between.
+the collective (it *settles* the rendezvous). Meanwhile signals are deferred: their handlers run
+only while it waits or settles, never in between.
 
 A collective inside a compiled function of one replica arrives from a thread of the XLA runtime. The
 replica's own thread may be blocked in the runtime by then, so the next replica runs concurrently.
@@ -25,7 +25,7 @@ import jax
 
 from replicax._src.base.errors import ReplicaError, user_line
 from replicax._src.base.managers import contextmanager
-from replicax._src.base.threads import held, new_thread
+from replicax._src.base.threads import deferred_signals, new_thread
 from replicax._src.collectives.consistency import Call, difference
 
 _SETTINGS: dict[str, Callable[[Any], AbstractContextManager[Any]]] = {
@@ -78,7 +78,7 @@ class _Offer:
     timeout: float | None
 
 
-class Meeting:
+class Rendezvous:
     """The rendezvous of the replicas of one eager run."""
 
     def __init__(self, num_replicas: int) -> None:
@@ -125,7 +125,7 @@ class Meeting:
             call: The collective, which must be the same on all replicas.
             value: This replica's contribution.
             settle: Maps the list of all contributions to the list of all answers; called once, on
-                the thread that runs the meeting.
+                the thread that runs the rendezvous.
             timeout: Seconds to wait for the others; None waits as long as they run.
         """
         # False for a collective in compiled code, which calls from a thread of the runtime while
@@ -143,7 +143,7 @@ class Meeting:
 
     def _start(self, replica: int, body: Callable[[int], Any]) -> None:
         """Start the thread of a replica."""
-        # New threads start with an empty context: pass on the frame, level and meeting of this one.
+        # New threads start with an empty context: pass on the frame, level and rendezvous.
         context = contextvars.copy_context()
         jax_state = inherited_jax_state()
 
@@ -174,7 +174,7 @@ class Meeting:
     def _wait_until(self, condition: Callable[[], bool]) -> None:
         began = time.monotonic()
         while not self._poll(condition, began):
-            held.deliver()  # the only place where a signal may end the run
+            deferred_signals.deliver()  # the only place where a signal may end the run
 
     def _poll(self, condition: Callable[[], bool], began: float) -> bool:
         """Wait briefly; return whether `condition` holds. Raise the error of a failed replica."""
@@ -201,7 +201,9 @@ class Meeting:
             self._check(offers)
         order = range(self._size)
         try:
-            answers = held.let_in(lambda: offers[0].settle([offers[r].value for r in order]))
+            answers = deferred_signals.let_in(
+                lambda: offers[0].settle([offers[r].value for r in order])
+            )
         except Exception as error:
             self._note_line(error)
             raise
@@ -267,13 +269,13 @@ class Meeting:
         )
 
     def _end(self) -> None:
-        """End the meeting: replicas that still wait raise `Abandoned`."""
+        """End the rendezvous: replicas that still wait raise `Abandoned`."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
         for thread in self._threads:
             if thread.ident is not None:  # the thread was started
-                # A replica may be in user code that cannot be interrupted, so do not wait for ever.
+                # A replica may be in user code that cannot be interrupted, so limit the wait.
                 thread.join(timeout=5.0)
 
 

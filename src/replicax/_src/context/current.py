@@ -29,7 +29,7 @@ class Frame:
         replica: The running replica; None in cross-replica context.
         level: The target of variable reads and writes; None for their storage.
         body: In cross-replica code inside a compiled replica function, that replica.
-        hosted: Whether Python runs the body of an `rx.function`, and each run in it is compiled.
+        host_driven: Whether Python runs the body of an `rx.function`; each run in it is compiled.
         tapes: The recording gradient tapes, outermost first.
         journal: The old values of variables that an eager run has written, for rollback.
     """
@@ -38,7 +38,7 @@ class Frame:
     replica: ReplicaContext | None = None
     level: Any = None
     body: ReplicaContext | None = None
-    hosted: bool = False
+    host_driven: bool = False
     tapes: tuple[Any, ...] = ()
     journal: Any = None
 

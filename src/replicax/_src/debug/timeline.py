@@ -284,10 +284,10 @@ def _operations(events: list[Event]) -> dict[str, dict[str, list[Span]]]:
     therefore determines the end of a program, but not the end of the operation.
     """
     ends = {e.facts["_c"]: e.end for e in events if e.name.startswith(_END) and "_c" in e.facts}
-    meetings: dict[str, list[Span]] = defaultdict(list)
+    rendezvous: dict[str, list[Span]] = defaultdict(list)
     for e in events:
         if e.name == _RENDEZVOUS:
-            insort(meetings[e.thread], (e.begin, e.end))
+            insort(rendezvous[e.thread], (e.begin, e.end))
     found: dict[str, dict[str, list[Span]]] = {}
     programs: dict[tuple[str, Any], Span] = {}
     for e in events:
@@ -295,7 +295,7 @@ def _operations(events: list[Event]) -> dict[str, dict[str, list[Span]]]:
             continue
         device = f"CPU:{e.facts['device_ordinal']}"
         kinds = found.setdefault(device, {"compute": [], "collective": [], "program": []})
-        inner = meetings.get(e.thread, [])
+        inner = rendezvous.get(e.thread, [])
         at = bisect_left(inner, (e.begin, 0.0))
         meets = _COLLECTIVE.search(str(e.facts["hlo_op"])) or (
             at < len(inner) and inner[at][1] <= e.end

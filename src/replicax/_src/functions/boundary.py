@@ -23,7 +23,7 @@ from replicax._src.context.current import current
 from replicax._src.data.optional import Ahead, is_plain, take_in_function
 from replicax._src.functions.cache_keys import static_key
 from replicax._src.functions.modes import HostDriven
-from replicax._src.functions.reachable import Edge, Reach
+from replicax._src.functions.reachable import Edge, ReachableObjects
 from replicax._src.state.cell import Cell
 from replicax._src.state.levels import is_transformed
 from replicax._src.state.variable import Variable
@@ -55,7 +55,7 @@ from replicax._src.values.structures import (
 
 def _form(value: Distributed) -> Form:
     """Return the components of `value` in the form that the running code sees."""
-    frame, stored = current(), value.held
+    frame, stored = current(), value.stored
     level = frame.level
     # Eager code, and values that already belong to this trace, need no conversion.
     if level is None or getattr(level, "is_eager", True) or not is_transformed():
@@ -73,7 +73,7 @@ def _form(value: Distributed) -> Form:
         assert cell.topology is not None
         return InBody(seen, cell.topology, inside.across)
     if isinstance(seen, Distributed):
-        return seen.held
+        return seen.stored
     assert cell.topology is not None
     return Joined(seen, cell.topology)
 
@@ -90,7 +90,7 @@ def _cell(value: Distributed, inside: Any) -> Cell | None:
     Raises:
         HostDriven: If no single program can take it.
     """
-    stored = value.held
+    stored = value.stored
     if value.captured is None and isinstance(stored, Stacked):
         value.captured = Captured(stored.array, stored.array.shape[1:], stored.topology)
     elif value.captured is None and isinstance(stored, Joined):
@@ -357,7 +357,7 @@ def _is_leaf(x: Any) -> bool:
 def _refuse_traced(x: Any, path: Any) -> None:
     """Refuse an object that would carry tracers out of the trace."""
     where = f"result{jax.tree_util.keystr(path)}"
-    if x is not None and (found := Reach(Edge(where, x), everything=True).traced):
+    if x is not None and (found := ReachableObjects(Edge(where, x), everything=True).traced):
         raise TypeError(
             f"A traced function returned an object of type {type(x).__name__!r} that holds an array"
             f" in `{found[0]}`, which exists only while the function is traced. Return the array"

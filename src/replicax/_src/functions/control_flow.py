@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from replicax._src.base.errors import TracingError
 from replicax._src.context.current import in_replica
-from replicax._src.functions.iterator_inputs import Pull, enclosing_pulls
+from replicax._src.functions.iterator_inputs import IteratorInput, enclosing_inputs
 from replicax._src.functions.jaxpr.lift import Lifted, as_input, from_output, lift
 from replicax._src.functions.modes import HostDriven
 from replicax._src.state.cell import Cell
@@ -49,11 +49,11 @@ def cond(
         raise TypeError(
             f"The two functions of rx.cond return different structures: {a.out} and {b.out}."
         )
-    if a.level.pulls != b.level.pulls:
+    if a.level.taken != b.level.taken:
         raise HostDriven  # the number of elements taken depends on `pred`
-    pulls = [*a.pulls, *b.pulls]
+    inputs = [*a.iterator_inputs, *b.iterator_inputs]
     replacements: dict[Cell, Cell] = dict(
-        zip(pulls, enclosing_pulls(pulls, a.level.pulls), strict=True)
+        zip(inputs, enclosing_inputs(inputs, a.level.taken), strict=True)
     )
     writes = list(dict.fromkeys([*a.lifted.writes, *b.lifted.writes]))
     own = [*a.lifted.reads, *b.lifted.reads, *writes]
@@ -117,11 +117,11 @@ def scan(
 
     body = _LoopBody(step, [*carry, *slices], None, idle=not steps)
     lifted, outside = body.lifted, level()
-    constants = [c for c in lifted.reads if c not in {*lifted.writes, *body.pulls}]
+    constants = [c for c in lifted.reads if c not in {*lifted.writes, *body.iterator_inputs}]
     fixed = [as_input(read(c), c) for c in constants]
-    run = body.with_state([*body.pulls, *constants, *lifted.writes], lifted.writes)
-    pulls = enclosing_pulls(body.pulls, body.level.pulls, (steps, reverse))
-    elements = [outside.read(c) for c in pulls]
+    run = body.with_state([*body.iterator_inputs, *constants, *lifted.writes], lifted.writes)
+    inputs = enclosing_inputs(body.iterator_inputs, body.level.taken, (steps, reverse))
+    elements = [outside.read(c) for c in inputs]
 
     def loop_step(state: Any, x: Any) -> Any:
         (carried, changing), (slices, pulled) = state, x
@@ -178,7 +178,7 @@ def while_loop(
             f"cond_fun of rx.while_loop assigns variable {test.lifted.writes[0].name!r}. A"
             " condition must have no side effects; assign in body_fun."
         )
-    if test.level.pulls or body.level.pulls:
+    if test.level.taken or body.level.taken:
         raise HostDriven  # the number of elements taken depends on the condition
     writes = body.lifted.writes
     outside = level()
@@ -217,7 +217,7 @@ class _LoopBody:
         self.level = inner = TraceLevel(in_replica=in_replica(), outer=outside)
         inner.is_idle = idle
         self.lifted: Lifted = lift(body, leaves, inner)
-        self.pulls = [c for c in self.lifted.reads if isinstance(c, Pull)]
+        self.iterator_inputs = [c for c in self.lifted.reads if isinstance(c, IteratorInput)]
         for topology, what in inner.topologies.items():
             outside.uses(topology, what)
 

@@ -136,7 +136,7 @@ class Question:
         self._unconnected = unconnected
 
     def answer(self, targets: Sequence[Any], weights: Sequence[Any]) -> Any:
-        """Return the gradient of the weighted targets for each source, in their structure."""
+        """Return the gradient of the weighted sum of the targets for each source."""
         start: dict[int, Any] = {}
         for x, weight in zip(targets, weights, strict=True):
             variable = variable_of(x)

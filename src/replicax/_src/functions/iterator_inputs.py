@@ -61,11 +61,11 @@ def _next_element(iterator: Ahead) -> Any:
     if where is not None and where.is_idle:
         return _example(iterator)
     if where is not None:
-        return _pulled(iterator, where)
+        return _input_element(iterator, where)
     frame = current()
     with _outside():
         element = iterator.take()
-    return jax.tree.map(_as_array, element) if frame.hosted else element
+    return jax.tree.map(_as_array, element) if frame.host_driven else element
 
 
 def traced_function() -> TraceLevel | None:
@@ -113,7 +113,7 @@ def run_in_python(fn: Callable[[], Any]) -> Any:
     before = in_function.get()
     try:
         in_function.set(True)
-        return within(fn, hosted=True)
+        return within(fn, host_driven=True)
     finally:
         in_function.set(before)  # a single call into C, which no signal handler interrupts
 
@@ -125,7 +125,7 @@ def _outside() -> Iterator[None]:
     try:
         with (
             jaxprs.set_current_trace(at_rest),
-            entered(level=None, replica=None, body=None, hosted=False),
+            entered(level=None, replica=None, body=None, host_driven=False),
         ):
             yield
     finally:
@@ -163,8 +163,8 @@ def _zeros(x: Any) -> Any:
         canonical = jax.dtypes.canonicalize_dtype
         return jnp.zeros(x.shape, canonical(x.dtype)) if _is_liftable(x) else x
     topology: Any = x.topology
-    own = x.held.array.shape[1:] if isinstance(x.held, Stacked) else x.held.values[0].shape
-    dtype = x.held.array.dtype if isinstance(x.held, Stacked) else x.held.values[0].dtype
+    own = x.stored.array.shape[1:] if isinstance(x.stored, Stacked) else x.stored.values[0].shape
+    dtype = x.stored.array.dtype if isinstance(x.stored, Stacked) else x.stored.values[0].dtype
     return stacked(jnp.zeros((topology.num_replicas, *own), dtype), topology)
 
 
@@ -172,18 +172,18 @@ def _leaves(element: Any) -> list[Any]:
     return jax.tree.leaves(element, is_leaf=is_distributed)
 
 
-def _pulled(iterator: Ahead, where: TraceLevel) -> Any:
+def _input_element(iterator: Ahead, where: TraceLevel) -> Any:
     """Return tracers for the next element, in a function that is being traced."""
-    ahead = where.pulls.get(iterator, 0)
-    block = PulledBlock(iterator, ahead, ())
+    ahead = where.taken.get(iterator, 0)
+    block = ElementBlock(iterator, ahead, ())
     first = ahead + _taken_before(iterator, where.outer)
     with iterator.lock:
         if not reaches(iterator, first + 1):
             raise PythonFallback
         element = iterator.peek(first)
-    where.pulls[iterator] = ahead + 1
+    where.taken[iterator] = ahead + 1
     leaves, treedef = jax.tree.flatten(element, is_leaf=is_distributed)
-    cells = [Pull(block, i, *_leaf_type(x)) for i, x in enumerate(leaves)]
+    cells = [IteratorInput(block, i, *_leaf_type(x)) for i, x in enumerate(leaves)]
     block.size = len(cells)
     here = level()
     return jax.tree.unflatten(treedef, [here.read(c) for c in cells])
@@ -193,7 +193,7 @@ def _taken_before(iterator: Ahead, where: Level | None) -> int:
     """Return how many elements the enclosing levels take before the requested one."""
     count = 0
     while isinstance(where, TraceLevel | Overlay):
-        count += where.pulls.get(iterator, 0) if isinstance(where, TraceLevel) else 0
+        count += where.taken.get(iterator, 0) if isinstance(where, TraceLevel) else 0
         where = where.outer
     return count
 
@@ -203,7 +203,7 @@ def _is_liftable(x: Any) -> bool:
 
 
 def _is_stacked(x: Any) -> bool:
-    return isinstance(x, PerReplica) and isinstance(x.held, Stacked)
+    return isinstance(x, PerReplica) and isinstance(x.stored, Stacked)
 
 
 def _leaf_type(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
@@ -211,7 +211,7 @@ def _leaf_type(x: Any) -> tuple[tuple[int, ...], Any, Topology | None]:
     if not _is_liftable(x):
         raise PythonFallback
     if _is_stacked(x):
-        return tuple(x.held.array.shape[1:]), x.held.array.dtype, x.held.topology
+        return tuple(x.stored.array.shape[1:]), x.stored.array.dtype, x.stored.topology
     return tuple(x.shape), jax.dtypes.canonicalize_dtype(x.dtype), None
 
 
@@ -222,7 +222,7 @@ class StepAxis(NamedTuple):
     step: int
 
 
-class PulledBlock:
+class ElementBlock:
     """The elements that one call takes: a single one, or one for each step along `axes`."""
 
     def __init__(self, source: Ahead, start: int, axes: tuple[StepAxis, ...]) -> None:
@@ -261,7 +261,7 @@ def _is_not(a: Any, b: Any) -> bool:
 
 
 @final
-class Pull(Cell):
+class IteratorInput(Cell):
     """One leaf of a block: a cell that is filled for every call."""
 
     __slots__ = ("_leaf_shape", "block", "leaf")
@@ -270,7 +270,7 @@ class Pull(Cell):
 
     def __init__(
         self,
-        block: PulledBlock,
+        block: ElementBlock,
         leaf: int,
         own: tuple[int, ...],
         dtype: Any,
@@ -312,15 +312,15 @@ class Pull(Cell):
         taken: jax.Array = x
         return taken
 
-    def in_block(self, block: PulledBlock) -> Pull:
+    def in_block(self, block: ElementBlock) -> IteratorInput:
         """Return the cell of the same leaf in another block."""
         block.size = self.block.size
-        return Pull(block, self.leaf, self._leaf_shape, self.dtype, self.topology)
+        return IteratorInput(block, self.leaf, self._leaf_shape, self.dtype, self.topology)
 
 
-def enclosing_pulls(
+def enclosing_inputs(
     cells: Sequence[Cell], taken: Mapping[Ahead, int], axis: tuple[int, bool] | None = None
-) -> list[Pull]:
+) -> list[IteratorInput]:
     """Return the cells that the enclosing trace reads for the elements that a body takes.
 
     Args:
@@ -332,21 +332,21 @@ def enclosing_pulls(
         return []
     where = traced_function()
     assert where is not None
-    blocks: dict[tuple[Ahead, int, tuple[StepAxis, ...]], PulledBlock] = {}
-    pulls: dict[tuple[PulledBlock, int], Pull] = {}
+    blocks: dict[tuple[Ahead, int, tuple[StepAxis, ...]], ElementBlock] = {}
+    inputs: dict[tuple[ElementBlock, int], IteratorInput] = {}
     handed = []
     for cell in cells:
-        assert isinstance(cell, Pull)
+        assert isinstance(cell, IteratorInput)
         source, start, axes = cell.block.source, cell.block.start, cell.block.axes
-        start += where.pulls.get(source, 0)
+        start += where.taken.get(source, 0)
         if axis is not None:
             (count, is_reversed), step = axis, taken[source]
             start += (count - 1) * step if is_reversed else 0
             axes = (StepAxis(count, -step if is_reversed else step), *axes)
-        block = blocks.setdefault((source, start, axes), PulledBlock(source, start, axes))
-        handed.append(pulls.setdefault((block, cell.leaf), cell.in_block(block)))
+        block = blocks.setdefault((source, start, axes), ElementBlock(source, start, axes))
+        handed.append(inputs.setdefault((block, cell.leaf), cell.in_block(block)))
     for source, count in taken.items():
-        where.pulls[source] = where.pulls.get(source, 0) + count * (axis[0] if axis else 1)
+        where.taken[source] = where.taken.get(source, 0) + count * (axis[0] if axis else 1)
     return handed
 
 
@@ -377,11 +377,11 @@ def _array(x: Any) -> Any:
         return fitting(np.asarray(x) if getattr(x, "base", None) is None else np.array(x))
     if not _is_liftable(x):
         raise PythonFallback
-    return x.held.array if _is_stacked(x) else x
+    return x.stored.array if _is_stacked(x) else x
 
 
 def _topology(x: Any) -> Topology | None:
-    return x.held.topology if isinstance(x, PerReplica) else None
+    return x.stored.topology if isinstance(x, PerReplica) else None
 
 
 def _stack(arrays: list[Any], counts: tuple[int, ...], topology: Topology | None) -> Any:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec
 from replicax._src.base.errors import DivergenceError, ScopeError, TracingError
 from replicax._src.base.fault_points import fault_point
 from replicax._src.base.managers import contextmanager
-from replicax._src.base.threads import held
+from replicax._src.base.threads import deferred_signals
 from replicax._src.cluster.checks import WorkerLostError
 from replicax._src.compat.jax import undisturbed
 from replicax._src.context.current import current
@@ -52,8 +52,8 @@ class Program:
         self.written = [*self.changed, *(c for c in lifted.writes if c not in read)]
         self._verdicts = [i for i, c in enumerate(self.written) if c.guards is not None]
         topology = self.topology
-        self._pulls = level.pulls
-        self._iterator_arguments = [x for x in level.pulls if isinstance(x, IteratorArgument)]
+        self._taken = level.taken
+        self._iterator_arguments = [x for x in level.taken if isinstance(x, IteratorArgument)]
         self._plain_cells = [
             c for c in {*reads, *self.written} if c.topology is None and not c.transient
         ]
@@ -103,7 +103,7 @@ class Program:
         self._calls_back = "debug_callback" in calls
         self.donates = not self._may_fail and not self._is_elastic
         donate = (0,) if self.donates else ()
-        self._changes = bool(self.written or self._pulls)
+        self._changes = bool(self.written or self._taken)
         self.jitted = jax.jit(pure, donate_argnums=donate, out_shardings=self._shardings())
         self._call: Callable[..., Any] = self._first_call
         self._label = name
@@ -117,11 +117,11 @@ class Program:
             arrays: The arrays among the arguments.
             leaves: All leaves of the arguments, from which it takes the iterators.
         """
-        if not self._pulls:
+        if not self._taken:
             return self._execute(arrays, leaves)
         sources = {
             leaves[x.place] if isinstance(x, IteratorArgument) else x: n
-            for x, n in self._pulls.items()
+            for x, n in self._taken.items()
         }
         return self._call_locked(sources, sorted(sources, key=id), arrays, leaves)
 
@@ -173,12 +173,12 @@ class Program:
             if self._changes:
                 jax.block_until_ready(new)
                 self._check_verdicts(new)
-                with held, variable_lock:
+                with deferred_signals, variable_lock:
                     self._commit(new)
             return outs, new
         # Without the lock if the program has callbacks: one may read a variable from another
         # thread while this call waits for it.
-        with held, variable_lock if not self._calls_back else nullcontext():
+        with deferred_signals, variable_lock if not self._calls_back else nullcontext():
             # An owned value is the unread output of an earlier call: it can be donated directly.
             changed = [c.value if c.owned else fresh_copy(c.array()) for c in self.changed]
             new, outs = self._call(changed, *inputs)
@@ -197,7 +197,7 @@ class Program:
         for cell, value in zip(self.written, new, strict=True):
             cell.value = value
             cell.owned = True
-        for iterator, count in self._pulls.items():
+        for iterator, count in self._taken.items():
             iterator.consume(count)
 
     def _step_with_workers(self, inputs: tuple[Any, ...], topology: Topology) -> list[Any]:
@@ -238,14 +238,14 @@ class Program:
             if results:
                 interrupted.commit = lambda: self._finish(*results)
             raise interrupted from error
-        with held, variable_lock:
+        with deferred_signals, variable_lock:
             self._commit(new)
         load.steps += 1
         return outs  # type: ignore[no-any-return]
 
     def _finish(self, new: Sequence[Any], outs: Sequence[Any]) -> Any:
         """Commit a step whose barrier failed, and return its results."""
-        with held, variable_lock:
+        with deferred_signals, variable_lock:
             self._commit(new)
         load.steps += 1
         return self.outputs.rebuild(outs, local=True)
@@ -254,7 +254,7 @@ class Program:
         """Bind the iterator arguments to those of this call."""
         for argument in self._iterator_arguments:
             iterator = leaves[argument.place]
-            if iterator in self._pulls:
+            if iterator in self._taken:
                 raise PythonFallback  # also closed over: only Python knows the order of the two
             argument.bind(iterator)
 

@@ -1,4 +1,4 @@
-"""Reach: the objects that a function can access, through closures, globals and attributes.
+"""The objects that a function can reach through closures, globals and attributes.
 
 Python values that a traced function reads are part of its program, so a cached program is valid
 only while they are unchanged. A tracer stored in one of them during the trace is an error, since
@@ -56,7 +56,7 @@ class Edge(NamedTuple):
     value: Any
 
 
-class Reach:
+class ReachableObjects:
     """All objects reachable from some roots.
 
     Only attributes whose names occur in the reachable code count: a counter that the training loop
@@ -287,7 +287,7 @@ _LOOKS: list[tuple[Any, str]] = [
 ]
 
 
-def first_difference(old: Reach, new: Reach) -> str:
+def first_difference(old: ReachableObjects, new: ReachableObjects) -> str:
     """Return a description of the first difference between two reaches."""
     for (_, a), (label, b) in zip(old.facts, new.facts, strict=False):
         if a != b:
@@ -302,7 +302,7 @@ def refuse_lost(name: str, fn: Callable[..., Any], arguments: Iterable[Any]) -> 
         TracingError: If there are any; names the expressions.
     """
     given = [Edge("an argument", x) for x in arguments]
-    lost = Reach(Edge(name, fn), *given, everything=True).traced
+    lost = ReachableObjects(Edge(name, fn), *given, everything=True).traced
     if lost:
         raise TracingError(
             f"{name} left values of its trace in {', '.join(f'`{place}`' for place in lost[:3])}:"
@@ -404,7 +404,7 @@ def _content(cell: Any) -> Any:
 
 def _held(x: Any) -> Iterable[Any]:
     """Return the arrays in a distributed value without splitting it, which would run a program."""
-    held: Form = x.held
-    if isinstance(held, Pieces):
-        return jax.tree.leaves(held.values)
-    return jax.tree.leaves(held.piece) if isinstance(held, InBody) else (held.array,)
+    stored: Form = x.stored
+    if isinstance(stored, Pieces):
+        return jax.tree.leaves(stored.values)
+    return jax.tree.leaves(stored.piece) if isinstance(stored, InBody) else (stored.array,)

@@ -101,7 +101,7 @@ def recorded(recorder: Recorder) -> Iterator[None]:
 
 
 def is_recorded_by(recorder: Recorder) -> bool:
-    """Whether ``recorder`` is told what this thread does now."""
+    """Whether ``recorder`` receives the operations that this thread runs now."""
     trace = traced.value
     while isinstance(trace, Listening):
         if isinstance(trace, _Recording) and trace.recorder is recorder:

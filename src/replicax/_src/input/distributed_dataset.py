@@ -15,7 +15,7 @@ import jax
 from replicax._src.base.ops import NamedFields, Numbers, T_co
 from replicax._src.base.rendering import Sheet
 from replicax._src.base.tf_errors import EndOfSequenceError, InvalidArgumentError
-from replicax._src.base.threads import held
+from replicax._src.base.threads import deferred_signals
 from replicax._src.base.types import TensorSpec
 from replicax._src.context.current import current
 from replicax._src.data.node import INFINITE_CARDINALITY, UNKNOWN_CARDINALITY
@@ -310,7 +310,7 @@ class DistributedIterator(Ahead, Generic[T_co]):
         with self.lock:
             if not self._peeked:
                 self._look()
-            with held:
+            with deferred_signals:
                 element = Ahead.take(self)
         if elastic.is_on():
             leaves = enumerate(jax.tree.leaves(element, is_leaf=is_distributed))
@@ -349,7 +349,9 @@ class DistributedIterator(Ahead, Generic[T_co]):
         leaves = jax.tree.leaves(Ahead.take(self), is_leaf=is_distributed)
         for i, old in in_use:
             new = leaves[i]
-            old.held = new.held if isinstance(new, PerReplica) else Pieces((new,), self.topology)
+            old.stored = (
+                new.stored if isinstance(new, PerReplica) else Pieces((new,), self.topology)
+            )
         if not self._is_paused:
             self._elements.close()
 

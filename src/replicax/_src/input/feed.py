@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from replicax._src.base.fault_points import fault_point
-from replicax._src.base.threads import held, new_thread
+from replicax._src.base.threads import deferred_signals, new_thread
 from replicax._src.compat.jax import uncommitted
 from replicax._src.input.split import HostStep, catch_failures
 from replicax._src.topology.mesh import Topology
@@ -211,7 +211,7 @@ class Prefetch:
         self._finalizer = weakref.finalize(self, end)
         arguments = make, self._ready, self._room, self._stop
         self._thread = new_thread(_produce, *arguments, name="replicax-feed", stop=end)
-        with held:
+        with deferred_signals:
             self._thread.start()
 
     def move_to(self, elements: deque[Any]) -> bool:
@@ -244,7 +244,7 @@ class Prefetch:
     def close(self) -> None:
         """Stop the thread and wait for it."""
         self._is_done = True
-        with held:
+        with deferred_signals:
             self._finalizer()
         if self._thread is not threading.current_thread():
             self._thread.join(_JOIN_SECONDS)

@@ -299,7 +299,11 @@ class CoordinatedReading:
         return self.share.workers > 1 and not is_known
 
     def wait_context(self) -> AbstractContextManager[None]:
-        """Return a context for waiting for a step: a collective if workers exchange steps."""
+        """Return the context manager in which to wait for a batch.
+
+        If workers exchange steps it marks a collective, so that the watchdog of a stuck worker can
+        name it.
+        """
         return required().collective("the next batch") if self.needs_exchange else nullcontext()
 
     def align(self, local: Iterator[Step], stop: Event) -> Iterator[Step]:

@@ -45,7 +45,7 @@ from replicax._src.state.declaration import notify_of_new_variables
 from replicax._src.state.levels import TraceLevel, is_transformed
 from replicax._src.state.policy import Merge
 from replicax._src.state.variable import Variable
-from replicax._src.state.variables import read_global, trusted
+from replicax._src.state.variables import allow_reads, read_global
 from replicax._src.values.per_replica import plain
 from replicax._src.values.placement import is_traced
 
@@ -72,7 +72,7 @@ class KerasBackedValue:
             return v.__dict__["_value"]
         if not in_stateless_scope():
             return read_global(backing)
-        with trusted():  # Keras only infers shapes, and keeps no values
+        with allow_reads():  # Keras only infers shapes, and keeps no values
             return read_global(backing)
 
     def __set__(self, v: Any, x: Any) -> None:

@@ -21,7 +21,7 @@ from replicax._src.integrations.hook import replicas
 from replicax._src.integrations.keras_private import in_stateless_scope
 from replicax._src.state.declaration import laid_out_like
 from replicax._src.state.policy import Merge
-from replicax._src.state.variables import trusted, variable_of
+from replicax._src.state.variables import allow_reads, variable_of
 from replicax._src.topology.mesh import partition_spec
 from replicax._src.values.placement import is_traced
 
@@ -116,14 +116,14 @@ def _applied_once(original: Any) -> Any:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         replica = replicas()
         if replica is None:
-            with trusted():  # Keras uses jax.lax.cond with branches that are new in every call
+            with allow_reads():  # Keras uses jax.lax.cond with branches that are new in every call
                 return original(self, grads, trainable_variables)
         variables = None if trainable_variables is None else list(trainable_variables)
         _check_home(variables or [], replica.strategy)
         summed = _summed(self, list(grads), variables, replica)
 
         def merge(_: Any) -> None:
-            with trusted():
+            with allow_reads():
                 _apply_step(self, original, summed, variables)
 
         subject = {"the optimizer": self, "the variables": variables}

@@ -41,7 +41,7 @@ from replicax._src.strategy.base import live_strategies
 from replicax._src.topology.mesh import Topology
 from replicax._src.topology.tpu_generations import GENERATIONS, SliceShape
 from replicax._src.values.placement import WHOLE
-from replicax._src.values.sharded import SPEC, is_cut, is_sharded
+from replicax._src.values.sharded import SPEC, is_sharded, is_sharded_over_replicas
 
 _SLICES = re.compile(r"(?:(?P<count>[1-9]\d*)x ?)?(?P<slice>\w+[:-][\dx]+)")
 _CORES = re.compile(r"(?P<kind>v\w+)-(?P<number>[1-9]\d*)")
@@ -367,7 +367,9 @@ def _declare(variable: Variable, *, several: bool) -> None:
     cell, strategy = variable.cell, variable.distribute_strategy
     on_read = variable.synchronization is VariableSynchronization.ON_READ
     cell.per_replica = on_read and several
-    cell.sharded = several and not on_read and is_cut(cell, strategy.variable_policy)
+    cell.sharded = (
+        several and not on_read and is_sharded_over_replicas(cell, strategy.variable_policy)
+    )
     if cell.sharded or cell.spec == SPEC:
         cell.spec = SPEC if cell.sharded else WHOLE
     policy = policy_for(cell, strategy, variable.aggregation, several=several)

@@ -91,7 +91,7 @@ class Step:
 
     @property
     def is_jitted(self) -> bool:
-        """Whether it is a `jax.jit` function."""
+        """Whether the step is a `jax.jit` function."""
         return hasattr(self.function, "trace") and hasattr(self.function, "lower")
 
 

@@ -42,7 +42,7 @@ from replicax._src.values.placement import (
     split,
     stack,
 )
-from replicax._src.values.sharded import SPEC, Cut
+from replicax._src.values.sharded import SPEC, ShardLayout
 
 _numbers = itertools.count(1)
 
@@ -130,12 +130,12 @@ class Cell:
         return f"<the value of variable {self.name!r} at {id(self):#x}>"
 
     @property
-    def cut(self) -> Cut | None:
+    def shard_layout(self) -> ShardLayout | None:
         """The layout of a sharded value on the replicas; None for other cells."""
         topology = self.topology
         if not self.sharded or topology is None:
             return None
-        return Cut(self.shape, topology.num_replicas, topology.lines)
+        return ShardLayout(self.shape, topology.num_replicas, topology.lines)
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
@@ -143,8 +143,8 @@ class Cell:
         if self.per_replica:
             assert self.topology is not None
             return (self.topology.num_replicas, *self.shape)
-        cut = self.cut
-        return self.shape if cut is None else cut.stored_shape
+        layout = self.shard_layout
+        return self.shape if layout is None else layout.stored_shape
 
     def array(self) -> jax.Array:
         """Return the value in the form compiled code takes: replicated, in shards, or stacked."""
@@ -217,14 +217,14 @@ class Cell:
         if is_planned(x):
             self.put(x)
         elif self.per_replica:
-            self.put(tuple(x.held.values))
+            self.put(tuple(x.stored.values))
         elif self.topology is None:
             own = fresh_copy(x)
             # Uncommitted, so it can be used with arrays on any device: where the value was computed
             # must not decide where it is used.
             self.put(first(own) if own.is_fully_replicated else own)
-        elif (cut := self.cut) is not None:
-            self.put(cut.spread(x, self.topology))
+        elif (layout := self.shard_layout) is not None:
+            self.put(layout.spread(x, self.topology))
         else:
             self.put(
                 replicate(x, self.topology, self.spec), owned=self.topology.is_fully_addressable
@@ -272,12 +272,12 @@ class Cell:
         if isinstance(self.value, tuple):
             copy: jax.Array = self.value[replica]
             return copy
-        cut, topology = self.cut, self.topology
-        assert cut is not None
+        layout, topology = self.shard_layout, self.topology
+        assert layout is not None
         assert topology is not None
         with variable_lock:
             self.owned, parts = False, self.value  # another thread's call must not consume them
-        return cut.collected(
+        return layout.collected(
             parts, topology, topology.primary_devices[replica], f"variable {self.name!r}"
         )
 

@@ -255,7 +255,7 @@ class TraceLevel:
     """A function that is being traced: its reads become inputs, its writes outputs.
 
     Attributes:
-        pulls: The number of elements that one call of the function takes from each iterator.
+        taken: The number of elements that one call of the function takes from each iterator.
         outer: The enclosing level; None for a function that is traced independently.
         enclosing_trace: The JAX trace in which the function was passed to `rx.cond`, ...
         is_idle: Whether the function is traced only for its output shapes, and never run.
@@ -270,7 +270,7 @@ class TraceLevel:
         self.writes: dict[Cell, Any] = {}
         self.topologies: dict[Topology, Any] = {}
         self.created: list[tuple[Any, jax.Array]] = []
-        self.pulls: dict[Any, int] = {}
+        self.taken: dict[Any, int] = {}
         self.is_eager = self.is_idle = False
 
     @property
@@ -293,12 +293,12 @@ class TraceLevel:
         if cell not in self._reads:
             if cell.topology is not None:
                 self.uses(cell.topology, f"variable {cell.name!r}")
-            cut = None if self.in_replica else cell.cut
+            layout = None if self.in_replica else cell.shard_layout
             # Bind in the level's own trace, even when called from a sub-trace (scan, grad, ...):
             # the read equation must be at the top level of the jaxpr, where `pull_reads` finds it.
             with jaxprs.set_current_trace(self.fresh.trace):
                 value = read_p.bind(number=len(self._reads), aval=self._aval(cell))
-                self._reads[cell] = value if cut is None else cut.whole(value)
+                self._reads[cell] = value if layout is None else layout.whole(value)
         value = self._reads[cell]
         if cell.per_replica and not self.in_replica:
             assert cell.topology is not None

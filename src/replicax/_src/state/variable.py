@@ -45,7 +45,7 @@ from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import Distributed, DistributedValues, InBody, PerReplica
 from replicax._src.values.placement import has_strong_dtype, is_traced, private
 from replicax._src.values.replica_functions import broadcast_from_first
-from replicax._src.values.sharded import SPEC, is_cut
+from replicax._src.values.sharded import SPEC, is_sharded_over_replicas
 
 live_variables: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -120,7 +120,11 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             if topology is not None and traced is None and not is_planned(value):
                 value = broadcast_from_first(value, topology, f"variable {self._name!r}")
             spec = SPEC
-            if not several or on_read or not is_cut(value, strategy.variable_policy):
+            if (
+                not several
+                or on_read
+                or not is_sharded_over_replicas(value, strategy.variable_policy)
+            ):
                 spec = layout_of(value, self._name, topology, per_replica=stacks)
             cell = Cell(value, topology, self._name, per_replica=stacks, spec=spec)
         cell.trainable = self._trainable

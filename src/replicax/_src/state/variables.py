@@ -31,7 +31,7 @@ from replicax._src.values.per_replica import Distributed
 from replicax._src.values.reduce import agree
 from replicax._src.workers.group import required
 
-_trusted: ContextVar[bool] = ContextVar("replicax_trusted", default=False)
+_allowing_reads: ContextVar[bool] = ContextVar("replicax_allow_reads", default=False)
 
 
 def variable_of(x: Any) -> Variable | None:
@@ -64,13 +64,13 @@ def value_of(x: Any) -> Any:
 
 
 @contextmanager
-def trusted() -> Iterator[None]:
+def allow_reads() -> Iterator[None]:
     """Allow reads while JAX traces, for library code that does not cache its traces."""
-    token = _trusted.set(True)
+    token = _allowing_reads.set(True)
     try:
         yield
     finally:
-        _trusted.reset(token)
+        _allowing_reads.reset(token)
 
 
 def read_global(variable: Variable) -> jax.Array:
@@ -82,12 +82,12 @@ def read_global(variable: Variable) -> jax.Array:
     """
     frame = current()
     if frame.level is not None or frame.replica is not None:
-        if not (_trusted.get() and level().is_eager):
+        if not (_allowing_reads.get() and level().is_eager):
             return variable.read_value()
         with concrete():
             return variable.read_value()
     cell = variable.cell
-    if not _trusted.get():
+    if not _allowing_reads.get():
         refuse_in_foreign_trace(cell)
     with concrete():
         alone = cell.topology is None or not cell.topology.is_fully_addressable
@@ -104,7 +104,7 @@ def read_global(variable: Variable) -> jax.Array:
 def held_array(variable: Variable) -> jax.Array:
     """Return the array that the devices of all workers hold; it is never donated afterwards.
 
-    For a sharded variable this is the stored array, in shards; see `Cell.cut`.
+    For a sharded variable this is the stored array, in shards; see `Cell.shard_layout`.
     """
     cell = variable.cell
     refuse_in_foreign_trace(cell)

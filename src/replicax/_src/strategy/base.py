@@ -31,7 +31,7 @@ from replicax._src.strategy.distribute_methods import (
 from replicax._src.strategy.extended import StrategyExtended
 from replicax._src.strategy.links import SoloLink
 from replicax._src.strategy.ragged_run import RaggedRun
-from replicax._src.strategy.run import HostedProgram, HostedRun, LRUCache, run_replicas
+from replicax._src.strategy.run import HostDrivenProgram, HostDrivenRun, LRUCache, run_replicas
 from replicax._src.topology.mesh import Topology
 from replicax._src.values.per_replica import (
     AnyArray,
@@ -86,8 +86,8 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
-        self.hosted_runs: LRUCache[HostedProgram] = LRUCache()
-        self.hosted_latest: LRUCache[HostedRun] = LRUCache()
+        self.host_driven_programs: LRUCache[HostDrivenProgram] = LRUCache()
+        self.host_driven_runs: LRUCache[HostDrivenRun] = LRUCache()
         self.ragged_runs: LRUCache[RaggedRun] = LRUCache()
         self.solo_context = ReplicaContext(self, SoloLink(topology))
         live_strategies.add(self)

@@ -29,7 +29,7 @@ from replicax._src.values.per_replica import (
 )
 from replicax._src.values.placement import NUMERIC, is_array, per_replica_map, strong
 from replicax._src.values.replica_functions import local_piece, stacked_array
-from replicax._src.values.sharded import Cut
+from replicax._src.values.sharded import ShardLayout
 from replicax._src.values.structures import (
     component_specs,
     dict_orders,
@@ -215,18 +215,22 @@ class _Traced:
             for i, (c, v) in enumerate(zip(self._writes, varying[self._num_outs :], strict=True))
             if v and not c.per_replica
         ]
-        in_cuts = [None] * len(self._in_specs) + [self._cut(c) for c in self._reads]
-        out_cuts = [None] * self._num_outs + [self._cut(c) for c in self._writes]
+        in_layouts = [None] * len(self._in_specs) + [self._shard_layout(c) for c in self._reads]
+        out_layouts = [None] * self._num_outs + [self._shard_layout(c) for c in self._writes]
         for i in self._may_diverge:  # compared as whole arrays, and sliced afterwards
-            out_cuts[self._num_outs + i] = None
-        self._call = on_shards(lifted.jaxpr, in_cuts, out_cuts)
+            out_layouts[self._num_outs + i] = None
+        self._call = on_shards(lifted.jaxpr, in_layouts, out_layouts)
 
-    def _cut(self, cell: Cell) -> Cut | None:
+    def _shard_layout(self, cell: Cell) -> ShardLayout | None:
         """Return the layout of a variable sharded over these replicas; None for other variables."""
-        return cell.cut if cell.topology == self._topology else None
+        return cell.shard_layout if cell.topology == self._topology else None
 
     def _spec(self, cell: Cell) -> PartitionSpec:
-        return _PER_REPLICA if cell.per_replica or self._cut(cell) is not None else _REPLICATED
+        return (
+            _PER_REPLICA
+            if cell.per_replica or self._shard_layout(cell) is not None
+            else _REPLICATED
+        )
 
     def run(self, outside: Level) -> list[Stacked | Joined]:
         """Run the function on every replica, apply its writes to `outside`; return its outputs."""
@@ -243,9 +247,9 @@ class _Traced:
                 results[i] = results[i][0]
             flags = []
             for i in may_diverge:
-                at, cut = first_write + i, self._cut(writes[i])
+                at, layout = first_write + i, self._shard_layout(writes[i])
                 value, agreed = agreed_value_in_body(writes[i], results[at], topology, MESH_AXIS)
-                results[at] = value if cut is None else cut.local_shard(value)
+                results[at] = value if layout is None else layout.local_shard(value)
                 flags += [] if agreed is None else [agreed]
             return [*results, *flags]
 

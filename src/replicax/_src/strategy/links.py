@@ -95,7 +95,7 @@ class ThreadLink:
 
     @property
     def across(self) -> Across:
-        """The collectives of this replica: meetings with the other replicas' threads."""
+        """The collectives of this replica: rendezvous with the other replicas' threads."""
         return eager.SeatAcross(self.seat)
 
     @property
@@ -119,13 +119,13 @@ class ThreadLink:
         options: CommunicationOptions,
         structure: str = "",
     ) -> list[jax.Array]:
-        """Reduce in a meeting with the other replicas."""
+        """Reduce in a rendezvous with the other replicas."""
         return eager.all_reduce(self.seat, op, leaves, options, structure)
 
     def all_gather(
         self, x: jax.Array, axis: int, options: CommunicationOptions, structure: str = ""
     ) -> jax.Array:
-        """Gather in a meeting with the other replicas."""
+        """Gather in a rendezvous with the other replicas."""
         return eager.all_gather(self.seat, x, axis, options, structure)
 
     def merge(self, fn: Callable[..., Any], args: Any, kwargs: Any, context: ReplicaContext) -> Any:
@@ -147,7 +147,7 @@ class ThreadLink:
             return [select(result, i) for i in range(len(topology.local_replicas))]
 
         called = Call(purpose, getattr(fn, "subject", {"merge_fn": fn}))
-        return self.seat.meeting.meet(self.seat.replica, called, (args, kwargs), settle)
+        return self.seat.rendezvous.meet(self.seat.replica, called, (args, kwargs), settle)
 
     def _with_own_numbers(self, call: Any, purpose: str) -> Any:
         """Return the call with Python numbers that differ between replicas converted to arrays."""
@@ -169,7 +169,7 @@ class ThreadLink:
 
         numbers = [leaves[i] for i in places]
         comparing = Call(f"{purpose}, comparing {len(numbers)} numbers")
-        same = self.seat.meeting.meet(self.seat.replica, comparing, numbers, settle)
+        same = self.seat.rendezvous.meet(self.seat.replica, comparing, numbers, settle)
         for place, alike in zip(places, same, strict=True):
             if not alike:
                 leaves[place] = jnp.asarray(leaves[place])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from replicax._src.base.errors import ReplicaError
-from replicax._src.base.threads import held
+from replicax._src.base.threads import deferred_signals
 from replicax._src.collectives import eager
 from replicax._src.compat.jax import ordered_effect
 from replicax._src.functions.boundary import Fields, Outputs, replica_value
@@ -79,8 +79,8 @@ def run_ragged(
             with as_replica(strategy, topology, replica, has_rows=has_rows[replica]):
                 return body(replica)
 
-        with held, eager.open_meeting(topology) as meeting:
-            return meeting.run(work)
+        with deferred_signals, eager.open_rendezvous(topology) as rendezvous:
+            return rendezvous.run(work)
 
     if run.op_by_op:
         raise CannotTrace
@@ -203,7 +203,7 @@ def _commit(
         else:
             _check_all_write(cell, rows)
             new[cell] = agreed_value(cell, [row[cell] for row in rows], has_rows, topology)
-    with held:  # signals are deferred: all values are stored, or none
+    with deferred_signals:  # signals are deferred: all values are stored, or none
         for cell, value in new.items():
             cell.store(value)
 

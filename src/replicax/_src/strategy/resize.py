@@ -66,7 +66,7 @@ class _Moved:
                 cell.value = None
                 cell.forget_verdict()
         for value in live_values():
-            held = value.held
+            held = value.stored
             if isinstance(held, Joined):
                 self._values.append((value, _to_host(held.array)))
             elif held.topology is not None and not held.topology.is_fully_addressable:
@@ -81,12 +81,12 @@ class _Moved:
             cell.value, cell.owned = moved, False
         values, self._values = self._values, []
         for value, copy in values:
-            topology = value.held.topology
+            topology = value.stored.topology
             value.captured = None
             if copy is None:
-                value.held = Lost(topology)
+                value.stored = Lost(topology)
             else:
-                value.held = mirrored(replicate(_from_host(*copy), topology), topology).held
+                value.stored = mirrored(replicate(_from_host(*copy), topology), topology).stored
 
 
 def _to_host(x: jax.Array) -> tuple[np.ndarray, Any]:
@@ -103,8 +103,8 @@ def _from_host(array: np.ndarray, keys: Any) -> jax.Array:
 
 def _move_strategies() -> None:
     for strategy in list(live_strategies):
-        strategy.hosted_runs.clear()
-        strategy.hosted_latest.clear()
+        strategy.host_driven_programs.clear()
+        strategy.host_driven_runs.clear()
         strategy.ragged_runs.clear()
         move = getattr(strategy, "move_to_workers", None)
         if move is not None:

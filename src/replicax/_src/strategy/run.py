@@ -1,6 +1,6 @@
 """`Strategy.run`: choose between eager, compiled, ragged and single-replica execution.
 
-`run_hosted` serves runs inside a function that Python executes: each run is compiled and cached. A
+`run_host_driven` serves runs inside a function that Python executes, compiling and caching each. A
 replica function defined inside the loop is a new object on every step. It is the same program if
 its code is the same and all objects that it can reach are equivalent; captured arrays become
 inputs.
@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 from replicax._src.base.errors import ScopeError
-from replicax._src.base.threads import held
+from replicax._src.base.threads import deferred_signals
 from replicax._src.collectives import eager
 from replicax._src.context.current import current, entered
 from replicax._src.context.replica import ReplicaContext
@@ -29,7 +29,7 @@ from replicax._src.functions.boundary import replica_value
 from replicax._src.functions.cache_keys import static_key
 from replicax._src.functions.function import BoundFunction, Function
 from replicax._src.functions.modes import runs_eagerly
-from replicax._src.functions.reachable import Reach, first_difference
+from replicax._src.functions.reachable import ReachableObjects, first_difference
 from replicax._src.functions.signature import conform
 from replicax._src.state.cell import run_atomically
 from replicax._src.state.levels import level
@@ -87,7 +87,7 @@ class LRUCache(Generic[T]):
 
 
 @dataclass
-class HostedProgram:
+class HostDrivenProgram:
     """A compiled replica function, with the closure for its next trace."""
 
     function: Callable[..., Any]
@@ -97,17 +97,17 @@ class HostedProgram:
 
 
 @dataclass
-class HostedRun:
+class HostDrivenRun:
     """The latest program of a replica function, with the Python state that it depends on."""
 
     statics: list[Any]
-    reach: Reach
-    program: HostedProgram
+    reach: ReachableObjects
+    program: HostDrivenProgram
     meanings: int = 1
     is_new: bool = True
 
 
-def run_hosted(
+def run_host_driven(
     strategy: StrategyBase,
     topology: Topology,
     fn: Callable[..., Any],
@@ -136,16 +136,16 @@ def run_hosted(
     if found.is_new or (is_short and not found.reach.is_unchanged()):
         # Changes that the trace itself made to Python objects must not cause another trace.
         after = Closure.of(fn)
-        reach = Reach(*after.edges())
+        reach = ReachableObjects(*after.edges())
         statics = [edge.value for edge in after.statics]
         _remember(strategy, after, replace(found, statics=statics, reach=reach, is_new=False))
     return result
 
 
-def _find_program(strategy: StrategyBase, closure: Closure) -> HostedRun:
+def _find_program(strategy: StrategyBase, closure: Closure) -> HostDrivenRun:
     """Return the program for the current meaning of the function; create it if necessary."""
     statics = [edge.value for edge in closure.statics]
-    run = strategy.hosted_latest.get(closure.place)
+    run = strategy.host_driven_runs.get(closure.place)
     if (
         run is not None
         and len(run.statics) == len(statics)
@@ -153,9 +153,11 @@ def _find_program(strategy: StrategyBase, closure: Closure) -> HostedRun:
         and run.reach.is_unchanged()
     ):
         return run
-    reach = Reach(*closure.edges())
-    program = strategy.hosted_runs.get((closure.place, reach.key))
-    found = HostedRun(statics, reach, program or _hosted_program(strategy), is_new=program is None)
+    reach = ReachableObjects(*closure.edges())
+    program = strategy.host_driven_programs.get((closure.place, reach.key))
+    found = HostDrivenRun(
+        statics, reach, program or _host_driven_program(strategy), is_new=program is None
+    )
     if run is not None:
         found.meanings = run.meanings + found.is_new
         if found.meanings == _MANY_PROGRAMS and run.meanings < _MANY_PROGRAMS:
@@ -170,20 +172,20 @@ def _find_program(strategy: StrategyBase, closure: Closure) -> HostedRun:
     return _remember(strategy, closure, found)
 
 
-def _hosted_program(strategy: StrategyBase) -> HostedProgram:
+def _host_driven_program(strategy: StrategyBase) -> HostDrivenProgram:
     """Return a program that runs the latest equivalent function."""
     latest: list[Any] = []
 
     def call(arrays: Any, a: Any, k: Any) -> Any:
-        with entered(hosted=False), latest[1].filled(arrays) as fn:
+        with entered(host_driven=False), latest[1].filled(arrays) as fn:
             return strategy.run(fn, a, k)
 
-    return HostedProgram(Function(call), latest)
+    return HostDrivenProgram(Function(call), latest)
 
 
-def _remember(strategy: StrategyBase, closure: Closure, run: HostedRun) -> HostedRun:
-    strategy.hosted_runs.put((closure.place, run.reach.key), run.program)
-    return strategy.hosted_latest.put(closure.place, run)
+def _remember(strategy: StrategyBase, closure: Closure, run: HostDrivenRun) -> HostDrivenRun:
+    strategy.host_driven_programs.put((closure.place, run.reach.key), run.program)
+    return strategy.host_driven_runs.put(closure.place, run)
 
 
 _warned = False
@@ -204,10 +206,10 @@ def run_replicas(
         fn = fn.python_function
     frame = current()
     is_solo = topology is None or topology.num_replicas == 1
-    compiles = strategy.compiles_runs or (frame.hosted and not is_solo)
+    compiles = strategy.compiles_runs or (frame.host_driven and not is_solo)
     if topology is not None and compiles and frame.level is None:
         with suppress(CannotTrace):
-            return run_hosted(strategy, topology, fn, args, kwargs)
+            return run_host_driven(strategy, topology, fn, args, kwargs)
     if topology is None or is_solo:
         return _run_solo(strategy, topology, fn, args, kwargs)
     if frame.level is not None:
@@ -316,8 +318,8 @@ def _run_threads(
             return eager.wait_if_staged(_on_own_device(result, device))
 
     def run() -> Any:
-        with held, eager.open_meeting(topology) as meeting:
-            return regroup(meeting.run(body), topology)
+        with deferred_signals, eager.open_rendezvous(topology) as rendezvous:
+            return regroup(rendezvous.run(body), topology)
 
     results = run_atomically(run)
     load.steps += 1

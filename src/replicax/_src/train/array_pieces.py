@@ -19,7 +19,7 @@ import numpy as np
 from replicax._src.state.cell import Cell
 from replicax._src.train.checkpoint_files import CheckedFiles, as_bytes, buffer
 from replicax._src.train.orbax_private import chunk
-from replicax._src.values.sharded import Cut
+from replicax._src.values.sharded import ShardLayout
 
 # Creating and syncing a file per array costs more than writing its bytes, so arrays smaller than
 # this are packed into one file.
@@ -88,19 +88,19 @@ class Value:
 
     Attributes:
         array: The array: in host memory, or on devices of one worker or of all.
-        cut: How the stored array maps to the logical one, if it is padded or flattened.
+        shard_layout: How the stored array maps to the logical one, if it is padded or flattened.
         copies_on: If the rows are per-replica copies, the mark of their layout: see
             `replicax._src.train.stored_checkpoint.copies_mark`.
     """
 
     array: Any
-    cut: Cut | None = None
+    shard_layout: ShardLayout | None = None
     copies_on: str | None = None
 
     @property
     def shape(self) -> Shape:
         """The logical shape of the array."""
-        return tuple(np.shape(self.array)) if self.cut is None else self.cut.shape
+        return tuple(np.shape(self.array)) if self.shard_layout is None else self.shard_layout.shape
 
     def holders(self) -> dict[Part, list[int]]:
         """Return the distinct shards, with the indices of the workers that hold each.
@@ -131,7 +131,7 @@ class Value:
         return np.ascontiguousarray(host).reshape(part.shape)
 
     def _part(self, index: tuple[slice, ...]) -> Part:
-        return part_at(index, self.array.shape, self.cut)
+        return part_at(index, self.array.shape, self.shard_layout)
 
 
 def _first(array: Any) -> Any:
@@ -139,19 +139,19 @@ def _first(array: Any) -> Any:
     return array.addressable_data(0) if is_spread else array
 
 
-def part_at(index: tuple[slice, ...], shape: Shape, cut: Cut | None) -> Part:
+def part_at(index: tuple[slice, ...], shape: Shape, layout: ShardLayout | None) -> Part:
     """Return the logical part that a shard holds.
 
     Args:
         index: The shard's index in the stored array.
         shape: The shape of the stored array.
-        cut: How the stored array maps to the logical one.
+        layout: How the stored array maps to the logical one.
     """
     bounds = (s.indices(n)[:2] for s, n in zip(index, shape, strict=True))
-    if cut is None or not cut.is_flat:
+    if layout is None or not layout.is_flat:
         return Part(tuple(bounds))
     ((begin, end),) = bounds
-    last = prod(cut.shape)
+    last = prod(layout.shape)
     return Part(((min(begin, last), min(end, last)),), is_flat=True)
 
 
@@ -161,7 +161,9 @@ def local_parts(cell: Cell) -> list[Part]:
         return [whole(cell.shape)]
     at = cell.sharding.addressable_devices_indices_map(cell.stored_shape)
     return list(
-        dict.fromkeys(part_at(i, cell.stored_shape, cell.cut) for i in at.values() if i is not None)
+        dict.fromkeys(
+            part_at(i, cell.stored_shape, cell.shard_layout) for i in at.values() if i is not None
+        )
     )
 
 
@@ -177,13 +179,13 @@ def put_parts(cell: Cell, parts: Mapping[Part, np.ndarray]) -> None:
         (array,) = parts.values()
         cell.put(jax.device_put(array))
         return
-    shape, cut = cell.stored_shape, cell.cut
+    shape, layout = cell.stored_shape, cell.shard_layout
 
     def at(index: Any) -> np.ndarray:
-        array = parts[part_at(index, shape, cut)]
-        if cut is None or not cut.is_flat:
+        array = parts[part_at(index, shape, layout)]
+        if layout is None or not layout.is_flat:
             return array
-        return np.pad(array, (0, cut.part_shape[0] - array.size))
+        return np.pad(array, (0, layout.part_shape[0] - array.size))
 
     cell.put(jax.make_array_from_callback(shape, cell.sharding, at))
 

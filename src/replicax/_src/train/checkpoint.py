@@ -246,7 +246,7 @@ class _Restoration:
     def __init__(self, source: CheckpointSource, checkpoint: Checkpoint) -> None:
         self._source = source
         self._checkpoint = weakref.ref(checkpoint)
-        self._done: dict[str, Any] = {}  # what was restored, by its key
+        self._done: dict[str, Any] = {}  # the objects restored so far, by key
         self._contents = checkpoint.contents()
         self._is_busy = False
 
@@ -497,7 +497,7 @@ def saved_value(x: Any, key: str) -> Any:
         )
     if not is_placed(variable):
         return variable.read_value()
-    return Value(held_array(variable), variable.cell.cut)
+    return Value(held_array(variable), variable.cell.shard_layout)
 
 
 def _copies(x: Any) -> Value | None:

@@ -91,8 +91,8 @@ class Folder:
             os.rmdir(self.path)
 
     def remove_partial(self) -> None:
-        """Remove what a save or a removal that was killed has left, unless one is in progress."""
-        with suppress(OSError):  # it is gone, or no folder, or has somebody else's files
+        """Remove the files of a save or removal that was killed, unless one is in progress."""
+        with suppress(OSError):  # it is gone, or no folder, or has files of other programs
             names = os.listdir(self.path)
             if MANIFEST not in names and any(
                 DATA.fullmatch(x) or _DRAFT.fullmatch(x) for x in names

@@ -276,7 +276,9 @@ def _reached(
         for name, part in parts.items():
             if id(part) in ways or has_no_parts(part):
                 continue
-            if x is root or names.is_saved(part):  # always save what the user named explicitly
+            if x is root or names.is_saved(
+                part
+            ):  # always save objects that the user named explicitly
                 # An empty name is valid: the path of its child begins with a slash.
                 ways[id(part)] = _escaped(name) if x is root else f"{way}/{_escaped(name)}"
                 waiting.append(part)
@@ -371,7 +373,7 @@ def matched(nodes: list[ObjectNode], root: Any, names: Names) -> dict[str, Any]:
 
 
 def compared(nodes: list[ObjectNode], root: Any, names: Names, restored: dict[str, Any]) -> Match:
-    """Compare the saved graph and the live objects with what was restored.
+    """Compare the saved graph and the live objects with the restored objects.
 
     Args:
         nodes: The saved graph.

@@ -81,7 +81,10 @@ class ProgressBar(Generic[T]):
         self.examples = None if more is None or self.examples is None else self.examples + more
 
     def _status(self, began: float, *, wait: bool = False) -> str:
-        """Format throughput, input wait and numbers; with ``wait``, wait for pending numbers."""
+        """Format the status line: throughput, share of time spent on input, and metrics.
+
+        A metric that devices are still computing keeps its last value; with ``wait``, wait for it.
+        """
         seconds = max(time.perf_counter() - began, 1e-9)
         parts = [f"{self.steps / seconds:,.1f} steps/s"]
         if self.examples is not None:

@@ -273,11 +273,13 @@ def _export(python: Callable[..., Any], specs: Any, name: str) -> tuple[Lifted, 
         # The exported function takes and returns logical values; sharded variables are stored
         # padded or flattened here, so convert to and from the stored form.
         pairs = zip(lifted.reads, state, strict=True)
-        stored = [x if (cut := c.cut) is None else cut.stored(x) for c, x in pairs]
+        stored = [x if (layout := c.shard_layout) is None else layout.stored(x) for c, x in pairs]
         results = lifted.call(*jax.tree.leaves(args), *stored)
         outs = jax.tree.unflatten(trees[-1], results[: lifted.num_outs])
         pairs = zip(lifted.writes, results[lifted.num_outs :], strict=True)
-        return outs, [x if (cut := c.cut) is None else cut.whole(x) for c, x in pairs]
+        return outs, [
+            x if (layout := c.shard_layout) is None else layout.whole(x) for c, x in pairs
+        ]
 
     state = [jax.ShapeDtypeStruct(c.shape, c.dtype) for c in lifted.reads]
     args = jax.tree.unflatten(treedef, shapes)

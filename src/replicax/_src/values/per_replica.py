@@ -165,11 +165,11 @@ class DistributedValues(Generic[T_co]):
 class Distributed(StandIn, DistributedValues[T_co]):
     """A distributed value other than a variable: an argument or result of `Strategy.run`."""
 
-    held: Form  # the stored components; `form` is how the running code sees them
+    stored: Form  # the stored components; `form` is how the running code sees them
     captured: Any  # the cell that makes it an input of compiled code that closes over it, or None
 
     def __init__(self, values: Sequence[T_co]) -> None:
-        self.held = Pieces(tuple(values))
+        self.stored = Pieces(tuple(values))
         self.captured = None
         if elastic.is_on():
             _note_live(self)
@@ -182,13 +182,13 @@ class Distributed(StandIn, DistributedValues[T_co]):
     @property
     def topology(self) -> Topology | None:
         """The devices of the replicas, if they are known."""
-        return self.held.topology
+        return self.stored.topology
 
     @classmethod
     def of(cls, form: Form) -> Self:
         """Return a value with the given form."""
         self = object.__new__(cls)
-        self.held, self.captured = form, None
+        self.stored, self.captured = form, None
         if elastic.is_on():
             _note_live(self)
         return self
@@ -254,7 +254,7 @@ def _note_live(value: Distributed) -> None:
 def live_values() -> list[Distributed]:
     """Return all distributed values of an elastic run that are in use, without those in traces."""
     found = [ref() for ref in list(_live.values())]
-    return [v for v in found if v is not None and not _has_tracers(v.held)]
+    return [v for v in found if v is not None and not _has_tracers(v.stored)]
 
 
 def _has_tracers(form: Form) -> bool:

@@ -1,4 +1,4 @@
-"""`Cut`: the layout of an array that is sharded over the replicas in equal shards.
+"""`ShardLayout`: the layout of an array that is sharded over the replicas in equal shards.
 
 The array is sharded along its first axis if the number of replicas divides it; otherwise it is
 flattened and padded at the end. The padding is never read.
@@ -27,7 +27,7 @@ SMALL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardLayout:
     """The layout of an array that is sharded over the replicas.
 
     Attributes:
@@ -36,8 +36,8 @@ class Cut:
         lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
 
     Example:
-        >>> from replicax._src.values.sharded import Cut
-        >>> Cut((8, 3), 4).part_shape, Cut((3, 3), 4).part_shape
+        >>> from replicax._src.values.sharded import ShardLayout
+        >>> ShardLayout((8, 3), 4).part_shape, ShardLayout((3, 3), 4).part_shape
         ((2, 3), (3,))
     """
 
@@ -150,7 +150,7 @@ def is_sharded(variable_policy: str) -> bool:
     return variable_policy == "sharded"
 
 
-def is_cut(x: Any, variable_policy: str) -> bool:
+def is_sharded_over_replicas(x: Any, variable_policy: str) -> bool:
     """Whether a variable of the shape and dtype of `x` is sharded: only large ones are."""
     if not is_sharded(variable_policy):
         return False
@@ -159,19 +159,19 @@ def is_cut(x: Any, variable_policy: str) -> bool:
 
 
 @cached_until_resize
-def _gatherer(cut: Cut, topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    return per_replica_jit(cut.gathered, topology, SPEC, PartitionSpec())
+def _gatherer(layout: ShardLayout, topology: Topology) -> Callable[[jax.Array], jax.Array]:
+    return per_replica_jit(layout.gathered, topology, SPEC, PartitionSpec())
 
 
 @cache
-def _named(cut: Cut, *, to_whole: bool) -> Callable[[jax.Array], jax.Array]:
+def _named(layout: ShardLayout, *, to_whole: bool) -> Callable[[jax.Array], jax.Array]:
     """Return the conversion, jitted under a name that `without_round_trips` finds in a jaxpr."""
 
     def stored(x: jax.Array) -> jax.Array:
-        return jnp.pad(x.ravel(), (0, cut.stored_shape[0] - prod(cut.shape)))
+        return jnp.pad(x.ravel(), (0, layout.stored_shape[0] - prod(layout.shape)))
 
     def whole(x: jax.Array) -> jax.Array:
-        return x[: prod(cut.shape)].reshape(cut.shape)
+        return x[: prod(layout.shape)].reshape(layout.shape)
 
     chosen = whole if to_whole else stored
     chosen.__name__ = chosen.__qualname__ = WHOLE_NAME if to_whole else STORED_NAME

@@ -286,7 +286,7 @@ class RandomChoiceNode(_DrawingNode):
 @final
 @dataclass(frozen=True, eq=False)
 class WeighedChoiceNode(UnaryNode):
-    """An index for each element of the input, drawn with that element as the weights."""
+    """Node that draws an index for each input element, which is the vector of weights."""
 
     seeds: Seeds
     num_choices: int

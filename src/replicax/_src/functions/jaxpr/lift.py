@@ -157,8 +157,8 @@ def as_input(value: Any, cell: Cell) -> Any:
     if isinstance(value, PerReplica):
         assert cell.topology is not None
         return stacked_array(value, cell.topology)
-    cut = None if in_replica() else cell.cut
-    return value if cut is None else cut.stored(value)
+    layout = None if in_replica() else cell.shard_layout
+    return value if layout is None else layout.stored(value)
 
 
 def from_output(value: Any, cell: Cell) -> Any:
@@ -166,8 +166,8 @@ def from_output(value: Any, cell: Cell) -> Any:
     if cell.per_replica and value.ndim > len(cell.shape):
         assert cell.topology is not None
         return stacked(value, cell.topology)
-    cut = None if in_replica() else cell.cut
-    return value if cut is None else cut.whole(value)
+    layout = None if in_replica() else cell.shard_layout
+    return value if layout is None else layout.whole(value)
 
 
 def pull_reads(jaxpr: jaxprs.Jaxpr, level: TraceLevel) -> tuple[jaxprs.Jaxpr, list[Cell]]:

@@ -24,7 +24,7 @@ from replicax._src.base.errors import ReplicaError
 from replicax._src.compat.jax import is_of_jax, scan_counts
 from replicax._src.functions.jaxpr.lift import ClosedJaxpr, as_function, in_one_equation
 from replicax._src.topology.mesh import REPLICA_AXIS
-from replicax._src.values.sharded import Cut
+from replicax._src.values.sharded import ShardLayout
 
 
 def _names(text: str) -> frozenset[str]:
@@ -211,21 +211,23 @@ def _refuse_divergent(name: str, *, divergent: bool) -> None:
         )
 
 
-Cuts = Sequence[Cut | None]
+ShardLayouts = Sequence[ShardLayout | None]
 
 
-def on_shards(jaxpr: jaxprs.Jaxpr, in_cuts: Cuts, out_cuts: Cuts) -> Callable[..., list[Any]]:
+def on_shards(
+    jaxpr: jaxprs.Jaxpr, in_layouts: ShardLayouts, out_layouts: ShardLayouts
+) -> Callable[..., list[Any]]:
     """Return the function of `jaxpr`, with shards in place of some whole arrays.
 
     Args:
         jaxpr: The body of a replica function.
-        in_cuts: For each input, its layout if the replica holds only its shard.
-        out_cuts: For each output, its layout if the replica keeps only its shard.
+        in_layouts: For each input, its layout if the replica holds only its shard.
+        out_layouts: For each output, its layout if the replica keeps only its shard.
     """
-    if not any((*in_cuts, *out_cuts)):
+    if not any((*in_layouts, *out_layouts)):
         return in_one_equation(ClosedJaxpr(jaxpr, ()))
-    sharded = {v for v, cut in zip(jaxpr.invars, in_cuts, strict=True) if cut is not None}
-    plan = _ShardingPlan.of(jaxpr, out_cuts)
+    sharded = {v for v, layout in zip(jaxpr.invars, in_layouts, strict=True) if layout is not None}
+    plan = _ShardingPlan.of(jaxpr, out_layouts)
     plan.whole.update(v for v in jaxpr.invars if v in plan.parts and v not in sharded)
     whole_inputs = [i for i, v in enumerate(jaxpr.invars) if v in plan.whole]
     wanted = {*plan.parts, *plan.used, *_variables(jaxpr.outvars)}
@@ -246,18 +248,18 @@ def on_shards(jaxpr: jaxprs.Jaxpr, in_cuts: Cuts, out_cuts: Cuts) -> Callable[..
             v: x for v, x in zip(jaxpr.invars, inputs, strict=True) if v in sharded
         }
         arrays = [
-            inputs[i] if (cut := in_cuts[i]) is None else cut.gathered(inputs[i])
+            inputs[i] if (layout := in_layouts[i]) is None else layout.gathered(inputs[i])
             for i in whole_inputs
         ]
         whole = dict(zip(known, call(*arrays), strict=True))
-        for v, cut in plan.parts.items():
+        for v, layout in plan.parts.items():
             if v in whole and v not in shards:
-                shards[v] = cut.local_shard(whole[v])
+                shards[v] = layout.local_shard(whole[v])
         for step in reversed(plan.steps):
             shards[step.out] = step.run(whole, shards)
         return [
-            shards[v] if cut is not None else _value(v, whole)
-            for v, cut in zip(jaxpr.outvars, out_cuts, strict=True)
+            shards[v] if layout is not None else _value(v, whole)
+            for v, layout in zip(jaxpr.outvars, out_layouts, strict=True)
         ]
 
     return function
@@ -273,13 +275,13 @@ class _Step:
 
     Attributes:
         out: The variable of which it computes a shard.
-        cut: The layout of `out`.
+        shard_layout: The layout of `out`.
         equation: The operation on whole arrays.
         by_part: Which of its inputs are shards.
     """
 
     out: jaxprs.Var
-    cut: Cut
+    shard_layout: ShardLayout
     equation: jaxprs.JaxprEqn
     by_part: tuple[bool, ...]
 
@@ -292,9 +294,9 @@ class _Step:
         ]
         name = equation.primitive.name
         if name == "psum":
-            return self.cut.reduce_scatter(inputs[equation.outvars.index(self.out)])
+            return self.shard_layout.reduce_scatter(inputs[equation.outvars.index(self.out)])
         if name == "broadcast_in_dim":
-            return jnp.broadcast_to(inputs[0], self.cut.part_shape)
+            return jnp.broadcast_to(inputs[0], self.shard_layout.part_shape)
         return equation.primitive.bind(*inputs, **equation.params)
 
 
@@ -311,17 +313,17 @@ class _ShardingPlan:
     """
 
     whole: set[Any]
-    parts: dict[Any, Cut]
+    parts: dict[Any, ShardLayout]
     used: set[Any] = field(default_factory=set)
     equations: list[jaxprs.JaxprEqn] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
 
     @classmethod
-    def of(cls, jaxpr: jaxprs.Jaxpr, out_cuts: Cuts) -> "_ShardingPlan":
-        """Plan how to compute shards of the outputs in `out_cuts`, and the other outputs whole."""
+    def of(cls, jaxpr: jaxprs.Jaxpr, out_layouts: ShardLayouts) -> "_ShardingPlan":
+        """Plan to compute shards of the outputs in `out_layouts`, and the others whole."""
         outs = [
             (v, c)
-            for v, c in zip(jaxpr.outvars, out_cuts, strict=True)
+            for v, c in zip(jaxpr.outvars, out_layouts, strict=True)
             if isinstance(v, jaxprs.Var)
         ]
         plan = cls({v for v, c in outs if c is None}, {v: c for v, c in outs if c is not None})
@@ -382,7 +384,7 @@ class _ShardingPlan:
             if not isinstance(x, jaxprs.Var):
                 continue
             if is_part:
-                self.parts[x] = step.cut
+                self.parts[x] = step.shard_layout
             else:
                 self.whole.add(x)
                 self.used.add(x)

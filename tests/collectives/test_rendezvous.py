@@ -10,7 +10,7 @@ import pytest
 
 import replicax as rx
 from replicax._src.collectives.consistency import Call
-from replicax._src.collectives.rendezvous import Meeting, inherited_jax_state
+from replicax._src.collectives.rendezvous import Rendezvous, inherited_jax_state
 from tests.replicas import components, context, mirrored, replica_id
 
 ReplicaError = rx.errors.ReplicaError
@@ -35,13 +35,15 @@ def replica_threads():
     return [t for t in threading.enumerate() if t.name.startswith("replica-")]
 
 
-def test_a_meeting_hands_each_replica_its_part():
-    meeting = Meeting(3)
+def test_a_rendezvous_hands_each_replica_its_part():
+    rendezvous = Rendezvous(3)
 
     def body(replica):
-        return meeting.meet(replica, Call("a test"), replica, lambda all_of_them: all_of_them[::-1])
+        return rendezvous.meet(
+            replica, Call("a test"), replica, lambda all_of_them: all_of_them[::-1]
+        )
 
-    assert meeting.run(body) == [2, 1, 0]
+    assert rendezvous.run(body) == [2, 1, 0]
 
 
 def test_replicas_run_one_at_a_time_in_order(strategy):

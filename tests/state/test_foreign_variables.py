@@ -14,7 +14,7 @@ import pytest
 
 import replicax as rx
 from replicax._src.base.errors import DivergenceError, TracingError
-from replicax._src.state.variables import read_global, trusted, variable_of
+from replicax._src.state.variables import allow_reads, read_global, variable_of
 from tests.fresh_process import run_fresh
 from tests.replicas import mirrored
 
@@ -93,7 +93,7 @@ def test_a_foreign_trace_reads_the_global_value_only_where_it_is_trusted(strateg
 
     with pytest.raises(TracingError, match="JAX is tracing"):
         jax.jit(lambda: read_global(v) * 2)()
-    with trusted():
+    with allow_reads():
         assert float(jax.jit(lambda: read_global(v) * 2)()) == 4.0
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from jax.sharding import Mesh, PartitionSpec
 
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology, lines_of
-from replicax._src.values.sharded import Cut
+from replicax._src.values.sharded import ShardLayout
 
 
 @settings(max_examples=15)
@@ -16,7 +16,7 @@ from replicax._src.values.sharded import Cut
     st.sampled_from([(8,), (2, 4), (4, 2), (2, 2, 2)]),
 )
 def test_each_replica_has_its_part_of_the_sum_whatever_the_dimensions_of_the_slice(shape, lines):
-    cut = Cut(shape, 8, lines if len(lines) > 1 else ())
+    cut = ShardLayout(shape, 8, lines if len(lines) > 1 else ())
     x = np.random.default_rng(0).integers(-99, 99, (8, *shape)).astype("f4")
     mesh = Mesh(np.asarray(jax.devices()[:8]), (REPLICA_AXIS,))
     spec = PartitionSpec(REPLICA_AXIS)
