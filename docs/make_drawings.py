@@ -51,7 +51,7 @@ def arrow(x1: float, y1: float, x2: float, y2: float, *, both: bool = False) -> 
 
 def batch() -> str:
     """One batch through four replicas."""
-    parts = [box("o", (15, 130, 110, 80), "one batch", "8 rows"), text(165, 62, "cut", "s")]
+    parts = [box("o", (15, 130, 110, 80), "one batch", "8 rows"), text(165, 62, "split", "s")]
     for i in range(4):
         y = 15 + 82 * i
         rows = f"rows {2 * i} and {2 * i + 1}, its copy of w"
@@ -127,10 +127,10 @@ def variables() -> str:
                 "whole",
             ),
         ),
-        ("on-read", "own copies, combined when read", ("2", "5", "1"), ("o", "its own count")),
+        ("on-read", "separate, combined when read", ("2", "5", "1"), ("o", "its count")),
         (
             "sharded",
-            "a part on each, read as a whole",
+            "a shard on each device",
             ("w[0:2]", "w[2:4]", "w[4:6]"),
             ("g", "a third"),
         ),
@@ -147,23 +147,23 @@ def batch_life() -> str:
     """From a dataset to the replica function."""
     steps = (
         ("o", "dataset", "in host memory,", "read ahead"),
-        ("o", "cut", "rows for each", "replica: 3, 3, 2"),
+        ("o", "split", "rows for each", "replica: 3, 3, 2"),
         ("b", "put", "each part goes", "to its device"),
-        ("b", "PerReplica", "what the loop", "sees as a batch"),
+        ("b", "PerReplica", "the batch in", "the loop"),
         ("g", "strategy.run", "fn(part) on", "every replica"),
     )
     return drawing("The life of a batch", 120, *in_a_row(steps, 15))
 
 
 def step_life() -> str:
-    """What a call of a compiled function does."""
+    """The steps of a call of a compiled function."""
     again = (
         ("o", "look up", "shapes, dtypes,", "Python values"),
         ("g", "run", "one call for", "all devices"),
-        ("b", "commit", "new values take", "the old ones' place"),
+        ("b", "commit", "variables get", "their new values"),
     )
     first = (
-        ("o", "trace", "what is read and", "written is found"),
+        ("o", "trace", "find the variables", "read and written"),
         ("o", "pack", "small all-reduces", "become one"),
         ("o", "compile", "XLA, for the", "devices' mesh"),
     )
@@ -190,7 +190,45 @@ def in_a_row(
             yield arrow(x - gap + 2, top + 45, x - 3, top + 45)
 
 
+LAYERS = (
+    ("o", (("rx.distribute, rx.data, rx.train, ...", "public names, no code"),)),
+    (
+        "b",
+        (("cli, port, debug", "tools"), ("integrations", "Keras, Flax NNX, Ray"), ("preflight",)),
+    ),
+    ("b", (("train", "checkpoints, resumption, preemption"),)),
+    ("g", (("strategy", "scope, run, reduce; eager and compiled runs"),)),
+    ("g", (("input", "batches to replicas"), ("functions", "tracing, programs, gradients"))),
+    ("g", (("state", "variables"), ("context", "current strategy and replica"))),
+    ("g", (("collectives", "all-reduce"), ("values", "PerReplica, Mirrored"))),
+    ("b", (("topology", "devices"), ("data", "dataset engine"))),
+    (
+        "b",
+        (("workers", "start, monitor"), ("cluster", "find workers"), ("files", "local, S3, GCS")),
+    ),
+    ("e", (("base", "errors, types, threads"), ("compat", "private parts of JAX"))),
+)
+
+
+def layers() -> str:
+    """The packages, above or to the left of those that they may import."""
+    parts, width, height = [], WIDTH - 130, 52
+    for r, (kind, names) in enumerate(LAYERS):
+        each = (width - 10 * (len(names) - 1)) / len(names)
+        for i, lines in enumerate(names):
+            place = (15 + (each + 10) * i, 15 + (height + 8) * r, each, height)
+            parts.append(box(kind, place, *lines))
+    bottom = 15 + (height + 8) * len(LAYERS) - 8
+    parts.append(arrow(WIDTH - 96, 20, WIDTH - 96, bottom - 5))
+    for i, line in enumerate(("imports go", "down, or in", "a row to", "the right")):
+        parts.append(text(WIDTH - 86, bottom / 2 - 20 + 17 * i, line, "s", "start"))
+    return drawing(
+        "The packages in layers; each imports those below it, or to its right", bottom + 15, *parts
+    )
+
+
 DRAWINGS = {
+    "layers": layers,
     "batch": batch,
     "contexts": contexts,
     "values": values,
