@@ -21,13 +21,11 @@ import replicax as rx
 from replicax._src.base.errors import ReplicaError
 from replicax._src.compat.jax import scan_counts
 from replicax._src.functions.jaxpr.lift import host_calls, taking_consts
+from replicax._src.functions.jaxpr.on_shards import _CHECKPOINTS, _INLINED, _has_effects, _is_sum
 from replicax._src.functions.jaxpr.replica_variance import (
     _DETERMINISTIC,
-    _ELEMENTWISE,
     _EQUALISING,
-    _INLINED,
-    _has_effects,
-    _is_sum,
+    ELEMENTWISE,
     varying_outputs,
 )
 from replicax._src.topology.mesh import REPLICA_AXIS, Topology
@@ -46,8 +44,15 @@ CONTRACT = {
         {"cond_jaxpr", "body_jaxpr", "cond_nconsts", "body_nconsts"},
     ),
     "cond": (lambda x: lax.cond(x[0] > 0, lambda: x, lambda: -x), {"branches"}),
-    "jit": (lambda x: jax.jit(lambda y: y + 1)(x), {"jaxpr"}),
+    "jit": (lambda x: jax.jit(lambda y: y + 1)(x), {"jaxpr", "in_shardings", "out_shardings"}),
 }
+
+
+def test_a_checkpoint_is_an_equation_with_a_jaxpr():
+    (found,) = jax.make_jaxpr(jax.checkpoint(jnp.sin))(1.0).jaxpr.eqns
+
+    assert found.primitive.name in _CHECKPOINTS
+    assert len(found.params["jaxpr"].invars) == 1
 
 
 @pytest.mark.parametrize("name", CONTRACT)
@@ -174,7 +179,7 @@ def test_a_jitted_function_is_a_call_of_its_name():
 def test_what_works_number_by_number_is_what_jax_calls_so():
     elsewhere = {"add_any", "copy_p"}  # of automatic differentiation, and an older name
 
-    assert [name for name in _ELEMENTWISE - elsewhere if not hasattr(lax, f"{name}_p")] == []
+    assert [name for name in ELEMENTWISE - elsewhere if not hasattr(lax, f"{name}_p")] == []
 
 
 def mapped_jaxpr(fn) -> ClosedJaxpr:

@@ -161,7 +161,10 @@ class Cell:
     def sharding(self) -> NamedSharding:
         """The sharding of the value in compiled code; the cell must have a topology."""
         assert self.topology is not None
-        return self.topology.stacked if self.per_replica else self.topology.sharding(self.spec)
+        if self.per_replica:
+            return self.topology.stacked
+        layout = self.shard_layout
+        return self.topology.sharding(self.spec if layout is None else layout.spec)
 
     def lay_out(self, spec: PartitionSpec) -> None:
         """Reshard the value over the logical devices as `spec` describes."""

@@ -50,7 +50,7 @@ from replicax._src.values.reduce import (
     reduce_slices,
     reduce_value,
 )
-from replicax._src.values.sharded import is_sharded
+from replicax._src.values.sharded import checked_reduce_dtype, is_sharded
 from replicax._src.values.structures import (
     expand_dataclasses,
     map_in_order,
@@ -76,6 +76,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         topology: Topology | None,
         cross_device_ops: CrossDeviceOps | None = None,
         variable_policy: str = "mirrored",
+        reduce_dtype: Any = None,
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
             raise ValueError(
@@ -84,6 +85,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             )
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
+        self.reduce_dtype = checked_reduce_dtype(reduce_dtype, variable_policy)
         self._ops = cross_device_ops or NcclAllReduce.for_variables(sharded=sharded)
         self._extended = StrategyExtended(self)
         self.host_driven_programs: LRUCache[HostDrivenProgram] = LRUCache()

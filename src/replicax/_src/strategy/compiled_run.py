@@ -14,7 +14,8 @@ from replicax._src.context.current import entered
 from replicax._src.context.replica import ReplicaContext
 from replicax._src.functions.boundary import replica_value
 from replicax._src.functions.jaxpr.lift import LiftedBody, as_input, from_output, lift_body
-from replicax._src.functions.jaxpr.replica_variance import on_shards, varying_outputs
+from replicax._src.functions.jaxpr.on_shards import on_shards
+from replicax._src.functions.jaxpr.replica_variance import varying_outputs
 from replicax._src.state.agreement import agreed_value_in_body, note_verdict
 from replicax._src.state.cell import Cell
 from replicax._src.state.levels import Level, TraceLevel, level
@@ -162,7 +163,8 @@ class _Body:
             (_PER_REPLICA, _PER_REPLICA, _REPLICATED, _REPLICATED),
         )
         lifted = lift_body(mapped, self._inputs.arrays, inner, replicated)
-        return _Traced(lifted, (per_replica, replicated), topology)
+        dtype = self._context.strategy.reduce_dtype
+        return _Traced(lifted, (per_replica, replicated), topology, dtype)
 
     def rebuild(self, outs: Sequence[Stacked | Joined]) -> Any:
         """Return the result of the run: the structure, with a per-replica value for each array."""
@@ -197,6 +199,7 @@ class _Traced:
         lifted: LiftedBody,
         written: tuple[list[Cell], list[Cell]],
         topology: Topology,
+        reduce_dtype: Any,
     ) -> None:
         per_replica, replicated = written
         self._arrays, self._in_specs, self._reads = lifted.arrays, lifted.in_specs, lifted.reads
@@ -219,18 +222,17 @@ class _Traced:
         out_layouts = [None] * self._num_outs + [self._shard_layout(c) for c in self._writes]
         for i in self._may_diverge:  # compared as whole arrays, and sliced afterwards
             out_layouts[self._num_outs + i] = None
-        self._call = on_shards(lifted.jaxpr, in_layouts, out_layouts)
+        self._call = on_shards(lifted.jaxpr, in_layouts, out_layouts, reduce_dtype)
 
     def _shard_layout(self, cell: Cell) -> ShardLayout | None:
         """Return the layout of a variable sharded over these replicas; None for other variables."""
         return cell.shard_layout if cell.topology == self._topology else None
 
     def _spec(self, cell: Cell) -> PartitionSpec:
-        return (
-            _PER_REPLICA
-            if cell.per_replica or self._shard_layout(cell) is not None
-            else _REPLICATED
-        )
+        if cell.per_replica:
+            return _PER_REPLICA
+        layout = self._shard_layout(cell)
+        return _REPLICATED if layout is None else layout.spec
 
     def run(self, outside: Level) -> list[Stacked | Joined]:
         """Run the function on every replica, apply its writes to `outside`; return its outputs."""

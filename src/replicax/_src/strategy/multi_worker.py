@@ -23,7 +23,7 @@ from replicax._src.topology.devices import default_devices
 from replicax._src.topology.mesh import Topology
 from replicax._src.topology.virtual_devices import requested_devices
 from replicax._src.topology.worker_devices import join_workers
-from replicax._src.values.sharded import is_sharded
+from replicax._src.values.sharded import checked_reduce_dtype, is_sharded
 from replicax._src.workers import group as _group
 from replicax._src.workers import start
 from replicax._src.workers.group import Group
@@ -170,6 +170,8 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         communication_options: How to pack and transfer data between workers.
         variable_policy: ``"mirrored"``, or ``"sharded"`` as for `MirroredStrategy`. Reading a
             sharded variable outside of `run` is a collective: all workers must do it.
+        reduce_dtype: The type in which gradients of sharded variables are summed, as for
+            `MirroredStrategy`.
         alone: Train in this process only, and ignore the environment.
 
     Raises:
@@ -189,15 +191,17 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         communication_options: CommunicationOptions | None = None,
         variable_policy: str = "mirrored",
         *,
+        reduce_dtype: Any = None,
         alone: bool = False,
     ) -> None:
         sharded = is_sharded(variable_policy)
+        checked_reduce_dtype(reduce_dtype, variable_policy)
         _check_kind("cluster_resolver", cluster_resolver, ClusterResolver)
         _check_kind("communication_options", communication_options, CommunicationOptions)
         self._cluster = InCluster(cluster_resolver, alone=alone)
         topology = self._cluster.topology
         ops = WorkersAllReduce(communication_options, topology, sharded=sharded)
-        super().__init__(topology, ops, variable_policy)
+        super().__init__(topology, ops, variable_policy, reduce_dtype)
 
 
 def _check_kind(name: str, value: Any, kind: type) -> None:

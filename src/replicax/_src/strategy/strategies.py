@@ -143,10 +143,13 @@ class MirroredStrategy(Strategy):
             the model and of its optimizer, is sharded evenly over the devices. Reading it is an
             all-gather; gradients are reduce-scattered. Programs and their results do not change,
             while the memory of the state is divided by the number of devices.
+        reduce_dtype: The type in which gradients of sharded variables are summed, such as
+            ``"bfloat16"``, which halves the bytes sent; by default the type that they have. Each
+            replica's gradient is rounded to it before the sum. Of compiled functions only.
 
     Raises:
         ValueError: If a device does not exist, is named twice, or is of another platform; or if
-            there is no such policy.
+            there is no such policy, or no such type.
 
     Example:
         >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
@@ -164,9 +167,12 @@ class MirroredStrategy(Strategy):
         devices: Sequence[str | jax.Device] | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
         variable_policy: str = "mirrored",
+        *,
+        reduce_dtype: Any = None,
     ) -> None:
         _warn_of_others()
-        super().__init__(Topology.local(devices), cross_device_ops, variable_policy)
+        topology = Topology.local(devices)
+        super().__init__(topology, cross_device_ops, variable_policy, reduce_dtype)
 
 
 @cache

@@ -1,11 +1,13 @@
 """`ShardLayout`: the layout of an array that is sharded over the replicas in equal shards.
 
-The array is sharded along its first axis if the number of replicas divides it; otherwise it is
+The array is sharded along one axis. Arrays of three or more dimensions are usually stacks of equal
+layers: they keep their first axis whole, so that each layer can be gathered alone. Others are
+sharded along their first axis. Where the number of replicas divides no such axis, the array is
 flattened and padded at the end. The padding is never read.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import prod
 from typing import Any
@@ -24,6 +26,9 @@ Shape = tuple[int, ...]
 SPEC = PartitionSpec(REPLICA_AXIS)
 # Variables up to this size stay replicated: a gather would cost more than the memory saved.
 SMALL_BYTES = 16 * 1024
+# A stack whose layers have fewer elements for each replica is sharded as any other array: its
+# shards would be thin slivers, which TPUs pad to whole tiles.
+_SMALL_LAYER = 64
 
 
 @dataclass(frozen=True)
@@ -34,34 +39,55 @@ class ShardLayout:
         shape: The shape of the whole array.
         count: The number of replicas.
         lines: The dimensions of the TPU slices that they fill; see `Topology.lines`.
+        axis: The axis that is sharded, or None if the array is stored flat; -1 to choose it.
 
     Example:
         >>> from replicax._src.values.sharded import ShardLayout
-        >>> ShardLayout((8, 3), 4).part_shape, ShardLayout((3, 3), 4).part_shape
-        ((2, 3), (3,))
+        >>> [ShardLayout(shape, 4).part_shape for shape in [(8, 3), (3, 3), (4, 64, 64)]]
+        [(2, 3), (3,), (4, 16, 64)]
     """
 
     shape: Shape
     count: int
     lines: Shape = ()
+    axis: int | None = -1
 
-    @cached_property
+    def __post_init__(self) -> None:
+        if self.axis == -1:
+            object.__setattr__(self, "axis", _sharded_axis(self.shape, self.count))
+
+    @property
     def is_flat(self) -> bool:
         """Whether the array is stored flat and padded, with another shape than `shape`."""
-        return not self.shape or self.shape[0] % self.count != 0
+        return self.axis is None
 
     @cached_property
     def part_shape(self) -> Shape:
         """The shape of one replica's shard."""
-        if self.is_flat:
+        if self.axis is None:
             return (-(-prod(self.shape) // self.count),)
-        return (self.shape[0] // self.count, *self.shape[1:])
+        return _scaled(self.shape, self.axis, self.shape[self.axis] // self.count)
 
     @cached_property
     def stored_shape(self) -> Shape:
         """The shape of all shards, concatenated."""
-        rows, *rest = self.part_shape
-        return (rows * self.count, *rest)
+        return (self.part_shape[0] * self.count,) if self.axis is None else self.shape
+
+    @cached_property
+    def spec(self) -> PartitionSpec:
+        """The partition of the stored array."""
+        return PartitionSpec(*(None,) * (self.axis or 0), REPLICA_AXIS)
+
+    @property
+    def is_stack(self) -> bool:
+        """Whether each replica has its shard of every index of the first axis."""
+        return bool(self.axis)
+
+    @property
+    def layer(self) -> "ShardLayout":
+        """The layout of one layer of a stack."""
+        assert self.axis
+        return replace(self, shape=self.shape[1:], axis=self.axis - 1)
 
     def stored(self, x: Any) -> Any:
         """Convert a whole array to the stored form: flat and padded if `is_flat`."""
@@ -83,35 +109,48 @@ class ShardLayout:
 
     def local_shard(self, x: jax.Array) -> jax.Array:
         """Return this replica's shard of a whole array."""
-        rows = self.part_shape[0]
+        axis = self.axis or 0
+        rows = self.part_shape[axis]
         at = jax.lax.axis_index(REPLICA_AXIS) * rows
-        return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows)
+        return jax.lax.dynamic_slice_in_dim(self.stored(x), at, rows, axis)
 
     def gathered(self, part: jax.Array) -> jax.Array:
         """Return the whole array, all-gathered from the replicas' shards."""
-        joined: jax.Array = jax.lax.all_gather(part, REPLICA_AXIS, tiled=True)
+        axis = self.axis or 0
+        joined: jax.Array = jax.lax.all_gather(part, REPLICA_AXIS, axis=axis, tiled=True)
         whole: jax.Array = self.whole(joined)
         return whole
 
-    def reduce_scatter(self, x: jax.Array) -> jax.Array:
+    def reduce_scatter(self, x: jax.Array, dtype: Any = None) -> jax.Array:
         """Return this replica's shard of the sum of all replicas' arrays (a reduce-scatter).
+
+        Wider floating-point numbers are rounded to `dtype`, if it is given, for the sum.
 
         On a slice of two or more dimensions it scatters along one dimension after the other, as the
         TPU compiler does for an all-reduce over all of them.
         """
+        is_float = jnp.issubdtype(x.dtype, jnp.floating)
+        if dtype is not None and is_float and x.dtype.itemsize > np.dtype(dtype).itemsize:
+            return self.reduce_scatter(x.astype(dtype)).astype(x.dtype)
         part: jax.Array = self.stored(x)
         numbers = np.arange(self.count).reshape(self.lines or (self.count,))
         for axis, length in enumerate(numbers.shape):
             groups = np.moveaxis(numbers, axis, -1).reshape(-1, length).tolist()
             chosen = groups if self.lines else None
-            part = jax.lax.psum_scatter(part, REPLICA_AXIS, axis_index_groups=chosen, tiled=True)
+            part = jax.lax.psum_scatter(
+                part,
+                REPLICA_AXIS,
+                scatter_dimension=self.axis or 0,
+                axis_index_groups=chosen,
+                tiled=True,
+            )
         return part
 
     # For code outside of a compiled program.
 
     def spread(self, x: Any, topology: Topology) -> jax.Array:
         """Shard a whole array over the replicas' devices, in buffers not shared with `x`."""
-        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, SPEC)
+        own, where = self.stored(fresh_copy(x)), NamedSharding(topology.mesh, self.spec)
         if topology.is_fully_addressable:
             placed: jax.Array = jax.device_put(own, where)
             return placed
@@ -135,6 +174,20 @@ class ShardLayout:
         return on_device(first(joined), device)
 
 
+def _sharded_axis(shape: Shape, count: int) -> int | None:
+    """Return the axis along which an array is sharded; None if it is stored flat."""
+    is_stack = len(shape) > 2 and prod(shape[1:]) >= _SMALL_LAYER * count
+    inner = [i for i in range(1, len(shape)) if is_stack and shape[i] % count == 0]
+    # The last axis is the slowest to gather, because it is contiguous in memory.
+    if inner:
+        return max(inner, key=lambda i: (i < len(shape) - 1, shape[i], -i))
+    return 0 if shape and shape[0] % count == 0 else None
+
+
+def _scaled(shape: Shape, axis: int, length: int) -> Shape:
+    return (*shape[:axis], length, *shape[axis + 1 :])
+
+
 def is_sharded(variable_policy: str) -> bool:
     """Whether a strategy shards its variables.
 
@@ -150,6 +203,31 @@ def is_sharded(variable_policy: str) -> bool:
     return variable_policy == "sharded"
 
 
+def checked_reduce_dtype(dtype: Any, variable_policy: str) -> np.dtype[Any] | None:
+    """Return the type in which a strategy sums gradients of sharded variables; None if not set.
+
+    Raises:
+        ValueError: If it is not a floating-point type, or if variables are not sharded.
+    """
+    if dtype is None:
+        return None
+    if not is_sharded(variable_policy):
+        raise ValueError(
+            f"reduce_dtype={dtype!r} is the type in which gradients of sharded variables are"
+            f" summed, and variable_policy is {variable_policy!r}. Use"
+            ' variable_policy="sharded", or convert the gradients before `all_reduce`.'
+        )
+    try:
+        found: np.dtype[Any] | None = jnp.dtype(dtype)
+    except TypeError:
+        found = None
+    if found is None or not jnp.issubdtype(found, jnp.floating):
+        raise ValueError(
+            f"reduce_dtype must be a floating-point type such as 'bfloat16', got {dtype!r}."
+        )
+    return found
+
+
 def is_sharded_over_replicas(x: Any, variable_policy: str) -> bool:
     """Whether a variable of the shape and dtype of `x` is sharded: only large ones are."""
     if not is_sharded(variable_policy):
@@ -160,7 +238,7 @@ def is_sharded_over_replicas(x: Any, variable_policy: str) -> bool:
 
 @cached_until_resize
 def _gatherer(layout: ShardLayout, topology: Topology) -> Callable[[jax.Array], jax.Array]:
-    return per_replica_jit(layout.gathered, topology, SPEC, PartitionSpec())
+    return per_replica_jit(layout.gathered, topology, layout.spec, PartitionSpec())
 
 
 @cache

@@ -1,0 +1,582 @@
+"""Rewriting of replica functions to compute on shards of sharded variables.
+
+A replica holds one shard of a sharded variable. A replica function reads the whole variable and
+writes the whole. `on_shards` rewrites its jaxpr to all-gather as late, and reduce-scatter as early,
+as is provably equivalent:
+
+- A variable is gathered where it is used. If a `scan` iterates over a stack of layers, each
+  iteration gathers its layer alone; if a `checkpoint` uses a variable, it is gathered again for the
+  gradients, not kept. A conversion to a narrower type comes before the gather.
+- An optimizer's update is elementwise, so the shard of its result is the same update of shards.
+- A sum over the replicas, of which only the shard is used, is a reduce-scatter. If a `scan` stacks
+  the summed values, each iteration reduce-scatters its own.
+
+A plan is built from the last equation back. It records in which forms each value is wanted: whole,
+as this replica's shard, or as its shard of the sum over the replicas. An equation without a rule is
+computed whole, from gathered inputs, and its results are sliced or summed afterwards: slower, never
+wrong. Collectives move into `scan` and `checkpoint` only, which all replicas run equally often.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jaxprs
+
+from replicax._src.compat.jax import is_of_jax, scan_counts
+from replicax._src.functions.jaxpr.lift import ClosedJaxpr, as_function, in_one_equation
+from replicax._src.functions.jaxpr.replica_variance import ELEMENTWISE
+from replicax._src.topology.mesh import REPLICA_AXIS
+from replicax._src.values.sharded import ShardLayout
+
+# Calls that can be replaced by their equations, because they have no rules of their own.
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "eval_jaxpr": "jaxpr"}
+_CHECKPOINTS = frozenset({"checkpoint", "remat", "remat2", "remat_opt"})
+
+ShardLayouts = Sequence[ShardLayout | None]
+
+
+def on_shards(
+    jaxpr: jaxprs.Jaxpr,
+    in_layouts: ShardLayouts,
+    out_layouts: ShardLayouts,
+    reduce_dtype: Any = None,
+) -> Callable[..., list[Any]]:
+    """Return the function of `jaxpr`, with shards in place of some whole arrays.
+
+    Args:
+        jaxpr: The body of a replica function.
+        in_layouts: For each input, its layout if the replica holds only its shard.
+        out_layouts: For each output, its layout if the replica keeps only its shard.
+        reduce_dtype: The type in which to sum what is reduce-scattered, if not its own.
+    """
+    if not any((*in_layouts, *out_layouts)):
+        return in_one_equation(ClosedJaxpr(jaxpr, ()))
+    return _Plan(jaxpr, in_layouts, out_layouts, reduce_dtype).run
+
+
+@dataclass(frozen=True, eq=False)
+class _Link:
+    """An elementwise operation of one array and literals, to apply before a sum."""
+
+    equation: jaxprs.JaxprEqn
+
+    def apply(self, x: Any) -> Any:
+        """Apply the operation."""
+        inputs = [v.val if isinstance(v, jaxprs.Literal) else x for v in self.equation.invars]
+        return self.equation.primitive.bind(*inputs, **self.equation.params)
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """The form of a value as this replica's shard of the sum over the replicas.
+
+    Attributes:
+        layout: The layout of the shard.
+        dtype: The type in which it is summed; None for its own.
+        chain: The operations that each replica applies to its value before the sum, in order.
+    """
+
+    layout: ShardLayout
+    dtype: Any = None
+    chain: tuple[_Link, ...] = ()
+
+    def of(self, x: Any) -> Any:
+        """Convert a replica's whole value to this form."""
+        for link in self.chain:
+            x = link.apply(x)
+        return self.layout.reduce_scatter(x, self.dtype)
+
+    @property
+    def layer(self) -> "_Sum":
+        """The form of one layer of a stack."""
+        return replace(self, layout=self.layout.layer)
+
+
+# The form of a value: whole, this replica's shard of it, or its shard of the sum.
+_Form = ShardLayout | _Sum | None
+
+
+def _is_stack(form: _Form) -> bool:
+    layout = form.layout if isinstance(form, _Sum) else form
+    return layout is not None and layout.is_stack
+
+
+class _Values:
+    """The values of one run of a plan, by variable and form."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[jaxprs.Var, _Form], Any] = {}
+        self._layouts: dict[jaxprs.Var, ShardLayout] = {}
+
+    def put(self, v: jaxprs.Var, form: _Form, x: Any) -> None:
+        """Store a value."""
+        self._known[v, form] = x
+        if isinstance(form, ShardLayout):
+            self._layouts[v] = form
+
+    def get(self, x: Any, form: _Form) -> Any:
+        """Return a value, converted from another form if need be."""
+        if isinstance(x, jaxprs.Literal):
+            return x.val
+        if (x, form) not in self._known:
+            self._known[x, form] = self._converted(x, form)
+        return self._known[x, form]
+
+    def _converted(self, v: jaxprs.Var, form: _Form) -> Any:
+        if form is None:
+            layout = self._layouts[v]
+            return layout.gathered(self._known[v, layout])
+        whole = self.get(v, None)
+        return form.of(whole) if isinstance(form, _Sum) else form.local_shard(whole)
+
+
+@dataclass(frozen=True)
+class _Action:
+    """One operation of which some inputs or outputs are not whole.
+
+    Attributes:
+        inputs: The inputs, with the form of each.
+        outputs: The outputs, with the form of each.
+        call: Computes the outputs.
+    """
+
+    inputs: tuple[tuple[Any, _Form], ...]
+    outputs: tuple[tuple[jaxprs.Var, _Form], ...]
+    call: Callable[..., Sequence[Any]]
+
+    def run(self, values: _Values) -> None:
+        """Compute the outputs."""
+        outs = self.call(*(values.get(x, form) for x, form in self.inputs))
+        for (v, form), out in zip(self.outputs, outs, strict=True):
+            values.put(v, form, out)
+
+
+class _Plan:
+    """How to compute the outputs of a jaxpr in given forms from inputs in given forms.
+
+    Attributes:
+        gathered: The inputs of which a shard is given but the whole is used, as a whole: not layer
+            by layer in a loop.
+    """
+
+    def __init__(
+        self,
+        jaxpr: jaxprs.Jaxpr,
+        in_forms: Sequence[ShardLayout | None],
+        out_forms: Sequence[_Form],
+        reduce_dtype: Any,
+    ) -> None:
+        self._jaxpr, self._in_forms, self._out_forms = jaxpr, in_forms, out_forms
+        self._reduce_dtype = reduce_dtype
+        equations, self._outvars = _inlined(jaxpr)
+        self._shards = _Shards.of(jaxpr.invars, in_forms, equations)
+        self._wanted: dict[Any, set[_Form]] = {}
+        self._actions: list[_Action | jaxprs.JaxprEqn] = []
+        self.gathered: set[Any] = set()
+        for x, form in zip(self._outvars, out_forms, strict=True):
+            self._want(x, form)
+        for equation in reversed(equations):
+            self._visit(equation)
+        self._actions.reverse()
+        shards = self._shards
+        self.gathered.update(shards.sources[v] for v in shards.layouts if None in self._forms(v))
+
+    def run(self, *inputs: Any) -> list[Any]:
+        """Compute the outputs."""
+        values, pending = _Values(), list[jaxprs.JaxprEqn]()
+        for v, form, x in zip(self._jaxpr.invars, self._in_forms, inputs, strict=True):
+            values.put(v, form, x)
+        for action in self._actions:
+            if isinstance(action, _Action):
+                self._compute(pending, values)
+                action.run(values)
+            else:
+                pending.append(action)
+        self._compute(pending, values)
+        return [values.get(x, f) for x, f in zip(self._outvars, self._out_forms, strict=True)]
+
+    def traced(self) -> Any:
+        """Return the rewritten jaxpr, closed."""
+        avals = [
+            jax.ShapeDtypeStruct(
+                v.aval.shape if form is None else form.part_shape,  # type: ignore[attr-defined]
+                v.aval.dtype,  # type: ignore[attr-defined]
+                weak_type=v.aval.weak_type,  # type: ignore[attr-defined]
+            )
+            for v, form in zip(self._jaxpr.invars, self._in_forms, strict=True)
+        ]
+        return jax.make_jaxpr(self.run)(*avals)
+
+    def _compute(self, equations: list[jaxprs.JaxprEqn], values: _Values) -> None:
+        """Compute the pending equations on whole arrays: together, which keeps their lines."""
+        if not equations:
+            return
+        made = dict.fromkeys(
+            v for e in equations for v in e.outvars if not isinstance(v, jaxprs.DropVar)
+        )
+        used = dict.fromkeys(x for e in equations for x in _variables(e.invars) if x not in made)
+        outs = [v for v in made if v in self._wanted]
+        part = self._jaxpr.replace(
+            invars=list(used),
+            outvars=outs,
+            eqns=list(equations),
+            debug_info=self._jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+        )
+        equations.clear()
+        results = as_function(part, ())(*(values.get(v, None) for v in used))
+        for v, x in zip(outs, results, strict=True):
+            values.put(v, None, x)
+
+    # Building a plan.
+
+    def _forms(self, v: Any) -> set[_Form]:
+        return self._wanted.get(v, set())
+
+    def _want(self, x: Any, form: _Form) -> None:
+        if isinstance(x, jaxprs.Var):
+            self._wanted.setdefault(x, set()).add(form)
+
+    def _add(self, action: _Action) -> None:
+        self._actions.append(action)
+        for x, form in action.inputs:
+            self._want(x, form)
+
+    def _visit(self, equation: jaxprs.JaxprEqn) -> None:
+        """Decide how to compute one equation."""
+        wanted = [self._forms(v) for v in equation.outvars]
+        if not any(wanted):
+            if _has_effects(equation):
+                self._compute_whole(equation)
+        elif equation.outvars[0] in self._shards.layouts and _Body.of(equation) is None:
+            self._compute_moved(equation)
+        elif not (
+            self._compute_nested(equation, wanted)
+            or (_is_sum(equation) and self._compute_sums(equation, wanted))
+            or (len(wanted) == 1 and self._compute_elementwise(equation, wanted[0]))
+        ):
+            self._compute_whole(equation)
+
+    def _compute_whole(self, equation: jaxprs.JaxprEqn) -> None:
+        self._actions.append(equation)
+        for v in equation.outvars:
+            if v in self._wanted:
+                self._want(v, None)
+        for x in equation.invars:
+            self._want(x, None)
+
+    def _compute_moved(self, equation: jaxprs.JaxprEqn) -> None:
+        """Compute the shard of a result that is followed; if it is wanted whole, it is gathered."""
+        x, (out,) = equation.invars[0], equation.outvars
+        layout, given = self._shards.layouts[out], self._shards.layouts[x]
+        params = _resized(equation, given)
+        forms = (given, *(None for _ in equation.invars[1:]))
+        call = lambda *xs: [equation.primitive.bind(*xs, **params)]  # noqa: E731
+        self._add(_Action(tuple(zip(equation.invars, forms, strict=True)), ((out, layout),), call))
+
+    def _compute_sums(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
+        """Compute the results of which only shards are wanted by reduce-scatters."""
+        rest = []
+        for x, v, forms in zip(equation.invars, equation.outvars, wanted, strict=True):
+            form = _only(forms)
+            if isinstance(form, ShardLayout):
+                total = _Sum(form, self._reduce_dtype)
+                self._add(_Action(((x, total),), ((v, form),), lambda part: [part]))
+            elif forms:
+                rest.append((x, v))
+        if rest:
+            invars, outvars = map(list, zip(*rest, strict=True))
+            self._compute_whole(equation.replace(invars=invars, outvars=outvars))
+        return True
+
+    def _compute_elementwise(self, equation: jaxprs.JaxprEqn, forms: set[_Form]) -> bool:
+        """Compute the shard of the result from shards; False if that is not equivalent."""
+        form, (out,) = _only(forms), equation.outvars
+        if isinstance(form, _Sum):
+            arrays = _variables(equation.invars)
+            by_part = _sharded_inputs(equation)
+            if len(arrays) != 1 or by_part is None or sum(by_part) != 1:
+                return False
+            earlier = replace(form, chain=(_Link(equation), *form.chain))
+            self._add(_Action(((arrays[0], earlier),), ((out, form),), lambda part: [part]))
+            return True
+        by_part = None if form is None else _sharded_inputs(equation)
+        if form is None or by_part is None:
+            return False
+        shape = form.part_shape
+
+        def call(*xs: Any) -> list[Any]:
+            if equation.primitive.name == "broadcast_in_dim":
+                return [jnp.broadcast_to(xs[0], shape)]
+            return [equation.primitive.bind(*xs, **equation.params)]
+
+        in_forms = (form if is_part else None for is_part in by_part)
+        inputs = tuple(zip(equation.invars, in_forms, strict=True))
+        self._add(_Action(inputs, ((out, form),), call))
+        return True
+
+    def _compute_nested(self, equation: jaxprs.JaxprEqn, wanted: Sequence[set[_Form]]) -> bool:
+        """Rewrite the body of a loop or checkpoint to take and return shards; False if none."""
+        body = _Body.of(equation)
+        if body is None:
+            return False
+        ins, outs = body.takes(self._shards), body.returns([_only(forms) for forms in wanted])
+        for i, v in enumerate(equation.outvars):  # gathered where they are used, not here
+            if wanted[i] and v in self._shards.layouts:
+                outs[i] = self._shards.layouts[v]
+        while any((*ins, *outs)):
+            layers = body.layers_in(ins), body.layers_out(outs)
+            plan = _Plan(body.jaxpr, *layers, self._reduce_dtype)
+            # An iteration that uses all of a constant would gather it again: gather it before.
+            again = [i for i in body.repeated if body.jaxpr.invars[i] in plan.gathered]
+            if not again:
+                break
+            ins = [None if i in again else layout for i, layout in enumerate(ins)]
+        else:
+            return False
+        if not body.is_loop:
+            used = zip(equation.invars, body.jaxpr.invars, strict=True)
+            self.gathered.update(self._shards.sources[x] for x, v in used if v in plan.gathered)
+        self._add(
+            _Action(
+                tuple(zip(equation.invars, ins, strict=True)),
+                tuple(zip(equation.outvars, outs, strict=True)),
+                lambda *xs: body.call(plan, xs),
+            )
+        )
+        return True
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The function that a `scan` or a `checkpoint` calls.
+
+    Attributes:
+        equation: The loop or the checkpoint.
+        jaxpr: The function.
+        is_loop: Whether it is a `scan`, which slices and stacks some of its arrays.
+        consts: The number of inputs that are the same in each iteration.
+        carries: The number of inputs and outputs that each iteration passes to the next.
+    """
+
+    equation: jaxprs.JaxprEqn
+    jaxpr: jaxprs.Jaxpr
+    is_loop: bool
+    consts: int = 0
+    carries: int = 0
+
+    @classmethod
+    def of(cls, equation: jaxprs.JaxprEqn) -> "_Body | None":
+        """Return the function of an equation; None if it is another one, or has constants."""
+        name, is_loop = equation.primitive.name, equation.primitive.name == "scan"
+        if not (is_loop or name in _CHECKPOINTS) or not is_of_jax(equation.primitive):
+            return None
+        inner: Any = equation.params["jaxpr"]
+        if getattr(inner, "consts", ()):
+            return None
+        counts = scan_counts(equation.params) if is_loop else ()
+        return cls(equation, getattr(inner, "jaxpr", inner), is_loop, *counts)
+
+    @property
+    def repeated(self) -> range:
+        """The inputs that each iteration of a loop uses again."""
+        return range(self.consts)
+
+    def takes(self, shards: "_Shards") -> list[ShardLayout | None]:
+        """Return the layouts of the inputs that can be shards: of stacks, those of all layers."""
+        first = self.consts + self.carries
+        given = self.equation.invars
+        layouts = [None if isinstance(x, jaxprs.Literal) else shards.layouts.get(x) for x in given]
+        is_usable = lambda i, c: i < self.consts or (i >= first and _is_stack(c))  # noqa: E731
+        return [c if not self.is_loop or is_usable(i, c) else None for i, c in enumerate(layouts)]
+
+    def returns(self, forms: Sequence[_Form]) -> list[_Form]:
+        """Return the forms of the outputs that can be other than whole."""
+        is_usable = lambda i, f: i >= self.carries and _is_stack(f)  # noqa: E731
+        return [f if not self.is_loop or is_usable(i, f) else None for i, f in enumerate(forms)]
+
+    def layers_in(self, layouts: Sequence[ShardLayout | None]) -> list[ShardLayout | None]:
+        """Return the layouts of the inputs of one iteration."""
+        first = self.consts + self.carries
+        return [c.layer if c and self.is_loop and i >= first else c for i, c in enumerate(layouts)]
+
+    def layers_out(self, forms: Sequence[_Form]) -> list[_Form]:
+        """Return the forms of the outputs of one iteration."""
+        return [f.layer if f and self.is_loop else f for f in forms]
+
+    def call(self, plan: _Plan, inputs: Sequence[Any]) -> Sequence[Any]:
+        """Call the loop or the checkpoint with a rewritten function."""
+        params, traced = self.equation.params, plan.traced()
+        new = traced if isinstance(params["jaxpr"], ClosedJaxpr) else traced.jaxpr
+        results: Sequence[Any] = self.equation.primitive.bind(*inputs, **(params | {"jaxpr": new}))
+        return results
+
+
+class _Shards:
+    """The values whose shards are as cheap to gather as those of the inputs they come from.
+
+    Attributes:
+        layouts: Their layouts.
+        sources: The inputs.
+    """
+
+    def __init__(self) -> None:
+        self.layouts: dict[Any, ShardLayout] = {}
+        self.sources: dict[Any, Any] = {}
+
+    @classmethod
+    def of(
+        cls, inputs: Sequence[Any], layouts: ShardLayouts, equations: Sequence[jaxprs.JaxprEqn]
+    ) -> "_Shards":
+        """Follow the shards of some inputs through equations."""
+        found = cls()
+        for v, layout in zip(inputs, layouts, strict=True):
+            if layout is not None:
+                found.layouts[v], found.sources[v] = layout, v
+        for equation in equations:
+            found.follow(equation)
+        return found
+
+    def follow(self, equation: jaxprs.JaxprEqn) -> None:
+        """Record the results of an equation whose shards are known."""
+        body = _Body.of(equation)
+        if body is not None:
+            self._follow_body(body)
+            return
+        x = equation.invars[0] if equation.invars else None
+        if isinstance(x, jaxprs.Var) and x in self.layouts:
+            layout = _moved(equation, self.layouts[x])
+            if layout is not None:
+                (out,) = equation.outvars
+                self.layouts[out], self.sources[out] = layout, self.sources[x]
+
+    def _follow_body(self, body: _Body) -> None:
+        """Follow layers that a loop stacks again, such as weights kept for the gradients."""
+        ins = [c if i not in body.repeated else None for i, c in enumerate(body.takes(self))]
+        if not any(ins):
+            return
+        equations, outs = _inlined(body.jaxpr)
+        inner = _Shards.of(body.jaxpr.invars, body.layers_in(ins), equations)
+        outer = dict(zip(body.jaxpr.invars, body.equation.invars, strict=True))
+        for out, x in list(zip(body.equation.outvars, outs, strict=True))[body.carries :]:
+            if isinstance(x, jaxprs.Literal) or x not in inner.layouts:
+                continue
+            layout = inner.layouts[x]
+            if body.is_loop:
+                assert layout.axis is not None
+                shape = out.aval.shape  # type: ignore[attr-defined]
+                layout = replace(layout, shape=shape, axis=layout.axis + 1)
+            self.layouts[out], self.sources[out] = layout, self.sources[outer[inner.sources[x]]]
+
+
+def _only(forms: set[_Form]) -> _Form:
+    """Return the form in which a value is wanted; whole if there are several."""
+    (form,) = forms if len(forms) == 1 else (None,)
+    return form
+
+
+def _moved(equation: jaxprs.JaxprEqn, layout: ShardLayout) -> ShardLayout | None:
+    """Return the layout of the result if its shard is the result of the shard; else None.
+
+    Only of operations after which there are no more bytes to gather.
+    """
+    if len(equation.outvars) != 1 or not is_of_jax(equation.primitive):
+        return None
+    params, axis = equation.params, layout.axis
+    given, (out,) = equation.invars[0].aval, equation.outvars
+    shape = out.aval.shape  # type: ignore[attr-defined]
+    match equation.primitive.name:
+        case "convert_element_type":
+            is_narrower = out.aval.dtype.itemsize <= given.dtype.itemsize  # type: ignore[attr-defined]
+            return layout if is_narrower else None
+        case "squeeze" if axis and axis not in params["dimensions"]:
+            before = sum(d < axis for d in params["dimensions"])
+            return ShardLayout(shape, layout.count, layout.lines, axis - before)
+        case "slice" | "dynamic_slice" if axis and shape[1:] == layout.shape[1:]:
+            return ShardLayout(shape, layout.count, layout.lines, axis)
+    return None
+
+
+def _resized(equation: jaxprs.JaxprEqn, layout: ShardLayout) -> dict[str, Any]:
+    """Return the parameters of an equation of `_moved`, for a shard of its input."""
+    params, axis = dict(equation.params), layout.axis
+    for key in ("limit_indices", "slice_sizes"):
+        if key in params and axis is not None:
+            params[key] = (*params[key][:1], *layout.part_shape[1:])
+    return params
+
+
+def _has_effects(equation: jaxprs.JaxprEqn) -> bool:
+    # JAX counts naming a mesh axis as an effect, but it is not observable.
+    return any(type(effect).__name__ != "NamedAxisEffect" for effect in equation.effects)
+
+
+def _is_sum(equation: jaxprs.JaxprEqn) -> bool:
+    params = equation.params
+    return (
+        equation.primitive.name == "psum"
+        and is_of_jax(equation.primitive)
+        and tuple(params["axes"]) == (REPLICA_AXIS,)
+        and params["axis_index_groups"] is None
+    )
+
+
+def _sharded_inputs(equation: Any) -> tuple[bool, ...] | None:
+    """Which inputs are shards if the result is; None if the result would then be different."""
+    name, shapes = equation.primitive.name, [x.aval.shape for x in equation.invars]
+    # Only a scalar: broadcasting anything larger may use other elements for other shards.
+    if name == "broadcast_in_dim":
+        return (False,) if shapes == [()] else None
+    shape = equation.outvars[0].aval.shape
+    known = [
+        s for x, s in zip(equation.invars, shapes, strict=True) if isinstance(x, jaxprs.Literal)
+    ]
+    if name not in ELEMENTWISE or not is_of_jax(equation.primitive) or shape == () or any(known):
+        return None
+    if any(s not in ((), shape) for s in shapes):
+        return None
+    return tuple(s == shape for s in shapes)
+
+
+def _variables(xs: Iterable[Any]) -> list[jaxprs.Var]:
+    return [x for x in xs if isinstance(x, jaxprs.Var)]
+
+
+def _inlined(jaxpr: jaxprs.Jaxpr) -> tuple[list[jaxprs.JaxprEqn], list[Any]]:
+    """Return the equations of a jaxpr, with those of called functions, and its outputs."""
+    equations: list[jaxprs.JaxprEqn] = []
+
+    def copy(inner: jaxprs.Jaxpr, names: dict[Any, Any], *, is_outermost: bool) -> list[Any]:
+        def renamed(x: Any) -> Any:
+            return x if isinstance(x, jaxprs.Literal) else names.get(x, x)
+
+        for e in inner.eqns:
+            invars = [*map(renamed, e.invars)]
+            called = _called(e)
+            if called is None:
+                # A function that is called twice has the same variables both times.
+                if not is_outermost:
+                    new = [v for v in e.outvars if not isinstance(v, jaxprs.DropVar)]
+                    names.update((v, jaxprs.Var(v.aval)) for v in new)
+                equations.append(e.replace(invars=invars, outvars=[*map(renamed, e.outvars)]))
+            else:
+                own = dict(zip(called.invars, invars, strict=True))
+                outs = copy(called, own, is_outermost=False)
+                names.update(zip(e.outvars, outs, strict=True))
+        return [*map(renamed, inner.outvars)]
+
+    return equations, copy(jaxpr, {}, is_outermost=True)
+
+
+def _called(equation: jaxprs.JaxprEqn) -> jaxprs.Jaxpr | None:
+    """Return the function that an equation calls, if its equations can take its place."""
+    params = equation.params
+    key = _INLINED.get(equation.primitive.name)
+    inner: Any = params.get(key) if key is not None else None
+    if not isinstance(inner, ClosedJaxpr) or inner.consts or _has_effects(equation):
+        return None
+    shardings = (*params.get("in_shardings", ()), *params.get("out_shardings", ()))
+    is_free = all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+    return inner.jaxpr if is_free else None
