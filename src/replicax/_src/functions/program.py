@@ -232,9 +232,9 @@ class Program:
                 fault_point("barrier")
                 finished(step_barrier(topology))
         except WorkerLostError as error:
-            if not required().may_resize:
+            if not (group := required()).may_resize:
                 raise
-            interrupted = elastic.StepInterrupted(str(error), error.index)
+            interrupted = elastic.StepInterrupted(group.loss, error.index)
             if results:
                 interrupted.commit = lambda: self._finish(*results)
             raise interrupted from error

@@ -53,6 +53,12 @@ _DEPARTED = (
 )
 
 
+_OUTSIDE_STEP = (
+    " But not this one: it was not in a step, which is a call of an `rx.function` with"
+    " `strategy.run`. Start all workers again, from the last checkpoint."
+)
+
+
 class Cancelled(Exception):  # noqa: N818 - a signal, not an error
     """The agreement was cancelled by its caller."""
 
@@ -217,6 +223,11 @@ class Group:
     def may_resize(self) -> bool:
         """Whether a worker was lost, and the others may go on without it."""
         return self._report is not None and self._report.kind == "resize"
+
+    @property
+    def loss(self) -> str:
+        """The report of the worker that was lost, or ""."""
+        return self._report.text if self._report is not None else ""
 
     def reform(self, *, has_new: bool) -> Message:
         """Agree with the other survivors on the last step, and wait for the next generation.
@@ -473,7 +484,9 @@ class Group:
         report = self._report or self._departed[0]
         if report.kind in ("mismatch", "fork", "over"):
             return ReplicaError(report.text)
-        return WorkerLostError(report.text, report.index)
+        # An elastic step replaces this error; see `Program`.
+        text = f"{report.text}{_OUTSIDE_STEP}" if report.kind == "resize" else report.text
+        return WorkerLostError(text, report.index)
 
     def _hub_is_gone(self) -> str:
         return self._without_hub(

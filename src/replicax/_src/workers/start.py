@@ -10,6 +10,7 @@ from dataclasses import replace
 from functools import partial
 
 import jax
+import numpy as np
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.cluster.checks import RollCallError, WorkerLostError
@@ -171,12 +172,31 @@ def _is_started(group: Group, go: Message) -> bool:
     try:
         if group.facts.num_workers > 1:
             _start_jax(group, go["service"])
+            _connect_devices(group)
     except WorkerLostError:
         if not group.may_resize:
             raise
         return False
     group.settle()
     return True
+
+
+def _connect_devices(group: Group) -> None:
+    """Connect the devices of all workers, by an all-reduce of one number each.
+
+    Otherwise the first step would connect them, after it has been compiled. A worker that is lost
+    while they connect leaves the others without connections that could be cut, and ends them.
+    """
+    devices = jax.devices()
+    mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
+    rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("all"))
+    one = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    with (
+        group.collective("the connection of the devices"),
+        sockets.filter_output(1, sockets.GLOO_GREETING),
+    ):
+        ones = jax.make_array_from_callback((len(devices),), rows, lambda _: np.ones(1, np.int32))
+        jax.block_until_ready(jax.jit(jax.numpy.sum, out_shardings=one)(ones))
 
 
 def _with_addresses(facts: ClusterFacts, hosts: list[str]) -> ClusterFacts:
