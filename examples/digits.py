@@ -107,7 +107,7 @@ def train(digits: Digits, replicas: int, steps: int, on_step: Callable[[], None]
     def replica_step(x: jax.Array, y: jax.Array) -> Any:
         def loss_fn() -> jax.Array:
             losses = cross_entropy(network(weights, x), y)
-            return rx.nn.compute_average_loss(losses, global_batch_size=BATCH)
+            return rx.nn.mean_loss(losses)
 
         loss, gradients = rx.value_and_grad(loss_fn, weights)()
         gradients = rx.distribute.get_replica_context().all_reduce("SUM", gradients)

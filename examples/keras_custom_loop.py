@@ -48,7 +48,7 @@ def main() -> None:
 
     def compute_loss(labels: Any, predictions: Any, model_losses: list[Any]) -> Any:
         per_example = loss_object(labels, predictions)
-        loss = rx.nn.compute_average_loss(per_example, global_batch_size=global_batch)
+        loss = rx.nn.mean_loss(per_example)
         return loss + rx.nn.scale_regularization_loss(sum(model_losses))
 
     def train_step(images: Any, labels: Any) -> Any:

@@ -57,7 +57,7 @@ def train(strategy: Any, directory: str, epochs: int, at_most: int | None) -> An
         with rx.GradientTape() as tape:
             predictions = model(images, training=True)
             per_example = loss_object(labels, predictions)
-            loss = rx.nn.compute_average_loss(per_example, global_batch_size=global_batch)
+            loss = rx.nn.mean_loss(per_example)
             if model.losses:
                 loss += rx.nn.scale_regularization_loss(sum(model.losses))
         gradients = tape.gradient(loss, model.trainable_variables)

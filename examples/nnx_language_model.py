@@ -79,7 +79,7 @@ def main() -> None:
             losses = optax.softmax_cross_entropy_with_integer_labels(
                 model(rows[:, :-1]), rows[:, 1:]
             )
-            return rx.nn.compute_average_loss(losses.mean(axis=1), global_batch_size=BATCH)
+            return rx.nn.mean_loss(losses)
 
         loss, gradients = nnx.value_and_grad(loss_fn)(model)
         optimizer.update(model, gradients)  # adds up the gradients of all replicas

@@ -78,7 +78,7 @@ def train(directory: Path, steps: int, die_at: int | None) -> None:
     def replica_step(x: Any, y: Any) -> Any:
         def loss_fn() -> Any:
             picked = jnp.take_along_axis(jax.nn.log_softmax(x @ weights), y[:, None], axis=1)
-            return rx.nn.compute_average_loss(-picked[:, 0], global_batch_size=BATCH)
+            return rx.nn.mean_loss(-picked[:, 0])
 
         loss, [gradient] = rx.value_and_grad(loss_fn, [weights])()
         gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)

@@ -57,7 +57,7 @@ def train(strategy: Any, steps: int) -> dict[str, Any]:
             w1, b1, w2, b2 = weights
             logits = jnp.tanh(x @ w1 + b1) @ w2 + b2
             picked = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)
-            return rx.nn.compute_average_loss(-picked[:, 0], global_batch_size=BATCH)
+            return rx.nn.mean_loss(-picked[:, 0])
 
         loss, gradients = rx.value_and_grad(loss_fn, weights)()
         gradients = rx.distribute.get_replica_context().all_reduce("SUM", gradients)

@@ -66,7 +66,7 @@ def main() -> None:
             logits = x @ weights
             picked = jnp.take_along_axis(jax.nn.log_softmax(logits), y[:, None], axis=1)
             accuracy.update_state(y, logits)
-            return rx.nn.compute_average_loss(-picked[:, 0], global_batch_size=BATCH)
+            return rx.nn.mean_loss(-picked[:, 0])
 
         loss, [gradient] = rx.value_and_grad(loss_fn, [weights])()
         gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)

@@ -37,7 +37,7 @@ def main() -> None:
 
     def replica_step(x: Any, y: Any) -> Any:
         def loss_fn() -> Any:
-            return rx.nn.compute_average_loss((x @ weights - y) ** 2, global_batch_size=BATCH)
+            return rx.nn.mean_loss((x @ weights - y) ** 2)
 
         loss, [gradient] = rx.value_and_grad(loss_fn, [weights])()
         gradient = rx.distribute.get_replica_context().all_reduce("SUM", gradient)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from replicax._src.cli import doctor
 from replicax._src.cli.main import main
 from tests.multi_process.gang import Gang
 
@@ -109,3 +110,13 @@ def test_two_workers_of_one_index_are_told_so(tmp_path):
     assert [worker.process.returncode for worker in workers] == [1, 1]
     said = " ".join(worker.text for worker in workers)
     assert "index 0" in said
+
+
+def test_checkpoints_without_orbax_are_told(capsys, tmp_path, monkeypatch):
+    known = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda n: None if "orbax" in n else known(n))
+
+    found = findings(capsys, "--checkpoints", str(tmp_path))["checkpoints"]
+
+    assert not found["ok"]
+    assert "replicax[checkpoint]" in found["advice"]

@@ -33,3 +33,14 @@ def test_a_launcher_without_standard_streams_launches(tmp_path, closed):
 
     assert done.returncode == 0
     assert (tmp_path / "done").read_text() == "done"
+
+
+def test_a_closed_pipe_is_no_traceback():
+    result = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m replicax doctor | head -c 1"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout == "o"
+    assert result.stderr == ""

@@ -76,6 +76,12 @@ def hugging_face_dataset(x=X, y=Y, size=4):
     return whole.batch(size)
 
 
+def hugging_face_lists(x=X, y=Y, size=4):
+    datasets = pytest.importorskip("datasets")
+    pytest.importorskip("tqdm").tqdm.monitor_interval = 0
+    return datasets.Dataset.from_dict({"x": x.tolist(), "y": y.tolist()}).batch(size)
+
+
 def tensorflow_dataset(x=X, y=Y, size=4):
     tf = pytest.importorskip("tensorflow")
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(size)
@@ -103,6 +109,7 @@ MAKERS = [
     grain_iter_dataset,
     grain_loader,
     hugging_face_dataset,
+    hugging_face_lists,
     tensorflow_dataset,
     keras_dataset,
 ]
@@ -230,3 +237,10 @@ def test_tensorboard_reads_what_rx_summary_writes(tmp_path):
     assert (width, height, png[:4]) == (b"3", b"2", b"\x89PNG")
     plugins = {t: read.SummaryMetadata(t).plugin_data.plugin_name for t in tensors}
     assert plugins == {"loss": "scalars", "weights": "histograms", "image": "images"}
+
+
+def test_hugging_face_examples_are_refused(strategy):
+    datasets = pytest.importorskip("datasets")
+    examples = datasets.Dataset.from_dict({"x": X.tolist(), "y": Y.tolist()})
+    with pytest.raises(ValueError, match=r"pass `dataset\.batch"):
+        next(iter(strategy.experimental_distribute_dataset(examples)))

@@ -4,6 +4,8 @@ import collections
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import replicax as rx
 from replicax._src.input.sources import ForeignSource, source_of, to_numpy
@@ -128,3 +130,17 @@ def test_an_array_that_is_cut_row_by_row_is_explained_once(caplog, monkeypatch):
     assert [[int(x[0]) for x in step["x"].values] for step in steps] == rows.tolist()
     (record,) = caplog.records
     assert "shape (4, 2), which is cut row by row" in record.getMessage()
+
+
+@given(rows=st.integers(1, 4), width=st.integers(1, 4))
+def test_python_lists_in_dictionaries_are_rows(rows, width):
+    """As in batches of Hugging Face datasets without a format."""
+    expected = np.arange(rows * width).reshape(rows, width)
+    found = to_numpy({"tokens": expected.tolist(), "label": list(range(rows))})
+    np.testing.assert_array_equal(found["tokens"], expected)
+    np.testing.assert_array_equal(found["label"], np.arange(rows))
+
+
+def test_rows_of_different_lengths_are_named():
+    with pytest.raises(ValueError, match=r"rows of 'tokens' have different lengths.*Pad"):
+        to_numpy({"tokens": [[1, 2], [3]]})

@@ -116,3 +116,67 @@ def test_a_regularization_loss_is_divided_by_the_replicas(way, loss, expected):
 
 def test_outside_of_strategies_a_regularization_loss_is_summed():
     assert float(rx.nn.scale_regularization_loss(jnp.asarray([2.0, 4.0]))) == 6.0
+
+
+# The mean over the global batch.
+
+
+def _share(x, weights):
+    return rx.nn.mean_loss(x, weights)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@settings(max_examples=8, deadline=None)
+@given(rows=st.lists(st.integers(0, 3), min_size=2, max_size=2), seed=st.integers(0, 99))
+def test_mean_loss_shares_add_up_to_the_mean_of_all_rows(way, rows, seed):
+    draw = np.random.default_rng(seed)
+    losses = [draw.normal(size=(n, 2)).astype("float32") for n in rows]
+    weights = [draw.integers(0, 3, size=(n, 1)).astype("float32") for n in rows]
+    strategy = mirrored(2)
+    together = np.concatenate(losses)
+    mean = together.mean() if len(together) else 0.0
+
+    share = way(strategy, _share, per_replica(strategy, losses), None)
+    weighted = way(strategy, _share, per_replica(strategy, losses), per_replica(strategy, weights))
+
+    total = strategy.reduce("SUM", share, axis=None)
+    np.testing.assert_allclose(float(total), mean, rtol=1e-5, atol=1e-6)
+    every = np.concatenate(weights) * np.ones_like(together)
+    expected = (together * every).sum() / every.sum() if every.sum() else 0.0
+    total = strategy.reduce("SUM", weighted, axis=None)
+    np.testing.assert_allclose(float(total), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("gradient", ["rx", "jax"])
+@pytest.mark.parametrize("rows", [(4, 4), (4, 3), (5, 0)])
+def test_mean_loss_gradients_sum_to_the_gradient_on_one_device(rows, gradient):
+    x = np.random.default_rng(0).normal(size=(sum(rows), 3)).astype("float32")
+    strategy = mirrored(2)
+    with strategy.scope():
+        w = rx.Variable(jnp.ones(3))
+
+    def step(x):
+        if gradient == "rx":
+            [g] = rx.grad(lambda: rx.nn.mean_loss(jnp.square(x @ w)), [w])()
+        else:
+            g = jax.grad(lambda v: rx.nn.mean_loss(jnp.square(x @ v)))(w.read_value())
+        return rx.distribute.get_replica_context().all_reduce("SUM", g)
+
+    parts = per_replica(strategy, np.split(x, [rows[0]]))
+    summed = components(rx.function(lambda x: strategy.run(step, args=(x,)))(parts))
+
+    expected = jax.grad(lambda v: jnp.mean(jnp.square(x @ v)))(jnp.ones(3))
+    np.testing.assert_allclose(summed[0], expected, rtol=1e-5)
+
+
+def test_mean_loss_counts_exactly_in_half_precision():
+    mean = rx.nn.mean_loss(jnp.ones(257 * 3, jnp.bfloat16))
+    assert mean.dtype == jnp.bfloat16
+    assert float(mean) == 1.0
+
+
+def test_mean_loss_refuses_a_scalar_and_cross_replica_context():
+    with pytest.raises(ValueError, match="let mean_loss divide"):
+        rx.nn.mean_loss(jnp.float32(1))
+    with mirrored(2).scope(), pytest.raises(RuntimeError, match="replica function"):
+        rx.nn.mean_loss(jnp.ones(2))

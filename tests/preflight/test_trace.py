@@ -1,9 +1,13 @@
 """How a step is laid over a slice, without compiling it."""
 
+import re
+
+import jax
 import jax.numpy as jnp
 import pytest
 
 import replicax as rx
+from replicax._src.preflight.script import preflight_script
 from replicax._src.preflight.targets import Target
 from replicax._src.preflight.trace import Step, trace
 from tests.replicas import mirrored
@@ -89,3 +93,31 @@ def test_strategies_and_variables_are_as_they_were_after_a_trace_also_one_that_f
     assert strategy.num_replicas_in_sync == 2
     strategy.run(lambda: v.assign_add(jnp.ones(3)))
     assert v.numpy().tolist() == [1, 1, 1]
+
+
+FIT = """
+import numpy as np
+import replicax as rx
+with rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    model = rx.keras.Sequential([rx.keras.Input((4,)), rx.keras.layers.Dense(3)])
+    model.compile("sgd", "mse")
+model.fit(np.ones((6, 4)), np.ones((6, 3)), batch_size=6, verbose=0)
+"""
+
+
+def test_a_batch_of_keras_fit_is_cut_over_the_slice(tmp_path):
+    script = tmp_path / "fit.py"
+    script.write_text(FIT)
+    target = Target.parse("v5e:2x2")
+
+    program = preflight_script(str(script), [], None, lambda step: trace(step, target))
+
+    shapes = {i.split(": ")[1].partition(" ")[0] for i in batches(program)}
+    assert shapes >= {"tensor<12x4xf32>", "tensor<12x3xf32>"}  # 3 rows for each of 4 replicas
+
+
+def batches(program):
+    """Return the inputs that are sharded over the replicas, as in the text of the program."""
+    text = jax.export.deserialize(bytearray(program.program)).mlir_module()
+    head = re.search(r"@main\((.*?)\) ->", text, re.DOTALL)[1]
+    return [i for i in re.split(r", (?=%arg)", head) if '{"replica"}' in i]

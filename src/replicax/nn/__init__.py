@@ -8,9 +8,9 @@ Example:
 from typing import TYPE_CHECKING
 
 from replicax._src.base.lazy import on_demand
-from replicax._src.nn.loss import compute_average_loss, scale_regularization_loss
+from replicax._src.nn.loss import compute_average_loss, mean_loss, scale_regularization_loss
 
-__all__ = ["compute_average_loss", "scale_regularization_loss"]
+__all__ = ["compute_average_loss", "mean_loss", "scale_regularization_loss"]
 
 __dir__ = __all__.copy
 

@@ -14,6 +14,8 @@ Each is also a subclass of the built-in exception that TensorFlow raises in the 
     `-- CheckpointError (AssertionError)   a checkpoint that does not match the objects
 """
 
+import sys
+import warnings
 from types import FrameType
 
 from replicax._src.base.origin import is_library
@@ -136,3 +138,14 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
     while frame is not None and is_library(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
+
+
+def warn_user(text: str) -> None:
+    """Warn at the user's line that led here; Python shows a warning once per line."""
+    where = user_frame(sys._getframe(1))  # noqa: SLF001
+    if where is None:
+        warnings.warn(text, UserWarning, stacklevel=3)
+        return
+    seen = where.f_globals.setdefault("__warningregistry__", {})
+    file, line = where.f_code.co_filename, where.f_lineno
+    warnings.warn_explicit(text, UserWarning, file, line, registry=seen)

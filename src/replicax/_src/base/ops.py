@@ -1,8 +1,6 @@
 """TensorFlow-named wrappers over `jax.numpy`, and operator overloading for array-like objects."""
 
 import operator
-import sys
-import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -11,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from replicax._src.base.errors import user_frame
+from replicax._src.base.errors import warn_user
 
 Tensor = jax.Array
 
@@ -56,13 +54,7 @@ def kept_dtype(dtype: Any) -> Any:
             f" unless x64 is enabled. Write dtype={kept.name!r}, or call"
             ' `jax.config.update("jax_enable_x64", True)` before anything else.'
         )
-        where = user_frame(sys._getframe(1))  # noqa: SLF001
-        if where is None:
-            warnings.warn(text, UserWarning, stacklevel=3)
-        else:
-            seen = where.f_globals.setdefault("__warningregistry__", {})
-            file, line = where.f_code.co_filename, where.f_lineno
-            warnings.warn_explicit(text, UserWarning, file, line, registry=seen)
+        warn_user(text)
     return kept
 
 

@@ -216,5 +216,7 @@ def _checkpoints(folder: Path) -> tuple[bool, str, str]:
     said = f"{folder}: written, renamed over an older file; {free / 1e9:.1f} GB free"
     if not renames:
         return False, f"{folder}: a file was not renamed in one step", "Use another file system."
+    if _version("orbax-checkpoint") is None:
+        return False, f"{said}; Orbax is missing", "`pip install 'replicax[checkpoint]'`."
     little = free < _LITTLE_SPACE
     return not little, said, "Make room, or keep fewer with max_to_keep." if little else ""

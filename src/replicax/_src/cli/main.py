@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,9 @@ VERBS = {
     "timeline": "Record what every device does in a training step, and what it waits for.",
     "top": "Show the workers of a running cluster: steps, input waits, memory, last heartbeat.",
 }
+
+
+_PIPE_CLOSED = 128 + signal.SIGPIPE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,4 +82,10 @@ def _open_streams() -> None:
 def entry() -> None:
     """Run the installed command."""
     _open_streams()
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone, as in `replicax doctor | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        status = _PIPE_CLOSED
+    sys.exit(status)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from replicax._src.base.errors import ScopeError
+from replicax._src.base.errors import ScopeError, warn_user
 from replicax._src.base.types import ReduceOp
 from replicax._src.collectives.consistency import identify
 from replicax._src.collectives.options import CommunicationOptions
@@ -25,6 +25,13 @@ from replicax._src.values.structures import map_in_order, unflatten_as
 if TYPE_CHECKING:
     from replicax._src.strategy.base import StrategyBase
 
+
+_SUM_OF_MEANS = (
+    "The gradients of a mean over each replica's own rows are summed over {count} replicas, which"
+    " makes them {count} times as large as on one device. Take the mean over the global batch"
+    ' instead: make the Keras loss with `reduction="none"` and write `loss ='
+    " rx.nn.mean_loss(loss_fn(y, prediction))`."
+)
 
 _Op = ReduceOp | str
 _Options = CommunicationOptions | None
@@ -97,6 +104,7 @@ class ReplicaContext:
     def __init__(self, strategy: StrategyBase, link: Link) -> None:
         self._strategy = strategy
         self._link = link
+        self._local_means: dict[int, Any] = {}
 
     @property
     def strategy(self) -> StrategyBase:
@@ -193,6 +201,8 @@ class ReplicaContext:
         given = options or CommunicationOptions()
         leaves, treedef = jax.tree.flatten(value, is_leaf=_is_one)
         shown = _shown(treedef)
+        if self._local_means and op is ReduceOp.SUM and any(map(self.is_local_mean, leaves)):
+            warn_user(_SUM_OF_MEANS.format(count=self.num_replicas_in_sync))
         arrays = [as_array(x, "all_reduce") for x in leaves if not is_slices(x)]
         reduced = iter(self._link.all_reduce(op, arrays, given, shown) if arrays else ())
         results = [
@@ -285,6 +295,19 @@ class ReplicaContext:
             # Copies cut the connection to the tape, also for arguments that merge_fn returns.
             new = lambda x: jnp.copy(x) if isinstance(x, jax.Array) else x  # noqa: E731
             return map_in_order(new, result, is_opaque)
+
+    def note_local_mean(self, *values: Any) -> None:
+        """Record that ``values`` are a mean over this replica's rows, or gradients of one.
+
+        Summing the gradients over the replicas then gives a warning. A value computed from them,
+        such as a loss that is divided by the number of replicas, is not recorded.
+        """
+        if self.num_replicas_in_sync > 1:
+            self._local_means.update((id(x), x) for x in values if isinstance(x, jax.Array))
+
+    def is_local_mean(self, value: Any) -> bool:
+        """Whether ``value`` was passed to `note_local_mean`."""
+        return id(value) in self._local_means
 
     def __repr__(self) -> str:
         return f"<ReplicaContext of {self._strategy}>"

@@ -147,8 +147,11 @@ class Question:
                 key = id(x) if variable is None else id(variable.cell)
                 start[key] = start[key] + own if key in start else own
         found = self.record.backwards(start, [self._places(s) for s in self._sources])
-        answers = map(self._finished, self._sources, found)
-        return unflatten_as(self._tree, list(answers), is_variable)
+        answers = list(map(self._finished, self._sources, found))
+        replica = current().replica
+        if replica is not None and any(map(replica.is_local_mean, targets)):
+            replica.note_local_mean(*answers)
+        return unflatten_as(self._tree, answers, is_variable)
 
     def answer_recorded(self, target: jax.Array, weight: jax.Array) -> Any:
         """Return the gradients of one target; zero or None unless the tape follows it.
@@ -265,18 +268,23 @@ def value_and_grad(
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         overlays: list[Overlay] = []
         around = current_trace()
+        replica, is_local_mean = current().replica, False
 
         def pure(values: list[jax.Array]) -> tuple[jax.Array, Any]:
             overlay = Overlay(dict(zip(cells, values, strict=True)), around)
             with overlay.opened():
                 result = fn(*args, **kwargs)
             loss, aux = _pair(result) if has_aux else (result, None)
+            nonlocal is_local_mean
+            is_local_mean = replica is not None and replica.is_local_mean(loss)
             overlays.append(overlay)
             return _scalar(loss), (aux, list(overlay.writes.values()))
 
         values = [next(v for v in given if v.cell is c).read_value() for c in cells]
         (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
         _keep(overlays[-1], new)
+        if is_local_mean:
+            replica.note_local_mean(loss, *gradients)
         own = dict(zip(cells, gradients, strict=True))
         gradients = [own[v.cell] for v in given]
         return ((loss, aux) if has_aux else loss), jax.tree.unflatten(treedef, gradients)

@@ -4,11 +4,13 @@ The signals derive from `BaseException`, not `Exception`, so that user code that
 does not swallow them.
 """
 
+import traceback
 from collections.abc import Iterable
 from typing import Any, TypedDict
 
 import jax
 
+from replicax._src.base.origin import is_library
 from replicax._src.compat.jax import setting
 
 
@@ -46,12 +48,18 @@ def needs_value(name: str, error: Exception) -> str:
     """Return the error message for code that needs the value of a traced array."""
     return (
         f"{name} needs the value of an array while it is traced, when only its shape and dtype are"
-        " known: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()` or a function of"
-        " NumPy depends on an array, or on the replica id. Use `rx.cond(condition, if_true,"
-        " if_false)`, `rx.while_loop` or `jnp.where`; pass fixed values as Python numbers; or run"
-        " without `rx.function`."
+        f" known{_where(error)}: a Python `if`, `while`, `int()`, `float()`, `range()`, `.numpy()`"
+        " or a function of NumPy depends on an array, or on the replica id. Use"
+        " `rx.cond(condition, if_true, if_false)`, `rx.while_loop` or `jnp.where`; pass fixed"
+        " values as Python numbers; or run without `rx.function`."
         f"\nJAX says: {str(error).splitlines()[0]}"
     )
+
+
+def _where(error: Exception) -> str:
+    """Return the user's line that raised ``error``, with its code."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
+    return f" ({frames[-1].filename}:{frames[-1].lineno}: `{frames[-1].line}`)" if frames else ""
 
 
 runs_eagerly = [False]

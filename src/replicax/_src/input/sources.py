@@ -201,9 +201,13 @@ class ForeignSource(InputSource):
                     " DataLoader, or `rx.data.Dataset.from_generator(function)`."
                 )
             self._is_used = True
-        return map(
-            to_numpy, _batches_of(self._batches)
-        )  # unlike a generator, continues after an error
+        # Unlike a generator, `map` continues after an error.
+        return map(self._checked, _batches_of(self._batches))
+
+    def _checked(self, batch: Any) -> Any:
+        element = to_numpy(batch)
+        _check_batched(self._batches, element)
+        return element
 
 
 def source_of(dataset: Any) -> InputSource:
@@ -230,7 +234,7 @@ def source_of(dataset: Any) -> InputSource:
 def to_numpy(batch: Any) -> Any:
     """Convert a batch of another library to NumPy arrays in tuples and dicts."""
     if isinstance(batch, Mapping):
-        return {key: to_numpy(value) for key, value in batch.items()}
+        return {key: _column(key, value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(to_numpy, batch))
     if isinstance(batch, list | tuple):
@@ -242,6 +246,41 @@ def to_numpy(batch: Any) -> Any:
     if hasattr(batch, "detach"):  # a torch tensor, possibly on a device or requiring a gradient
         return np.array(batch.detach().cpu().numpy())
     return np.array(convert() if callable(convert) else batch)
+
+
+def _column(name: Any, value: Any) -> Any:
+    """Convert a value of a dictionary; a list of Python numbers or lists is one array of rows.
+
+    Hugging Face datasets without a format have such columns. A list of arrays is a structure, as
+    PyTorch's loaders make them.
+    """
+    if not isinstance(value, list) or not _is_pure_python(value):
+        return to_numpy(value)
+    try:
+        return np.asarray(value)
+    except ValueError as error:  # from NumPy 1.24 on
+        raise ValueError(
+            f"The rows of {name!r} have different lengths, so that they are no array. Pad them to"
+            " one length before they are batched, for example with the `padding` of a tokenizer."
+        ) from error
+
+
+def _is_pure_python(value: Any) -> bool:
+    if isinstance(value, list):
+        return all(map(_is_pure_python, value))
+    return isinstance(value, bool | int | float | complex | str | bytes)
+
+
+def _check_batched(dataset: Any, first: Any) -> None:
+    """Raise if elements of a Hugging Face dataset are examples, whose parts would be split."""
+    if not type(dataset).__module__.startswith("datasets.") or not isinstance(first, Mapping):
+        return
+    single = [key for key, value in first.items() if np.ndim(value) == 0]
+    if single:
+        raise ValueError(
+            f"The elements of this Hugging Face dataset are single examples ({single[0]!r} has no"
+            " rows), and need to be batches: pass `dataset.batch(batch_size)`."
+        )
 
 
 def _batches_of(dataset: Any) -> Iterable[Any]:

@@ -29,6 +29,7 @@ from replicax._src.integrations import (
     keras_backend,
     keras_backup,
     keras_preprocessing,
+    keras_tensorboard,
     keras_trainer,
 )
 from replicax._src.integrations import keras_private as private
@@ -291,6 +292,22 @@ def _synchronizable(original: Any) -> Any:
     return init
 
 
+_MEANS = ("mean", "mean_with_sample_weight", "sum_over_batch_size")
+
+
+def _noting_means(original: Any) -> Any:
+    """Record losses that are means over one replica's rows; see `note_local_mean`."""
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        loss, replica = original(self, *args, **kwargs), replicas()
+        if replica is not None and self.reduction in _MEANS:
+            replica.note_local_mean(loss)
+        return loss
+
+    return call
+
+
 REPLACEMENTS = (
     (private.NEXT_SEED, _drawn_per_replica),
     (private.GLOBAL_SEED, _carried_seed),
@@ -301,6 +318,7 @@ REPLACEMENTS = (
     *keras_trainer.REPLACEMENTS,
     *keras_backup.REPLACEMENTS,
     *keras_preprocessing.REPLACEMENTS,
+    *keras_tensorboard.REPLACEMENTS,
 )
 
 
@@ -365,6 +383,8 @@ def attach() -> Integration:
     variable._value = KerasBackedValue()
     variable.__getstate__, variable.__setstate__ = _state, _set_state
     variable.__deepcopy__ = _copied
+    variable.__array_priority__ = Variable.__array_priority__
+    keras.losses.Loss.__call__ = _noting_means(keras.losses.Loss.__call__)
     accept_as_array(keras.Variable, lambda v: jax.typeof(v.value), lambda v: v.value)
     if not CONTRACT.lacks(private.LOSSES):
         keras.Layer._losses = Losses()

@@ -392,6 +392,9 @@ SAVE_CHECKPOINT = PrivatePart(
     is_transparent=True,
 )
 SET_BOARD_MODEL = PrivatePart(f"{_BOARD}set_model", TENSORBOARD, "self, model")
+BOARD_GRAPH = PrivatePart(f"{_BOARD}_write_keras_model_summary", TENSORBOARD, "self")
+BOARD_SUMMARY = PrivatePart(f"{_BOARD}_summary_module", TENSORBOARD)
+BOARD_TRAIN_WRITER = PrivatePart(f"{_BOARD}_train_writer", TENSORBOARD)
 BOARD_WRITERS = PrivatePart(f"{_BOARD}_writers", TENSORBOARD)
 BOARD_TRACE = PrivatePart(f"{_BOARD}_should_trace", TENSORBOARD)
 CSV_BEGIN = PrivatePart(f"{_CSV}on_train_begin", CSV_LOGGER, "self, logs", is_transparent=True)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from keras import Model, tree
 
-from replicax._src.base.errors import ScopeError
+from replicax._src.base.errors import ScopeError, warn_user
 from replicax._src.context.current import current, entered, get_strategy, is_default
 from replicax._src.functions.function import function
 from replicax._src.input.distributed_dataset import DistributedDataset
@@ -23,6 +23,7 @@ from replicax._src.integrations import keras_private as private
 from replicax._src.integrations.keras_data import DatasetAdapter, adapted, placed, whole
 from replicax._src.integrations.keras_models import home_of
 from replicax._src.state.variables import variable_of
+from replicax._src.strategy.base import live_strategies
 from replicax._src.workers import group as _group
 
 # Entering the scope.
@@ -50,6 +51,7 @@ def _entering(name: str) -> Callable[[Any], Any]:
             if not is_default(here) and home is not here:
                 raise ScopeError(_wrong_scope(self, name, home, here))
             if home is None:
+                _warn_of_unused_strategy(self, name)
                 return original(self, *args, **kwargs)
             bound = signature.bind(self, *args, **kwargs)
             if "verbose" in signature.parameters and not home.is_chief:
@@ -69,6 +71,19 @@ def _entering(name: str) -> Callable[[Any], Any]:
         return method
 
     return make
+
+
+def _warn_of_unused_strategy(model: Any, method: str) -> None:
+    """Warn that `fit` uses one device, if a strategy for several was made and not used."""
+    for strategy in live_strategies if method == "fit" else ():
+        if strategy.num_replicas_in_sync > 1 and not strategy.is_used:
+            warn_user(
+                f"Model {model.name!r} was made outside of every scope and trains on one device,"
+                f" though {strategy} has {strategy.num_replicas_in_sync} replicas. To train on all"
+                " of them, make and compile the model in its scope:\n"
+                "    with strategy.scope():\n        model = ...\n        model.compile(...)"
+            )
+            return
 
 
 def _silence(bound: inspect.BoundArguments) -> None:
@@ -316,21 +331,6 @@ def _on_chief(original: Any) -> Any:
     return method
 
 
-def _tensorboard_on_chief(original: Any) -> Any:
-    """Write TensorBoard logs on the first worker only."""
-
-    def set_model(self: Any, model: Any) -> None:
-        home = home_of(model)
-        if home is None or home.is_chief:
-            original(self, model)
-            return
-        self.write_graph, self.embeddings_freq, self._should_trace = False, 0, False
-        original(self, model)
-        self._writers = dict.fromkeys(("train", "val"), self.summary.create_noop_writer())
-
-    return set_model
-
-
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.COMPILE, _entering("compile")),
     (private.FIT, _entering("fit")),
@@ -351,7 +351,6 @@ REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
     (private.MAKE_PREDICT_FUNCTION, _making("predict")),
     (private.GET_DATA_ADAPTER, adapted),
     (private.SAVE_CHECKPOINT, _on_chief),
-    (private.SET_BOARD_MODEL, _tensorboard_on_chief),
     (private.CSV_BEGIN, _on_chief),
     (private.CSV_EPOCH, _on_chief),
     (private.CSV_END, _on_chief),

@@ -33,14 +33,7 @@ def compute_average_loss(
         >>> float(rx.nn.compute_average_loss(jnp.array([1.0, 3.0])))
         2.0
     """
-    losses = jnp.asarray(per_example_loss)
-    if losses.ndim == 0:
-        raise ValueError(
-            "per_example_loss is a scalar: compute the loss of each example, without reducing over"
-            " the batch, and let compute_average_loss divide by the global batch size."
-        )
-    if not jnp.issubdtype(losses.dtype, jnp.inexact):
-        losses = losses.astype(jnp.float32)
+    losses = _float_losses(per_example_loss, "compute_average_loss")
     if sample_weight is not None:
         losses = losses * _fitted(jnp.asarray(sample_weight, losses.dtype), losses)
     if global_batch_size is None:
@@ -50,9 +43,7 @@ def compute_average_loss(
                 " in cross-replica context there is no replica whose share it could compute."
             )
         global_batch_size = losses.shape[0] * get_strategy().num_replicas_in_sync
-    size = _batch_size(global_batch_size).astype(losses.dtype)
-    # The size is 0 if the replica has no examples of a short last batch: its share is 0.
-    return jnp.where(size == 0, 0, jnp.sum(losses) / jnp.where(size == 0, 1, size))
+    return _quotient(losses.sum(), _batch_size(global_batch_size).astype(losses.dtype))
 
 
 def _fitted(weights: jax.Array, losses: jax.Array) -> jax.Array:
@@ -82,6 +73,68 @@ def _batch_size(value: Any) -> jax.Array:
     if not isinstance(size, Tracer) and size < 0:
         raise ValueError(f"global_batch_size must not be negative, got {value!r}.")
     return size
+
+
+def mean_loss(per_example_loss: Any, weights: Any = None) -> jax.Array:
+    """Return this replica's share of the mean loss over the global batch, for any batch size.
+
+    The shares of all replicas add up to the mean, so sum them, and their gradients, over the
+    replicas. Unlike in `compute_average_loss`, the examples of all replicas are counted, so the
+    mean is exact for a short last batch too.
+
+    Args:
+        per_example_loss: The losses of this replica, one or more for each of its examples.
+        weights: The weight of each loss, such as 0 for padding; the mean is then the weighted one,
+            divided by the sum of all weights.
+
+    Returns:
+        A scalar; 0 if there are no examples, or all weights are 0.
+
+    Raises:
+        RuntimeError: Called in cross-replica context.
+        ValueError: The losses are a scalar, or the weights do not fit them.
+
+    Example:
+        >>> strategy = rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+        >>> share = strategy.run(lambda: rx.nn.mean_loss(jnp.array([1.0, 3.0])))
+        >>> float(strategy.reduce("SUM", share, axis=None))
+        2.0
+    """
+    losses = _float_losses(per_example_loss, "mean_loss")
+    replica = get_replica_context()
+    if replica is None:
+        raise ScopeError(
+            "mean_loss belongs into the replica function: in cross-replica context there is no"
+            " replica whose share it could compute. For an array of all examples use `jnp.mean`."
+        )
+    precise = jnp.promote_types(losses.dtype, jnp.float32)  # bfloat16 counts only to 256
+    if weights is not None:
+        weights = _fitted(jnp.asarray(weights, losses.dtype), losses)
+        weights = jnp.broadcast_to(weights, losses.shape)
+        losses = losses * weights
+        own = jax.lax.stop_gradient(weights).astype(precise).sum()
+        count = replica.all_reduce("SUM", own)
+    elif replica.position is None:  # compiled for all replicas, which have equal shapes
+        count = jnp.asarray(losses.size * replica.num_replicas_in_sync, precise)
+    else:
+        count = replica.all_reduce("SUM", jnp.asarray(losses.size)).astype(precise)
+    return _quotient(losses.sum().astype(precise), count).astype(losses.dtype)
+
+
+def _float_losses(per_example_loss: Any, name: str) -> jax.Array:
+    losses = jnp.asarray(per_example_loss)
+    if losses.ndim == 0:
+        raise ValueError(
+            "per_example_loss is a scalar: compute the loss of each example, without reducing over"
+            f" the batch, and let {name} divide by the global batch size."
+        )
+    is_float = jnp.issubdtype(losses.dtype, jnp.inexact)
+    return losses if is_float else losses.astype(jnp.float32)
+
+
+def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
+    # The count is 0 if the replica has no examples of a short last batch: its share is 0.
+    return jnp.where(count == 0, 0, total / jnp.where(count == 0, 1, count))
 
 
 def scale_regularization_loss(regularization_loss: Any) -> jax.Array:

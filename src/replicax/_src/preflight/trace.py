@@ -26,7 +26,7 @@ from replicax._src.preflight.targets import Target, move_to, redeclare_variables
 from replicax._src.state.cell import Cell
 from replicax._src.state.levels import TraceLevel
 from replicax._src.topology.device_assignment import DeviceAssignment
-from replicax._src.topology.mesh import PlannedTopology, Topology
+from replicax._src.topology.mesh import REPLICA_AXIS, PlannedTopology, Topology
 from replicax._src.topology.tpu_topology import TPUTopology
 from replicax._src.values.per_replica import (
     PerReplica,
@@ -320,7 +320,7 @@ def _program(
         rebuilds=[_rebuild(*pair, target) for pair in _pairs(arguments)],
     )
     pairs = _array_leaves(arguments)
-    here = next((a.shape[1] for x, a in pairs if _is_per_replica(x) and a.ndim > 1), 0)
+    here = next((n for x, a in pairs if (n := _rows_here(x, a))), 0)
     avals = [_argument_aval(x, target, {here: rows or here}) for x in pairs]
     level = TraceLevel(in_replica=False)
     lifted, outputs = _lift_step(step, moved, avals, level)
@@ -358,6 +358,21 @@ def _is_per_replica(leaf: Any) -> bool:
     return isinstance(leaf, PerReplica)
 
 
+def _rows_here(leaf: Any, array: Any) -> int:
+    """Return the number of rows of one replica's batch; 0 if the argument is no batch."""
+    if _is_per_replica(leaf):
+        return array.shape[1] if array.ndim > 1 else 0
+    return _own_rows(array)
+
+
+def _own_rows(array: Any) -> int:
+    """Return a replica's number of rows of an array that is sharded over them; 0 for others."""
+    where = getattr(array, "sharding", None)
+    if not isinstance(where, NamedSharding) or where.spec[:1] != (REPLICA_AXIS,):
+        return 0
+    return array.shape[0] // where.mesh.shape[REPLICA_AXIS]
+
+
 def _rebuild(leaf: Any, rebuild: Any, target: Topology) -> Any:
     if rebuild is not None and _is_per_replica(leaf):
         return lambda a: stacked(a, target)
@@ -369,7 +384,12 @@ def _argument_aval(
 ) -> jax.ShapeDtypeStruct:
     leaf, array = pair
     if not _is_per_replica(leaf):
-        return _struct(array.shape, array.dtype, target.mirrored)
+        own = _own_rows(array)
+        if not own:
+            return _struct(array.shape, array.dtype, target.mirrored)
+        # A batch of `fit`: one array of the rows of all replicas.
+        shape = (rows.get(own, own) * target.num_replicas, *array.shape[1:])
+        return _struct(shape, array.dtype, target.stacked)
     batch = (rows.get(array.shape[1], array.shape[1]), *array.shape[2:]) if array.ndim > 1 else ()
     return _struct((target.num_replicas, *batch), array.dtype, target.stacked)
 

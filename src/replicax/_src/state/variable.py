@@ -86,6 +86,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     # Whether this object was returned by an assignment in a replica: a run then returns each
     # replica's value of it.
     is_written = False
+    __array_priority__ = 100  # NumPy arrays then leave `array @ variable` to the variable
 
     def __init__(
         self,

@@ -70,6 +70,8 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
     compiles_runs = False
     # Whether every worker runs its own program.
     between_graph = False
+    # Whether the program called `scope` or `run`; else it may have forgotten to.
+    is_used = False
 
     def __init__(
         self,
@@ -142,6 +144,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
             >>> len(strategy.experimental_local_results(v))
             2
         """
+        self.is_used = True
         return Scope(self)
 
     @overload
@@ -245,15 +248,20 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         require_cross_replica(self, "run")
         if not isinstance(args, list | tuple):
             raise ValueError(
-                f"args must be a list or tuple of the function's arguments, got {args!r}; for one"
-                " argument write `args=(x,)`."
+                f"args must be a list or tuple of the function's arguments, got {_brief(args)}; for"
+                " one argument write `args=(x,)`."
             )
         if not callable(fn):
-            raise TypeError(f"strategy.run needs a function, got {fn!r}.")
+            raise TypeError(
+                f"strategy.run needs a function, got {_brief(fn)}. Pass the function and its"
+                " arguments, and let `run` call it on each replica: `strategy.run(fn, args=(x,))`,"
+                " not `strategy.run(fn(x))`."
+            )
         if not isinstance(kwargs, Mapping | None):
             raise TypeError(
                 f"kwargs must be a dictionary of the function's keyword arguments, got {kwargs!r}."
             )
+        self.is_used = True
         return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
 
     @overload
@@ -389,6 +397,12 @@ def _parts(x: Any) -> tuple[Any, ...]:
         return x.values
     variable = variable_of(x)
     return (x,) if variable is None else variable.components
+
+
+def _brief(x: Any) -> str:
+    """Return a value's type, and its repr if that is short."""
+    text, kind = repr(x), type(x).__name__
+    return f"{text} ({kind})" if len(text) <= 60 and "\n" not in text else f"a value of type {kind}"
 
 
 def _is_one(x: Any) -> bool:

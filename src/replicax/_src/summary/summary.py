@@ -18,6 +18,7 @@ from replicax._src.summary.writer import (
     get_step,
     histogram_value,
     image_value,
+    keras_model_value,
     scalar_value,
     state,
     text_value,
@@ -115,6 +116,11 @@ def text(name: str, data: Any, step: Any = None, description: str | None = None)
     """
     objects = np.asarray(data, dtype=object)
     return _write(name, objects, step, lambda x: text_value(name, x, description))
+
+
+def keras_model(name: str, json: str, step: Any = None) -> bool:
+    """Write the configuration of a Keras model, from which TensorBoard draws its layers."""
+    return _write(name, json, step, lambda x: keras_model_value(name, x, None))
 
 
 def _write(name: str, data: Any, step: Any, encode: Callable[[Array], bytes]) -> bool:

@@ -372,6 +372,12 @@ def text_value(tag: str, data: Array, description: str | None) -> bytes:
     return _value(tag, _strings(strings, data.shape), "text", description)
 
 
+def keras_model_value(tag: str, data: Array, description: str | None) -> bytes:
+    """Return a serialized Keras model, as JSON, which TensorBoard draws as a graph."""
+    tensor = _strings([str(data).encode()], ())
+    return _value(tag, tensor, "graph_keras_model", description, b"1")
+
+
 def png(image: Array) -> bytes:
     """Encode an 8-bit image of height, width and channels as PNG."""
     height, width, channels = image.shape
@@ -386,9 +392,12 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def _value(tag: str, tensor: bytes, plugin: str, description: str | None) -> bytes:
+def _value(
+    tag: str, tensor: bytes, plugin: str, description: str | None, content: bytes = b""
+) -> bytes:
     """Return a serialized `Summary.Value` of a tensor, for a plugin of TensorBoard."""
-    metadata = write_field(1, write_field(1, plugin.encode()))
+    data = write_field(1, plugin.encode()) + (write_field(2, content) if content else b"")
+    metadata = write_field(1, data)
     if description:
         metadata += write_field(3, description.encode())
     return write_field(1, tag.encode()) + write_field(8, tensor) + write_field(9, metadata)
