@@ -11,7 +11,8 @@ from replicax._src.topology.virtual_devices import prepare_environment
 prepare_environment()
 
 from replicax import distribute  # noqa: E402
-from replicax._src.base.lazy import on_demand  # noqa: E402
+from replicax._src.base.lazy import OTHER_LIBRARIES, on_demand  # noqa: E402
+from replicax._src.base.logs import install as install_handler  # noqa: E402
 from replicax._src.base.ops import (  # noqa: E402
     Tensor,
     add,
@@ -142,7 +143,8 @@ _HOMES = {
 }
 
 if not TYPE_CHECKING:
-    __getattr__ = on_demand(__name__, _HOMES, adviser="replicax._src.port.rules")
+    __getattr__ = on_demand(__name__, _HOMES, OTHER_LIBRARIES, adviser="replicax._src.port.rules")
 
 connect_layers()
+install_handler()
 join_libraries()

@@ -21,6 +21,8 @@ def variables(w: rx.Variable) -> None:
     rx.Variable(1.0, trainabel=False)  # wrong
     w.asign(1.0)  # wrong
     w.assign()  # wrong
+    w.assign("1")  # wrong
+    w.assign_add("1")  # wrong
     w.assign(1.0, 2.0, 3.0, 4.0, 5.0)  # wrong
     w + "1"  # wrong
     jnp.sum(w, axs=0)  # wrong
@@ -97,4 +99,9 @@ def strategies(strategy: rx.distribute.MirroredStrategy, x: jax.Array) -> None:
     rx.distribute.get_replica_context().all_reduc("SUM", x)  # wrong
     rx.distribute.PerReplica([1]).vlues  # wrong
     rx.distribute.MirroredStrategy(device=["CPU:0"])  # wrong
+    rx.distribute.MirroredStrategy("CPU:0")  # wrong
+    rx.distribute.MirroredStrategy(variable_policy="shard")  # wrong
+    rx.distribute.MultiWorkerMirroredStrategy(variable_policy="shard")  # wrong
+    strategy.reduce("AVG", x, axis=None)  # wrong
+    rx.distribute.get_replica_context().all_reduce("AVG", x)  # wrong
     strategy.experimental_distribute_dataset(x).map(print)  # wrong

@@ -14,9 +14,12 @@ Each is also a subclass of the built-in exception that TensorFlow raises in the 
     `-- CheckpointError (AssertionError)   a checkpoint that does not match the objects
 """
 
+import functools
 import sys
 import warnings
+from collections.abc import Callable
 from types import FrameType
+from typing import Any, TypeVar, cast
 
 from replicax._src.base.origin import is_library
 
@@ -149,3 +152,27 @@ def warn_user(text: str) -> None:
     seen = where.f_globals.setdefault("__warningregistry__", {})
     file, line = where.f_code.co_filename, where.f_lineno
     warnings.warn_explicit(text, UserWarning, file, line, registry=seen)
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def requires(name: str, position: int, advice: str) -> Callable[[_F], _F]:
+    """Return a decorator that gives advice if the argument ``name`` of a method is missing.
+
+    Args:
+        name: The argument.
+        position: Its position; ``self`` is 0.
+        advice: What to write.
+    """
+
+    def decorate(method: _F) -> _F:
+        @functools.wraps(method)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            if len(args) <= position and name not in kwargs:
+                raise TypeError(f"{method.__qualname__} needs the argument {name!r}: {advice}")
+            return method(*args, **kwargs)
+
+        return cast("_F", checked)
+
+    return decorate

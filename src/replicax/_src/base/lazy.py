@@ -33,6 +33,18 @@ ASYNCHRONOUS = {
     ),
 }
 
+# Names that newcomers look for here, with the library that has them.
+_KERAS = "Layers, losses and optimizers are Keras's: `rx.keras.{}`; or use Flax NNX and Optax."
+OTHER_LIBRARIES = {
+    **{
+        name: _KERAS.format(name)
+        for name in ("Model", "Sequential", "callbacks", "layers", "losses", "optimizers")
+    },
+    **{name: f"Transformations are JAX's: `jax.{name}`." for name in ("jvp", "vjp", "vmap")},
+    "jit": "Write `rx.function`, which also carries variables; or `jax.jit` without them.",
+    "pmap": "Write `strategy.run(fn, args=...)` inside an `rx.function`.",
+}
+
 
 def on_demand(
     package: str,

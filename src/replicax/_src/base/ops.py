@@ -17,6 +17,27 @@ Tensor = jax.Array
 # are missing because they are one array in some places and several in others.
 Numbers = jax.Array | npt.NDArray[np.number[Any] | np.bool] | np.number[Any] | np.bool | complex
 
+
+class _ArrayLike(Protocol):
+    def __array__(self) -> Any: ...
+
+
+class _JaxArrayLike(Protocol):
+    def __jax_array__(self) -> Any: ...
+
+
+# The values that a variable takes; text is not among them.
+Assignable = (
+    jax.Array
+    | npt.NDArray[Any]
+    | np.generic
+    | complex
+    | list[Any]
+    | tuple[Any, ...]
+    | _ArrayLike
+    | _JaxArrayLike
+)
+
 if TYPE_CHECKING:  # at run time, Python 3.11 has no defaults of type variables
     from typing_extensions import TypeVar as TypeVarWithDefault
 

@@ -7,7 +7,7 @@ import enum
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, Self
+from typing import Any, Literal, NoReturn, Self
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -246,7 +246,23 @@ class UnconnectedGradients(enum.Enum):
             raise ValueError(f"Unknown value for unconnected_gradients: {value!r}") from None
 
 
-class ReduceOp(enum.Enum):
+class _ReduceOpType(enum.EnumType):
+    """The class of `ReduceOp`, which explains reductions that do not exist."""
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        others = {"MAX": "max", "MIN": "min", "PROD": "prod", "PRODUCT": "prod"}
+        advice = ""
+        if name.upper() in others:
+            advice = (
+                f" Gather the values and reduce them: `jnp.{others[name.upper()]}("
+                "strategy.gather(value, axis=0))`, or in a replica function `get_replica_context()"
+                f".all_gather(x[None], axis=0).{others[name.upper()]}(axis=0)`."
+            )
+        text = f"There is no ReduceOp.{name}, only SUM and MEAN, as in TensorFlow.{advice}"
+        raise AttributeError(text, name=name, obj=cls)
+
+
+class ReduceOp(enum.Enum, metaclass=_ReduceOpType):
     """How `Strategy.reduce` and `ReplicaContext.all_reduce` combine values.
 
     Example:
@@ -287,3 +303,7 @@ class ReduceOp(enum.Enum):
             f"There is no reduce op {op!r}; use rx.distribute.ReduceOp.SUM or MEAN,"
             ' or the text "SUM" or "MEAN".'
         )
+
+
+AnyReduceOp = ReduceOp | Literal["SUM", "MEAN", "sum", "mean"]
+VariablePolicy = Literal["mirrored", "sharded"]

@@ -201,8 +201,8 @@ def _this_task(resolver: ClusterResolver, source: str) -> tuple[str, int]:
     if missing:
         raise ClusterError(
             f"{source} describes a cluster, but not which of its tasks this process is:"
-            f" {' and '.join(missing)} is missing. In TF_CONFIG write"
-            ' "task": {"type": "worker", "index": 0}; with a resolver, pass or set'
+            f" {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing. In TF_CONFIG"
+            ' write "task": {"type": "worker", "index": 0}; with a resolver, pass or set'
             " task_type and task_id."
         )
     return to_name(task_type, f"task_type of {source}"), to_index(task_id, f"task_id of {source}")

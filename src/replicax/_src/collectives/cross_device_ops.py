@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp, ReduceOp
 from replicax._src.collectives.options import (
     CommunicationOptions,
     Pairs,
@@ -69,7 +69,7 @@ class CrossDeviceOps:
 
     def reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         per_replica_value: Any,
         destinations: Any,
         options: CommunicationOptions | None = None,
@@ -97,7 +97,7 @@ class CrossDeviceOps:
 
     def batch_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value_destination_pairs: Pairs,
         options: CommunicationOptions | None = None,
     ) -> list[Any]:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from replicax._src.base.errors import ScopeError
 from replicax._src.base.managers import contextmanager
@@ -325,6 +326,7 @@ class Scope(ContextDecorator, Generic[_S]):
         return self._strategy
 
     def __exit__(self, *error: Any) -> None:
+        _explain_missing_context(error[1])
         # Nested scopes of one strategy are interchangeable: the innermost one ends, whichever
         # object is exited first, as in TensorFlow.
         leave(self._strategy, f"A scope of {self._strategy}", *error).__exit__(*error)
@@ -354,6 +356,39 @@ def leave(owner: object, name: str, error: object = None, *_: object) -> Any:
         )
     _open_scopes.set(scopes[:-1])
     return scopes[-1][1]
+
+
+class ScopeMethod:
+    """The method ``scope``, which explains itself in ``with strategy.scope:``.
+
+    Classes get the plain function, for documentation and inspection.
+    """
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, strategy: Any, owner: Any = None) -> Any:
+        return self._function if strategy is None else _BoundScope(self._function, strategy)
+
+
+class _BoundScope(partial[Any]):
+    def __enter__(self) -> NoReturn:
+        raise TypeError("`with strategy.scope:` lacks a call: write `with strategy.scope():`.")
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+_OF_REPLICAS = ("all_gather", "all_reduce", "merge_call", "replica_id_in_sync_group")
+
+
+def _explain_missing_context(error: Any) -> None:
+    """Add a note to the error of ``get_replica_context().all_reduce(...)`` outside of replicas."""
+    if isinstance(error, AttributeError) and error.obj is None and error.name in _OF_REPLICAS:
+        error.add_note(
+            "`rx.distribute.get_replica_context()` is None in cross-replica context, which"
+            " `with strategy.scope():` enters. Call it in the function given to `strategy.run`;"
+            " here, use `strategy.reduce` or `strategy.gather`."
+        )
 
 
 def _ambient(frame: Frame) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from replicax._src.base.errors import ScopeError, warn_user
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp, ReduceOp
 from replicax._src.collectives.consistency import identify
 from replicax._src.collectives.options import CommunicationOptions
 from replicax._src.compat.jax import unrecorded
@@ -33,7 +33,6 @@ _SUM_OF_MEANS = (
     " rx.nn.mean_loss(loss_fn(y, prediction))`."
 )
 
-_Op = ReduceOp | str
 _Options = CommunicationOptions | None
 
 
@@ -144,7 +143,7 @@ class ReplicaContext:
     @overload
     def all_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value: jax.Array,
         options: CommunicationOptions | None = None,
     ) -> jax.Array: ...
@@ -152,7 +151,7 @@ class ReplicaContext:
     @overload
     def all_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value: list[jax.Array],
         options: CommunicationOptions | None = None,
     ) -> list[jax.Array]: ...
@@ -160,16 +159,16 @@ class ReplicaContext:
     @overload
     def all_reduce(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value: dict[str, jax.Array],
         options: CommunicationOptions | None = None,
     ) -> dict[str, jax.Array]: ...
 
     @overload
-    def all_reduce(self, reduce_op: _Op, value: Any, options: _Options = None) -> Any: ...
+    def all_reduce(self, reduce_op: AnyReduceOp, value: Any, options: _Options = None) -> Any: ...
 
     def all_reduce(
-        self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None
+        self, reduce_op: AnyReduceOp, value: Any, options: CommunicationOptions | None = None
     ) -> Any:
         """Reduce a value over all replicas; all get the result. It is differentiable.
 

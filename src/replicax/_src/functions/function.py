@@ -27,6 +27,8 @@ from typing import (
 import jax
 
 from replicax._src.base.errors import TracingError, VariableError
+from replicax._src.base.forks import is_forked, refuse_fork
+from replicax._src.base.tracebacks import shorten
 from replicax._src.compat.jax import at_rest, settings, traced, undisturbed
 from replicax._src.context.current import context_key, current, get_strategy, within
 from replicax._src.functions.boundary import Fields, Outputs, with_iterator_arguments
@@ -198,6 +200,13 @@ class Function(Generic[_P, _R_co]):
         if self._is_host_driven:
             return self._run_in_python(given, named)
         try:
+            return self._run_compiled(given, named)
+        except Exception as error:
+            raise shorten(error)  # noqa: B904 - the same error
+
+    def _run_compiled(self, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        """Run the program for the arguments, or Python if it must drive this call."""
+        try:
             return self._run_recovering(given, named)
         except PythonFallback:
             return self._run_in_python(given, named)
@@ -221,6 +230,8 @@ class Function(Generic[_P, _R_co]):
 
     def _run(self, arguments: Arguments) -> Any:
         """Run the program for these arguments; trace it if there is none."""
+        if is_forked[0]:
+            refuse_fork()
         if CHECKS_EVERY_CALL:
             check_carried(self, arguments.named(self._python), self._name)
         # Inlines `key_of`: this is on the path of every step.

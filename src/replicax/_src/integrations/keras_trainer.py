@@ -6,6 +6,7 @@ rows do not divide evenly is replicated, and computed in full by every replica. 
 their variables throughout, where callbacks see them.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -84,6 +85,26 @@ def _warn_of_unused_strategy(model: Any, method: str) -> None:
                 "    with strategy.scope():\n        model = ...\n        model.compile(...)"
             )
             return
+
+
+def _naming_optax(original: Any) -> Any:
+    """Explain Keras's refusal of an Optax optimizer."""
+
+    @functools.wraps(original)
+    def compile_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        except ValueError as error:
+            given = [*args[:1], kwargs.get("optimizer")]
+            if any(hasattr(x, "init") and hasattr(x, "update") for x in given):
+                error.add_note(
+                    "This is an Optax optimizer, and `compile` takes those of Keras:"
+                    " `rx.keras.optimizers.Adam(0.001)` and others. To use Optax, write the"
+                    " training loop with `strategy.run`."
+                )
+            raise
+
+    return compile_model
 
 
 def _silence(bound: inspect.BoundArguments) -> None:
@@ -332,7 +353,7 @@ def _on_chief(original: Any) -> Any:
 
 
 REPLACEMENTS: tuple[tuple[Any, Any], ...] = (
-    (private.COMPILE, _entering("compile")),
+    (private.COMPILE, lambda original: _entering("compile")(_naming_optax(original))),
     (private.FIT, _entering("fit")),
     (private.EVALUATE, _entering("evaluate")),
     (private.PREDICT, _entering("predict")),

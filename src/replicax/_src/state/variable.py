@@ -6,7 +6,7 @@ import operator
 import weakref
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ import numpy as np
 from jax.core import ShapedArray
 
 from replicax._src.base.errors import VariableError
-from replicax._src.base.ops import stands_for
+from replicax._src.base.ops import Assignable, stands_for
 from replicax._src.base.rendering import format_components
 from replicax._src.base.types import VariableAggregation, VariableSynchronization
 from replicax._src.collectives.consistency import identify
@@ -237,7 +237,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
     # Writing.
 
     def assign(
-        self, value: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, value: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Replace the value.
 
@@ -253,7 +253,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._after_write()
 
     def assign_add(
-        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, delta: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Add to the value.
 
@@ -264,7 +264,7 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
         return self._add(delta, operator.add, "assign_add")
 
     def assign_sub(
-        self, delta: Any, use_locking: Any = None, name: Any = None, read_value: Any = True
+        self, delta: Assignable, use_locking: Any = None, name: Any = None, read_value: Any = True
     ) -> Variable:
         """Subtract from the value.
 
@@ -303,11 +303,22 @@ class Variable(SparseUpdates, metaclass=CreatedOnce):
             # Keeps its Python type: equal numbers on all replicas then need no aggregation.
             check_dtype(self, np.asarray(value), verb, exact=False)
             return value
+        if isinstance(value, str | bytes):
+            raise TypeError(
+                f"{verb} of the text {value!r} to variable {self.name!r} of dtype"
+                f" {self.dtype.name}: give a number or an array."
+            )
         exact = isinstance(value, jax.Array | np.ndarray | np.generic)
         array: Any = value if is_traced(value) else jnp.asarray(private(value))
         self._check_array(array, verb, exact=exact)
         done = has_strong_dtype(array, self.dtype) or is_key(array)
         return array if done else array.astype(self.dtype)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"Variable {self.name!r} does not take item assignment: write `v[key].assign(value)`,"
+            " or `v.assign(v.read_value().at[key].set(value))`."
+        )
 
     def _check_array(self, array: jax.Array, verb: str, *, exact: bool) -> None:
         check_dtype(self, array, verb, exact=exact and not getattr(array, "weak_type", False))

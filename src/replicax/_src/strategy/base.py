@@ -5,16 +5,18 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
 
 from replicax._src.base.errors import ScopeError
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.forks import is_forked, refuse_fork
+from replicax._src.base.tracebacks import shorten
+from replicax._src.base.types import AnyReduceOp, ReduceOp, VariablePolicy
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps, NcclAllReduce
 from replicax._src.collectives.options import RunOptions, plain_reduction
-from replicax._src.context.current import Scope, require_cross_replica, strategy_scope
+from replicax._src.context.current import Scope, ScopeMethod, require_cross_replica, strategy_scope
 from replicax._src.context.replica import ReplicaContext
 from replicax._src.state.variables import value_of, variable_of
 from replicax._src.strategy.device_methods import (
@@ -77,7 +79,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         self,
         topology: Topology | None,
         cross_device_ops: CrossDeviceOps | None = None,
-        variable_policy: str = "mirrored",
+        variable_policy: VariablePolicy = "mirrored",
         reduce_dtype: Any = None,
     ) -> None:
         if cross_device_ops is not None and not isinstance(cross_device_ops, CrossDeviceOps):
@@ -85,6 +87,8 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
                 "cross_device_ops must be a rx.distribute.CrossDeviceOps, got"
                 f" {cross_device_ops!r}."
             )
+        if is_forked[0]:
+            refuse_fork()
         self._topology = topology
         sharded, self.variable_policy = is_sharded(variable_policy), variable_policy
         self.reduce_dtype = checked_reduce_dtype(reduce_dtype, variable_policy)
@@ -146,6 +150,14 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         """
         self.is_used = True
         return Scope(self)
+
+    if not TYPE_CHECKING:
+        scope = ScopeMethod(scope)
+
+    def __enter__(self) -> NoReturn:
+        raise TypeError("A strategy is no context manager: write `with strategy.scope():`.")
+
+    def __exit__(self, *error: object) -> None: ...
 
     @overload
     def run(
@@ -262,7 +274,12 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
                 f"kwargs must be a dictionary of the function's keyword arguments, got {kwargs!r}."
             )
         self.is_used = True
-        return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
+        if is_forked[0]:
+            refuse_fork()
+        try:
+            return run_replicas(self, fn, tuple(args), dict(kwargs or {}))
+        except Exception as error:
+            raise shorten(error)  # noqa: B904 - the same error
 
     @overload
     def gather(self, value: AnyArray, axis: int) -> jax.Array: ...
@@ -333,7 +350,7 @@ class StrategyBase(LogicalDeviceMethods, DistributionMethods, MeshMethods, Descr
         """
         return self._configured(config_proto)
 
-    def reduce_value(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+    def reduce_value(self, reduce_op: AnyReduceOp, value: Any, axis: Axis) -> Any:
         """Implement ``reduce``, in its v1 and its current form."""
         require_cross_replica(self, "reduce")
         op = ReduceOp.parse(reduce_op)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import jax
 
 from replicax._src.base.lazy import LazyModule
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp
 from replicax._src.context.current import (
     current,
     get_replica_context,
@@ -99,7 +99,7 @@ class MultiStepContext:
         self.non_tensor_outputs: dict[str, Any] = {}
 
     def set_last_step_output(
-        self, name: str, output: Any, reduce_op: ReduceOp | str | None = None
+        self, name: str, output: Any, reduce_op: AnyReduceOp | None = None
     ) -> None:
         """Output a value, reduced over the replicas if ``reduce_op`` is given.
 

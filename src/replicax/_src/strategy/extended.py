@@ -10,7 +10,7 @@ import jax
 
 from replicax._src.base.errors import DivergenceError, ScopeError
 from replicax._src.base.managers import contextmanager
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp, ReduceOp
 from replicax._src.collectives.options import CommunicationOptions, checked_pairs
 from replicax._src.context.current import current, entered, strategy_scope
 from replicax._src.state.agreement import agreed_value
@@ -97,7 +97,7 @@ class StrategyExtended:
 
     def reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value: Any,
         destinations: Any,
         options: CommunicationOptions | None = None,
@@ -116,7 +116,7 @@ class StrategyExtended:
 
     def batch_reduce_to(
         self,
-        reduce_op: ReduceOp | str,
+        reduce_op: AnyReduceOp,
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
@@ -273,7 +273,7 @@ class StrategyExtended:
             return results[0]
         return _as_mirrored(regroup([_value(r) for r in results], topology))
 
-    def _from_workers(self, reduce_op: ReduceOp | str, value: Any) -> Any:
+    def _from_workers(self, reduce_op: AnyReduceOp, value: Any) -> Any:
         """Convert a plain value to a per-replica value of all workers; return others unchanged."""
         topology = self._strategy.topology
         if topology is None or topology.is_fully_addressable or not is_plain(value):

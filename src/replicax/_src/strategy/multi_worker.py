@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from replicax._src.base.errors import ScopeError
+from replicax._src.base.types import VariablePolicy
 from replicax._src.cluster.detection import choose_resolver, resolve_cluster
 from replicax._src.cluster.resolvers import ClusterResolver, SimpleClusterResolver
 from replicax._src.cluster.spec import ClusterFacts, ClusterSpec
@@ -189,7 +190,7 @@ class MultiWorkerMirroredStrategy(OnWorkers, Strategy):
         self,
         cluster_resolver: ClusterResolver | None = None,
         communication_options: CommunicationOptions | None = None,
-        variable_policy: str = "mirrored",
+        variable_policy: VariablePolicy = "mirrored",
         *,
         reduce_dtype: Any = None,
         alone: bool = False,

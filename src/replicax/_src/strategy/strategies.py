@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, final, overload
 
 import jax
 
+from replicax._src.base.errors import requires
 from replicax._src.base.lazy import LazyModule, LeavesOut
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp, VariablePolicy
 from replicax._src.cluster.detection import others
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps
 from replicax._src.strategy.base import StrategyBase
@@ -30,7 +31,6 @@ else:
 _log = logging.getLogger("replicax")
 
 _T = TypeVar("_T")
-_Op = ReduceOp | str
 _Two = tuple[_T, _T]
 _Three = tuple[_T, _T, _T]
 
@@ -64,32 +64,35 @@ class Strategy(StrategyBase, LeavesOut):
             " `rx.compat.v1.distribute`.",
         ),
         "colocate_vars_with": "Use `strategy.extended.colocate_vars_with(variable)`.",
+        "experimental_run_v2": "Write `run`, which is its name since TensorFlow 2.2.",
+        "num_replicas": "Write `num_replicas_in_sync`.",
         "configure": "Pass the cluster to the strategy: `cluster_resolver=...`.",
         "unwrap": "Use `strategy.experimental_local_results(value)`.",
     }
 
     @overload
-    def reduce(self, reduce_op: _Op, value: AnyArray, axis: Axis) -> jax.Array: ...
+    def reduce(self, reduce_op: AnyReduceOp, value: AnyArray, axis: Axis) -> jax.Array: ...
 
     @overload
     def reduce(
-        self, reduce_op: ReduceOp | str, value: _Two[AnyArray], axis: Axis
+        self, reduce_op: AnyReduceOp, value: _Two[AnyArray], axis: Axis
     ) -> _Two[jax.Array]: ...
 
     @overload
     def reduce(
-        self, reduce_op: ReduceOp | str, value: _Three[AnyArray], axis: Axis
+        self, reduce_op: AnyReduceOp, value: _Three[AnyArray], axis: Axis
     ) -> _Three[jax.Array]: ...
 
     @overload
     def reduce(
-        self, reduce_op: ReduceOp | str, value: Mapping[str, AnyArray], axis: Axis
+        self, reduce_op: AnyReduceOp, value: Mapping[str, AnyArray], axis: Axis
     ) -> dict[str, jax.Array]: ...
 
     @overload
-    def reduce(self, reduce_op: _Op, value: Any, axis: Axis) -> Any: ...
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: Axis) -> Any: ...
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+    @requires("axis", 3, "axis=None reduces over the replicas; axis=0 over all rows too.")
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: Axis) -> Any:
         """Reduce a per-replica value to one value.
 
         Args:
@@ -125,6 +128,10 @@ class Strategy(StrategyBase, LeavesOut):
             10
         """
         return distribute.numpy_dataset(numpy_input)
+
+
+# A list or tuple: one text is no sequence of names.
+Devices = list[str] | list[jax.Device] | tuple[str | jax.Device, ...]
 
 
 @final
@@ -164,9 +171,9 @@ class MirroredStrategy(Strategy):
 
     def __init__(
         self,
-        devices: Sequence[str | jax.Device] | None = None,
+        devices: Devices | None = None,
         cross_device_ops: CrossDeviceOps | None = None,
-        variable_policy: str = "mirrored",
+        variable_policy: VariablePolicy = "mirrored",
         *,
         reduce_dtype: Any = None,
     ) -> None:
@@ -200,6 +207,7 @@ class OneDeviceStrategy(Strategy):
         6.0
     """
 
+    @requires("device", 1, 'for example `OneDeviceStrategy("CPU:0")`, or "GPU:0".')
     def __init__(self, device: str | jax.Device) -> None:
         super().__init__(Topology.local([device]))
 

@@ -7,7 +7,7 @@ import jax
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp
 from replicax._src.collectives.cross_device_ops import NcclAllReduce
 from replicax._src.collectives.options import RunOptions
 from replicax._src.strategy.across_workers import AcrossWorkers
@@ -125,7 +125,7 @@ class OnSlice(AcrossWorkers):
             self._check_dynamic(options or RunOptions())
         return super().run(fn, args, kwargs)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis) -> Any:
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: Axis) -> Any:
         """Reduce a per-replica value to one value, in host memory.
 
         Args:

@@ -14,7 +14,7 @@ from typing import Any, final
 
 import jax
 
-from replicax._src.base.types import ReduceOp
+from replicax._src.base.types import AnyReduceOp
 from replicax._src.cluster.resolvers import ClusterResolver
 from replicax._src.collectives.cross_device_ops import CrossDeviceOps
 from replicax._src.collectives.options import CommunicationImplementation, CommunicationOptions
@@ -152,7 +152,7 @@ class Strategy(StrategyBase):
         False
     """
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: Axis = None) -> Any:
         """Combine a per-replica value into one.
 
         Args:
@@ -381,6 +381,6 @@ class TPUStrategy(OnSlice, Strategy):
         self.steps_per_run = steps_per_run or 1
         super().__init__(tpu_cluster_resolver, device_assignment)
 
-    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: Axis = None) -> Any:
+    def reduce(self, reduce_op: AnyReduceOp, value: Any, axis: Axis = None) -> Any:
         """Combine a per-replica value into one, in host memory."""
         return OnSlice.reduce(self, reduce_op, value, axis)

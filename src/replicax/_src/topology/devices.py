@@ -1,5 +1,6 @@
 """Device names: parsing all of TensorFlow's spellings, and naming `jax.Device` objects."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,6 +23,8 @@ _NAME = re.compile(
     re.IGNORECASE,
 )
 
+_COUNT_VARIABLE = "REPLICAX_CPU_DEVICES"
+_OTHER_KINDS = re.compile(r"(cuda|nvidia|rocm|hip|xla)(:\d+)?", re.IGNORECASE)
 _VIRTUAL_DEVICES = (
     "To try several devices without the hardware, start Python with REPLICAX_CPU_DEVICES=8 in the"
     " environment, or call `jax.config.update('jax_num_cpu_devices', 8)` before the first JAX"
@@ -198,8 +201,8 @@ def resolve(device: str | jax.Device) -> jax.Device:
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     if match is None:
         raise PlacementError(
-            f"{device!r} is not a device name. Write for example 'CPU:0', '/gpu:1' or"
-            f" '/job:localhost/replica:0/task:0/device:GPU:0'. {_available()}"
+            f"{device!r} is not a device name. {_similar(device)}Write for example 'CPU:0',"
+            f" '/gpu:1' or '/job:localhost/replica:0/task:0/device:GPU:0'. {_available()}"
         )
     job, task = (match["job"] or "localhost"), int(match["task"] or 0)
     own_job, own_task = _task_of(jax.process_index())
@@ -211,8 +214,28 @@ def resolve(device: str | jax.Device) -> jax.Device:
         )
     local, index = named_devices(match["kind"].upper()), int(match["index"] or 0)
     if index >= len(local):
-        raise PlacementError(f"There is no device {device!r}. {_available()} {_VIRTUAL_DEVICES}")
+        raise PlacementError(f"There is no device {device!r}. {_available()} {_how_to_get_more()}")
     return local[index]
+
+
+def _similar(device: Any) -> str:
+    """Return the name that was probably meant, for names of JAX and PyTorch."""
+    found = _OTHER_KINDS.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        return ""
+    kind = "TPU" if found[1].lower() == "xla" else "GPU"
+    return f"Did you mean '{kind}{found[2] or ':0'}'? "
+
+
+def _how_to_get_more() -> str:
+    count = os.environ.get(_COUNT_VARIABLE)
+    if not count:
+        return _VIRTUAL_DEVICES
+    return (
+        f"{_COUNT_VARIABLE}={count} is in the environment now, but was not, or named another"
+        " number, when JAX started. Set it before Python starts, or before `import replicax` and"
+        " the first JAX computation."
+    )
 
 
 def local_devices(kind: str) -> tuple[jax.Device, ...]:

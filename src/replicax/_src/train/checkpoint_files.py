@@ -55,7 +55,8 @@ _NAME = re.compile(r"(?!\.{1,2}(/|$))[\w.-]+(/(?!\.{1,2}(/|$))[\w.-]+)*", re.ASC
 def save_error(error: Exception, path: str) -> Exception:
     """Return an `OSError` that reports ``error``, raised while saving to ``path``, to the user."""
     text = (
-        f"Checkpoint {path!r} could not be written: {error}. Earlier checkpoints are as they were."
+        f"Checkpoint {path!r} could not be written: {str(error).rstrip('.')}. Earlier checkpoints"
+        " are as they were."
     )
     if "No space left" in str(error):
         text += " Make room on the disk, or keep fewer (`CheckpointManager(max_to_keep=...)`)."

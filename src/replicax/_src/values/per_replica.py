@@ -458,7 +458,9 @@ def _not_one(value: Distributed) -> str:
         f"A {type(value).__name__} has one value for each replica and cannot be used as one array"
         " here. Combine the values with `strategy.reduce(op, value, axis=...)`, join them with"
         " `strategy.gather(value, axis=...)`, look at each with"
-        " `strategy.experimental_local_results(value)`, or use it inside `strategy.run`."
+        " `strategy.experimental_local_results(value)`, or use it inside `strategy.run`. If it"
+        " should be equal on all replicas, such as parameters after a step, it was computed from"
+        " values that differ: all-reduce the gradients before they are applied."
     )
 
 

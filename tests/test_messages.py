@@ -1,0 +1,158 @@
+"""Common mistakes: each error says what to write instead."""
+
+import logging
+import os
+import traceback
+
+import jax.numpy as jnp
+import optax
+import pytest
+
+import replicax as rx
+from tests.fresh_process import run_fresh
+from tests.replicas import mirrored
+
+
+@pytest.fixture(scope="module")
+def strategy():
+    return mirrored(2)
+
+
+@pytest.fixture(scope="module")
+def w(strategy):
+    with strategy.scope():
+        return rx.Variable(jnp.zeros(3), name="w")
+
+
+def enter(context):
+    with context:
+        pass
+
+
+def set_item(w):
+    w[0] = 1
+
+
+MISTAKES = {
+    "with strategy": (lambda s, w: enter(s), "with strategy.scope():"),
+    "with strategy.scope": (lambda s, w: enter(s.scope), "with strategy.scope():"),
+    "item assignment": (lambda s, w: set_item(w), r"v[key].assign(value)"),
+    "maximum": (lambda s, w: rx.distribute.ReduceOp.MAX, "jnp.max(strategy.gather("),
+    "num_replicas": (lambda s, w: s.num_replicas, "num_replicas_in_sync"),
+    "run of a result": (lambda s, w: s.run(jnp.ones((99, 99))), "run(fn, args=(x,))"),
+    "args that are no list": (lambda s, w: s.run(abs, args=jnp.ones((99, 99))), "args=(x,)"),
+    "experimental_run_v2": (lambda s, w: s.experimental_run_v2, "Write `run`"),
+    "reduce without axis": (lambda s, w: s.reduce("SUM", w), "axis=None"),
+    "assign of text": (lambda s, w: w.assign("text"), "'text' to variable 'w:0'"),
+    "no device": (lambda s, w: rx.distribute.OneDeviceStrategy(), 'OneDeviceStrategy("CPU:0")'),
+    "cuda": (lambda s, w: rx.distribute.OneDeviceStrategy("cuda:1"), "Did you mean 'GPU:1'?"),
+    "losses": (lambda s, w: rx.losses, "rx.keras.losses"),
+    "optimizers": (lambda s, w: rx.optimizers, "rx.keras.optimizers"),
+    "jit": (lambda s, w: rx.jit, "rx.function"),
+    "Sequential": (lambda s, w: rx.Sequential, "rx.keras.Sequential"),
+    "parameters that differ": (
+        lambda s, w: s.run(lambda: jnp.ones(2)) + 1,
+        "all-reduce the gradients",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_told_what_to_write(strategy, w, name):
+    make, words = MISTAKES[name]
+    with pytest.raises((AttributeError, TypeError, ValueError)) as raised:
+        make(strategy, w)
+
+    assert words in str(raised.value)
+    assert len(str(raised.value)) < 600
+
+
+def test_a_replica_context_outside_of_replicas_is_explained(strategy):
+    with pytest.raises(AttributeError) as raised, strategy.scope():
+        rx.distribute.get_replica_context().all_reduce("SUM", jnp.ones(1))
+
+    assert "`strategy.reduce`" in "".join(raised.value.__notes__)
+
+
+def test_an_optax_optimizer_in_compile_is_explained():
+    model = rx.keras.Sequential([rx.keras.layers.Dense(1)])
+    with pytest.raises(ValueError, match="interpret optimizer") as raised:
+        model.compile(optax.adam(0.1), "mse")
+
+    assert "rx.keras.optimizers.Adam" in "".join(raised.value.__notes__)
+
+
+# Tracebacks.
+
+
+def fails(x):
+    return x @ jnp.ones((7, 7))
+
+
+def own_frames(error):
+    frames = traceback.extract_tb(error.__traceback__)
+    return [f for f in frames if "/replicax/_src/" in f.filename]
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_tracebacks_of_user_errors_leave_out_replicax(strategy, compiled, monkeypatch):
+    run = lambda: strategy.run(fails, args=(jnp.ones((3, 3)),))  # noqa: E731
+    step = rx.function(run) if compiled else run
+
+    with pytest.raises(TypeError, match="dot_general") as raised:
+        step()
+    assert len(own_frames(raised.value)) == 1
+    assert "fails" in [f.name for f in traceback.extract_tb(raised.value.__traceback__)]
+
+    monkeypatch.setenv("REPLICAX_TRACEBACK_FILTERING", "off")
+    with pytest.raises(TypeError, match="dot_general") as raised:
+        step()
+    assert len(own_frames(raised.value)) > 4
+
+
+# Processes.
+
+LATE = """
+import replicax as rx, jax
+jax.devices()
+import os
+os.environ["REPLICAX_CPU_DEVICES"] = "2"
+rx.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+"""
+
+
+def test_virtual_devices_that_come_too_late_are_told_so():
+    result = run_fresh(LATE)
+    assert "REPLICAX_CPU_DEVICES=2 is in the environment now, but was not" in result.stderr
+
+
+FORK = """
+import os, sys, warnings
+warnings.simplefilter("ignore")
+import jax.numpy as jnp, replicax as rx
+double = rx.function(lambda x: x * 2)
+double(jnp.ones(2))
+if os.fork() == 0:
+    try:
+        double(jnp.ones(2))
+    except RuntimeError as error:
+        os.write(1, str(error).encode())
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_process_is_refused_at_once():
+    result = run_fresh(FORK)
+    assert "forked after JAX had started" in result.stdout
+    assert "spawn" in result.stdout
+
+
+def test_log_lines_name_replicax_unless_logging_is_configured(capsys, monkeypatch):
+    log = logging.getLogger("replicax")
+    log.warning("seen by the handlers of the root logger")
+    assert "replicax: seen" not in capsys.readouterr().err
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    log.warning("seen %d", 1)
+    assert capsys.readouterr().err == "replicax: seen 1\n"
