@@ -263,7 +263,12 @@ def test_a_package_is_a_list_of_names(path):  # noqa: C901 - one case for each k
                 continue
             case ast.Expr(
                 value=ast.Call(
-                    func=ast.Name(id="prepare_environment" | "connect_layers" | "join_libraries")
+                    func=ast.Name(
+                        id="prepare_environment"
+                        | "connect_layers"
+                        | "install_handler"
+                        | "join_libraries"
+                    )
                 )
             ):
                 continue

@@ -21,6 +21,7 @@ VERBS = {
     "preflight": "Compile a script's training step for TPUs or GPUs that this machine lacks.",
     "timeline": "Record what every device does in a training step, and what it waits for.",
     "top": "Show the workers of a running cluster: steps, input waits, memory, last heartbeat.",
+    "verify": "Compute on this machine's devices, and compare with NumPy.",
 }
 
 
@@ -79,6 +80,11 @@ examples:
 examples:
   replicax top                                   the only run on this machine
   replicax top 12345 --once                      the run of that process
+""",
+    "verify": """\
+examples:
+  replicax verify --json verify.json             on all accelerators
+  REPLICAX_CPU_DEVICES=4 replicax verify         on four virtual devices
 """,
 }
 

@@ -283,7 +283,7 @@ def value_and_grad(
         values = [next(v for v in given if v.cell is c).read_value() for c in cells]
         (loss, (aux, new)), gradients = jax.value_and_grad(pure, has_aux=True)(values)
         _keep(overlays[-1], new)
-        if is_local_mean:
+        if replica is not None and is_local_mean:
             replica.note_local_mean(loss, *gradients)
         own = dict(zip(cells, gradients, strict=True))
         gradients = [own[v.cell] for v in given]
