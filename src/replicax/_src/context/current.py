@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ContextDecorator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from replicax._src.base.errors import ScopeError
@@ -365,7 +365,11 @@ class ScopeMethod:
     """
 
     def __init__(self, function: Any) -> None:
+        update_wrapper(self, function)
         self._function = function
+
+    def __call__(self, strategy: Any) -> Any:
+        return self._function(strategy)
 
     def __get__(self, strategy: Any, owner: Any = None) -> Any:
         return self._function if strategy is None else _BoundScope(self._function, strategy)

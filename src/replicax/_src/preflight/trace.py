@@ -370,7 +370,7 @@ def _own_rows(array: Any) -> int:
     where = getattr(array, "sharding", None)
     if not isinstance(where, NamedSharding) or where.spec[:1] != (REPLICA_AXIS,):
         return 0
-    return int(array.shape[0]) // where.mesh.shape[REPLICA_AXIS]
+    return int(array.shape[0] // where.mesh.shape[REPLICA_AXIS])
 
 
 def _rebuild(leaf: Any, rebuild: Any, target: Topology) -> Any:
