@@ -25,6 +25,8 @@ SHORT = [path for path in EXAMPLES if path.parent.name == "extend"]
 def test_an_example_runs(path):
     if "import torch" in path.read_text() and importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch")
+    if "import ray" in path.read_text():
+        pytest.skip("make test-clusters runs it on a Ray cluster")
     source = str(Path(replicax.__file__).parents[1])
     result = subprocess.run(
         [sys.executable, str(path), "--steps", "3"],

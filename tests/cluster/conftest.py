@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+from replicax._src.cluster import launchers
+
 _PREFIXES = (
     "SLURM_",
     "OMPI_",
@@ -31,6 +33,7 @@ _NAMES += (
 
 @pytest.fixture(autouse=True)
 def _no_launcher(monkeypatch):
+    monkeypatch.setattr(launchers, "_has_mpi4py", lambda: False)  # it would initialize MPI here
     for name in list(os.environ):
         if name.startswith(_PREFIXES) or name in _NAMES:
             monkeypatch.delenv(name)

@@ -60,12 +60,12 @@ def make(pages, addresses, **arguments):
 
 def test_running_machines_of_every_page_are_tasks_in_the_order_of_their_addresses():
     resolver, service = make(
-        [["b", "a"], [], ["c"]], {"a": "10.0.0.9", "b": "10.0.0.1", "c": "10.0.0.5"}
+        [["b", "a"], [], ["c"]], {"a": "10.0.0.10", "b": "10.0.0.1", "c": "10.0.0.9"}
     )
 
     spec = resolver.cluster_spec()
 
-    assert spec.as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.5:8470", "10.0.0.9:8470"]}
+    assert spec.as_dict() == {"worker": ["10.0.0.1:8470", "10.0.0.9:8470", "10.0.0.10:8470"]}
     [asked] = service.asked
     assert (asked["project"], asked["zone"], asked["instanceGroup"]) == ("p", "z", "g")
     assert asked["body"] == {"instanceState": "RUNNING"}
@@ -119,8 +119,8 @@ def test_pods_are_tasks_in_the_order_of_their_names():
     client = Client(
         {
             "job-name=tensorflow": [
-                ("pod-2", "Running", "10.0.0.2"),
-                ("pod-1", "Running", "10.0.0.1"),
+                ("pod-10", "Running", "10.0.0.2"),
+                ("pod-2", "Running", "10.0.0.1"),
             ]
         }
     )

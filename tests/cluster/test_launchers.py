@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import replicax as rx
 from replicax._src.cluster import launchers
 from replicax._src.cluster.checks import ClusterError
 from replicax._src.cluster.detection import others, resolve_cluster
 from replicax._src.cluster.launchers import detect
+from replicax._src.strategy import strategies
 from replicax._src.workers.settings import Settings
 
 VERTEX = {"cluster": {"workerpool0": ["a:2222"], "workerpool1": ["b:2222"]}}
@@ -125,6 +127,11 @@ RANKS = {
 SIGNS = {
     "an Indexed Job": {"JOB_COMPLETION_INDEX": "0"},
     "PMIx": {"PMIX_RANK": "0", "PMIX_NAMESPACE": "prte-1"},
+    "PMIx in a Slurm step": {
+        "PMIX_RANK": "0",
+        "PMIX_NAMESPACE": "prte-1",
+        "SLURM_STEP_NUM_TASKS": "1",
+    },
     "PMI without a launcher": {"PMI_SIZE": "2", "PMI_RANK": "0"},
     "jsrun": {"JSM_NAMESPACE_SIZE": "4", "JSM_NAMESPACE_RANK": "1"},
     "LSF": {"LSB_MCPU_HOSTS": "h1 8 h2 8"},
@@ -235,6 +242,13 @@ def test_replicax_alone_wins_over_every_launcher(launched):
     [
         {"WORLD_SIZE": "1", "RANK": "0"},
         {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"},
+        {"OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0", "PMIX_RANK": "0"},
+        {
+            "SLURM_STEP_NUM_TASKS": "1",
+            "SLURM_PROCID": "0",
+            "PMIX_RANK": "0",
+            "PMIX_NAMESPACE": "slurm.pmix.7.0",
+        },
         {"SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
         {"SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"},
         {"SKYPILOT_NUM_NODES": "1"},
@@ -285,6 +299,47 @@ def test_slurm_names_only_the_address_that_a_distribution_lets_it_know(distribut
 
     assert facts.addresses == (facts.coordinator, None, None, None)
     assert facts.neighbours == 2
+
+
+def test_sage_maker_image_without_variables_reads_the_file(tmp_path, monkeypatch):
+    file = tmp_path / "resourceconfig.json"
+    file.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
+    monkeypatch.setattr(launchers, "_SAGE_MAKER_FILE", file)
+
+    facts = resolve_cluster()
+
+    assert (facts.num_workers, facts.index, facts.source) == (2, 1, "SageMaker")
+    assert facts.coordinator.startswith("algo-1:")
+
+    file.write_text('{"current_host": "algo-1", "hosts": ["algo-1"]}')
+    assert resolve_cluster().num_workers == 1
+
+    file.write_text('{"hosts": ["algo-1", "algo-2"]}')
+    with pytest.raises(ClusterError, match=r"'current_host' in .* is not set"):
+        resolve_cluster()
+
+
+@pytest.mark.parametrize(
+    "variables", [*(found for found, _ in LAUNCHERS.values()), *SIGNS.values()], ids=str
+)
+def test_mirrored_strategy_warns_of_other_processes(launched, variables, caplog):
+    launched(variables)
+    strategies._warn_of_others.cache_clear()
+
+    rx.distribute.MirroredStrategy(["CPU:0"])
+
+    [record] = caplog.records
+    assert "every process that makes one trains a separate model" in record.getMessage()
+    assert "MultiWorkerMirroredStrategy" in record.getMessage()
+
+
+def test_mirrored_strategy_alone_does_not_warn(launched, caplog):
+    launched({"WORLD_SIZE": "1", "RANK": "0"})
+    strategies._warn_of_others.cache_clear()
+
+    rx.distribute.MirroredStrategy(["CPU:0"])
+
+    assert caplog.records == []
 
 
 def test_vertex_pools_in_the_order_of_their_ranks(launched):

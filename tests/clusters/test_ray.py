@@ -20,6 +20,13 @@ pytestmark = [
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "ray.md").read_text()
+# Workers that Ray makes nicer would starve on a busy machine.
+VARIABLES = {
+    "PYTHONPATH": str(ROOT / "src"),
+    "JAX_PLATFORMS": "cpu",
+    "RAY_worker_niceness": "0",
+}
+TRAINER = ROOT / "examples" / "clusters" / "ray_train.py"
 EXAMPLE = re.findall(r"^```python\n(.*?)^```", PAGE, re.M | re.S)[0]
 INIT = 'ray.init(num_cpus=4, include_dashboard=False, runtime_env={"env_vars": ENVIRONMENT})'
 FAULTS = {
@@ -50,7 +57,6 @@ def train(config):
 
 def run_example(folder, fault):
     """Run the page's example, in whose third step worker 1 fails once; return its result."""
-    variables = {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"}
     marks = folder / "failed"
     text = EXAMPLE.replace('"/shared/runs"', repr(str(folder / "runs")))
     text = text.replace(
@@ -61,19 +67,46 @@ def run_example(folder, fault):
     assert text.count(INIT) == 1
     program = folder / "program.py"
     program.write_text(
-        f"import json\nimport os\nENVIRONMENT = {variables}\n{text}\n"
+        f"import json\nimport os\nENVIRONMENT = {VARIABLES}\n{text}\n"
         f'open({str(folder / "metrics")!r}, "w").write(json.dumps(METRICS))\n'
     )
     env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(
         [sys.executable, str(program)],
-        env={**env, **variables},
+        env={**env, **VARIABLES},
         capture_output=True,
         text=True,
         timeout=900,  # Ray starts a dozen processes, again after each failure
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads((folder / "metrics").read_text())
+
+
+def test_the_example_for_jax_trainer_trains_and_resumes(tmp_path):
+    """Worker 1 is killed once, in the third step; the run ends with six steps and their sum."""
+    program, mark = tmp_path / "program.py", tmp_path / "killed"
+    fault = (
+        f"        if step == 3 and ray.train.get_context().get_world_rank() == 1:\n"
+        f"            if not __import__('os').path.exists({str(mark)!r}):\n"
+        f"                open({str(mark)!r}, 'w').close()\n"
+        f"                __import__('os').kill(__import__('os').getpid(), 9)\n"
+    )
+    text = TRAINER.read_text()
+    loop = "        strategy.run("
+    assert text.count(loop) == 1
+    program.write_text(text.replace(loop, fault + loop))
+    env = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, str(program), "--storage", str(tmp_path / "runs")],
+        env={**env, **VARIABLES},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert mark.exists()
+    assert re.search(r"'step': 6, 'weights': 6\.0", done.stdout), done.stdout
 
 
 def test_the_example_trains(tmp_path):

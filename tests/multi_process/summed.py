@@ -13,6 +13,11 @@ def main(how):
     if how == "initialized":
         index = int(os.environ["INDEX"])
         jax.distributed.initialize(os.environ["ADDRESS"], 2, index)
+    if how == "keras":
+        import keras  # noqa: PLC0415 - it chooses its backend by the environment
+
+        addresses = f"{os.environ['ADDRESS']},127.0.0.1:1"
+        keras.distribution.initialize(addresses, 2, int(os.environ["INDEX"]))
     if how == "gce":
         del os.environ["TPU_SKIP_MDS_QUERY"]  # JAX sets it on machines without TPU chips
     if how == "tpu":

@@ -7,6 +7,7 @@ that run inside another launcher's job: for ``mpirun`` in a Slurm step, MPI desc
 """
 
 import importlib
+import importlib.util
 import json
 import os
 import re
@@ -30,6 +31,7 @@ Env = Mapping[str, str]
 # often assign 8476 and the next ports to libtpu; there, use the port that JAX itself would use.
 _TPU_PORTS = {"TPU_PROCESS_ADDRESSES": 8482, "TPU_WORKER_HOSTNAMES": 8476}
 _LOOPBACK = "127.0.0.1"
+_SAGE_MAKER_FILE = Path("/opt/ml/input/config/resourceconfig.json")
 _ADDRESS = "JAX_COORDINATOR_ADDRESS"
 
 
@@ -76,7 +78,10 @@ def _launched(env: Env, *, ask: bool) -> ClusterFacts | None:
     for read in (*_LAUNCHERS, *_SERVERS) if ask else _LAUNCHERS:
         if facts := read(env):
             return facts
-    if signs := list(_multi_process_signs(env)):
+    signs = list(_multi_process_signs(env))
+    if ask and _is_ray_process():
+        signs.append("Ray started it as an actor or a task")
+    if signs:
         raise ClusterError(
             f"This process seems to be one of several ({'; '.join(signs)}), but nothing says where"
             f" they meet, so each of them would train its own model. {WRITE_INSTEAD}"
@@ -244,7 +249,16 @@ def _mpi(
     elif env.get(local_size) == str(count):
         host = _LOOPBACK
     else:
-        host = _launcher_host(env, source, rank)
+        host = _launcher_host(env)
+    if not host and _has_mpi4py():
+        return None  # `_mpi4py` asks it where rank 0 is
+    if not host:
+        raise ClusterError(
+            f"{source} started this process ({rank}={env[rank]}) on several machines, and does not"
+            " say where its first process is. Install mpi4py, through which the processes agree on"
+            " an address; or export JAX_COORDINATOR_ADDRESS=host:port, with the host of rank 0 and"
+            " a free port of it, to all of them."
+        )
     port, local = _choose_port(env, job), env.get(local_size)
     return rank_cluster(count, index, host=host, port=port, source=source, job=job, local=local)
 
@@ -266,17 +280,50 @@ def _local_launcher() -> str:
     return f"process {os.getppid()}"
 
 
-def _launcher_host(env: Env, source: str, rank: str) -> str:
-    """Return the host of ``mpirun``, which rank 0 shares by default."""
+def _launcher_host(env: Env) -> str:
+    """Return the host of ``mpirun``, which rank 0 shares by default; empty if it is not known."""
     uri = env.get("OMPI_MCA_orte_hnp_uri", "")
     match = re.search(r"tcp6?://(\[)?([^,:\]]+(?(1)[^,\]]*))", uri)
-    if match is None:
+    return match[2] if match else ""
+
+
+def _has_mpi4py() -> bool:
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def _mpi4py(env: Env) -> ClusterFacts | None:
+    """Return the cluster of an MPI launcher that names no address, if mpi4py is installed.
+
+    Other processes do not import mpi4py, as that initializes MPI.
+    """
+    if not any(name in env for name in _MPI_VARIABLES) or not _has_mpi4py():
+        return None
+    return _mpi4py_cluster(_configured_port(env))
+
+
+@cache  # later strategies of a process are in the same cluster
+def _mpi4py_cluster(port: int | None) -> ClusterFacts | None:
+    """Agree on the address of rank 0 with the other processes, through MPI."""
+    try:
+        world: Any = importlib.import_module("mpi4py.MPI").COMM_WORLD
+    except (ImportError, RuntimeError) as error:
         raise ClusterError(
-            f"{source} started this process ({rank}={env[rank]}) on several machines, and does not"
-            " say where its first process is. Export JAX_COORDINATOR_ADDRESS=host:port, with the"
-            " host of rank 0 and a free port of it, to all of them."
-        )
-    return match[2]
+            f"An MPI launcher started this process, but mpi4py cannot be used: {error}."
+            f" {WRITE_INSTEAD}"
+        ) from error
+    count = world.Get_size()
+    if count == 1:
+        return None  # an mpi4py for another MPI than the launcher's sees this process only
+    host, free, job = world.bcast(_meeting_place(port))
+    return rank_cluster(count, world.Get_rank(), host=host, port=free, source="mpi4py", job=job)
+
+
+def _meeting_place(port: int | None = None) -> tuple[str, int, str]:
+    """Return this machine's address, a free port (or the given one), and a random id of the run."""
+    host = _own_address()
+    with socket.socket() as free:
+        free.bind((host, 0))
+        return host, port or free.getsockname()[1], secrets.token_hex(16)
 
 
 # Schedulers and clouds.
@@ -330,17 +377,27 @@ def _sky_pilot(env: Env) -> ClusterFacts | None:
 
 
 def _sage_maker(env: Env) -> ClusterFacts | None:
-    """Read the variables of a SageMaker training job."""
-    if "SM_HOSTS" not in env:
+    """Read the variables of a SageMaker training job, or its configuration file.
+
+    SageMaker's own images set the variables; other images have only the file.
+    """
+    if "SM_HOSTS" in env:
+        hosts, mine = _json(env, "SM_HOSTS"), env.get("SM_CURRENT_HOST")
+        names = ("SM_HOSTS", "SM_CURRENT_HOST")
+    elif _SAGE_MAKER_FILE.exists():
+        found = _json({str(_SAGE_MAKER_FILE): _SAGE_MAKER_FILE.read_text()}, str(_SAGE_MAKER_FILE))
+        hosts, mine = (found.get(key) for key in ("hosts", "current_host"))
+        names = (f"'hosts' in {_SAGE_MAKER_FILE}", f"'current_host' in {_SAGE_MAKER_FILE}")
+    else:
         return None
-    hosts = _json(env, "SM_HOSTS")
     if not isinstance(hosts, list) or not all(isinstance(host, str) for host in hosts):
-        raise ClusterError(f"SM_HOSTS is {show(hosts)}; it must be a JSON list of host names.")
+        raise ClusterError(f"{names[0]} is {show(hosts)}; it must be a JSON list of host names.")
     if len(hosts) == 1:
         return None
-    mine = _required(env, "SM_CURRENT_HOST", "the name of this host")
+    if not mine:
+        raise ClusterError(f"{names[1]} is not set, though there are several hosts; set it.")
     if mine not in hosts:
-        raise ClusterError(f"SM_CURRENT_HOST is {show(mine)}, which is not in {show(hosts)}.")
+        raise ClusterError(f"{names[1]} is {show(mine)}, which is not in {show(hosts)}.")
     job = env.get("TRAINING_JOB_NAME", "")
     return _one_per_host(env, hosts, len(hosts), hosts.index(mine), "SageMaker", job)
 
@@ -455,11 +512,8 @@ def _ray_cluster(count: int) -> ClusterFacts:
     """Agree on the address of rank 0 with the other workers of the Ray Train run."""
     collective: Any = importlib.import_module("ray.train.collective")
     context = sys.modules["ray.train"].get_context()
-    host, index = _own_address(), context.get_world_rank()
-    with socket.socket() as free:
-        free.bind((host, 0))
-        chosen = (host, free.getsockname()[1], secrets.token_hex(16))
-    host, port, job = collective.broadcast_from_rank_zero(chosen)
+    index = context.get_world_rank()
+    host, port, job = collective.broadcast_from_rank_zero(_meeting_place())
     local = str(context.get_local_world_size())
     return rank_cluster(
         count, index, host=host, port=port, source="Ray Train", job=job, local=local
@@ -496,7 +550,7 @@ _LAUNCHERS: tuple[Callable[[Env], ClusterFacts | None], ...] = (
     _tpu_slice,
 )
 
-_SERVERS = (_ray_train, _jax_cluster)
+_SERVERS = (_ray_train, _mpi4py, _jax_cluster)
 
 
 # Signs of several processes that cannot find each other.
@@ -507,7 +561,7 @@ def _multi_process_signs(env: Env) -> Iterator[str]:
     for name in _COUNTS:
         if (count := env.get(name, "1").strip()).isdecimal() and int(count) > 1:
             yield f"{name}={count}"
-    yield from (f"{name}={env[name]}" for name in _RANKS if name in env)
+    yield from (f"{n}={env[n]}" for n in _RANKS if n in env and not _is_only_process(env, n))
     if "SLURM_STEP_NUM_TASKS" not in env:
         for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES"):
             if env.get(name, "1") != "1":
@@ -517,7 +571,18 @@ def _multi_process_signs(env: Env) -> Iterator[str]:
         yield f"Ray Train has {workers} workers"
 
 
+# Set by MPI launchers that may not name an address.
+_MPI_VARIABLES = (
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
+    "PMI_SIZE",
+    "PMIX_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "PALS_SIZE",
+)
 _COUNTS = (
+    "OMPI_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_SIZE",
     "PMI_SIZE",
     "JSM_NAMESPACE_SIZE",
     "FLUX_JOB_SIZE",
@@ -529,6 +594,14 @@ _COUNTS = (
 # Set for every process that a Kubernetes Indexed Job or a PMIx launcher starts, without a count of
 # the processes.
 _RANKS = ("JOB_COMPLETION_INDEX", "PMIX_RANK")
+
+
+def _is_only_process(env: Env, rank: str) -> bool:
+    """Whether the launcher that set ``rank`` states that it started this process only."""
+    if rank != "PMIX_RANK":
+        return False
+    by_slurm = env.get("PMIX_NAMESPACE", "").startswith("slurm.pmix")
+    return env.get("SLURM_STEP_NUM_TASKS" if by_slurm else "OMPI_COMM_WORLD_SIZE") == "1"
 
 
 def _lists_of_hosts(env: Env) -> Iterator[str]:
@@ -557,6 +630,15 @@ def _ray_workers() -> int:
         return int(train.get_context().get_world_size())
     except Exception:
         return 0  # Ray is imported, but this process is not one of its training workers
+
+
+def _is_ray_process() -> bool:
+    """Whether Ray started this process for an actor or a task, outside of a Ray Train run."""
+    ray = sys.modules.get("ray")
+    if ray is None or _ray_workers() or not ray.is_initialized():
+        return False
+    # Its method get_task_id() would log a warning in a driver.
+    return bool(ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
 
 
 # Helpers.
