@@ -15,7 +15,7 @@
 #   make test-with JAX=0.11   core, laws, integrations and train with that JAX, the newest of all else
 #   make test-nightly LIBRARY=jax   the same with the main branch of jax, keras or flax
 #   make test-foreign  the tests with other libraries' datasets (large downloads)
-#   make test-keras  Keras's own tests, with and without a strategy around each (about an hour)
+#   make test-keras  Keras's own tests, without replicax, beside it and in a scope (over an hour)
 #   make test-flax  Flax's own tests, with and without replicax
 #   make test-public SOURCES=DIR  public programs of keras-io, flax and equinox, which DIR has; a table
 #   make test-jax   JAX's own tests, with and without replicax; JAX_SOURCE names a checkout of JAX

@@ -1,4 +1,4 @@
-"""What passes of Keras's own tests passes in the scope of a strategy too, but for a short list."""
+"""Keras's own tests pass beside replicax and in a scope, but for a short list."""
 
 import faulthandler
 import sys
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.foreign, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("group", keras_own.GROUPS)
-def test_keras_own_tests_pass_in_a_scope(group):
+def test_keras_own_tests_pass_beside_replicax_and_in_a_scope(group):
     faulthandler.cancel_dump_traceback_later()  # a group takes longer than any other test
     compared = keras_own.SUITE.compare(group)
     sys.stdout.write("\n".join([compared.row, *compared.notes, ""]))  # `-rP` shows it
