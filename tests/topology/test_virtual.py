@@ -9,7 +9,7 @@ import pytest
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.topology import virtual_devices
-from replicax._src.topology.virtual_devices import sharing_programs
+from replicax._src.topology.program_cache import sharing_programs
 from tests.fresh_process import run_fresh
 
 # XLA's own patience is 40 s; then, as here, it ends the process.

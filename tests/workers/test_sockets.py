@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from replicax._src.workers.sockets import filter_output
+from replicax._src.base.output import filter_output
 from tests.fresh_process import run_fresh
 from tests.multi_process.gang import Gang
 
@@ -40,7 +40,7 @@ def test_what_was_said_before_an_error_is_not_lost(capfd):
 def test_a_program_without_an_output_is_not_in_the_way(closed):
     ended = run_fresh(f"""
         import os, re, sys
-        from replicax._src.workers.sockets import filter_output
+        from replicax._src.base.output import filter_output
         {closed}
         with filter_output(1, re.compile(b"noise")):
             print("inside", end="", file=sys.stderr, flush=True)

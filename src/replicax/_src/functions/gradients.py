@@ -254,7 +254,7 @@ def value_and_grad(
         >>> float(value), float(gradient)
         (18.0, 12.0)
     """
-    leaves, treedef = jax.tree.flatten(variables, is_leaf=_is_variable)
+    leaves, treedef = jax.tree.flatten(variables, is_leaf=is_variable)
     if not leaves:
         raise TypeError(
             f"value_and_grad needs the variables to differentiate with respect to, got"
@@ -319,10 +319,6 @@ def grad(
         return (gradients, result[1]) if has_aux else gradients
 
     return wrapped
-
-
-def _is_variable(x: Any) -> bool:
-    return variable_of(x) is not None
 
 
 def _checked(x: Any) -> Variable:

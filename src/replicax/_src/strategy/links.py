@@ -23,7 +23,7 @@ from replicax._src.context.current import entered
 from replicax._src.context.replica import ReplicaContext
 from replicax._src.state.levels import Overlay, ReplicaStorage, exit_callbacks, generation, level
 from replicax._src.topology.mesh import MESH_AXIS, REPLICA_AXIS, Across, Topology
-from replicax._src.topology.virtual_devices import sharing_programs
+from replicax._src.topology.program_cache import sharing_programs
 from replicax._src.values.per_replica import in_body, is_opaque
 from replicax._src.values.placement import is_array, is_traced, on_device
 from replicax._src.values.replica_functions import equal_across, local_piece, summand

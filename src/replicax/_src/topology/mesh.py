@@ -24,9 +24,9 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 from replicax._src.base.errors import PlacementError
 from replicax._src.base.managers import contextmanager
+from replicax._src.base.output import GLOO_GREETING, filter_output
 from replicax._src.topology.devices import default_devices, device_name_as, resolve_all
 from replicax._src.workers import elastic, group
-from replicax._src.workers.sockets import GLOO_GREETING, filter_output
 
 REPLICA_AXIS = "replica"
 
