@@ -66,7 +66,7 @@ class UnknownSize:
 
 UNKNOWN = UnknownSize()
 
-# Shape rules for NumPy functions and for array methods, by name. `_rules` registers them.
+# Shape rules for NumPy functions and for array methods, by name. `numpy_rules` registers them.
 FUNCTIONS: dict[str, Callable[..., Any]] = {}
 METHODS: dict[str, Callable[..., Any]] = {}
 

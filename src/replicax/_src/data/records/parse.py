@@ -1,8 +1,8 @@
 """Parsing of serialized `Example` and `SequenceExample` messages to arrays.
 
 Records of a batch usually differ only in their values and share length and framing bytes. Fixed
-length features of such a group are parsed together, as slices of one byte matrix (see `_template`);
-all other records, and those that must raise, are parsed one by one.
+length features of such a group are parsed together, as slices of one byte matrix: see
+`column_parser`; all other records, and those that must raise, are parsed one by one.
 """
 
 from collections.abc import Mapping, Sequence
